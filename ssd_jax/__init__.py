@@ -1,0 +1,39 @@
+"""Speculative speculative decoding in JAX. Public names are imported when first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ssd_jax.config import Config
+    from ssd_jax.errors import InputError, SsdError
+    from ssd_jax.llm import LLM
+    from ssd_jax.runtime.request import RequestOutput, SamplingParams, TokenEvent
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "Config",
+    "InputError",
+    "RequestOutput",
+    "SamplingParams",
+    "SsdError",
+    "TokenEvent",
+]
+
+_HOME = {
+    "LLM": "ssd_jax.llm",
+    "Config": "ssd_jax.config",
+    "InputError": "ssd_jax.errors",
+    "SsdError": "ssd_jax.errors",
+    "RequestOutput": "ssd_jax.runtime.request",
+    "SamplingParams": "ssd_jax.runtime.request",
+    "TokenEvent": "ssd_jax.runtime.request",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

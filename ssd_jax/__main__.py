@@ -1,0 +1,7 @@
+"""`python -m ssd_jax` is the `ssd-jax` command."""
+
+import sys
+
+from ssd_jax.commands.main import main
+
+sys.exit(main())

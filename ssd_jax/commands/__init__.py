@@ -1,0 +1,1 @@
+"""Command-line entry points: thin wrappers that read flags, call the library and print."""

@@ -1,0 +1,30 @@
+"""`ssd-jax convert`: write any supported checkpoint as our own, which loads in seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from ssd_jax.commands import settings
+from ssd_jax.errors import InputError
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags()
+    flags.DEFINE_string("out", None, "directory to write; must not exist", flag_values=values)
+    given = settings.parse(values, "convert", arguments)
+    config = settings.config_of(given)
+    if given["out"] is None:
+        raise InputError("give --out=DIRECTORY")
+
+    from ssd_jax.weights.checkpoint import open_checkpoint
+    from ssd_jax.weights.orbax import write_checkpoint
+
+    out = Path(given["out"])
+    write_checkpoint(out, open_checkpoint(config.target), config.dtype)
+    print(f"wrote {out}; use it as --target={out}", file=sys.stderr)
+    return 0

@@ -1,0 +1,123 @@
+"""`ssd-jax generate`: complete one prompt or a file of prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from ssd_jax.commands import settings
+from ssd_jax.commands.loading import load_with_progress
+from ssd_jax.errors import InputError
+from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
+from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class _Refused:
+    """A prompt that cannot run."""
+
+    prompt_index: int
+    error: str
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags()
+    flags.DEFINE_string("prompt", None, "text to complete", flag_values=values)
+    flags.DEFINE_string(
+        "prompt_file",
+        None,
+        'JSONL file, one {"prompt": ...} or {"messages": [...]} a line',
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "json", False, "one JSON object a prompt on standard output", flag_values=values
+    )
+    given = settings.parse(values, "generate", arguments)
+    config, params = settings.config_of(given), settings.params_of(given)
+    prompts = _prompts(given)
+
+    from ssd_jax.llm import LLM  # bad flags must not wait for JAX
+
+    llm = LLM(config=config, load=False)
+    requests: list[Request] = []
+    refused: list[_Refused] = []
+    for index, prompt in enumerate(prompts):
+        try:
+            if isinstance(prompt, BadLine):
+                raise InputError(f"{prompt.where}: {prompt.error}")
+            requests.append(llm.request(prompt.messages or prompt.prompt or "", params, index))
+        except InputError as error:
+            refused.append(_Refused(index, str(error)))
+            print(f"prompt {index}: {error}", file=sys.stderr)
+    if requests:
+        load_with_progress(llm)
+    write = _JsonLines(refused) if given["json"] else _Text(len(prompts))
+    for event in llm.run(requests):
+        write.event(event)
+    write.end()
+    return InputError.exit_status if refused else 0
+
+
+def _prompts(given: Mapping[str, Any]):
+    if (given["prompt"] is None) == (given["prompt_file"] is None):
+        raise InputError("give one of --prompt=TEXT and --prompt_file=FILE.jsonl")
+    if given["prompt"] is not None:
+        return [PromptLine(prompt=given["prompt"], messages=None)]
+    prompts = parse_prompt_file(Path(given["prompt_file"])).prompts
+    if not prompts:
+        raise InputError(f"{given['prompt_file']}: no prompts in the file")
+    return prompts
+
+
+class _JsonLines:
+    """Finished requests as JSON lines in prompt order, each as soon as its turn comes."""
+
+    def __init__(self, refused: Sequence[_Refused]) -> None:
+        self._ready: dict[int, dict[str, Any]] = {
+            item.prompt_index: dataclasses.asdict(item) for item in refused
+        }
+        self._next = 0
+
+    def event(self, event: TokenEvent) -> None:
+        if event.output is not None:
+            self._ready[event.prompt_index] = dataclasses.asdict(event.output)
+        self.end()
+
+    def end(self) -> None:
+        while self._next in self._ready:
+            print(json.dumps(self._ready.pop(self._next), ensure_ascii=False), flush=True)
+            self._next += 1
+
+
+class _Text:
+    """Text for a person: one prompt streams; of several, each is printed when it ends."""
+
+    def __init__(self, prompts: int) -> None:
+        self._stream = prompts == 1
+
+    def event(self, event: TokenEvent) -> None:
+        if self._stream:
+            print(event.text, end="", flush=True)
+        elif event.output is not None:
+            print(f"--- prompt {event.prompt_index}\n{event.output.text}", flush=True)
+        if event.output is not None:
+            self._summary(event.output)
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+    def _summary(self, output: RequestOutput) -> None:
+        if self._stream:
+            print(flush=True)
+        speed, first = output.metrics["tokens_per_second"], output.metrics["ttft_ms"]
+        parts = [f"{len(output.token_ids)} tokens", output.finish_reason]
+        parts += [f"{speed:.1f} tokens/s"] if speed else []
+        parts += [f"first token after {first:.0f} ms"] if first else []
+        print(f"[{', '.join(parts)}]", file=sys.stderr)

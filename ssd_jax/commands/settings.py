@@ -1,0 +1,101 @@
+"""Flags made from the fields of `Config` and `SamplingParams`; `--config` sets defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from ssd_jax.config import Config, from_settings, read_toml
+from ssd_jax.errors import InputError, NotBuiltYetError
+from ssd_jax.runtime.request import SamplingParams
+
+
+def new_flags() -> flags.FlagValues:
+    """A flag set with every engine and sampling setting, and `--config`."""
+    values = flags.FlagValues()
+    flags.DEFINE_string(
+        "config", None, "TOML file of settings; flags override it", flag_values=values
+    )
+    for kind in (Config, SamplingParams):
+        for field in dataclasses.fields(kind):
+            _define(field, values)
+    flags.DEFINE_integer(
+        "logprobs", None, "log-probabilities per token (not built yet)", flag_values=values
+    )
+    return values
+
+
+def parse(values: flags.FlagValues, command: str, arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Parses the command line over the TOML file it names.
+
+    Returns: every flag's value by name.
+
+    Raises:
+      InputError: stray arguments, or a bad configuration file.
+      flags.Error: an unknown flag or a value of the wrong type.
+      SystemExit: `--help`, after printing it.
+    """
+    flags.DEFINE_boolean("help", False, "show this help", flag_values=values, short_name="h")
+    rest = values([command, *arguments])[1:]
+    if values["help"].value:
+        print(f"usage: ssd-jax {command} [--flag=value ...]\n\n{_help(values)}")
+        raise SystemExit(0)
+    if rest:
+        raise InputError(f"unexpected argument {rest[0]!r}; settings are given as --name=value")
+    if values["config"].value is not None:
+        path = Path(values["config"].value)
+        known = set(values) - {"config", "help", "h"}
+        for name, value in read_toml(path, known).items():
+            if not values[name].present:
+                _set(values[name], value, path)
+    if values["logprobs"].value is not None:
+        raise NotBuiltYetError("logprobs", "it without")
+    return {name: values[name].value for name in values}
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """The engine's configuration from parsed flags."""
+    return from_settings(Config, dict(settings))
+
+
+def params_of(settings: Mapping[str, Any]) -> SamplingParams:
+    """The sampling parameters from parsed flags."""
+    return from_settings(SamplingParams, dict(settings))
+
+
+def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
+    text = field.metadata["help"]
+    choices = field.metadata.get("choices")
+    if choices:
+        text = f"{text}: {', '.join(choices)}"
+    kind = str(field.type).removesuffix(" | None")
+    define = {
+        "bool": flags.DEFINE_boolean,
+        "int": flags.DEFINE_integer,
+        "float": flags.DEFINE_float,
+        "str": flags.DEFINE_string,
+        "tuple[str, ...]": flags.DEFINE_multi_string,
+        "tuple[int, ...]": flags.DEFINE_multi_integer,
+    }[kind]
+    default = list(field.default) if isinstance(field.default, tuple) else field.default
+    define(field.name, default, text, flag_values=values)
+
+
+def _set(flag: flags.Flag, value: Any, path: Path) -> None:
+    try:
+        flag.parse([str(item) for item in value] if isinstance(value, list) else str(value))
+    except flags.Error as error:
+        raise InputError(f"config {path}: {error}") from None
+
+
+def _help(values: flags.FlagValues) -> str:
+    lines = []
+    for name in sorted(set(values) - {"h"}):
+        flag = values[name]
+        default = "" if flag.default in (None, [], False) else f" (default {flag.default})"
+        lines.append(f"  --{name:18} {flag.help}{default}")
+    return "\n".join(lines)

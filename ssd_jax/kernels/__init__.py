@@ -1,0 +1,1 @@
+"""Operations with several implementations: `api` chooses, and all share one test suite."""

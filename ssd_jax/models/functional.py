@@ -1,0 +1,113 @@
+"""A decoder as pure functions over a flat list of parameters.
+
+Modules are built abstractly and split once; a compiled program takes the flat list, which costs a
+fraction of a module's own call overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.decoder import CausalLM, Pages
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.layers import Axes
+from ssd_jax.models.sharding import PAGES_AXES, ShardingRules
+
+Parameters = Sequence[jax.Array]
+AllPages = list[Pages] | Pages
+
+
+class FunctionalModel:
+    """Static description of a model; holds no arrays.
+
+    Attributes:
+      config: architecture.
+      execution: platform choices.
+      mesh, rules: where parameters and pages live; `mesh=None` is the default device.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        execution: Execution,
+        *,
+        mesh: Mesh | None = None,
+        rules: ShardingRules | None = None,
+    ) -> None:
+        self.config = config
+        self.execution = execution
+        self.mesh = mesh
+        self.rules = rules or ShardingRules()
+        self._graph, state = nnx.split(nnx.eval_shape(lambda: CausalLM(config, execution)))
+        self._flat = list(state.flat_state())
+        self._treedef = jax.tree.structure(state)
+
+    def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
+        wanted = {}
+        for path, variable in self._flat:
+            shape, dtype, axes = (
+                variable.get_value().shape,
+                variable.get_value().dtype,
+                variable.axes,
+            )
+            names = self._names(path)
+            struct = self._struct(shape if len(names) == 1 else shape[1:], dtype, axes)
+            wanted |= dict.fromkeys(names, struct)
+        return wanted
+
+    def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
+        """The flat parameter list from loaded tensors; layers are stacked when scanned."""
+        parameters = []
+        for path, _ in self._flat:
+            parts = [arrays[name] for name in self._names(path)]
+            parameters.append(parts[0] if len(parts) == 1 else jnp.stack(parts))
+        return parameters
+
+    def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
+        """Shape, dtype and sharding of each entry of the flat parameter list."""
+        return [
+            self._struct(variable.get_value().shape, variable.get_value().dtype, variable.axes)
+            for _, variable in self._flat
+        ]
+
+    def page_structs(self, count: int, page_size: int) -> Any:
+        """Structure of `AllPages`: `count` pages a layer, each of `page_size` positions."""
+        c, e = self.config, self.execution
+        per_array = count * c.num_layers if e.scan_layers else count
+        shape = (per_array, c.num_kv_heads, page_size, c.head_dim)
+        pair = (self._struct(shape, e.pages, PAGES_AXES),) * 2
+        return pair if e.scan_layers else [pair] * c.num_layers
+
+    def new_pages(self, count: int, page_size: int) -> AllPages:
+        """Zeroed pages laid out as `page_structs`."""
+        return jax.tree.map(
+            lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding),
+            self.page_structs(count, page_size),
+        )
+
+    def module(self, parameters: Parameters) -> CausalLM:
+        """The module over these parameters; call it while tracing."""
+        return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, parameters))
+
+    def _struct(self, shape: tuple[int, ...], dtype: jnp.dtype, axes: Axes) -> jax.ShapeDtypeStruct:
+        if self.mesh is None:
+            return jax.ShapeDtypeStruct(shape, dtype)
+        stacked = (None,) * (len(shape) - len(axes))  # the leading layer axis is not sharded
+        return jax.ShapeDtypeStruct(
+            shape, dtype, sharding=self.rules.sharding(self.mesh, stacked + axes)
+        )
+
+    def _names(self, path: tuple[str | int, ...]) -> list[str]:
+        parts = [str(part) for part in path]
+        if self.execution.scan_layers and parts[:2] == ["model", "layers"]:
+            layers = range(self.config.num_layers)
+            return [".".join(["model.layers", str(i), *parts[2:]]) for i in layers]
+        return [".".join(parts)]

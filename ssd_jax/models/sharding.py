@@ -1,0 +1,37 @@
+"""Logical axis names of parameters and pages, and the one table that maps them to mesh axes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+PAGES_AXES = (None, "kv_heads", None, None)
+"""Logical axes of a page array [pages, kv_heads, page_size, head_dim]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardingRules:
+    """Mesh axis of each logical axis; None replicates. The default is tensor parallelism."""
+
+    vocab: str | None = "model"
+    heads: str | None = "model"
+    kv_heads: str | None = "model"
+    ffn: str | None = "model"
+    embed: str | None = None
+
+    def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
+        """The partition of an array with these logical axes.
+
+        Raises:
+          ValueError: two of the axes map to one mesh axis.
+        """
+        mapped = [None if axis is None else getattr(self, axis) for axis in axes]
+        used = [axis for axis in mapped if axis is not None]
+        if len(set(used)) != len(used):
+            raise ValueError(f"logical axes {axes} map one mesh axis twice: {mapped}")
+        return PartitionSpec(*mapped)
+
+    def sharding(self, mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
+        """`spec` on a mesh."""
+        return NamedSharding(mesh, self.spec(axes))

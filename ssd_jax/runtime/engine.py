@@ -1,0 +1,240 @@
+"""The engine: requests enter and leave slots between rounds; one `step` is one round.
+
+Order within a step, which keeps the device busy: read the outcome of the round in flight (the only
+wait), commit integers, dispatch a prefill chunk and the next round, and only then turn tokens into
+text, look for stop strings and hand out events. A round dispatched past a stop string is discarded
+before anything counts it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from ssd_jax.runtime.metrics import RequestTimes
+from ssd_jax.runtime.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    TokenEvent,
+)
+from ssd_jax.runtime.roles import IDLE, Pending, Target
+from ssd_jax.runtime.sequence import Sequence, check
+from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Job:
+    """A request on its way through the engine."""
+
+    request_id: int
+    request: Request
+    text: TextStream
+    times: RequestTimes
+    sequence: Sequence | None = None  # once it has a slot
+
+    @property
+    def finished(self) -> bool:
+        return self.sequence is not None and self.sequence.finish_reason is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class _InFlight:
+    """A dispatched program and the jobs whose rows count, as (row, job)."""
+
+    pending: Pending
+    rows: list[tuple[int, _Job]]
+    dispatched: float
+
+
+class Engine:
+    """Continuous batching over a target role.
+
+    Args:
+      target: device programs behind the `Target` protocol.
+      decoder: makes an incremental detokenizer for one request.
+      eos_ids: all end-of-sequence ids of the checkpoint.
+      clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        decoder: Callable[[], IncrementalDecoder],
+        eos_ids: frozenset[int],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._target = target
+        self._decoder = decoder
+        self._eos_ids = eos_ids
+        self._clock = clock
+        self._ids = itertools.count()
+        self._waiting: deque[_Job] = deque()
+        self._running: dict[int, _Job] = {}  # by slot
+        self._in_flight: list[_InFlight] = []
+        self._cancelled: list[_Job] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to report."""
+        return bool(self._waiting or self._running or self._cancelled)
+
+    def add(self, request: Request) -> int:
+        """Queues a request; it enters a free slot between rounds.
+
+        Raises:
+          InputError: an empty prompt, one that leaves no room in the context, or too many stop ids.
+        """
+        check(request, self._eos_ids, self._target.context)
+        job = _Job(
+            request_id=next(self._ids),
+            request=request,
+            text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
+            times=RequestTimes(arrived=self._clock()),
+        )
+        self._waiting.append(job)
+        return job.request_id
+
+    def cancel(self, request_id: int) -> None:
+        """Ends a request; its last event follows from `step`. Unknown or ended ids are ignored."""
+        for job in [*self._waiting, *self._running.values()]:
+            if job.request_id == request_id and not job.finished:
+                self._cancelled.append(job)
+                if job.sequence is None:
+                    self._waiting.remove(job)
+                else:
+                    self._end(job, "cancelled")
+
+    def step(self) -> list[TokenEvent]:
+        """Runs one round; returns what became known of the one before."""
+        committed = self._collect()
+        self._admit()
+        self._dispatch_prefill()
+        self._dispatch_forward()
+        events = [self._event(job, tokens) for job, tokens in committed]
+        events += [self._final(job, "cancelled", job.text.finish()) for job in self._cancelled]
+        self._cancelled.clear()
+        return [event for event in events if event.token_ids or event.text or event.output]
+
+    def _collect(self) -> list[tuple[_Job, list[int]]]:
+        committed = []
+        for flight in self._in_flight:
+            outcome = flight.pending.read()
+            now = self._clock()
+            for row, job in flight.rows:
+                sequence = job.sequence
+                if sequence is None or job.finished:
+                    continue
+                sequence.cached += 1 if sequence.output else 0
+                tokens = sequence.commit([int(outcome[row])])
+                job.times.committed(len(tokens), now)
+                if len(sequence.output) > 1:
+                    job.times.verified(now - flight.dispatched)
+                if job.finished:
+                    self._running.pop(sequence.slot)
+                committed.append((job, tokens))
+        self._in_flight.clear()
+        return committed
+
+    def _admit(self) -> None:
+        free = [slot for slot in range(self._target.slots) if slot not in self._running]
+        for slot in free:
+            if not self._waiting:
+                return
+            job = self._waiting.popleft()
+            job.sequence = Sequence(
+                job.request_id,
+                job.request,
+                slot,
+                eos_ids=self._eos_ids,
+                context=self._target.context,
+            )
+            self._running[slot] = job
+            params = job.request.params
+            banned = sorted(job.sequence.stop_ids) if params.min_tokens else []
+            ban_before = len(job.request.prompt_ids) + params.min_tokens if banned else 0
+            self._target.open(slot, params, job.request.index, banned, ban_before)
+
+    def _dispatch_prefill(self) -> None:
+        """One chunk a step, oldest request first, so that running requests are not held up."""
+        unfinished = [
+            (job.request_id, job, job.sequence)
+            for job in self._running.values()
+            if job.sequence is not None and not job.sequence.prefilled
+        ]
+        if not unfinished:
+            return
+        _, job, sequence = min(unfinished, key=lambda item: item[0])
+        prompt = job.request.prompt_ids
+        end = min(sequence.cached + self._target.max_chunk, len(prompt))
+        chunk = prompt[sequence.cached : end]
+        if end < len(prompt):
+            self._target.prefill(sequence.slot, chunk, sequence.cached)
+        else:
+            pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
+            self._in_flight.append(_InFlight(pending, [(0, job)], self._clock()))
+        sequence.cached = end
+
+    def _dispatch_forward(self) -> None:
+        tokens = np.zeros(self._target.slots, np.int32)
+        lengths = np.full(self._target.slots, IDLE, np.int32)
+        rows = []
+        for slot, job in self._running.items():
+            sequence = job.sequence
+            if sequence is not None and sequence.output:
+                tokens[slot], lengths[slot] = sequence.pending, sequence.cached
+                rows.append((slot, job))
+        if rows:
+            pending = self._target.forward(tokens, lengths)
+            self._in_flight.append(_InFlight(pending, rows, self._clock()))
+
+    def _event(self, job: _Job, tokens: list[int]) -> TokenEvent:
+        sequence = job.sequence
+        assert sequence is not None
+        reason = sequence.finish_reason
+        released = job.text.push(tokens, hidden_last=reason == "stop")
+        if released.stopped and reason != "stop":
+            self._end(job, "stop")
+            return self._final(job, "stop", released)
+        if reason is None or reason == "cancelled":
+            return _token_event(job, released)
+        rest = job.text.finish()
+        if rest.stopped:
+            reason = "stop"
+        return self._final(
+            job,
+            reason,
+            Released(released.token_ids + rest.token_ids, released.text + rest.text, True),
+        )
+
+    def _end(self, job: _Job, reason: FinishReason) -> None:
+        assert job.sequence is not None
+        job.sequence.finish_reason = reason
+        self._running.pop(job.sequence.slot, None)
+
+    def _final(self, job: _Job, reason: FinishReason, released: Released) -> TokenEvent:
+        kept = len(job.text.token_ids)
+        del job.times.tokens[kept:], job.times.verify[max(kept - 1, 0) :]
+        output = RequestOutput(
+            prompt_index=job.request.index,
+            token_ids=job.text.token_ids,
+            text=job.text.text,
+            finish_reason=reason,
+            metrics=job.times.summary(),
+        )
+        return dataclasses.replace(_token_event(job, released), output=output)
+
+
+def _token_event(job: _Job, released: Released) -> TokenEvent:
+    return TokenEvent(
+        request_id=job.request_id,
+        prompt_index=job.request.index,
+        token_ids=released.token_ids,
+        text=released.text,
+    )

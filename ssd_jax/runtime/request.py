@@ -1,0 +1,122 @@
+"""What callers hand to the engine and what they get back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ssd_jax.errors import InputError
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+MAX_STOP_IDS = 32
+"""Ids that end a request (EOS included); a static size of the compiled programs."""
+
+
+def _help(text: str) -> dict[str, Any]:
+    return {"help": text}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request is sampled and when it ends.
+
+    Raises:
+      InputError: a value out of its range, named with the range.
+    """
+
+    temperature: float = dataclasses.field(default=0.0, metadata=_help("0 is greedy"))
+    top_p: float = dataclasses.field(
+        default=1.0, metadata=_help("smallest set of likeliest tokens with this mass; 1 is off")
+    )
+    top_k: int = dataclasses.field(default=0, metadata=_help("likeliest tokens kept; 0 is off"))
+    min_p: float = dataclasses.field(
+        default=0.0, metadata=_help("drop tokens below this share of the likeliest; 0 is off")
+    )
+    seed: int = dataclasses.field(default=0, metadata=_help("64-bit seed of every draw"))
+    max_tokens: int = dataclasses.field(default=256, metadata=_help("most tokens generated"))
+    min_tokens: int = dataclasses.field(
+        default=0, metadata=_help("no stop before this many generated tokens")
+    )
+    stop: tuple[str, ...] = dataclasses.field(
+        default=(), metadata=_help("strings that end the text; repeat the flag for several")
+    )
+    stop_token_ids: tuple[int, ...] = dataclasses.field(
+        default=(), metadata=_help("token ids that end the text, beside EOS")
+    )
+    ignore_eos: bool = dataclasses.field(
+        default=False, metadata=_help("generate through end-of-sequence tokens")
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _check("temperature", self.temperature, 0.0, math.inf)
+        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        _check("top_k", self.top_k, 0, 2**31 - 1)
+        _check("seed", self.seed, 0, 2**64 - 1)
+        _check("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if any(not text for text in self.stop):
+            raise InputError("stop: an empty stop string would end every text; remove it")
+
+
+def _as_tuple(stop: str | Sequence[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _check(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    inside = (low < value if open_low else low <= value) and value <= high
+    if not inside or value == math.inf:
+        interval = f"{'(' if open_low else '['}{low}, {high}{')' if high == math.inf else ']'}"
+        raise InputError(f"{name} = {value} is out of range; give a value in {interval}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt to complete.
+
+    Attributes:
+      prompt_ids: token ids, at least one.
+      params: sampling and stops.
+      index: sample index that keys the randomness (command line: prompt_index). The same index,
+        seed and prompt give the same text in whatever company and slot.
+    """
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    index: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """A finished request.
+
+    Attributes:
+      prompt_index: the request's `index`.
+      token_ids: generated ids with the stop id that ended them.
+      text: without special tokens and without the stop.
+      metrics: every key of `metrics.REQUEST_KEYS`; null where it does not apply.
+    """
+
+    prompt_index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    metrics: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenEvent:
+    """New tokens of one request; concatenated events equal the output.
+
+    `output` is set on the request's last event only.
+    """
+
+    request_id: int
+    prompt_index: int
+    token_ids: list[int]
+    text: str
+    output: RequestOutput | None = None

@@ -1,0 +1,115 @@
+"""Turning committed tokens into streamed text that never shows part of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class IncrementalDecoder(Protocol):
+    """Tokens to complete text; see `ssd_jax.text.detokenizer.Detokenizer`."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text completed by these ids."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end."""
+        ...
+
+
+class Released(NamedTuple):
+    """Tokens and text that no later stop string can take back."""
+
+    token_ids: list[int]
+    text: str
+    stopped: bool
+
+
+class TextStream:
+    """The text of one request.
+
+    Text that may be the beginning of a stop string is held back with its tokens. When a stop
+    string is found, the text is cut before it, and the tokens after the one that reaches the cut
+    are dropped: decoding the kept ids gives the text, or the text and the rest of its last token.
+    """
+
+    def __init__(self, decoder: IncrementalDecoder, stops: Sequence[str], min_tokens: int) -> None:
+        self._decoder = decoder
+        self._stops = tuple(stops)
+        self._min_tokens = min_tokens
+        self._text = ""  # all text so far
+        self._ends: list[int] = []  # length of the text after each token
+        self._ids: list[int] = []
+        self._sent_ids = 0
+        self._sent_text = 0
+        self._searchable = 0  # a stop string may not begin before this
+
+    def push(self, ids: Sequence[int], *, hidden_last: bool = False) -> Released:
+        """Adds committed ids; `hidden_last` keeps the last one (a stop id) out of the text."""
+        for index, token in enumerate(ids):
+            hidden = hidden_last and index == len(ids) - 1
+            piece = self._decoder.flush() if hidden else self._decoder.push([token])
+            if self._add(token, piece):
+                return self._release(len(self._text), len(self._ids), stopped=True)
+        safe = len(self._text) - self._held_back()
+        ready = self._sent_ids
+        while ready < len(self._ids) and self._ends[ready] <= safe:
+            ready += 1
+        return self._release(safe, ready, stopped=False)
+
+    def finish(self) -> Released:
+        """Releases what was held back, for a request that ended otherwise."""
+        if self._ids and self._add(None, self._decoder.flush()):
+            return self._release(len(self._text), len(self._ids), stopped=True)
+        return self._release(len(self._text), len(self._ids), stopped=False)
+
+    @property
+    def text(self) -> str:
+        """All text released so far."""
+        return self._text[: self._sent_text]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All ids released so far."""
+        return self._ids[: self._sent_ids]
+
+    def _add(self, token: int | None, piece: str) -> bool:
+        """Appends a piece of text; on a stop string cuts text and ids, and returns True."""
+        self._text += piece
+        if token is not None:
+            self._ids.append(token)
+            self._ends.append(len(self._text))
+        elif self._ends:
+            self._ends[-1] = len(self._text)
+        if len(self._ids) <= self._min_tokens:
+            self._searchable = len(self._text)
+            return False
+        found = [at for stop in self._stops if (at := self._find(stop, len(piece))) >= 0]
+        if not found:
+            return False
+        cut = min(found)
+        self._text = self._text[:cut]
+        kept = 0
+        while kept < len(self._ids) and (self._ends[kept - 1] if kept else 0) < cut:
+            kept += 1
+        del self._ids[max(kept, self._sent_ids) :], self._ends[max(kept, self._sent_ids) :]
+        return True
+
+    def _find(self, stop: str, new: int) -> int:
+        begin = max(self._searchable, len(self._text) - new - len(stop) + 1, 0)
+        return self._text.find(stop, begin)
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        tail = self._text[max(self._searchable, self._sent_text) :]
+        longest = max((len(stop) - 1 for stop in self._stops), default=0)
+        for size in range(min(longest, len(tail)), 0, -1):
+            if any(stop.startswith(tail[-size:]) for stop in self._stops):
+                return size
+        return 0
+
+    def _release(self, text_end: int, ids_end: int, *, stopped: bool) -> Released:
+        ids, text = self._ids[self._sent_ids : ids_end], self._text[self._sent_text : text_end]
+        self._sent_ids, self._sent_text = ids_end, max(text_end, self._sent_text)
+        return Released(ids, text, stopped)

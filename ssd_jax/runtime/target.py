@@ -1,0 +1,72 @@
+"""The target role on devices: parameters, pages, and dispatch of the compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from ssd_jax.models.functional import Parameters
+from ssd_jax.runtime.programs import PREFILL_CHUNKS, Programs
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.rows import SamplingRows
+
+
+class PendingArray:
+    """An array on its way from the device."""
+
+    def __init__(self, array: jax.Array) -> None:
+        self._array = array
+        array.copy_to_host_async()
+
+    def read(self) -> np.ndarray:
+        """Waits for the values."""
+        return np.asarray(self._array)
+
+
+class DeviceTarget:
+    """See `roles.Target`. Every call only dispatches; nothing here waits for the device."""
+
+    def __init__(self, programs: Programs, parameters: Parameters) -> None:
+        self.slots = programs.slots
+        self.context = programs.context
+        self.max_chunk = max(PREFILL_CHUNKS)
+        self._programs = programs
+        self._parameters = list(parameters)
+        self._pages = programs.new_pages()
+        self._rows = SamplingRows(programs.slots)
+        self._forward = programs["forward", 1]
+        self._sample = programs["sample", programs.slots]
+
+    def open(
+        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
+    ) -> None:
+        """See `roles.Target.open`."""
+        self._rows.set(slot, params, index, banned, ban_before)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `roles.Target.prefill`."""
+        self._run_prefill(slot, tokens, offset)
+
+    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> PendingArray:
+        """See `roles.Target.prefill_last`."""
+        logits = self._run_prefill(slot, tokens, offset)
+        start = np.array([offset + len(tokens) - 1], np.int32)
+        draw = self._programs["sample", 1]
+        return PendingArray(draw(logits, self._rows.row(slot), start))
+
+    def forward(self, tokens: np.ndarray, lengths: np.ndarray) -> PendingArray:
+        """See `roles.Target.forward`."""
+        logits, self._pages = self._forward(self._parameters, self._pages, tokens[:, None], lengths)
+        return PendingArray(self._sample(logits, self._rows.on_device(), lengths))
+
+    def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
+        width = min(chunk for chunk in PREFILL_CHUNKS if chunk >= len(tokens))
+        padded = np.zeros((1, width), np.int32)
+        padded[0, : len(tokens)] = tokens
+        where = np.array([slot, offset, len(tokens)], np.int32)
+        logits, self._pages = self._programs["prefill", width](
+            self._parameters, self._pages, padded, where
+        )
+        return logits

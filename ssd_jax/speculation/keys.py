@@ -1,0 +1,77 @@
+"""Counter-based randomness: every draw has its own key, derived from what the draw is for.
+
+A key is a pair of uint32 words. The derivation is Threefry-2x32 (Salmon et al., 2011, 20 rounds),
+written out here so that draws never change with the JAX version, the array length, the sharding
+or the process that computes them.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+import jax.numpy as jnp
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for; two draws for different purposes never share a key."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    BONUS = 2
+    TOKEN = 3
+
+
+def threefry(
+    key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """The Threefry-2x32 block cipher; arguments are uint32 arrays that broadcast together."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
+    x0, x1 = counter[0] + schedule[0], counter[1] + schedule[1]
+    for block in range(5):
+        for rotation in _ROTATIONS[block % 2]:
+            x0 = x0 + x1
+            x1 = (x1 << rotation) | (x1 >> (32 - rotation))
+            x1 = x0 ^ x1
+        x0 = x0 + schedule[(block + 1) % 3]
+        x1 = x1 + schedule[(block + 2) % 3] + jnp.uint32(block + 1)
+    return x0, x1
+
+
+def derive(
+    seed: jax.Array, request: jax.Array, start: jax.Array, position: jax.Array, purpose: Purpose
+) -> tuple[jax.Array, jax.Array]:
+    """Keys for one draw a row.
+
+    Args:
+      seed: [B, 2] uint32, low and high word of the user's seed.
+      request: [B] uint32, the sample index that the caller gives; never a slot.
+      start: [B] int32, for a target draw the position of the round's pending token. It belongs in
+        the key: discarded draft tokens influence which outcomes are cached, and a uniform reused
+        at the same position would be conditioned on that.
+      position: [B] int32, absolute position of the token being drawn (for a draft draw: the step).
+      purpose: what the draw is for.
+
+    Returns: two [B] uint32 arrays.
+    """
+    key = threefry(
+        (seed[:, 0], seed[:, 1]), (request.astype(jnp.uint32), jnp.full_like(request, purpose))
+    )
+    return threefry(key, (start.astype(jnp.uint32), position.astype(jnp.uint32)))
+
+
+def gumbel(key: tuple[jax.Array, jax.Array], count: int) -> jax.Array:
+    """Standard Gumbel noise [B, count] float32 for token ids 0..count-1.
+
+    The noise of id v depends on (key, v) alone. 64 random bits a value keep the tails exact to
+    float32: the largest noise is about 44, where 24 bits would stop at 17.
+    """
+    ids = jnp.arange(count, dtype=jnp.uint32)[None]
+    high, low = threefry((key[0][:, None], key[1][:, None]), (ids, jnp.zeros_like(ids)))
+    # u in (0, 1]: relative precision is full near 0, which is where large noise comes from.
+    u = (high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32) * 2.0**-32
+    exponential = -jnp.log1p(-jnp.minimum(u, jnp.float32(1 - 2.0**-24)))
+    return -jnp.log(exponential)

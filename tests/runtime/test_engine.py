@@ -1,0 +1,204 @@
+"""The engine on scripted roles: stops, lengths, counters, slots, cancels."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.metrics import REQUEST_KEYS
+from ssd_jax.runtime.request import MAX_STOP_IDS, Request, SamplingParams
+from tests.runtime.fakes import Clock, FakeTarget, Letters
+
+EOS, OTHER_EOS = 1, 2
+
+
+def spell(text, eos=EOS):
+    """A script that writes `text`, then EOS for ever."""
+    ids = [ord(letter) for letter in text]
+
+    def script(prompt, position):
+        index = position - len(prompt)
+        return ids[index] if index < len(ids) else eos
+
+    return script
+
+
+def make(script, **room):
+    target = FakeTarget(script, **room)
+    return target, Engine(target, Letters, frozenset({EOS, OTHER_EOS}), clock=Clock())
+
+
+def request(prompt=(65, 66, 67), index=0, **params):
+    return Request(prompt_ids=prompt, params=SamplingParams(**params), index=index)
+
+
+def drain(engine, limit=500):
+    events = []
+    for _ in range(limit):
+        if not engine.has_work:
+            return events
+        events += engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def outputs(events):
+    return {event.request_id: event.output for event in events if event.output is not None}
+
+
+def run(script, **params):
+    _, engine = make(script)
+    request_id = engine.add(request(**params))
+    events = drain(engine)
+    output = outputs(events)[request_id]
+    assert "".join(event.text for event in events) == output.text
+    assert [token for event in events for token in event.token_ids] == output.token_ids
+    return output
+
+
+def ids(text):
+    return [ord(letter) for letter in text]
+
+
+def test_eos_ends_the_request_and_leaves_no_text():
+    output = run(spell("hello"))
+    assert (output.text, output.token_ids) == ("hello", [*ids("hello"), EOS])
+    assert output.finish_reason == "stop"
+
+
+def test_every_eos_id_of_the_checkpoint_counts():
+    assert run(spell("hi", eos=OTHER_EOS)).token_ids[-1] == OTHER_EOS
+
+
+def test_an_eos_as_first_token_is_noticed_at_once():
+    target, engine = make(spell(""))
+    engine.add(request())
+    output = outputs(drain(engine))[0]
+    assert (output.text, output.token_ids, output.finish_reason) == ("", [EOS], "stop")
+    assert target.calls.count("forward") == 0
+
+
+def test_max_tokens_ends_with_length():
+    output = run(spell("hello"), max_tokens=3)
+    assert (output.text, output.finish_reason) == ("hel", "length")
+
+
+def test_a_stop_at_the_length_limit_is_a_stop():
+    assert run(spell("abc"), max_tokens=4).finish_reason == "stop"
+    assert run(spell("abc"), max_tokens=3).finish_reason == "length"
+    assert run(spell("abcX"), max_tokens=4, stop="X").finish_reason == "stop"
+
+
+def test_ignore_eos_generates_through_it():
+    output = run(spell("ab"), max_tokens=5, ignore_eos=True)
+    assert (output.token_ids, output.finish_reason) == ([*ids("ab"), EOS, EOS, EOS], "length")
+
+
+def test_own_stop_ids_end_the_text_even_when_eos_is_ignored():
+    output = run(spell("abc"), stop_token_ids=(ord("b"),), ignore_eos=True)
+    assert (output.text, output.token_ids) == ("a", ids("ab"))
+
+
+def test_min_tokens_bans_every_stop_id_until_then():
+    target, engine = make(spell("abcd"))
+    engine.add(request(min_tokens=3, stop_token_ids=(9,)))
+    drain(engine)
+    (_, _, _, banned, before), *_ = target.opened
+    assert (banned, before) == ([EOS, OTHER_EOS, 9], 3 + 3)
+
+
+def test_a_stop_string_over_several_tokens_cuts_text_and_ids():
+    output = run(spell("one--two"), stop="--")
+    assert (output.text, output.token_ids, output.finish_reason) == ("one", ids("one"), "stop")
+
+
+def test_counters_end_where_the_text_ends():
+    """A round was already dispatched past the stop string; nothing counts it."""
+    output = run(spell("abcSTOPdef"), stop="STOP")
+    assert output.token_ids == ids("abc")
+    # The clock ticks once a look, so speed shows how many tokens were counted: 2 after the first.
+    metrics = output.metrics
+    assert metrics["tokens_per_second"] * metrics["itl_p50_ms"] / 1e3 == pytest.approx(1, rel=0.5)
+    assert set(metrics) == set(REQUEST_KEYS)
+
+
+def test_the_context_limit_ends_with_length():
+    _, engine = make(spell("x" * 100), context=10)
+    engine.add(request(prompt=[65] * 9))
+    engine.add(request(prompt=[65] * 4))
+    one, six = outputs(drain(engine)).values()
+    assert (len(one.token_ids), one.finish_reason) == (1, "length")
+    assert (len(six.token_ids), six.finish_reason) == (6, "length")
+
+
+def test_a_prompt_without_room_for_output_is_refused_with_the_numbers():
+    _, engine = make(spell("x"), context=10)
+    with pytest.raises(InputError, match=r"10 tokens; the context is 10"):
+        engine.add(request(prompt=[65] * 10))
+    with pytest.raises(InputError, match="empty"):
+        engine.add(request(prompt=[]))
+    with pytest.raises(InputError, match=f"at most {MAX_STOP_IDS}"):
+        engine.add(request(stop_token_ids=tuple(range(100, 100 + MAX_STOP_IDS))))
+    assert not engine.has_work
+
+
+def test_long_prompts_are_prefilled_in_chunks_while_others_decode():
+    target, engine = make(spell("x" * 30), max_chunk=4)
+    first = engine.add(request(max_tokens=20))
+    for _ in range(3):
+        engine.step()
+    second = engine.add(request(prompt=list(range(40, 57)), max_tokens=2))
+    target.calls.clear()
+    done = outputs(drain(engine))
+    assert target.calls[:8] == ["prefill", "forward"] * 4
+    assert (len(done[first].token_ids), len(done[second].token_ids)) == (20, 2)
+
+
+def test_requests_enter_and_leave_slots_in_any_round():
+    script = lambda prompt, position: 33 + (sum(prompt) * 7 + position) % 90  # noqa: E731
+    target, engine = make(script, slots=3)
+    wanted = {}
+    events = []
+    for number in range(12):
+        prompt = [50 + number] * (1 + number % 6)
+        length = 1 + number % 5
+        wanted[engine.add(request(prompt=prompt, max_tokens=length, index=number))] = [
+            script(prompt, len(prompt) + i) for i in range(length)
+        ]
+        events += engine.step()
+    events += drain(engine)
+    assert {key: output.token_ids for key, output in outputs(events).items()} == wanted
+    assert {slot for slot, *_ in target.opened} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+def test_cancel_ends_a_request_wherever_it_is(steps):
+    _, engine = make(spell("abcdefgh"), slots=1)
+    first, second = engine.add(request(prompt=[70] * 9)), engine.add(request())
+    events = []
+    for _ in range(steps):
+        events += engine.step()
+    engine.cancel(first)
+    engine.cancel(first)
+    events += drain(engine)
+    done = outputs(events)
+    assert done[first].finish_reason == "cancelled"
+    assert "abcdefgh".startswith(done[first].text)
+    assert done[second].text == "abcdefgh"
+
+
+def test_cancelling_a_waiting_request_leaves_the_others():
+    _, engine = make(spell("ab"), slots=1)
+    kept, dropped = engine.add(request()), engine.add(request())
+    engine.cancel(dropped)
+    done = outputs(drain(engine))
+    assert (done[kept].text, done[dropped].finish_reason) == ("ab", "cancelled")
+    engine.cancel(kept)
+    engine.cancel(12345)
+    assert not engine.has_work
+
+
+def test_the_control_code_imports_no_jax():
+    code = "import ssd_jax.runtime.engine, ssd_jax.config, sys; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,107 @@
+"""Streamed text never shows part of a stop string, and tokens are cut where the text is cut."""
+
+import random
+
+import pytest
+
+from ssd_jax.runtime.stop_strings import TextStream
+
+
+class Pieces:
+    """Each token id is an index into a list of pieces; a trailing '~' completes on the next push."""
+
+    def __init__(self, pieces):
+        self._pieces, self._held = pieces, ""
+
+    def push(self, ids):
+        text = self._held + "".join(self._pieces[i] for i in ids)
+        self._held = ""
+        if text.endswith("~"):
+            text, self._held = text[:-1], "é"
+        return text
+
+    def flush(self):
+        text, self._held = self._held, ""
+        return text
+
+
+def _run(pieces, stops, *, at_once=False, min_tokens=0):
+    stream = TextStream(Pieces(pieces), stops, min_tokens)
+    ids, texts = list(range(len(pieces))), []
+    for group in [ids] if at_once else [[i] for i in ids]:
+        released = stream.push(group)
+        texts.append(released.text)
+        if released.stopped:
+            return stream, texts, True
+    released = stream.finish()
+    return stream, [*texts, released.text], released.stopped
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_text_is_cut_before_the_stop_and_later_tokens_are_dropped(at_once):
+    stream, _, stopped = _run(["ab", "c", "ST", "OP", "de"], ["STOP"], at_once=at_once)
+    assert stopped
+    assert (stream.text, stream.token_ids) == ("abc", [0, 1])
+
+
+def test_a_token_that_reaches_the_cut_is_kept():
+    stream, _, _ = _run(["ab", "cST", "OPd"], ["STOP"])
+    assert (stream.text, stream.token_ids) == ("abc", [0, 1])
+
+
+def test_nothing_that_may_begin_a_stop_is_shown_early():
+    _, texts, _ = _run(["a", "S", "T", "x", "S", "T", "O", "P"], ["STOP"])
+    assert texts == ["a", "", "", "STx", "", "", "", ""]
+
+
+def test_held_back_text_comes_out_at_the_end():
+    stream, texts, stopped = _run(["a", "ST"], ["STOP"])
+    assert not stopped
+    assert (texts, stream.text, stream.token_ids) == (["a", "", "ST"], "aST", [0, 1])
+
+
+def test_the_earliest_of_several_stops_wins():
+    stream, _, _ = _run(["a1b2c"], ["2", "1"])
+    assert stream.text == "a"
+
+
+def test_a_stop_at_the_very_beginning_leaves_nothing():
+    stream, _, stopped = _run(["STOP", "x"], ["STOP"])
+    assert stopped
+    assert (stream.text, stream.token_ids) == ("", [])
+
+
+def test_stops_are_not_looked_for_before_min_tokens():
+    stream, _, stopped = _run(["a", ".", "b", ".", "c"], ["."], min_tokens=2)
+    assert stopped
+    assert (stream.text, stream.token_ids) == ("a.b", [0, 1, 2])
+
+
+def test_a_character_over_two_tokens_belongs_to_both():
+    stream, _, stopped = _run(["a", "~", "b"], ["b"])
+    assert stopped
+    assert (stream.text, stream.token_ids) == ("aé", [0, 1, 2])
+
+
+def test_a_hidden_stop_id_is_kept_without_its_text():
+    stream = TextStream(Pieces(["a", "</s>"]), [], 0)
+    released = stream.push([0, 1], hidden_last=True)
+    assert (released.text, released.token_ids) == ("a", [0, 1])
+
+
+def test_streamed_pieces_always_add_up_to_the_text_cut_at_the_first_stop():
+    rng = random.Random(0)
+    for _ in range(500):
+        pieces = ["".join(rng.choices("ab", k=rng.randint(1, 3))) for _ in range(12)]
+        stops = ["".join(rng.choices("ab", k=rng.randint(2, 5))) for _ in range(2)]
+        stream, texts, stopped = _run(pieces, stops)
+        whole = "".join(pieces)
+        # Tokens come one by one, so the first stop is the one that is complete first.
+        ends = [whole.find(stop) + len(stop) for stop in stops if stop in whole]
+        assert stopped == bool(ends)
+        assert "".join(texts) == stream.text
+        assert whole.startswith(stream.text)
+        assert not any(stop in stream.text for stop in stops)
+        assert "".join(pieces[i] for i in stream.token_ids).startswith(stream.text)
+        if not stopped:
+            assert stream.text == whole

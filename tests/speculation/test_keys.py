@@ -1,0 +1,76 @@
+"""Randomness depends on (key, token id) alone, and never changes between versions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.speculation import keys
+from ssd_jax.speculation.keys import Purpose
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),
+    [  # known answers published with the Random123 library
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry_gives_the_known_answers(key, counter, expected):
+    as_words = [tuple(jnp.uint32(word) for word in pair) for pair in (key, counter)]
+    assert tuple(int(word) for word in keys.threefry(*as_words)) == expected
+
+
+def _derive(seed=7, request=0, start=3, position=4, purpose=Purpose.BONUS):
+    return keys.derive(
+        jnp.array([[seed & 0xFFFFFFFF, seed >> 32]], jnp.uint32),
+        jnp.array([request], jnp.uint32),
+        jnp.array([start], jnp.int32),
+        jnp.array([position], jnp.int32),
+        purpose,
+    )
+
+
+def test_every_part_of_a_key_matters():
+    variants = [
+        _derive(),
+        _derive(seed=8),
+        _derive(seed=7 + 2**32),
+        _derive(request=1),
+        _derive(start=4),
+        _derive(position=5),
+        _derive(purpose=Purpose.ACCEPT),
+    ]
+    assert len({(int(a[0]), int(b[0])) for a, b in variants}) == len(variants)
+
+
+def test_start_and_position_do_not_commute():
+    assert int(_derive(start=4, position=3)[0][0]) != int(_derive(start=3, position=4)[0][0])
+
+
+def test_noise_of_a_token_does_not_depend_on_the_array_length():
+    short, long = keys.gumbel(_derive(), 10), keys.gumbel(_derive(), 151_936)
+    np.testing.assert_array_equal(short, long[:, :10])
+
+
+# Computed in float64 by an independent implementation of the same definition.
+GOLDEN_NOISE = {0: 1.07752591, 1: 0.65141381, 2: -0.15043228, 49_151: 1.08436876}
+
+
+def test_noise_is_golden():
+    noise = np.asarray(keys.gumbel(_derive(seed=123, request=5, start=17, position=18), 49_152))[0]
+    for token, expected in GOLDEN_NOISE.items():
+        np.testing.assert_allclose(noise[token], expected, rtol=1e-5)
+
+
+def test_noise_is_standard_gumbel():
+    noise = np.asarray(keys.gumbel(_derive(), 400_000), np.float64)[0]
+    assert np.isfinite(noise).all()
+    # Mean, variance and tail of a standard Gumbel; tolerances are 6 standard errors.
+    n = noise.size
+    assert abs(noise.mean() - np.euler_gamma) < 6 * np.pi / np.sqrt(6 * n)
+    assert abs(noise.var() - np.pi**2 / 6) < 6 * np.sqrt(4.4 * (np.pi**2 / 6) ** 2 / n)
+    for level in (-1.0, 0.0, 2.0, 6.0):
+        expected = np.exp(-np.exp(-level))
+        error = np.sqrt(expected * (1 - expected) / n)
+        assert abs((noise <= level).mean() - expected) < 6 * error
