@@ -92,15 +92,15 @@ class LLM:
                 where=str(self.checkpoint.path),
                 progress=progress,
             )
-            programs = Programs(
+            self.programs = Programs(
                 model,
                 slots=self.config.slots,
                 context=self.config.context,
                 tokens=self.tokenizer.size,
             )
-            parameters = model.assemble(arrays.result())
+            self.parameters = model.assemble(arrays.result())
         decoder = functools.partial(Detokenizer, self.tokenizer)
-        role = DeviceTarget(programs, parameters)
+        role = DeviceTarget(self.programs, self.parameters)
         self._engine = Engine(role, decoder, self.tokenizer.eos_ids)
 
     @property

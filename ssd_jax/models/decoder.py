@@ -7,6 +7,7 @@ their [B, R] shape back for attention.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -172,12 +173,20 @@ class CausalLM(nnx.Module):
         return product(x, self.model.embed_tokens.weight[...])[:count]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _layer(
+    graph: nnx.GraphDef[DecoderLayer], state: nnx.State, x: jax.Array, pages: Pages, step: Step
+) -> tuple[jax.Array, Pages]:
+    """One layer as a function, traced once for all layers; the compiler inlines it."""
+    return nnx.merge(graph, state)(x, pages, step)
+
+
 def _unroll(
     layers: nnx.List[DecoderLayer], x: jax.Array, pages: list[Pages], step: Step
 ) -> tuple[jax.Array, list[Pages]]:
     written = []
     for layer, layer_pages in zip(layers, pages, strict=True):
-        x, layer_pages = layer(x, layer_pages, step)
+        x, layer_pages = _layer(*nnx.split(layer), x, layer_pages, step)
         written.append(layer_pages)
     return x, written
 

@@ -46,7 +46,7 @@ class FunctionalModel:
         self.mesh = mesh
         self.rules = rules or ShardingRules()
         self._graph, state = nnx.split(nnx.eval_shape(lambda: CausalLM(config, execution)))
-        self._flat = list(state.flat_state())
+        self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
 
     def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:

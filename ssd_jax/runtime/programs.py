@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -28,7 +27,6 @@ class Programs:
       slots: rows of a batched forward.
       context: most positions a sequence may have.
       tokens: how many ids exist; logits beyond are vocabulary padding.
-      widths: numbers of tokens a row that `forward` is compiled for.
     """
 
     def __init__(
@@ -38,7 +36,6 @@ class Programs:
         slots: int,
         context: int,
         tokens: int,
-        widths: Sequence[int] = (1,),
     ) -> None:
         self.model = model
         self.slots = slots
@@ -46,7 +43,7 @@ class Programs:
         self.page_size = -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
         self._tokens = tokens
         jobs = {("sample", rows): self._sample_job(rows) for rows in {1, slots}}
-        jobs |= {("forward", width): self._forward_job(width) for width in widths}
+        jobs |= {("forward", 1): self._forward_job(1)}
         jobs |= {("prefill", width): self._prefill_job(width) for width in PREFILL_CHUNKS}
         # Tracing holds the interpreter lock, compiling does not: two threads overlap them.
         with ThreadPoolExecutor(2) as pool:
@@ -59,6 +56,10 @@ class Programs:
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""
         return self.model.new_pages(self.slots, self.page_size)
+
+    def compile_forward(self, width: int) -> jax.stages.Compiled:
+        """`forward`: (parameters, pages, tokens [B, width], lengths [B]) -> logits, pages."""
+        return _compile(*self._forward_job(width))
 
     def _forward_job(self, width: int):
         def forward(parameters: Parameters, pages: AllPages, tokens, lengths):

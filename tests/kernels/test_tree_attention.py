@@ -43,8 +43,9 @@ def _rounded(x, storage):
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_each_query_sees_its_visible_prefix(backend, storage, contiguous):
     batch, rows, heads, kv_heads, head_dim, length = 3, 4, 6, 2, 8, 300
-    k, v = _random((batch, kv_heads, length, head_dim), 1), _random(
-        (batch, kv_heads, length, head_dim), 2
+    k, v = (
+        _random((batch, kv_heads, length, head_dim), 1),
+        _random((batch, kv_heads, length, head_dim), 2),
     )
     if contiguous:
         page_size, table = 3 * kv_pages.BLOCK, np.array([[1], [2], [3]])

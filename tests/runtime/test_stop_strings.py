@@ -8,7 +8,7 @@ from ssd_jax.runtime.stop_strings import TextStream
 
 
 class Pieces:
-    """Each token id is an index into a list of pieces; a trailing '~' completes on the next push."""
+    """Token ids index a list of pieces; a trailing '~' becomes a character on the next push."""
 
     def __init__(self, pieces):
         self._pieces, self._held = pieces, ""

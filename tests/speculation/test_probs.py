@@ -60,12 +60,12 @@ CASES = [
 ]
 
 
-def _logits(count=len(CASES), vocab=1000):
+def _logits(count, vocab=1000):
     return np.random.default_rng(0).normal(0, 3, (count, vocab)).astype(np.float32)
 
 
 def test_probs_equals_the_slow_law_row_by_row_in_one_batch():
-    logits = _logits()
+    logits = _logits(len(CASES))
     got = jax.jit(probs, static_argnums=3)(
         logits, rows(*CASES), jnp.zeros(len(CASES), jnp.int32), 1000
     )
@@ -127,9 +127,7 @@ def test_a_draw_depends_on_its_row_alone():
     start = jnp.array([4, 5, 6])
     together = sample(logits, rows(*settings), start, tokens=500)
     for row in range(3):
-        alone = sample(
-            logits[row : row + 1], rows(settings[row]), start[row : row + 1], tokens=500
-        )
+        alone = sample(logits[row : row + 1], rows(settings[row]), start[row : row + 1], tokens=500)
         assert alone.tolist() == [together[row]]
 
 

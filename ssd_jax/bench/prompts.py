@@ -1,0 +1,158 @@
+"""Prompts to measure with: built-in sets and files in the formats of the common benchmarks."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.resources
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.errors import InputError
+from ssd_jax.prompts import BadLine, PromptLine, prompt_line, read_json_lines, string
+
+BUILT_IN = ("mt_bench", "humaneval", "gsm8k")
+"""Names of the sets in the package; `prompt_sets/LICENSES.md` says what is in them."""
+
+HUMANEVAL_REQUEST = (
+    "Complete the following Python function. "
+    "Answer with the whole function in one code block.\n\n```python\n{code}\n```"
+)
+"""The user message around a HumanEval prompt, which is the head of a function."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt of a set: exactly one of `text` and `messages` is given.
+
+    Attributes:
+      set: name of the built-in set, or the path as given.
+      index: place in the set, from 0, blank lines not counted.
+      text: plain text.
+      messages: chat messages, each {"role": str, "content": str}.
+    """
+
+    set: str
+    index: int
+    text: str | None = None
+    messages: list[dict[str, str]] | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What results are paired by."""
+        return self.set, self.index
+
+    @property
+    def content(self) -> str | list[dict[str, str]]:
+        """The text or the messages."""
+        if self.messages is not None:
+            return self.messages
+        assert self.text is not None
+        return self.text
+
+    @property
+    def plain(self) -> str:
+        """As plain text, for a model without a chat template."""
+        if self.text is not None:
+            return self.text
+        return "\n\n".join(message["content"] for message in self.messages or [])
+
+
+def load_prompts(spec: str) -> list[Prompt]:
+    """Prompts of the built-in sets and files that `spec` names.
+
+    Args:
+      spec: names and paths, separated by commas; `:N` after one takes its first N prompts. A file
+        holds JSON lines (gzip where its name ends in .gz), each {"prompt"}, {"messages"},
+        MT-Bench's {"turns"} (the first turn is used), HumanEval's {"task_id", "prompt"}, or
+        GSM8K's {"question"}.
+
+    Raises:
+      InputError: an unknown name, a bad N, or a file with bad lines; the message lists the bad
+        lines of all files.
+    """
+    chosen = [_choose(item.strip()) for item in _items(spec)]
+    names = [name for name, _ in chosen]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"prompt set {twice[0]} is given twice in {spec!r}; name each set once")
+    read = [(name, _read(name), limit) for name, limit in chosen]
+    bad = [line for _, lines, _ in read for line in lines if isinstance(line, BadLine)]
+    if bad:
+        listed = "\n".join(f"  {line.where}: {line.error}" for line in bad)
+        raise InputError(f"{len(bad)} bad line(s) in the prompt files; mend these:\n{listed}")
+    return [prompt for name, lines, limit in read for prompt in _first(name, lines, limit)]
+
+
+def parse_line(line: Mapping[str, Any]) -> PromptLine:
+    """A line of any known format as a prompt.
+
+    Raises:
+      ValueError: no known format, or a value of a wrong type.
+    """
+    if "turns" in line:
+        turns = line["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError('"turns" must be a non-empty list of strings')
+        return _user(string(turns[0], "turns[0]"))
+    if "task_id" in line and "prompt" in line:
+        code = string(line["prompt"], '"prompt"').strip("\n")
+        return _user(HUMANEVAL_REQUEST.format(code=code))
+    if "prompt" in line or "messages" in line:
+        return prompt_line(line)
+    if "question" in line:
+        return _user(string(line["question"], '"question"'))
+    raise ValueError('no prompt in it; give "prompt", "messages", "turns" or "question"')
+
+
+def _user(text: str) -> PromptLine:
+    return PromptLine(messages=[{"role": "user", "content": text}])
+
+
+def _items(spec: str) -> list[str]:
+    if Path(spec).is_file():  # a path with a comma in it
+        return [spec]
+    items = spec.split(",")
+    if not all(item.strip() for item in items):
+        raise InputError(f"prompt sets {spec!r}: empty name; use a list such as mt_bench,gsm8k:8")
+    return items
+
+
+def _choose(item: str) -> tuple[str, int | None]:
+    name, colon, count = item.rpartition(":")
+    limit = None
+    if colon and count.isdecimal() and not Path(item).is_file():
+        limit = int(count)
+        if limit < 1:
+            raise InputError(f"prompt set {item!r}: N must be at least 1 in name:N")
+    else:
+        name = item
+    if name not in BUILT_IN and not Path(name).is_file():
+        near = difflib.get_close_matches(name, BUILT_IN, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise InputError(
+            f"prompt set {name!r} is neither built in nor a file{hint}; "
+            f"use {', '.join(BUILT_IN)} or the path of a JSONL file"
+        )
+    return name, limit
+
+
+def _read(name: str) -> list[PromptLine | BadLine]:
+    if name not in BUILT_IN:
+        return read_json_lines(Path(name), parse_line)
+    inside = importlib.resources.files("ssd_jax.bench") / "prompt_sets" / f"{name}.jsonl"
+    with importlib.resources.as_file(inside) as path:
+        return read_json_lines(path, parse_line)
+
+
+def _first(name: str, lines: list[PromptLine | BadLine], limit: int | None) -> list[Prompt]:
+    if not lines:
+        raise InputError(f"{name}: no prompts in the file")
+    if limit is not None and limit > len(lines):
+        raise InputError(f"{name}:{limit} asks for more than its {len(lines)} prompts; lower N")
+    return [
+        Prompt(set=name, index=index, text=line.prompt, messages=line.messages)
+        for index, line in enumerate(lines[:limit])
+        if isinstance(line, PromptLine)
+    ]

@@ -1,0 +1,185 @@
+"""Paired runs: every prompt through every variant, orders alternating so that drift hits all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.bench.prompts import Prompt
+from ssd_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptResult:
+    """What one variant did with one prompt, once.
+
+    Attributes:
+      token_ids: generated ids, with the stop id if one ended them.
+      ttft_ms: from the request to the first token; None without tokens.
+      itl_ms: time between each token and the one before it: one value a token after the first.
+        Tokens committed together are 0 ms apart.
+      decode_tokens_per_second: tokens after the first over the time since the first, so that
+        prefill does not count; None where there is no such time.
+      metrics: anything else that was measured, such as acceptance_length; numbers are summarised.
+    """
+
+    token_ids: tuple[int, ...]
+    ttft_ms: float | None
+    itl_ms: tuple[float, ...]
+    decode_tokens_per_second: float | None
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_times(
+        cls,
+        token_ids: Sequence[int],
+        *,
+        started: float,
+        token_times: Sequence[float],
+        metrics: Mapping[str, Any] | None = None,
+    ) -> PromptResult:
+        """A result from when the request started and when each token was there, in seconds.
+
+        Raises:
+          ValueError: not one time for each token.
+        """
+        if len(token_ids) != len(token_times):
+            raise ValueError(f"{len(token_times)} times for {len(token_ids)} tokens")
+        gaps = np.diff(np.asarray(token_times, np.float64))
+        elapsed = float(gaps.sum())
+        return cls(
+            token_ids=tuple(token_ids),
+            ttft_ms=1e3 * (token_times[0] - started) if token_times else None,
+            itl_ms=tuple((1e3 * gaps).tolist()),
+            decode_tokens_per_second=len(gaps) / elapsed if elapsed > 0 else None,
+            metrics=dict(metrics or {}),
+        )
+
+
+Variant = Callable[[Prompt], PromptResult]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairedRuns:
+    """All repeats of one variant on one prompt."""
+
+    variant: str
+    prompt: Prompt
+    results: tuple[PromptResult, ...]
+
+    def median(self, value: Callable[[PromptResult], float | None]) -> float | None:
+        """The median over the repeats that have the value; None if none has."""
+        values = [found for result in self.results if (found := value(result)) is not None]
+        return float(np.median(values)) if values else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """Results of all variants on the same prompts.
+
+    Attributes:
+      variants: names; the first is the base that ratios and equality refer to.
+      prompts: in the order measured.
+      runs: one entry for each prompt and variant: by prompt, then by variant as in `variants`.
+    """
+
+    variants: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    runs: tuple[PairedRuns, ...]
+
+    def of(self, variant: str) -> list[PairedRuns]:
+        """The runs of one variant, in prompt order."""
+        return [runs for runs in self.runs if runs.variant == variant]
+
+
+def run_paired(
+    variants: Mapping[str, Variant],
+    prompts: Sequence[Prompt],
+    *,
+    warmup: int,
+    repeats: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> BenchResult:
+    """Runs every prompt through every variant.
+
+    A prompt's variants run one after the other, in orders that alternate from prompt to prompt and
+    from repeat to repeat (A B, B A, ...; with more variants each takes every place equally often).
+
+    Args:
+      variants: callables by name, the base first. Each runs its prompt to the end.
+      prompts: what to run; their keys must differ.
+      warmup: prompts that each variant runs first, unrecorded.
+      repeats: passes over all prompts.
+      progress: called with (runs done, runs in all), warm-up included, after each run.
+
+    Raises:
+      InputError: no variants, no prompts, repeats below 1, warmup below 0.
+    """
+    _check(variants, prompts, warmup, repeats)
+    total = len(variants) * (warmup + repeats * len(prompts))
+    done = 0
+
+    def run(name: str, prompt: Prompt) -> PromptResult:
+        nonlocal done
+        result = variants[name](prompt)
+        done += 1
+        if progress is not None:
+            progress(done, total)
+        return result
+
+    for turn in range(warmup):
+        for name in variants:
+            run(name, prompts[turn % len(prompts)])
+    orders = alternating_orders(tuple(variants))
+    results: dict[tuple[str, tuple[str, int]], list[PromptResult]] = {}
+    for repeat in range(repeats):
+        for place, prompt in enumerate(prompts):
+            # The sum: no prompt keeps its order in every repeat, whatever the number of prompts.
+            for name in orders[(repeat + place) % len(orders)]:
+                results.setdefault((name, prompt.key), []).append(run(name, prompt))
+    return BenchResult(
+        variants=tuple(variants),
+        prompts=tuple(prompts),
+        runs=tuple(
+            PairedRuns(variant=name, prompt=prompt, results=tuple(results[name, prompt.key]))
+            for prompt in prompts
+            for name in variants
+        ),
+    )
+
+
+def alternating_orders(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Orders to cycle through: the rotations of `names`, then those of its reverse.
+
+    Each name takes each place equally often, and comes before each other one equally often.
+    """
+    rotations = [
+        (*sequence[start:], *sequence[:start])
+        for sequence in (tuple(names), tuple(reversed(names)))
+        for start in range(len(names))
+    ]
+    return list(dict.fromkeys(rotations))
+
+
+def first_difference(ids: Sequence[int], base: Sequence[int]) -> int | None:
+    """Index of the first token that differs, one missing counting as different; None if equal."""
+    for index, (one, other) in enumerate(zip(ids, base, strict=False)):
+        if one != other:
+            return index
+    return None if len(ids) == len(base) else min(len(ids), len(base))
+
+
+def _check(
+    variants: Mapping[str, Variant], prompts: Sequence[Prompt], warmup: int, repeats: int
+) -> None:
+    if not variants or not prompts:
+        raise InputError("bench needs at least one variant and one prompt")
+    if len({prompt.key for prompt in prompts}) < len(prompts):
+        raise InputError("bench pairs results by prompt: each (set, index) may come once")
+    if repeats < 1 or warmup < 0:
+        raise InputError(
+            f"repeats = {repeats} and warmup = {warmup}: give repeats >= 1 and warmup >= 0"
+        )

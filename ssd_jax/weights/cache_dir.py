@@ -1,0 +1,15 @@
+"""Where this package keeps what it can fetch or compute again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/ssd_jax`, by default `~/.cache/ssd_jax`; it may not exist yet.
+
+    A relative `XDG_CACHE_HOME` is ignored, as its specification asks.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "ssd_jax"

@@ -1,0 +1,111 @@
+"""Opening a checkpoint of any format: configuration, tensors and tokenizer behind one face."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.weights.files import read_json
+from ssd_jax.weights.orbax import MANIFEST, OrbaxDirectory
+from ssd_jax.weights.progress import Progress
+from ssd_jax.weights.sources import resolve
+from ssd_jax.weights.tensors import TensorSource
+
+if TYPE_CHECKING:
+    from ssd_jax.text.tokenizer import Tokenizer
+
+_CONFIG = "config.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model that can be loaded; opening it reads headers only.
+
+    Attributes:
+      source: as the user gave it.
+      path: local file or directory.
+      config: architecture.
+      tensors: the weights, read when asked for.
+      load_tokenizer: reads the tokenizer that comes with them.
+    """
+
+    source: str
+    path: Path
+    config: ModelConfig
+    tensors: TensorSource
+    load_tokenizer: Callable[[], Tokenizer]
+
+
+def open_checkpoint(source: str, *, progress: Progress | None = None) -> Checkpoint:
+    """Opens a GGUF file, a Hugging Face directory, or one that `ssd-jax convert` wrote.
+
+    Args:
+      source: see `sources.resolve`.
+      progress: called while weights are downloaded.
+
+    Raises:
+      InputError: the source cannot be had, is incomplete or damaged, or is a model that is not
+        supported.
+    """
+    path = resolve(source, progress=progress)
+    if path.is_file():
+        return _open_gguf(source, path)
+    if (path / MANIFEST).exists():
+        return _open_directory(source, path, OrbaxDirectory)
+    if (path / _CONFIG).exists():
+        from ssd_jax.weights.safetensors import SafetensorsDirectory
+
+        return _open_directory(source, path, SafetensorsDirectory)
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return _open_gguf(source, files[0])
+    if files:
+        names = ", ".join(file.name for file in files)
+        raise InputError(f"{path} has {len(files)} GGUF files ({names}); name one of them")
+    present = ", ".join(sorted(entry.name for entry in path.iterdir())) or "nothing"
+    raise InputError(
+        f"{path} is not a checkpoint: expected {MANIFEST}, {_CONFIG} with safetensors, or a .gguf "
+        f"file; found {present}"
+    )
+
+
+def _open_gguf(source: str, path: Path) -> Checkpoint:
+    from ssd_jax.weights.gguf import GGUFFile
+
+    file = GGUFFile(path)
+
+    def load_tokenizer() -> Tokenizer:
+        from ssd_jax.text.from_gguf import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(file.metadata, where=str(path))
+
+    return Checkpoint(
+        source=source, path=path, config=file.config, tensors=file, load_tokenizer=load_tokenizer
+    )
+
+
+def _open_directory(source: str, path: Path, tensors: Callable[[Path], TensorSource]) -> Checkpoint:
+    config = read_json(path / _CONFIG)
+    if "quantization_config" in config:
+        method = dict(config["quantization_config"]).get("quant_method")
+        raise InputError(
+            f"{path / _CONFIG}: quantised with {method!r}, which is not supported; use the "
+            "unquantised model, or a GGUF file"
+        )
+
+    def load_tokenizer() -> Tokenizer:
+        from ssd_jax.text.from_hf import tokenizer_from_directory
+
+        return tokenizer_from_directory(path)
+
+    return Checkpoint(
+        source=source,
+        path=path,
+        config=ModelConfig.from_hf(config, where=str(path / _CONFIG)),
+        tensors=tensors(path),
+        load_tokenizer=load_tokenizer,
+    )

@@ -1,0 +1,33 @@
+"""Small file helpers that explain what is wrong with a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.errors import InputError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+      InputError: missing, not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; the checkpoint is incomplete") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not readable JSON: {error}; get the file again") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds a JSON {type(value).__name__}; expected an object")
+    return value
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,144 @@
+"""Checkpoint tensors onto devices: checked first, then read, cast on the host, transferred."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+
+from ssd_jax.errors import InputError
+from ssd_jax.weights.progress import Progress
+from ssd_jax.weights.tensors import Index, TensorSource, bounds
+
+_THREADS = 2
+
+
+def load_arrays(
+    tensors: TensorSource,
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    where: str,
+    progress: Progress | None = None,
+) -> dict[str, jax.Array]:
+    """Loads the wanted tensors.
+
+    A struct with a `.sharding` is read slice by slice, only what this process's devices hold, each
+    slice once; without one the array goes to the default device, two tensors at a time as long as
+    together they are no larger than the largest. Host memory so stays about one tensor above the
+    result.
+
+    Args:
+      tensors: the checkpoint.
+      wanted: shape, dtype and sharding by tensor name; tensors not named are not read.
+      where: names the checkpoint in errors.
+      progress: called from loading threads, never two at once, in growing order.
+
+    Raises:
+      InputError: a tensor is missing or has another shape; nothing has been read then.
+    """
+    _check(tensors, wanted, where)
+    meter = _Meter(progress, sum(_nbytes(struct) for struct in wanted.values()))
+    room = _Room(max((math.prod(struct.shape) for struct in wanted.values()), default=0))
+
+    def load(name: str) -> jax.Array:
+        struct = wanted[name]
+        with room.for_elements(math.prod(struct.shape)):
+            read = _sharded if struct.sharding is not None else _whole
+            array = read(tensors, name, struct)
+        meter.add(_nbytes(struct))
+        return array
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        futures = {name: pool.submit(load, name) for name in wanted}
+        try:
+            return {name: future.result() for name, future in futures.items()}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _check(tensors: TensorSource, wanted: Mapping[str, jax.ShapeDtypeStruct], where: str) -> None:
+    names = tensors.names()
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise InputError(
+            f"{where}: tensor {missing[0]!r}{more} is missing; expected shape "
+            f"{wanted[missing[0]].shape}. The file does not hold the model its configuration "
+            "describes: get it again, or another one"
+        )
+    for name, struct in wanted.items():
+        found = tensors.shape(name)
+        if found != struct.shape:
+            raise InputError(
+                f"{where}: tensor {name!r} has shape {found}, expected {struct.shape} from the "
+                "configuration"
+            )
+
+
+def _whole(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(_cast(tensors.read(name), struct))
+
+
+def _sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
+    slices: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def read(index: Index | None) -> np.ndarray:
+        part = bounds(index, struct.shape)
+        key = tuple((axis.start, axis.stop) for axis in part)
+        if key not in slices:  # replicas ask for the same slice again
+            slices[key] = _cast(tensors.read(name, part), struct)
+        return slices[key]
+
+    return jax.make_array_from_callback(struct.shape, struct.sharding, read)
+
+
+def _cast(array: np.ndarray, struct: jax.ShapeDtypeStruct) -> np.ndarray:
+    return array.astype(struct.dtype, copy=False)
+
+
+def _nbytes(struct: jax.ShapeDtypeStruct) -> int:
+    return math.prod(struct.shape) * struct.dtype.itemsize
+
+
+class _Room:
+    """Lets threads work side by side as long as their tensors together fit in `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def for_elements(self, count: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._used + count <= self._limit)
+            self._used += count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= count
+                self._changed.notify_all()
+
+
+class _Meter:
+    """Adds up bytes from several threads and reports them in order."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        if self._progress is None:
+            return
+        with self._lock:
+            self._done += count
+            self._progress(self._done, self._total)

@@ -1,0 +1,56 @@
+"""The one view of weights that every checkpoint format offers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+Index = tuple[slice, ...]
+"""One slice an axis, from the first; missing ones are whole. Steps are 1, bounds not negative."""
+
+
+class TensorSource(Protocol):
+    """Named arrays that are read when asked for.
+
+    Names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`, `lm_head.weight`),
+    matrices are [out, in], and q/k rows are laid out for half-rotation RoPE, whatever the file
+    does. Reading from several threads at once is safe.
+    """
+
+    def names(self) -> frozenset[str]:
+        """All tensors of the checkpoint."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor, without reading it.
+
+        Raises:
+          InputError: the tensor is stored in a type that cannot be read.
+        """
+        ...
+
+    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+        """One tensor, or the part of it that `index` selects, in a floating type.
+
+        The array owns its memory: it is never a view of a mapped file.
+        """
+        ...
+
+
+def bounds(index: Index | None, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """`index` with a start and a stop for every axis of `shape`.
+
+    Raises:
+      ValueError: a step other than 1, or more slices than axes.
+    """
+    given = index or ()
+    if len(given) > len(shape):
+        raise ValueError(f"{len(given)} slices for an array of shape {shape}")
+    filled = []
+    for part, size in zip(given + (slice(None),) * (len(shape) - len(given)), shape, strict=True):
+        start, stop, step = part.indices(size)
+        if step != 1:
+            raise ValueError(f"slice {part} has a step; only 1 is read")
+        filled.append(slice(start, max(start, stop)))
+    return tuple(filled)

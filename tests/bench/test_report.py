@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ssd_jax.bench import environment, report
+from ssd_jax.bench.demo import SpeedRow, summary_table
+from ssd_jax.bench.run import BenchResult, run_paired
+from ssd_jax.bench.summary import summarize
+from tests.bench import fakes
+
+
+def rendered(table, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def measure(*, repeats: int = 1, count: int = 8, metrics=None, ids=None) -> BenchResult:
+    """Base "ar" at 10 + index tokens/s; "sd" at twice that, with its ids and metrics."""
+
+    def ar(prompt):
+        return fakes.result([prompt.index, 2, 3], tokens_per_second=10 + prompt.index)
+
+    def sd(prompt):
+        tokens = ids(prompt.index) if ids else [prompt.index, 2, 3]
+        return fakes.result(
+            tokens, tokens_per_second=20 + 2 * prompt.index, ttft=0.25, metrics=metrics
+        )
+
+    return run_paired({"ar": ar, "sd": sd}, fakes.prompts(count), warmup=0, repeats=repeats)
+
+
+def test_a_summary_has_medians_over_prompts_and_a_paired_ratio():
+    base, sd = summarize(measure())
+    assert base.decode_tokens_per_second.median == pytest.approx(13.5)
+    assert base.ratio is None
+    assert sd.ratio.median == pytest.approx(2)
+    assert sd.ratio.high - sd.ratio.low < 1e-9
+    assert sd.ttft_ms.median == pytest.approx(250)
+    assert (sd.prompts, sd.tokens) == (8, 24)
+
+
+def test_inter_token_percentiles_are_over_all_tokens_not_over_prompts():
+    def variant(prompt):
+        tokens, speed = (99, 100) if prompt.index == 0 else (3, 1)
+        return fakes.result(range(tokens), tokens_per_second=speed)
+
+    (summary,) = summarize(run_paired({"a": variant}, fakes.prompts(2), warmup=0, repeats=1))
+    p50, p95, p99 = summary.itl_ms  # 98 gaps of 10 ms and 2 of 1000 ms
+    assert (p50, p95) == (pytest.approx(10), pytest.approx(10))
+    assert p99 == pytest.approx(1000)
+
+
+def test_repeats_count_by_their_median():
+    speeds = iter([10, 40, 11])
+    result = run_paired(
+        {"a": lambda prompt: fakes.result(tokens_per_second=next(speeds))},
+        fakes.prompts(1),
+        warmup=0,
+        repeats=3,
+    )
+    assert summarize(result)[0].decode_tokens_per_second.median == pytest.approx(11)
+
+
+def test_equal_ids_are_identical():
+    base, sd = summarize(measure())
+    assert (base.identical, sd.identical) == (None, 8)
+    assert "yes" in rendered(report.bench_table(measure()))
+
+
+def test_one_different_token_makes_a_prompt_not_identical_and_is_located():
+    result = measure(ids=lambda index: [index, 2, 9] if index == 3 else [index, 2, 3])
+    assert summarize(result)[1].identical == 7
+    table = rendered(report.bench_table(result))
+    assert "7/8" in table
+    assert "yes" not in table
+    rows = report.bench_json(result, settings={}, environment={})["prompts"]
+    forks = {(row["variant"], row["index"]): row["first_difference"] for row in rows}
+    assert forks.pop(("sd", 3)) == 2
+    assert set(forks.values()) == {None}
+
+
+def test_a_difference_in_any_repeat_counts_also_of_the_base_itself():
+    ids = iter([[1, 2], [1, 2], [1, 9], [1, 2]])  # a, b; b's second run, a's second run
+    variant = lambda prompt: fakes.result(next(ids))  # noqa: E731
+    result = run_paired({"a": variant, "b": variant}, fakes.prompts(1), warmup=0, repeats=2)
+    assert [summary.identical for summary in summarize(result)] == [1, 0]
+    repeats = iter([[1], [2]])
+    alone = run_paired(
+        {"a": lambda prompt: fakes.result(next(repeats))}, fakes.prompts(1), warmup=0, repeats=2
+    )
+    assert summarize(alone)[0].identical == 0
+
+
+def test_the_json_has_every_key_and_survives_a_round_trip():
+    metrics = {
+        "acceptance_length": 2.5,
+        "acceptance_histogram": [1, 2],
+        "hit_rate": None,
+        "verify_ms": float("nan"),
+        "greedy": True,
+        "step_ms": np.float32(4),
+    }
+    document = report.bench_json(
+        measure(metrics=metrics, repeats=2),
+        settings={"max_tokens": 3},
+        environment=environment.describe(),
+    )
+    document = json.loads(json.dumps(document, allow_nan=False))
+    assert set(document) == {
+        "schema_version",
+        "suite",
+        "time",
+        "device",
+        "device_count",
+        "platform",
+        "versions",
+        "commit",
+        "commit_modified",
+        "cpu_model",
+        "cpu_count",
+        "cpu_affinity",
+        "os",
+        "settings",
+        "base",
+        "variants",
+        "prompts",
+    }
+    assert set(document["versions"]) == {"python", "ssd_jax", "jax", "jaxlib", "flax", "numpy"}
+    assert None not in document["versions"].values()
+    sd = document["variants"][1]
+    assert set(sd) == {
+        "variant",
+        "prompts",
+        "tokens",
+        "decode_tokens_per_second",
+        "ratio",
+        "ttft_ms",
+        "itl_p50_ms",
+        "itl_p95_ms",
+        "itl_p99_ms",
+        "identical",
+        "metrics",
+    }
+    assert set(sd["ratio"]) == {"median", "low", "high", "count"}
+    assert {name: found["median"] for name, found in sd["metrics"].items()} == {
+        "acceptance_length": 2.5,
+        "step_ms": 4,
+    }
+    assert len(document["prompts"]) == 16
+    row = document["prompts"][1]
+    assert (row["variant"], row["token_ids"]) == ("sd", [0, 2, 3])
+    assert row["metrics"][1] == {**metrics, "verify_ms": None, "step_ms": 4}
+
+
+def test_a_column_shows_only_where_a_variant_has_a_value():
+    plain = rendered(report.bench_table(measure()))
+    assert "accepted" not in plain
+    assert "hidden" not in plain
+    rich = rendered(report.bench_table(measure(metrics={"acceptance_length": 2.5})))
+    assert "accepted" in rich
+    assert "2.50" in rich
+    assert "hidden" not in rich
+
+
+def test_the_widest_table_fits_100_columns_with_nothing_cut():
+    metrics = {"acceptance_length": 2.5, "hit_rate": 0.85, "hidden_draft_share": 0.9}
+    result = measure(metrics=metrics, ids=lambda index: [index, index])
+    named = dataclasses.replace(
+        result,
+        variants=("ar", "ssd draft=[default] k=8"),
+        runs=tuple(
+            dataclasses.replace(runs, variant="ssd draft=[default] k=8")
+            if runs.variant == "sd"
+            else runs
+            for runs in result.runs
+        ),
+    )
+    table = rendered(report.bench_table(named))
+    assert max(map(len, table.splitlines())) <= 100
+    assert "…" not in table
+    for shown in ("13.5", "2.00x", "2.50", "0.85", "0.90", "0/8", "[default]"):
+        assert shown in table
+
+
+def test_few_prompts_are_told_to_have_no_interval():
+    assert "need 6 prompts" in rendered(report.bench_table(measure(count=5)))
+    assert "need 6 prompts" not in rendered(report.bench_table(measure(count=6)))
+
+
+def test_the_demo_table_has_only_columns_with_values():
+    rows = [
+        SpeedRow(mode="ar", tokens_per_second=30.0),
+        SpeedRow(mode="sd", tokens_per_second=45.0, ratio=1.5, identical=True),
+    ]
+    table = rendered(summary_table(rows, title="SmolLM2"))
+    assert "SmolLM2" in table
+    assert "1.50x" in table
+    assert "hit rate" not in table
+    assert "yes" in table
+    assert "no" in rendered(summary_table([SpeedRow(mode="sd", identical=False)]))
+
+
+def test_the_commit_is_null_where_the_package_is_not_a_checkout(tmp_path):
+    assert environment.commit(tmp_path) == {"commit": None, "commit_modified": None}
+    (tmp_path / ".git").mkdir()  # not a repository after all
+    assert environment.commit(tmp_path) == {"commit": None, "commit_modified": None}

@@ -1,0 +1,96 @@
+"""`ssd-jax bench`, `demo` and `convert` on a tiny checkpoint."""
+
+import json
+
+import pytest
+
+from ssd_jax.commands.main import main
+
+SMALL = ("--dtype=float32", "--context=300", "--max_tokens=4", "--compile_cache=off")
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"prompt {i}"}) for i in range(3)))
+    return path
+
+
+def run(capsys, *arguments):
+    status = main(list(arguments))
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    return out, err
+
+
+def test_prompts_suite_reports_decode_speed_and_latency(tiny_checkpoint, prompts, capsys):
+    out, err = run(
+        capsys,
+        "bench",
+        f"--target={tiny_checkpoint}",
+        f"--prompts={prompts}",
+        "--json",
+        "--ignore_eos",
+        *SMALL,
+    )
+    result = json.loads(out)
+    (ar,) = result["variants"]
+    assert (ar["variant"], ar["prompts"], ar["tokens"]) == ("ar", 3, 12)
+    assert ar["decode_tokens_per_second"]["median"] > 0
+    assert ar["itl_p99_ms"] >= ar["itl_p50_ms"] > 0
+    assert result["settings"]["target"] == str(tiny_checkpoint)
+    assert result["versions"]["jax"]
+    assert "tokens/s" in err
+
+
+def test_step_suite_times_every_width(tiny_checkpoint, capsys):
+    out, _ = run(
+        capsys,
+        "bench",
+        "--suite=step",
+        f"--target={tiny_checkpoint}",
+        "--step_repeats=2",
+        "--json",
+        *SMALL,
+    )
+    result = json.loads(out)
+    assert [row["width"] for row in result["steps"]] == list(range(1, 18))
+    assert result["bandwidth"]["copy_gb_per_s"] > 0
+
+
+def test_overhead_suite_compares_the_engine_with_its_own_programs(tiny_checkpoint, capsys):
+    out, _ = run(
+        capsys, "bench", "--suite=overhead", f"--target={tiny_checkpoint}", "--json", *SMALL
+    )
+    result = json.loads(out)
+    assert result["engine"]["median"] > 0
+    assert result["bare"]["median"] > 0
+
+
+def test_what_is_not_built_exits_2(capsys):
+    assert main(["bench", "--modes=ar,ssd"]) == 2
+    assert "not built yet" in capsys.readouterr().err
+    assert main(["bench", "--suite=speed"]) == 2
+    assert "suite = 'speed' is unknown" in capsys.readouterr().err
+
+
+def test_demo_streams_an_answer_and_shows_the_speed(tiny_checkpoint, capsys):
+    out, _ = run(capsys, "demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL)
+    assert "Name three uses of a paperclip." in out
+    assert "ar (float32)" in out
+    assert "tokens/s" in out
+
+
+def test_a_converted_checkpoint_generates_the_same(tiny_checkpoint, tmp_path, capsys):
+    out = tmp_path / "converted"
+    run(capsys, "convert", f"--target={tiny_checkpoint}", f"--out={out}", "--dtype=float32")
+    answers = [
+        json.loads(
+            run(capsys, "generate", f"--target={path}", "--prompt=hello", "--json", *SMALL)[0]
+        )
+        for path in (tiny_checkpoint, out)
+    ]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert main(["convert", f"--target={tiny_checkpoint}", f"--out={out}"]) == 2
+    assert str(out) in capsys.readouterr().err
+    assert main(["convert", f"--target={tiny_checkpoint}"]) == 2

@@ -1,0 +1,150 @@
+"""`ssd-jax generate`: the fixed contract of flags, JSON lines and exit statuses."""
+
+import json
+
+import pytest
+
+from ssd_jax.commands.main import main
+from ssd_jax.runtime.metrics import REQUEST_KEYS
+
+COMMON = ("--dtype=float32", "--context=200", "--max_tokens=5", "--compile_cache=off")
+
+
+@pytest.fixture
+def generate(tiny_checkpoint, capsys):
+    def run(*arguments, target=tiny_checkpoint):
+        status = main(["generate", f"--target={target}", *COMMON, *arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_json_has_every_key_and_nothing_else_on_standard_output(generate):
+    status, out, _ = generate("--prompt=hello", "--json", "--ignore_eos")
+    (line,) = out.splitlines()
+    answer = json.loads(line)
+    assert status == 0
+    assert list(answer) == ["prompt_index", "token_ids", "text", "finish_reason", "metrics"]
+    assert (answer["prompt_index"], answer["finish_reason"]) == (0, "length")
+    assert len(answer["token_ids"]) == 5
+    assert set(answer["metrics"]) == set(REQUEST_KEYS)
+    assert answer["metrics"]["ttft_ms"] > 0
+    assert answer["metrics"]["hit_rate"] is None
+
+
+def test_text_mode_streams_text_and_puts_figures_on_standard_error(generate):
+    _, out, _ = generate("--prompt=hello", "--json", "--ignore_eos")
+    status, text, err = generate("--prompt=hello", "--ignore_eos")
+    assert status == 0
+    assert text.rstrip("\n") == json.loads(out)["text"].rstrip("\n")
+    assert "5 tokens" in err
+
+
+def test_answers_come_in_prompt_order(generate, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "long " * 20}, {"messages": [{"role": "user", "content": "x"}]}]
+    path.write_text("\n".join(json.dumps(line) for line in lines * 3))
+    status, out, _ = generate(f"--prompt_file={path}", "--json", "--slots=4")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert [answer["prompt_index"] for answer in answers] == list(range(6))
+    assert answers[0]["token_ids"] == answers[2]["token_ids"] == answers[4]["token_ids"]
+
+
+def test_bad_lines_are_reported_and_good_ones_still_run(generate, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"prompt": "a"}\nnot json\n{"prompt": 3}\n' + json.dumps({"prompt": "b" * 300})
+    )
+    status, out, err = generate(f"--prompt_file={path}", "--json")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert status == 2
+    assert [answer["prompt_index"] for answer in answers] == [0, 1, 2, 3]
+    assert ["error" in answer for answer in answers] == [False, True, True, True]
+    assert f"{path}:2" in err
+    assert f"{path}:3" in err
+    assert "the context is 200" in answers[3]["error"]
+
+
+def test_a_file_without_a_good_line_fails_before_weights_load(generate, tmp_path, monkeypatch):
+    monkeypatch.setattr("ssd_jax.llm.LLM.load", lambda *_, **__: pytest.fail("weights loaded"))
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": 1}\n{"prompts": "x"}\n')
+    status, out, _ = generate(f"--prompt_file={path}", "--json")
+    assert status == 2
+    assert [json.loads(line)["prompt_index"] for line in out.splitlines()] == [0, 1]
+
+
+def test_chat_template_can_be_switched_off(generate):
+    _, templated, _ = generate("--prompt=hello", "--json")
+    _, plain, _ = generate("--prompt=hello", "--json", "--chat_template=false")
+    assert json.loads(templated)["token_ids"] != json.loads(plain)["token_ids"]
+
+
+def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('max_tokens = 2\nignore_eos = true\nstop = ["never-there"]\nslots = 2\n')
+    _, out, _ = generate(f"--config={path}", "--prompt=hello", "--json")
+    assert len(json.loads(out)["token_ids"]) == 5  # --max_tokens stands on the command line
+    path.write_text("ignore_eos = true\nmin_tokens = 3\ntemperature = 0.5\n")
+    status, _, _ = generate(f"--config={path}", "--prompt=hello", "--json")
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature=-1"], "temperature = -1.0 is out of range"),
+        (["--top_p=0"], "top_p = 0.0 is out of range"),
+        (["--top_k=-3"], "top_k = -3"),
+        (["--max_tokens=0"], "max_tokens = 0"),
+        (["--slots=0"], "slots = 0 must be at least 1"),
+        (["--slots=many"], "many"),
+        (["--mode=fast"], "mode = 'fast' is unknown; one of"),
+        (["--dtype=fp8"], "dtype = 'fp8' is unknown"),
+        (["--temprature=1"], "temprature"),
+        (["stray"], "unexpected argument 'stray'"),
+        (["--prompt_file=x.jsonl"], "one of --prompt"),
+        (["--mode=ssd", "--draft=ngram"], "mode = sd"),
+        (["--mode=sd"], "not built yet"),
+        (["--mode=ssd"], "not built yet"),
+        (["--mode=auto"], "not built yet"),
+        (["--dtype=int8"], "not built yet"),
+        (["--draft=default"], "not built yet"),
+        (["--k=4"], "not built yet"),
+        (["--draft_dtype=int8"], "not built yet"),
+        (["--draft_temperature=1"], "not built yet"),
+        (["--proposal_support=64"], "not built yet"),
+        (["--verify=coupled"], "not built yet"),
+        (["--exact=bitwise"], "not built yet"),
+        (["--logprobs=3"], "not built yet"),
+        (["--stop="], "empty stop string"),
+        (["--config=missing.toml"], "missing.toml"),
+    ],
+)
+def test_bad_settings_exit_2_with_a_reason_before_anything_loads(arguments, message, capsys):
+    status = main(["generate", "--target=does-not-exist", "--prompt=x", *arguments])
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_unknown_keys_of_a_config_file_name_the_nearest_one(tmp_path, capsys):
+    path = tmp_path / "settings.toml"
+    path.write_text("temprature = 1.0\n")
+    assert main(["generate", f"--config={path}", "--prompt=x"]) == 2
+    assert "unknown key 'temprature'; did you mean 'temperature'" in capsys.readouterr().err
+
+
+def test_a_target_that_does_not_exist_is_named(capsys):
+    assert main(["generate", "--target=no/such/model", "--prompt=x"]) == 2
+    assert "no/such/model" in capsys.readouterr().err
+
+
+def test_commands_are_listed_and_misspelt_ones_corrected(capsys):
+    assert main(["--help"]) == 0
+    assert "generate" in capsys.readouterr().out
+    assert main(["generte"]) == 2
+    assert "did you mean 'generate'" in capsys.readouterr().err
+    assert main([]) == 2

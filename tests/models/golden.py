@@ -1,0 +1,53 @@
+"""Running our decoder on a checkpoint directory, for comparison with stored and live oracles."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.weights.checkpoint import open_checkpoint
+from ssd_jax.weights.load import load_arrays
+
+FLOAT32 = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32))
+
+
+class Runner:
+    """A model over contiguous pages, run on any chunk of tokens."""
+
+    def __init__(self, model: FunctionalModel, parameters, *, slots: int, context: int = BLOCK):
+        self.model, self.parameters = model, parameters
+        self.pages = model.new_pages(slots, -(-context // BLOCK) * BLOCK)
+        self._run = jax.jit(self._forward)
+
+    def __call__(self, tokens: np.ndarray, start: int | np.ndarray = 0) -> np.ndarray:
+        """Logits [B, R, V] of tokens [B, R] at positions start, start + 1, ..."""
+        starts = np.broadcast_to(np.asarray(start, np.int32), tokens.shape[:1])
+        logits, self.pages = self._run(self.parameters, self.pages, tokens, starts)
+        return np.asarray(logits)
+
+    def _forward(self, parameters, pages, tokens, starts):
+        module = self.model.module(parameters)
+        positions = starts[:, None] + jnp.arange(tokens.shape[1])
+        hidden, pages = module.hidden(tokens, positions, positions + 1, pages, Contiguous())
+        logits = module.logits(hidden.reshape(tokens.size, -1))
+        return logits.reshape(*tokens.shape, -1), pages
+
+
+def runner(directory: Path, *, slots: int, execution: Execution = FLOAT32, **changes) -> Runner:
+    """A `Runner` on a checkpoint; `changes` are fields of `Execution`."""
+    checkpoint = open_checkpoint(str(directory))
+    model = FunctionalModel(checkpoint.config, dataclasses.replace(execution, **changes))
+    arrays = load_arrays(checkpoint.tensors, model.wanted(), where=str(directory))
+    return Runner(model, model.assemble(arrays), slots=slots)
+
+
+def our_logits(directory: Path, tokens: np.ndarray) -> np.ndarray:
+    """Float32 logits [B, T, V] of whole sequences tokens [B, T]."""
+    return runner(directory, slots=tokens.shape[0])(tokens.astype(np.int32))

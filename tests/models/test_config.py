@@ -1,0 +1,97 @@
+"""Reading configurations: what is supported is read right, what is not is named."""
+
+import numpy as np
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig, RopeScaling
+from ssd_jax.models.rope import inverse_frequencies
+from ssd_jax.models.sharding import ShardingRules
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+SCALING = RopeScaling(kind="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+def test_llama_3_2_is_read_with_its_rope_scaling():
+    config = ModelConfig.from_hf(LLAMA)
+    assert config.rope_scaling == SCALING
+    assert (config.head_dim, config.num_kv_heads, config.tie_embeddings) == (64, 8, True)
+
+
+def test_both_spellings_of_the_rope_settings_mean_the_same():
+    newer = {key: LLAMA[key] for key in LLAMA if key not in ("rope_theta", "rope_scaling")}
+    newer["rope_parameters"] = LLAMA["rope_scaling"] | {"rope_theta": LLAMA["rope_theta"]}
+    assert ModelConfig.from_hf(newer) == ModelConfig.from_hf(LLAMA)
+
+
+def test_key_value_heads_default_to_query_heads():
+    config = ModelConfig.from_hf({**LLAMA, "num_key_value_heads": None})
+    assert config.num_kv_heads == 32
+
+
+def test_families_differ_in_bias_and_norm():
+    qwen2 = ModelConfig.from_hf({**LLAMA, "model_type": "qwen2"})
+    qwen3 = ModelConfig.from_hf({**LLAMA, "model_type": "qwen3", "head_dim": 128})
+    assert (qwen2.qkv_bias, qwen2.qk_norm) == (True, False)
+    assert (qwen3.qkv_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 128)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, r"'gpt2' is not supported; supported: llama, qwen2, qwen3"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "'yarn'.*linear, llama3"),
+        ({"num_key_value_heads": 5}, "32 query heads do not divide into 5"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"mlp_bias": True}, "mlp_bias = True"),
+        ({"attention_bias": True}, "attention_bias = True"),
+    ],
+)
+def test_what_is_not_supported_is_named(change, message):
+    with pytest.raises(InputError, match=message):
+        ModelConfig.from_hf({**LLAMA, **change})
+
+
+def test_a_missing_key_is_named_with_the_file():
+    config = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+    with pytest.raises(InputError, match=r"some/config.json: required key 'hidden_size'"):
+        ModelConfig.from_hf(config, where="some/config.json")
+
+
+def test_llama3_scaling_keeps_short_and_divides_long_wavelengths():
+    plain = inverse_frequencies(ModelConfig.from_hf({**LLAMA, "rope_scaling": None}))
+    scaled = inverse_frequencies(ModelConfig.from_hf(LLAMA))
+    wavelengths = 2 * np.pi / plain
+    short, long = wavelengths < 8192 / 4, wavelengths > 8192
+    assert short.any()
+    assert long.any()
+    np.testing.assert_allclose(scaled[short], plain[short], rtol=1e-6)
+    np.testing.assert_allclose(scaled[long], plain[long] / 32, rtol=1e-6)
+    between = ~short & ~long
+    assert (scaled[between] < plain[between]).all()
+    assert (scaled[between] > plain[between] / 32).all()
+
+
+def test_two_logical_axes_may_not_share_a_mesh_axis():
+    rules = ShardingRules(embed="model")
+    with pytest.raises(ValueError, match="map one mesh axis twice"):
+        rules.spec(("vocab", "embed"))

@@ -1,0 +1,293 @@
+"""Makes `tests/goldens/logits/`: tiny random checkpoints and the logits transformers gives them.
+
+Run in the oracle environment (see the README beside this file) from the repository root:
+
+    python tests/oracle/make_logits.py
+
+Each folder holds what a Hugging Face repository holds, `config.json` and `model.safetensors`, and
+`logits.npz` with `tokens` (int32 [2, 40]) and `logits` (float32 [2, 40, vocabulary]), computed in
+float32 with eager attention from the saved files. The weights are drawn with NumPy from a fixed
+seed and rounded to the type they are stored in, so a rerun reproduces them bit by bit.
+
+`made_with.json` records the versions and, for every feature a loader could silently drop, how far
+the logits move without it: a golden that does not notice a missing bias would test nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import platform
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+FOLDER = Path(__file__).resolve().parents[1] / "goldens" / "logits"
+ROWS, POSITIONS = 2, 40
+WEIGHT_SCALE, BIAS_SCALE = 0.2, 0.5
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_type": "llama3",
+}
+LEAST_EFFECT = 0.05  # logits; the tests compare within 1e-4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One checkpoint: its `config.json` as published models spell it, and its storage type."""
+
+    config: Mapping[str, Any]
+    dtype: torch.dtype
+    ablations: Mapping[str, Callable[[transformers.PreTrainedModel], transformers.PreTrainedModel]]
+
+
+def cases() -> dict[str, Case]:
+    """The checkpoints by folder name; RoPE is spelled in both ways Hub checkpoints spell it."""
+    common = {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "initializer_range": WEIGHT_SCALE,
+        "intermediate_size": 64,
+        "max_position_embeddings": 256,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "use_cache": True,
+        "vocab_size": 128,
+    }
+    llama = common | {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-5,
+    }
+    return {
+        # Base 500 puts wavelengths below, inside and above the band that llama3 interpolates in.
+        "llama3-scaled": Case(
+            config=llama
+            | {
+                "rope_scaling": LLAMA3,
+                "rope_theta": 500.0,
+                "tie_word_embeddings": True,
+                "torch_dtype": "bfloat16",
+            },
+            dtype=torch.bfloat16,
+            ablations={
+                "rope scaling": _without_rope_scaling,
+                "rope interpolation band": _without_rope_band,
+                "rope theta": _with_default_theta,
+            },
+        ),
+        "llama-linear": Case(
+            config=llama
+            | {
+                "dtype": "bfloat16",
+                "rope_parameters": {"factor": 4.0, "rope_theta": 10000.0, "rope_type": "linear"},
+                "tie_word_embeddings": False,
+            },
+            dtype=torch.bfloat16,
+            ablations={"rope scaling": _without_rope_scaling, "untied head": _with_tied_head},
+        ),
+        # As Llama 2 was first published: no rope_theta at all, and rope_scaling null.
+        "llama-plain": Case(
+            config=llama
+            | {
+                "hidden_size": 48,
+                "intermediate_size": 48,
+                "num_attention_heads": 3,
+                "num_key_value_heads": 1,
+                "rope_scaling": None,
+                "tie_word_embeddings": True,
+                "torch_dtype": "float32",
+            },
+            dtype=torch.float32,
+            ablations={},
+        ),
+        "qwen2": Case(
+            config=common
+            | {
+                "architectures": ["Qwen2ForCausalLM"],
+                "max_window_layers": 2,
+                "model_type": "qwen2",
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1000000.0,
+                "sliding_window": 256,
+                "tie_word_embeddings": False,
+                "torch_dtype": "bfloat16",
+                "use_sliding_window": False,
+            },
+            dtype=torch.bfloat16,
+            ablations={
+                "rope theta": _with_default_theta,
+                "untied head": _with_tied_head,
+                **{f"{part} bias": _zeroing(f"{part}_proj.bias") for part in "qkv"},
+            },
+        ),
+        "qwen3": Case(
+            config=common
+            | {
+                "architectures": ["Qwen3ForCausalLM"],
+                "attention_bias": False,
+                "dtype": "bfloat16",
+                "head_dim": 16,
+                "hidden_size": 48,
+                "max_window_layers": 3,
+                "model_type": "qwen3",
+                "num_attention_heads": 6,
+                "num_hidden_layers": 3,
+                "rms_norm_eps": 1e-6,
+                "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+                "sliding_window": None,
+                "tie_word_embeddings": True,
+                "use_sliding_window": False,
+            },
+            dtype=torch.bfloat16,
+            ablations={
+                "rope theta": _with_default_theta,
+                **{f"{part} norm": _filling(f"{part}_norm.weight", 1.0) for part in "qk"},
+            },
+        ),
+    }
+
+
+def make(name: str, case: Case, folder: Path) -> dict[str, Any]:
+    """Writes one checkpoint and its logits.
+
+    Returns:
+      What `made_with.json` says of it: spread of the logits and the effect of every ablation.
+
+    Raises:
+      RuntimeError: an ablation moves no logit by more than `LEAST_EFFECT`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    _write_json(folder / "config.json", case.config)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    tensors = {
+        parameter: _draw(parameter, value.shape, rng).to(case.dtype)
+        for parameter, value in sorted(model.named_parameters())
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    tokens = rng.integers(0, config.vocab_size, (ROWS, POSITIONS), dtype=np.int32)
+    logits = _logits(_load(folder), tokens)
+    np.savez_compressed(folder / "logits.npz", tokens=tokens, logits=logits)
+    effects = {
+        what: float(np.abs(_logits(ablate(_load(folder)), tokens) - logits).max())
+        for what, ablate in case.ablations.items()
+    }
+    if weak := [what for what, effect in effects.items() if effect < LEAST_EFFECT]:
+        raise RuntimeError(f"{name}: logits hardly depend on {', '.join(weak)}: {effects}")
+    return {
+        "logits_standard_deviation": round(float(logits.std()), 4),
+        "largest_logit_change_without": {what: round(e, 4) for what, e in effects.items()},
+    }
+
+
+def _draw(parameter: str, shape: torch.Size, rng: np.random.Generator) -> torch.Tensor:
+    if parameter.endswith("norm.weight"):
+        values = rng.uniform(0.5, 1.5, shape)
+    else:
+        values = rng.normal(0.0, BIAS_SCALE if parameter.endswith("bias") else WEIGHT_SCALE, shape)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _load(folder: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@torch.no_grad()
+def _logits(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+    return model(torch.from_numpy(tokens).long(), use_cache=False).logits.numpy()
+
+
+def _rebuilt(model: transformers.PreTrainedModel, **changes: Any) -> transformers.PreTrainedModel:
+    """The same weights under a changed configuration."""
+    config = type(model.config).from_dict(model.config.to_dict() | changes)
+    config._attn_implementation = "eager"
+    rebuilt = type(model)(config).eval()
+    rebuilt.load_state_dict(model.state_dict())
+    return rebuilt
+
+
+def _without_rope_scaling(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    theta = model.config.rope_parameters["rope_theta"]
+    return _rebuilt(model, rope_parameters={"rope_theta": theta, "rope_type": "default"})
+
+
+def _without_rope_band(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    rope = model.config.rope_parameters
+    no_band = {"low_freq_factor": rope["high_freq_factor"] - 1e-3}
+    return _rebuilt(model, rope_parameters=rope | no_band)
+
+
+def _with_default_theta(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    return _rebuilt(model, rope_parameters=model.config.rope_parameters | {"rope_theta": 10000.0})
+
+
+def _with_tied_head(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    model.get_output_embeddings().weight.data = model.get_input_embeddings().weight.data
+    return model
+
+
+def _filling(
+    suffix: str, value: float
+) -> Callable[[transformers.PreTrainedModel], transformers.PreTrainedModel]:
+    def fill(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+        for name, parameter in model.named_parameters():
+            if name.endswith(suffix):
+                parameter.data.fill_(value)
+        return model
+
+    return fill
+
+
+def _zeroing(
+    suffix: str,
+) -> Callable[[transformers.PreTrainedModel], transformers.PreTrainedModel]:
+    return _filling(suffix, 0.0)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write (%(default)s)")
+    out = parser.parse_args().out
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)  # one order of summation, so a rerun gives the same bits
+    made = {name: make(name, case, out / name) for name, case in cases().items()}
+    _write_json(
+        out / "made_with.json",
+        {
+            "script": "tests/oracle/make_logits.py",
+            "date": datetime.date.today().isoformat(),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "checkpoints": made,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

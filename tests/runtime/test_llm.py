@@ -1,0 +1,168 @@
+"""The whole engine on tiny checkpoints: same text in any company, no compile after start-up."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax import LLM, InputError, SamplingParams
+from ssd_jax.kernels.kv_pages import BLOCK
+from ssd_jax.runtime.request import Request
+from tests import tiny
+from tests.models.golden import runner
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+PROMPTS = ["hello", "a longer prompt that takes more than one chunk of prefill", "x", "1 2 3"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    root = tmp_path_factory.mktemp("families")
+    return {family: tiny.write_checkpoint(root / family, family) for family in FAMILIES}
+
+
+def load(path, **settings):
+    settings = {"dtype": "float32", "context": 200, "compile_cache": "off"} | settings
+    return LLM(str(path), **settings)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoints):
+    return load(checkpoints["llama"], slots=3)
+
+
+def greedy_by_full_forward(path, prompt_ids, count):
+    """Greedy ids without a cache: one whole forward a token."""
+    run = runner(path, slots=1)
+    ids = list(prompt_ids)
+    for _ in range(count):
+        padded = np.array([ids + [0] * (BLOCK - len(ids))])  # causal: what follows is not seen
+        logits = run(padded)[0, len(ids) - 1, : tiny.TOKENS]
+        ids.append(int(logits.argmax()))
+    return ids[len(prompt_ids) :]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_equals_forwards_without_a_cache(checkpoints, family):
+    llm = load(checkpoints[family], slots=2)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    outputs = llm.generate(PROMPTS[:2], params)
+    for prompt, output in zip(PROMPTS, outputs, strict=False):
+        expected = greedy_by_full_forward(checkpoints[family], llm.encode(prompt), 6)
+        assert output.token_ids == expected
+
+
+def test_text_does_not_depend_on_company_slots_or_arrival(llm, checkpoints):
+    params = SamplingParams(max_tokens=12, temperature=0.9, top_k=50, top_p=0.95, seed=3)
+    alone = load(checkpoints["llama"], slots=1)
+    expected = [
+        next(event.output for event in alone.run([alone.request(p, params, i)]) if event.output)
+        for i, p in enumerate(PROMPTS)
+    ]
+    together = llm.generate(PROMPTS, params)
+    assert [o.token_ids for o in together] == [o.token_ids for o in expected]
+    backwards = [llm.request(p, params, i) for i, p in list(enumerate(PROMPTS))[::-1]]
+    outputs = [event.output for event in llm.run(backwards) if event.output]
+    assert {o.prompt_index: o.token_ids for o in outputs} == {
+        o.prompt_index: o.token_ids for o in expected
+    }
+
+
+def test_seed_and_index_change_sampled_text(llm):
+    def text(seed, index):
+        params = SamplingParams(max_tokens=16, temperature=1.0, seed=seed, ignore_eos=True)
+        events = llm.run([llm.request("hello", params, index)])
+        return next(event.output.token_ids for event in events if event.output)
+
+    assert text(1, 0) == text(1, 0)
+    assert len({tuple(text(s, i)) for s, i in [(1, 0), (2, 0), (1, 1), (2**63, 0)]}) == 4
+
+
+def test_no_program_is_compiled_after_start_up(llm, compilations):
+    jnp.arange(3) * 2.5  # shows that the listener sees a compile
+    assert compilations
+    compilations.clear()
+    mixed = [
+        SamplingParams(max_tokens=5),
+        SamplingParams(max_tokens=7, temperature=0.7, top_p=0.9, min_p=0.01, seed=9),
+        SamplingParams(max_tokens=9, temperature=1.5, top_k=3, min_tokens=4),
+        SamplingParams(max_tokens=3, stop=("e", "zz"), ignore_eos=True),
+    ]
+    requests = [llm.request(p * 3, mixed[i % 4], i) for i, p in enumerate(PROMPTS * 2)]
+    ids = [llm.engine.add(request) for request in requests[:4]]
+    for _ in range(3):
+        llm.engine.step()
+    llm.engine.cancel(ids[1])
+    ids += [llm.engine.add(request) for request in requests[4:]]
+    ended = 0
+    while llm.engine.has_work:
+        ended += sum(event.output is not None for event in llm.engine.step())
+    assert ended >= 7
+    assert compilations == []
+
+
+def test_padding_rows_of_the_vocabulary_are_never_generated(llm):
+    """320 rows, 259 tokens: at a high temperature padding would soon be drawn."""
+    params = SamplingParams(max_tokens=150, temperature=50.0, ignore_eos=True)
+    (output,) = llm.generate("hello", params)
+    assert len(set(output.token_ids)) > 50
+    assert max(output.token_ids) < tiny.TOKENS
+
+
+def test_min_tokens_keeps_eos_away(llm):
+    params = SamplingParams(max_tokens=40, min_tokens=40, temperature=50.0, seed=1)
+    (output,) = llm.generate("hello", params)
+    assert (len(output.token_ids), output.finish_reason) == (40, "length")
+    assert not {tiny.EOS, tiny.END_OF_TURN} & set(output.token_ids)
+
+
+def test_streamed_events_add_up_to_the_output(llm):
+    params = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
+    events = list(llm.stream("hello", params))
+    output = events[-1].output
+    assert output is not None
+    assert "".join(event.text for event in events) == output.text
+    assert [i for event in events for i in event.token_ids] == output.token_ids
+    assert output.text == llm.tokenizer.decode(output.token_ids)
+
+
+def test_leaving_a_stream_frees_its_slot(llm):
+    for _ in range(10):
+        stream = llm.stream("hello", SamplingParams(max_tokens=100, ignore_eos=True))
+        next(stream)
+        stream.close()
+    assert not llm.engine.has_work
+
+
+def test_messages_text_and_ids_are_all_prompts(llm):
+    messages = [{"role": "user", "content": "hello"}]
+    ids = llm.encode("hello")
+    assert llm.encode(messages) == ids == llm.encode(ids)
+    params = SamplingParams(max_tokens=3)
+    one, two = llm.generate([messages, ids], params)
+    assert one.token_ids == two.token_ids
+
+
+def test_the_context_of_the_checkpoint_is_the_limit(checkpoints):
+    with pytest.raises(InputError, match="context = 513 is more than the 512"):
+        load(checkpoints["llama"], context=513)
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_weights_load(checkpoints):
+    llm = LLM(str(checkpoints["llama"]), context=20, compile_cache="off", load=False)
+    with pytest.raises(InputError, match=r"tokens; the context is 20"):
+        llm.request("a prompt of more than twenty bytes")
+    assert llm._engine is None
+
+
+def test_a_request_up_to_the_last_position_of_the_context(llm):
+    (output,) = llm.generate([[65] * 195], SamplingParams(max_tokens=100, ignore_eos=True))
+    assert (len(output.token_ids), output.finish_reason) == (5, "length")
+
+
+def test_bfloat16_engine_equals_itself_in_other_company(checkpoints):
+    llm = load(checkpoints["qwen3"], slots=4, dtype="bfloat16")
+    params = SamplingParams(max_tokens=10)
+    assert Request(prompt_ids=[1]).index == 0
+    together = llm.generate(PROMPTS, params)
+    single = [llm.generate(prompt, params)[0] for prompt in PROMPTS]
+    assert [o.token_ids for o in together] == [o.token_ids for o in single]

@@ -1,0 +1,69 @@
+"""Where committed tokens end, also when several come at once."""
+
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.request import Request, SamplingParams
+from ssd_jax.runtime.sequence import Sequence
+
+EOS = 1
+
+
+def sequence(context=100, **params):
+    request = Request(prompt_ids=[7, 8, 9], params=SamplingParams(**params))
+    return Sequence(0, request, 0, eos_ids=frozenset({EOS}), context=context)
+
+
+def test_tokens_after_a_stop_in_the_same_block_are_dropped():
+    s = sequence()
+    assert s.commit([5, EOS, 6, 7]) == [5, EOS]
+    assert (s.output, s.finish_reason) == ([5, EOS], "stop")
+    assert s.commit([8]) == []
+
+
+def test_the_stop_is_checked_before_the_length():
+    s = sequence(max_tokens=2)
+    s.commit([5, EOS, 6])
+    assert s.finish_reason == "stop"
+
+
+def test_the_length_cuts_a_block():
+    s = sequence(max_tokens=2)
+    assert s.commit([5, 6, EOS]) == [5, 6]
+    assert s.finish_reason == "length"
+
+
+def test_the_context_counts_prompt_and_output():
+    s = sequence(context=5)
+    assert s.commit([5, 6, 7]) == [5, 6]
+    assert s.finish_reason == "length"
+
+
+def test_a_stop_id_does_not_end_before_min_tokens():
+    s = sequence(min_tokens=2)
+    assert s.commit([EOS, EOS, EOS, 5]) == [EOS, EOS, EOS]
+    assert s.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"temperature": -0.1},
+            r"temperature = -0.1 is out of range; give a value in \[0.0, inf\)",
+        ),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"temperature": float("inf")}, "temperature = inf"),
+        ({"top_p": 0.0}, r"top_p = 0.0 .* \(0.0, 1.0\]"),
+        ({"top_p": 1.1}, "top_p = 1.1"),
+        ({"min_p": 2}, "min_p = 2"),
+        ({"top_k": -1}, "top_k = -1"),
+        ({"seed": 2**64}, "seed"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens = 5"),
+        ({"stop": [""]}, "empty stop string"),
+    ],
+)
+def test_settings_out_of_range_are_named_with_the_range(params, message):
+    with pytest.raises(InputError, match=message):
+        SamplingParams(**params)

@@ -1,0 +1,70 @@
+"""Real checkpoints against stored outputs of `transformers` in float32 on the same weights."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssd_jax import LLM, SamplingParams
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+def golden(name):
+    return json.loads((GOLDENS / f"{name}.json").read_text())
+
+
+def first_logits(llm, prompt_ids):
+    """The logits after a prompt of at most 256 tokens, through the engine's own program."""
+    padded = np.zeros((1, 256), np.int32)
+    padded[0, : len(prompt_ids)] = prompt_ids
+    where = np.array([0, 0, len(prompt_ids)], np.int32)
+    prefill = llm.programs["prefill", 256]
+    logits, _ = prefill(llm.parameters, llm.programs.new_pages(), padded, where)
+    return np.asarray(logits, np.float64)[0, 0]
+
+
+def check(path, name):
+    expected = golden(name)
+    llm = LLM(str(path), dtype="float32", context=512)
+    assert llm.encode(expected["messages"]) == expected["prompt_ids"]
+    logits = first_logits(llm, expected["prompt_ids"])
+    for token, logit in expected["top5"]:
+        assert logits[token] == pytest.approx(logit, abs=0.02)
+    top = logits.max()
+    assert top + np.log(np.exp(logits - top).sum()) == pytest.approx(
+        expected["logsumexp"], abs=0.02
+    )
+    params = SamplingParams(max_tokens=expected["max_new_tokens"])
+    (output,) = llm.generate([expected["messages"]], params)
+    assert output.token_ids == expected["greedy_ids"]
+
+
+def test_smollm2_gives_the_golden_prompt_logits_and_text(smollm2_path):
+    check(smollm2_path, "smollm2")
+
+
+@pytest.mark.slow
+def test_qwen_draft_gives_the_golden_prompt_logits_and_text(qwen_draft_path):
+    check(qwen_draft_path, "qwen2.5-coder-0.5b")
+
+
+@pytest.mark.slow
+def test_qwen_target_gives_the_golden_prompt_logits_and_text(qwen_target_path):
+    check(qwen_target_path, "qwen2.5-coder-1.5b")
+
+
+def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_path, tmp_path):
+    from ssd_jax.commands.main import main
+
+    out = tmp_path / "smollm2"
+    assert main(["convert", f"--target={smollm2_path}", f"--out={out}", "--dtype=bfloat16"]) == 0
+    before = LLM(str(smollm2_path), context=256)
+    after = LLM(str(out), context=256)
+    for one, other in zip(before.parameters, after.parameters, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    params = SamplingParams(max_tokens=24)
+    texts = [llm.generate("Why is the sky blue?", params)[0].text for llm in (before, after)]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 20
