@@ -17,7 +17,7 @@ slow: $(VENV)/.test
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, this is %d.%d; name another: make PYTHON=python3.12" % v)'

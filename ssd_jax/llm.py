@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import jax
 
@@ -24,12 +26,10 @@ from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.weights.cache_dir import cache_dir
 from ssd_jax.weights.checkpoint import open_checkpoint
 from ssd_jax.weights.load import load_arrays
+from ssd_jax.weights.progress import Progress
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text, chat messages ({"role", "content"}), or token ids."""
-
-
-Progress = Callable[[int, int], None]
 
 
 class LLM:
@@ -43,7 +43,7 @@ class LLM:
       target: model source; see `Config.target`.
       load: whether to load now; with False, prompts can be checked first (`request`) and `load`
         called later.
-      progress: called with (bytes loaded, bytes in all) while weights load.
+      progress: called with (bytes done, bytes in all) while weights are downloaded and loaded.
       settings: any field of `Config`.
 
     Raises:
@@ -67,10 +67,11 @@ class LLM:
         if self.config.compile_cache != "off":
             cache = self.config.compile_cache
             compat.use_compile_cache(cache_dir() / "xla" if cache == "auto" else Path(cache))
-        self.checkpoint = open_checkpoint(self.config.target)
+        self.checkpoint = open_checkpoint(self.config.target, progress=progress)
         self._check_context()
         self.tokenizer: Tokenizer = self.checkpoint.load_tokenizer()
         self._engine: Engine | None = None
+        self._mail: dict[int, deque[TokenEvent]] = {}
         if load:
             self.load(progress=progress)
 
@@ -125,15 +126,24 @@ class LLM:
         Raises:
           InputError: messages without a chat template, or malformed ones.
         """
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
-            return [int(token) for token in prompt]  # pyright: ignore[reportArgumentType]
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            return self._checked_ids(cast("list[int]", list(prompt)))
         templated = self.config.chat_template
         if templated is None:
             templated = self.tokenizer.has_chat_template
         if isinstance(prompt, str) and not templated:
             return self.tokenizer.encode(prompt)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.tokenizer.apply_chat_template(messages)
+        return self.tokenizer.apply_chat_template(cast("list[dict[str, str]]", list(messages)))
+
+    def _checked_ids(self, ids: list[int]) -> list[int]:
+        outside = [token for token in ids if not 0 <= token < self.tokenizer.size]
+        if outside:
+            raise InputError(
+                f"token id {outside[0]} is not in the vocabulary; ids are 0 to "
+                f"{self.tokenizer.size - 1}"
+            )
+        return ids
 
     def request(
         self, prompt: Prompt, params: SamplingParams | None = None, index: int = 0
@@ -170,18 +180,31 @@ class LLM:
     def run(self, requests: Sequence[Request]) -> Iterator[TokenEvent]:
         """Events of these requests until all have ended; leaving early cancels them."""
         ids = {self.engine.add(request) for request in requests}
+        mine: deque[TokenEvent] = deque()
+        self._mail |= dict.fromkeys(ids, mine)
         try:
             while ids:
-                for event in self.engine.step():
-                    if event.request_id in ids:
-                        if event.output is not None:
-                            ids.discard(event.request_id)
-                        yield event
+                while not mine:
+                    self._step()
+                event = mine.popleft()
+                if event.output is not None:
+                    ids.discard(event.request_id)
+                yield event
         finally:
             for request_id in ids:
+                self._mail.pop(request_id, None)  # gone when its last event waits in `mine`
                 self.engine.cancel(request_id)
             if ids:
-                self.engine.step()
+                self._step()
+
+    def _step(self) -> None:
+        """One round of the engine; events go to whoever runs their request."""
+        for event in self.engine.step():
+            mail = self._mail.get(event.request_id)
+            if mail is not None:
+                mail.append(event)
+                if event.output is not None:
+                    del self._mail[event.request_id]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -189,6 +212,5 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
     A string, a list of messages and a list of ids are each one prompt.
     """
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], Mapping | int)):
-        return [prompts]  # pyright: ignore[reportReturnType]
-    return list(prompts)  # pyright: ignore[reportReturnType, reportArgumentType]
+    single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], Mapping | int))
+    return [cast("Prompt", prompts)] if single else cast("list[Prompt]", list(prompts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from ssd_jax.bench.environment import describe, headline
 from ssd_jax.bench.prompts import Prompt, load_prompts
 from ssd_jax.bench.run import PromptResult, run_paired
 from ssd_jax.commands import settings
-from ssd_jax.commands.loading import load_with_progress
+from ssd_jax.commands.loading import load, open_llm, progress_bar
 from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.request import SamplingParams
 
@@ -40,13 +39,10 @@ def run(arguments: Sequence[str]) -> int:
         raise NotBuiltYetError(f"modes = {','.join(given['modes'])}", "modes = ar")
     config = settings.config_of(given)
     prompts = load_prompts(given["prompts"]) if given["suite"] == "prompts" else []
-
-    from ssd_jax.llm import LLM
-
-    llm = LLM(config=config, load=False)
+    llm = open_llm(config)
     for prompt in prompts:
         llm.request(prompt.content, settings.params_of(given))
-    load_with_progress(llm)
+    load(llm)
     environment = describe()
     shown = {
         name: value for name, value in given.items() if name not in ("help", "h") and value != []
@@ -98,13 +94,14 @@ def _prompts(
     llm: LLM, prompts: list[Prompt], given: Mapping[str, Any], shown: dict, environment: dict
 ) -> Report:
     params = settings.params_of(given)
-    result = run_paired(
-        {"ar": lambda prompt: prompt_result(llm, prompt, params)},
-        prompts,
-        warmup=given["warmup"],
-        repeats=given["repeats"],
-        progress=_progress("prompts"),
-    )
+    with progress_bar("prompts", unit="runs") as progress:
+        result = run_paired(
+            {"ar": lambda prompt: prompt_result(llm, prompt, params)},
+            prompts,
+            warmup=given["warmup"],
+            repeats=given["repeats"],
+            progress=progress,
+        )
     document = report.bench_json(result, settings=shown, environment=environment)
     return report.bench_table(result), document
 
@@ -129,12 +126,13 @@ def _step(
 
         return run_once
 
-    result = step.time_steps(
-        forward,
-        weight_bytes=sum(parameter.nbytes for parameter in parameters),
-        repeats=given["step_repeats"],
-        progress=_progress("rounds"),
-    )
+    with progress_bar("forwards of every width", unit="rounds") as progress:
+        result = step.time_steps(
+            forward,
+            weight_bytes=sum(parameter.nbytes for parameter in parameters),
+            repeats=given["step_repeats"],
+            progress=progress,
+        )
     bandwidth = measure_bandwidth(jax.devices()[0])
     document = step.step_json(result, bandwidth, settings=shown, environment=environment)
     return step.step_table(result, bandwidth), document
@@ -175,11 +173,3 @@ def _overhead(
 
 
 _SUITES = {"prompts": _prompts, "step": _step, "overhead": _overhead}
-
-
-def _progress(unit: str) -> Callable[[int, int], None] | None:
-    if not sys.stderr.isatty():
-        return None
-    return lambda done, total: print(
-        f"\r{done}/{total} {unit}", end="\n" if done == total else "", file=sys.stderr, flush=True
-    )

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ssd_jax.bench.demo import SpeedRow, summary_table
 from ssd_jax.commands import settings
-from ssd_jax.commands.loading import load_with_progress
+from ssd_jax.commands.loading import load, open_llm
 
 _PROMPT = "Name three uses of a paperclip."
 
@@ -25,11 +25,8 @@ def run(arguments: Sequence[str]) -> int:
     config, params = settings.config_of(given), settings.params_of(given)
     console = Console()
     console.print(f"[bold]{given['prompt']}[/bold]", highlight=False)
-
-    from ssd_jax.llm import LLM
-
-    llm = LLM(config=config, load=False)
-    load_with_progress(llm)
+    llm = open_llm(config)
+    load(llm)
     for event in llm.stream(given["prompt"], params):
         sys.stdout.write(event.text)
         sys.stdout.flush()

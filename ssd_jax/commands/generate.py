@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from ssd_jax.commands import settings
-from ssd_jax.commands.loading import load_with_progress
+from ssd_jax.commands.loading import load, open_llm
 from ssd_jax.errors import InputError
 from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
 from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
@@ -42,10 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "generate", arguments)
     config, params = settings.config_of(given), settings.params_of(given)
     prompts = _prompts(given)
-
-    from ssd_jax.llm import LLM  # bad flags must not wait for JAX
-
-    llm = LLM(config=config, load=False)
+    llm = open_llm(config)
     requests: list[Request] = []
     refused: list[_Refused] = []
     for index, prompt in enumerate(prompts):
@@ -57,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
             refused.append(_Refused(index, str(error)))
             print(f"prompt {index}: {error}", file=sys.stderr)
     if requests:
-        load_with_progress(llm)
+        load(llm)
     write = _JsonLines(refused) if given["json"] else _Text(len(prompts))
     for event in llm.run(requests):
         write.event(event)

@@ -1,22 +1,54 @@
-"""Loading a model with a progress bar on standard error."""
+"""Opening and loading a model with progress bars on standard error."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from ssd_jax.config import Config
+from ssd_jax.weights.progress import Progress
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 
-def load_with_progress(llm: LLM) -> None:
-    """Compiles programs and loads weights; shows a bar when standard error is a terminal."""
+def open_llm(config: Config) -> LLM:
+    """A model that is downloaded if need be, with its tokenizer; weights are not loaded yet."""
+    from ssd_jax.llm import LLM  # bad flags must not wait for JAX
+
+    with progress_bar("downloading", unit="bytes") as progress:
+        return LLM(config=config, load=False, progress=progress)
+
+
+def load(llm: LLM) -> None:
+    """Compiles programs and loads weights."""
+    with progress_bar("loading weights, compiling", unit="bytes") as progress:
+        llm.load(progress=progress)
+
+
+@contextlib.contextmanager
+def progress_bar(label: str, *, unit: str) -> Iterator[Progress | None]:
+    """A bar that appears with the first report of (done, total) and goes away at the end.
+
+    Yields None where standard error is not a terminal.
+    """
     if not sys.stderr.isatty():
-        llm.load()
+        yield None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        TextColumn,
+    )
+    from rich.progress import Progress as Bars
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading weights, compiling", total=None)
-        llm.load(progress=lambda done, total: bar.update(task, completed=done, total=total))
+    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), count)
+    with Bars(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)

@@ -85,9 +85,10 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, execution: Execution):
         wide, dtype = (config.intermediate_size, config.hidden_size), execution.compute
+        narrow = (config.hidden_size, config.intermediate_size)
         self.gate_proj = Linear(wide, ("ffn", "embed"), dtype)
         self.up_proj = Linear(wide, ("ffn", "embed"), dtype)
-        self.down_proj = Linear(wide[::-1], ("embed", "ffn"), dtype)
+        self.down_proj = Linear(narrow, ("embed", "ffn"), dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[n, hidden] -> [n, hidden] float32."""
@@ -160,8 +161,13 @@ class CausalLM(nnx.Module):
         frequencies = rope.inverse_frequencies(self.config)
         step = Step(positions, visible, page_table, *rope.rotation(positions, frequencies))
         x = self.model.embed_tokens(pad_rows(tokens.reshape(-1), self.execution.min_rows))
-        run = _scan if self.execution.scan_layers else _unroll
-        x, pages = run(self.model.layers, x, pages, step)
+        layers = self.model.layers
+        if isinstance(layers, nnx.List):
+            assert isinstance(pages, list)
+            x, pages = _unroll(layers, x, pages, step)
+        else:
+            assert isinstance(pages, tuple)
+            x, pages = _scan(layers, x, pages, step)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages
 
     def logits(self, hidden: jax.Array) -> jax.Array:

@@ -105,7 +105,7 @@ class FunctionalModel:
             shape, dtype, sharding=self.rules.sharding(self.mesh, stacked + axes)
         )
 
-    def _names(self, path: tuple[str | int, ...]) -> list[str]:
+    def _names(self, path: Sequence[Any]) -> list[str]:
         parts = [str(part) for part in path]
         if self.execution.scan_layers and parts[:2] == ["model", "layers"]:
             layers = range(self.config.num_layers)

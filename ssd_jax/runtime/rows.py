@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,45 +16,44 @@ class SamplingRows:
     """`Sampling` of `rows` slots; slots start greedy."""
 
     def __init__(self, rows: int) -> None:
-        self._host = Sampling(
-            temperature=np.zeros(rows, np.float32),
-            top_k=np.zeros(rows, np.int32),
-            top_p=np.ones(rows, np.float32),
-            min_p=np.zeros(rows, np.float32),
-            seed=np.zeros((rows, 2), np.uint32),
-            request=np.zeros(rows, np.uint32),
-            banned=np.full((rows, MAX_STOP_IDS), -1, np.int32),
-            ban_before=np.zeros(rows, np.int32),
-        )
+        self._host: dict[str, Any] = {
+            "temperature": np.zeros(rows, np.float32),
+            "top_k": np.zeros(rows, np.int32),
+            "top_p": np.ones(rows, np.float32),
+            "min_p": np.zeros(rows, np.float32),
+            "seed": np.zeros((rows, 2), np.uint32),
+            "request": np.zeros(rows, np.uint32),
+            "banned": np.full((rows, MAX_STOP_IDS), -1, np.int32),
+            "ban_before": np.zeros(rows, np.int32),
+        }
         self._device: Sampling | None = None
 
     def set(
         self, row: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
     ) -> None:
         """Sets one slot; see `roles.Target.open`."""
-        host = self._host
-        host.temperature[row] = params.temperature
-        host.top_k[row] = params.top_k
-        host.top_p[row] = params.top_p
-        host.min_p[row] = params.min_p
-        host.seed[row] = (params.seed & 0xFFFFFFFF, params.seed >> 32)
-        host.request[row] = index
-        host.banned[row] = -1
-        host.banned[row, : len(banned)] = banned
-        host.ban_before[row] = ban_before
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            self._host[name][row] = getattr(params, name)
+        self._host["seed"][row] = (params.seed & 0xFFFFFFFF, params.seed >> 32)
+        self._host["request"][row] = index
+        self._host["banned"][row] = -1
+        self._host["banned"][row, : len(banned)] = banned
+        self._host["ban_before"][row] = ban_before
         self._device = None
 
-    def on_device(self, put=jax.device_put) -> Sampling:
+    def on_device(self) -> Sampling:
         """All slots, copied only after a change."""
         if self._device is None:
             # The host arrays are changed in place later, and a CPU device may share their memory.
-            self._device = put(Sampling(*(array.copy() for array in self._host)))
+            arrays = {name: jax.device_put(np.array(a)) for name, a in self._host.items()}
+            self._device = Sampling(**arrays)
         return self._device
 
     def row(self, row: int) -> Sampling:
         """One slot as a batch of one."""
-        return Sampling(*(array[row : row + 1].copy() for array in self._host))
+        return Sampling(**{name: a[row : row + 1].copy() for name, a in self._host.items()})
 
     def structs(self) -> Sampling:
         """Shapes and dtypes, for compilation."""
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._host)
+        arrays = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in self._host.items()}
+        return Sampling(**arrays)  # pyright: ignore[reportArgumentType]

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
-# Names are llama.cpp's (`tokenizer.ggml.pre`). The patterns are those of the tokenizer.json files of
-# Qwen2 and Llama 3; llama.cpp's own ones cut the same pieces.
+# Names are llama.cpp's (`tokenizer.ggml.pre`). The patterns are those in the tokenizer.json files
+# of Qwen2 and Llama 3; llama.cpp's own ones cut the same pieces.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = rf"{_WORDS}|\p{{N}}|{_REST}"

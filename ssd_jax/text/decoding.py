@@ -12,7 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import tokenizers
@@ -101,8 +101,8 @@ class WindowStream:
 def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[], TextStream]:
     """Return what opens a stream for this tokenizer, chosen by its decoder."""
     decoder = backend.decoder
-    description = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
-    if description["type"] == "ByteLevel":
+    description: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
+    if description.get("type") == "ByteLevel":
         piece = _byte_level_piece(backend)
         return lambda: ByteStream(piece, strip_space=False)
     steps = description.get("decoders", [])

@@ -19,7 +19,8 @@ class Tokenizer:
     """Text to token ids and back, with the special tokens and the chat template of a checkpoint.
 
     Attributes:
-      size: number of tokens, added ones included; ids from here on are padding rows of the model.
+      size: one more than the last id of a token, added ones included; ids from here on are padding
+        rows of the model.
       eos_ids: every id that ends a generation.
       bos_id: the id that begins a text, if the checkpoint names one.
       special_ids: ids that `decode` and `Detokenizer` skip.
@@ -55,8 +56,8 @@ class Tokenizer:
         )
         self._where = where
         self._open_stream = stream_opener(backend)
-        # Added tokens may lie beyond a gap: the last id counts, not the number of tokens.
-        self.size = max([backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)])
+        # There may be gaps between ids: the last one counts, not the number of tokens.
+        self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_ids = frozenset(eos_ids)
         self.bos_id = bos_id
         self.special_ids = frozenset(i for i, token in added.items() if token.special)

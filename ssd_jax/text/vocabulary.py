@@ -6,23 +6,31 @@ from ssd_jax.errors import InputError
 from ssd_jax.text.tokenizer import Tokenizer
 
 
-def first_difference(a: Tokenizer, b: Tokenizer) -> str | None:
+def first_difference(
+    a: Tokenizer, b: Tokenizer, *, names: tuple[str, str] = ("the first", "the second")
+) -> str | None:
     """Return the lowest id whose tokens differ, in words, or None if the vocabularies are equal.
 
-    Padding rows (ids that neither or only one model has room for, without a token) do not count.
-    Which ids are special, or end a text, is no part of a vocabulary: the target alone decides that.
+    Padding rows, which hold no token, do not count. Neither does which tokens are special or end a
+    text: ids are all that a draft sends, and the target decides when to stop.
+
+    Args:
+      a: a tokenizer.
+      b: another one.
+      names: what to call them in the answer.
     """
     for token_id in range(max(a.size, b.size)):
-        token_a, token_b = a.token(token_id), b.token(token_id)
-        if token_a != token_b:
-            first, second = _shown(token_a), _shown(token_b)
-            return f"id {token_id} is {first} in the first and {second} in the second"
+        first, second = a.token(token_id), b.token(token_id)
+        if first != second:
+            return (
+                f"id {token_id} is {_shown(first)} in {names[0]} and {_shown(second)} in {names[1]}"
+            )
     return None
 
 
 def require_same(target: Tokenizer, draft: Tokenizer, *, target_name: str, draft_name: str) -> None:
     """Raise InputError, naming the first difference, unless both vocabularies are equal."""
-    difference = first_difference(target, draft)
+    difference = first_difference(target, draft, names=("the target", "the draft"))
     if difference is not None:
         raise InputError(
             f"the draft {draft_name} ({draft.size} tokens) does not have the vocabulary of the "

@@ -50,7 +50,8 @@ class StorageType:
         for first in range(0, len(pieces), _ROWS):
             part = slice(first, first + _ROWS)
             values[part] = gguf.quants.dequantize(pieces[part], kind)
-        return values.reshape(*stored.shape[:-1], -1)
+        columns = stored.shape[-1] // self.block_bytes * self.block
+        return values.reshape(*stored.shape[:-1], columns)
 
 
 def storage_type(type_id: int) -> StorageType | None:

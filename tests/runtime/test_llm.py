@@ -133,6 +133,25 @@ def test_leaving_a_stream_frees_its_slot(llm):
     assert not llm.engine.has_work
 
 
+def test_streams_may_be_read_in_turns(llm):
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    expected = [output.text for output in llm.generate(PROMPTS[:2], params)]
+    streams = [llm.stream(prompt, params) for prompt in PROMPTS[:2]]
+    texts = ["", ""]
+    while streams[0] is not None:
+        for number, stream in enumerate(streams):
+            event = next(stream, None)
+            texts[number] += event.text if event else ""
+            if event is None:
+                streams = [None, None]
+    assert texts == expected
+
+
+def test_a_token_id_outside_the_vocabulary_is_named(llm):
+    with pytest.raises(InputError, match=r"token id 259 .* 0 to 258"):
+        llm.request([5, 259])
+
+
 def test_messages_text_and_ids_are_all_prompts(llm):
     messages = [{"role": "user", "content": "hello"}]
     ids = llm.encode("hello")
