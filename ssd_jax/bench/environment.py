@@ -55,15 +55,12 @@ def headline(environment: Mapping[str, Any]) -> str:
     if environment["platform"] == "cpu":
         device = environment["cpu_model"] or device
     commit = environment["commit"]
-    parts = [
-        device,
-        f"{used} of {cores} cores",
-        f"jax {environment['versions']['jax']}",
-        f"ssd_jax {environment['versions']['ssd_jax']}",
-    ]
     if commit:
-        parts.append(commit[:9] + ("+changes" if environment["commit_modified"] else ""))
-    return ", ".join(parts)
+        ours = commit[:9] + ("+changes" if environment["commit_modified"] else "")
+    else:
+        ours = environment["versions"]["ssd_jax"]
+    jax_version = environment["versions"]["jax"]
+    return f"{device}, {used}/{cores} cores, jax {jax_version}, ssd_jax {ours}"
 
 
 def versions() -> dict[str, str | None]:

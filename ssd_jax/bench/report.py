@@ -117,7 +117,7 @@ _COLUMNS: tuple[Column[VariantSummary], ...] = (
 
 def _notes(result: BenchResult, summaries: list[VariantSummary]) -> list[str]:
     count = len(result.prompts)
-    notes = ["tokens/s: decoding alone, without prefill; medians over prompts; gap: between tokens"]
+    notes = ["tokens/s: decoding, no prefill; medians over prompts; gap: time between tokens"]
     if len(summaries) > 1:
         notes.append(f"ratio: of tokens/s against {result.variants[0]}, paired by prompt")
         notes.append(f"same ids: as {result.variants[0]} in every repeat")

@@ -173,7 +173,7 @@ def _notes(result: StepResult, bandwidth: Bandwidth) -> list[str]:
     ]
     if bandwidth.cache_bytes and result.weight_bytes < bandwidth.cache_bytes:
         notes.append(
-            f"  the weights may stay in the {bandwidth.cache_bytes >> 20} MiB cache, "
-            "so forwards can be faster than memory"
+            f"  the weights may stay in the {bandwidth.cache_bytes >> 20} MiB cache: "
+            "forwards may beat memory"
         )
     return notes

@@ -211,3 +211,23 @@ def test_the_commit_is_null_where_the_package_is_not_a_checkout(tmp_path):
     assert environment.commit(tmp_path) == {"commit": None, "commit_modified": None}
     (tmp_path / ".git").mkdir()  # not a repository after all
     assert environment.commit(tmp_path) == {"commit": None, "commit_modified": None}
+
+
+@pytest.mark.parametrize(
+    ("commit", "modified", "ours"),
+    [("0123456789abcdef", True, "012345678+changes"), (None, None, "0.1.0")],
+)
+def test_the_headline_names_the_processor_the_cores_and_what_was_measured(commit, modified, ours):
+    facts = {
+        "device": "cpu",
+        "platform": "cpu",
+        "cpu_model": "Xeon",
+        "cpu_count": 8,
+        "cpu_affinity": [2, 3],
+        "versions": {"jax": "0.10.2", "ssd_jax": "0.1.0"},
+        "commit": commit,
+        "commit_modified": modified,
+    }
+    assert environment.headline(facts) == f"Xeon, 2/8 cores, jax 0.10.2, ssd_jax {ours}"
+    on_gpu = facts | {"platform": "gpu", "device": "NVIDIA H200", "cpu_affinity": None}
+    assert environment.headline(on_gpu).startswith("NVIDIA H200, 8/8 cores")

@@ -1,0 +1,116 @@
+"""An engine of `bench_engines.py` in a process of its own, and one undisturbed run of it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from bench_engines import Engine
+
+WORKER_SCRIPT = Path(__file__).with_name("bench_transformers.py")
+FORWARDED = ("model", "prompts", "max_tokens", "dtype", "cores")
+MOST_FOREIGN_CPU = 0.1  # cores; torch's spinning threads collapse when anything shares theirs
+TRIES = 6
+
+
+class Worker:
+    """An engine in another process, loaded and warm, that runs only when told to.
+
+    Between runs it is blocked reading its standard input. Start one after the other: loading
+    and warm-up are over when the constructor returns.
+
+    Raises:
+      RuntimeError: the process ended instead of answering (its error is on standard error).
+    """
+
+    def __init__(self, python: str, engine: str, args: argparse.Namespace) -> None:
+        self.engine = engine
+        command = [python, str(WORKER_SCRIPT), "--worker", "--engine", engine]
+        for name in FORWARDED:
+            command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.about = self._answer()
+
+    def generate(self, index: int) -> dict[str, Any]:
+        """The `Measurement` of one prompt, as a dictionary."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{index}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the process so far (Linux only)."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii")
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the {self.engine} worker ended (status {self._process.wait()})")
+        return json.loads(line)
+
+
+def serve(engine: Engine, about: dict[str, Any], out: TextIO) -> None:
+    """The worker's side: answers prompt indices on standard input until that closes."""
+    print(json.dumps(about), file=out, flush=True)
+    for line in sys.stdin:
+        measurement = engine.generate(int(line))
+        print(json.dumps(dataclasses.asdict(measurement)), file=out, flush=True)
+
+
+def undisturbed_run(worker: Worker, idle: Sequence[Worker], index: int) -> dict[str, Any]:
+    """One prompt on `worker`, run again while other processes used the machine meanwhile.
+
+    A run is discarded for what others did, never for its own speed. After `TRIES` the last one
+    stands.
+
+    Returns:
+      The measurement with `idle_cpu` and `foreign_cpu`: cores used by the idle engines and by
+      everything else on the machine while it ran, and `discarded`, the runs thrown away.
+    """
+    for attempt in range(TRIES):
+        before = _clocks(worker, idle)
+        run = worker.generate(index)
+        wall, machine, own, idling = (
+            after - start for after, start in zip(_clocks(worker, idle), before, strict=True)
+        )
+        run |= {
+            "idle_cpu": idling / wall,
+            "foreign_cpu": max(0.0, machine - own - idling) / wall,
+            "discarded": attempt,
+        }
+        if run["foreign_cpu"] <= MOST_FOREIGN_CPU:
+            break
+    return run
+
+
+def _clocks(worker: Worker, idle: Sequence[Worker]) -> tuple[float, float, float, float]:
+    """Seconds: wall, CPU of the whole machine, of the worker, of the idle ones."""
+    return (
+        time.perf_counter(),
+        _machine_cpu_seconds(),
+        worker.cpu_seconds(),
+        sum(other.cpu_seconds() for other in idle),
+    )
+
+
+def _machine_cpu_seconds() -> float:
+    """User, nice, system and interrupt time of all cores so far (Linux only)."""
+    first, *_ = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, first.split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
