@@ -26,8 +26,7 @@ _ROLES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
+}  # as templates call them; a padding token may lie among the padding rows and is not needed
 _SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
 
 
@@ -59,9 +58,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     else:
         backend = _sentencepiece(metadata, tokens, types, ids["unknown_token_id"], where)
     ends = {ids[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in ids}
-    special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)} | set(
-        ids.values()
-    )
+    special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)}
+    special.update(ids.values())
     _add_tokens(backend, tokens, types, special)
     if _adds_bos(metadata, model) and "bos_token_id" in ids:
         begin_with(backend, ids["bos_token_id"])
@@ -145,7 +143,6 @@ def _sentencepiece(
     return sentencepiece_bpe(
         tokens,
         scores,
-        mergeable=[kind == _NORMAL for kind in types],
         unknown_id=unknown_id,
         space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
     )

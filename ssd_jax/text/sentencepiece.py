@@ -19,7 +19,6 @@ def sentencepiece_bpe(
     tokens: Sequence[str],
     scores: Sequence[float],
     *,
-    mergeable: Sequence[bool],
     unknown_id: int,
     space_prefix: bool,
 ) -> Tokenizer:
@@ -28,7 +27,6 @@ def sentencepiece_bpe(
     Args:
       tokens: by id; a space is written as SPACE_MARK, bytes as `<0x0A>`.
       scores: by id; of two possible merges the one that makes the better scored token comes first.
-      mergeable: by id; false for tokens that text never becomes by merging (control, bytes, ...).
       unknown_id: the id of what is neither a token nor, for lack of byte tokens, bytes.
       space_prefix: a text begins with a space that `decode` takes away.
     """
@@ -38,7 +36,7 @@ def sentencepiece_bpe(
     backend = Tokenizer(
         models.BPE(
             vocab,
-            merges_by_score(tokens, scores, mergeable),
+            merges_by_score(tokens, scores),
             unk_token=tokens[unknown_id],
             fuse_unk=True,
             byte_fallback=True,
@@ -54,11 +52,9 @@ def sentencepiece_bpe(
     return backend
 
 
-def merges_by_score(
-    tokens: Sequence[str], scores: Sequence[float], mergeable: Sequence[bool]
-) -> list[tuple[str, str]]:
+def merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return every pair of tokens that makes a token, best scored result first, then lowest ids."""
-    id_of = {token: i for i, token in enumerate(tokens) if mergeable[i]}
+    id_of = {token: token_id for token_id, token in enumerate(tokens)}
     ranked: list[tuple[float, int, int]] = []
     for token, token_id in id_of.items():
         for cut in range(1, len(token)):

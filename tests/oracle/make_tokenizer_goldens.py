@@ -75,13 +75,13 @@ def small_vocabulary(texts: list[str]) -> dict[str, Any]:
         if max(word.lstrip("\u2581"), default="") < "\u0400"
     )
     characters = sorted({char for word in words for char in word})
-    merged = train(words, merges=400)
-    tokens = [*named, *merged, *characters]
-    normal = len(merged) + len(characters)
+    ranked = [*train(words, merges=400), *characters]
+    normal = len(ranked)
+    tokens = [*named, *reversed(ranked)]  # ids need not follow the scores
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0] * len(named) + [float(-i) for i in range(normal)],
+        "tokenizer.ggml.scores": [0.0] * len(named) + [float(i - normal) for i in range(normal)],
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [4] + [1] * normal,
     }
 

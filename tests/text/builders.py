@@ -27,7 +27,7 @@ def metadata(*added: tuple[str, int], **changes: Any) -> dict[str, Any]:
 
 def backend(*added: AddedToken) -> Tokenizer:
     """A byte-level tokenizer with the same vocabulary."""
-    merges = [tuple(merge.split(" ")) for merge in MERGES]
+    merges = [(left, right) for left, right in (merge.split(" ") for merge in MERGES)]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +39,7 @@ def special(text: str) -> AddedToken:
     return AddedToken(text, special=True, normalized=False)
 
 
-def directory(path: Path, tokenizer: Tokenizer | None = None, **files: Any) -> Path:
+def directory(path: Path, tokenizer: Tokenizer | None = None, /, **files: Any) -> Path:
     """Writes a model directory; `files` are JSON values, or text for `chat_template`."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer or backend(special("<s>"), special("</s>"))

@@ -111,6 +111,13 @@ def test_a_broken_character_is_replaced_as_soon_as_it_is_broken():
     assert detokenizer.push(tokenizer.encode("a")) == "\ufffda"
 
 
+def test_other_decoders_do_not_return_half_characters_either():
+    backend = Backend(models.BPE({f"<0x{b:02X}>": b for b in range(256)}, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    detokenizer = Detokenizer(Tokenizer(backend, eos_ids=[], where="tiny"))
+    assert [detokenizer.push([byte]) for byte in "aé".encode()] == ["a", "", "é"]
+
+
 def test_special_tokens_are_skipped_inside_a_character():
     tokenizer = byte_level()
     first, *rest = tokenizer.encode("é")

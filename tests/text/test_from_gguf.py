@@ -30,7 +30,8 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text():
 
 
 def test_trailing_unused_tokens_are_padding():
-    tokenizer = load(metadata(("<end>", CONTROL), ("[PAD1]", UNUSED), ("[PAD2]", UNUSED)))
+    padding = ("[PAD1]", UNUSED), ("[PAD2]", UNUSED)
+    tokenizer = load(metadata(("<end>", CONTROL), *padding, padding_token_id=N + 2))
     assert tokenizer.size == N + 1
     assert tokenizer.token(N + 1) is None
     assert tokenizer.decode([*tokenizer.encode("hello"), N + 1]) == "hello"
@@ -74,6 +75,21 @@ def test_llama_3_finds_words_that_no_merge_makes():
     assert pieces("gpt-2") == ["x", "y", "z"]
 
 
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("smollm", ["1", "2", "3", "4"]),
+        ("qwen2", ["1", "2", "3", "4"]),
+        ("llama-bpe", ["123", "4"]),
+        ("gpt-2", ["1234"]),
+        ("default", ["123", "4"]),
+    ],
+)
+def test_digits_are_grouped_as_the_pre_tokenizer_says(pre, pieces):
+    numbers = metadata(("12", 1), ("123", 1), ("1234", 1), pre=pre, merges=["1 2", "12 3", "123 4"])
+    assert tokens(load(numbers), "1234") == pieces
+
+
 def test_qwen2_composes_characters():
     tokenizer = load(metadata(pre="qwen2"))
     assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"
@@ -85,6 +101,21 @@ def test_sentencepiece_defaults():
     assert tokenizer.token(ids[0]) == "<s>"
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.special_ids) == (1, {2}, {0, 1, 2})
     assert tokenizer.decode(ids) == "the line"
+
+
+def test_sentencepiece_without_byte_tokens_has_one_unknown_for_a_strange_word():
+    values = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "\u2581", "a"],
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL, 1, 1],
+        "tokenizer.ggml.scores": [0.0] * 5,
+    }
+    assert load(values).encode("a世界a") == [1, 3, 4, 0, 4]
+
+
+def test_an_added_token_is_plain_text_though_its_letters_stand_for_bytes():
+    tokenizer = load(metadata(("<é>", USER_DEFINED)))
+    assert tokenizer.decode(tokenizer.encode("é<é>")) == "é<é>"
 
 
 def test_a_file_without_token_types_still_has_special_tokens():

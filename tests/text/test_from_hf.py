@@ -70,6 +70,14 @@ def test_the_post_processor_decides_about_bos(tmp_path):
     assert tokenizer_from_directory(path).encode("a")[0] == BOS
 
 
+def test_add_bos_token_does_not_replace_a_post_processor(tmp_path):
+    tokenizer = backend(special("<s>"))
+    tokenizer.post_processor = processors.ByteLevel()
+    config = {"bos_token": "<s>", "add_bos_token": True}
+    path = directory(tmp_path, tokenizer, tokenizer_config=config)
+    assert BOS not in tokenizer_from_directory(path).encode("a")
+
+
 @pytest.mark.parametrize(("add_bos", "begin"), [(True, [BOS]), (False, []), (None, [])])
 def test_add_bos_token_decides_where_there_is_no_post_processor(tmp_path, add_bos, begin):
     config = {"bos_token": "<s>", "add_bos_token": add_bos}

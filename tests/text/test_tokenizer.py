@@ -12,8 +12,10 @@ from ssd_jax.text.from_gguf import tokenizer_from_gguf
 from ssd_jax.text.from_hf import tokenizer_from_directory
 from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.text.vocabulary import first_difference
-from tests.text.builders import metadata
+from tests.text.builders import TOKENS, metadata
 from tests.text.conftest import golden
+
+N = len(TOKENS)
 
 
 def assert_equal(a, b, texts):
@@ -41,13 +43,16 @@ def test_a_saved_sentencepiece_tokenizer_is_equal(small_sentencepiece, texts, tm
 
 
 def test_a_saved_tokenizer_keeps_its_template_and_its_special_tokens(tmp_path):
-    values = metadata(("<bos>", 3), ("<é>", 3), bos_token_id=261, eos_token_id=262)
+    added = [(text, 3) for text in ("<bos>", "<é>", "<eot>", "<eom>")]
+    ids = {"bos_token_id": N, "eos_token_id": N + 1, "eot_token_id": N + 2, "eom_token_id": N + 3}
+    values = metadata(*added, **ids)
     values["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
     tokenizer = tokenizer_from_gguf(values, where="tiny")
     tokenizer.save(tmp_path)
     loaded = tokenizer_from_directory(tmp_path)
     ids = loaded.apply_chat_template([{"role": "user", "content": "hello"}])
     assert [loaded.token(i) for i in ids] == ["<bos>", "hello", "<é>"]
+    assert loaded.eos_ids == {N + 1, N + 2, N + 3}
 
 
 def test_lone_surrogates_are_refused():
