@@ -8,7 +8,14 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 import jax
 import pytest
 
+from ssd_jax import compat
 from tests import tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_once(tmp_path_factory):
+    """Programs that several tests compile are compiled once a session, in no one's cache."""
+    compat.use_compile_cache(tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,11 @@ def golden(name):
 
 
 def first_logits(llm, prompt_ids):
-    """The logits after a prompt of at most 256 tokens, through the engine's own program."""
-    padded = np.zeros((1, 256), np.int32)
+    """The logits after a prompt of at most 128 tokens, through the engine's own program."""
+    padded = np.zeros((1, 128), np.int32)
     padded[0, : len(prompt_ids)] = prompt_ids
     where = np.array([0, 0, len(prompt_ids)], np.int32)
-    prefill = llm.programs["prefill", 256]
+    prefill = llm.programs["prefill", 128]
     logits, _ = prefill(llm.parameters, llm.programs.new_pages(), padded, where)
     return np.asarray(logits, np.float64)[0, 0]
 

@@ -144,16 +144,20 @@ def _overhead(
     from ssd_jax.runtime.rows import SamplingRows
 
     programs, parameters = llm.programs, llm.parameters
-    pages, length = programs.new_pages(), 40
+    pages, prompt = programs.new_pages(), 40
+    length = prompt  # of the engine's sequences; the bare loop works at the same length
     forward, sample = programs["forward", 1], programs["sample", programs.slots]
     rows = SamplingRows(programs.slots).on_device()
     tokens = np.zeros((programs.slots, 1), np.int32)
     endless = SamplingParams(max_tokens=programs.context, ignore_eos=True)
 
     def engine_step() -> None:
+        nonlocal length
+        length += 1
         if not llm.engine.has_work:
+            length = prompt
             for slot in range(programs.slots):
-                llm.engine.add(llm.request([1] * length, endless, slot))
+                llm.engine.add(llm.request([1] * prompt, endless, slot))
             for _ in range(2 * programs.slots):
                 llm.engine.step()
         llm.engine.step()

@@ -13,9 +13,6 @@ from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation.probs import Sampling
 from ssd_jax.speculation.sampling import sample
 
-PREFILL_CHUNKS = (32, 256)
-"""Widths of the prefill programs; a chunk is padded to the next one."""
-
 
 class Programs:
     """The target's compiled programs for one model, batch and context.
@@ -44,7 +41,8 @@ class Programs:
         self._tokens = tokens
         jobs = {("sample", rows): self._sample_job(rows) for rows in {1, slots}}
         jobs |= {("forward", 1): self._forward_job(1)}
-        jobs |= {("prefill", width): self._prefill_job(width) for width in PREFILL_CHUNKS}
+        chunks = model.execution.prefill_chunks
+        jobs |= {("prefill", width): self._prefill_job(width) for width in chunks}
         # Tracing holds the interpreter lock, compiling does not: two threads overlap them.
         with ThreadPoolExecutor(2) as pool:
             futures = {name: pool.submit(_compile, *job) for name, job in jobs.items()}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ssd_jax.models.functional import Parameters
-from ssd_jax.runtime.programs import PREFILL_CHUNKS, Programs
+from ssd_jax.runtime.programs import Programs
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.rows import SamplingRows
 
@@ -31,7 +31,7 @@ class DeviceTarget:
     def __init__(self, programs: Programs, parameters: Parameters) -> None:
         self.slots = programs.slots
         self.context = programs.context
-        self.max_chunk = max(PREFILL_CHUNKS)
+        self.max_chunk = max(programs.model.execution.prefill_chunks)
         self._programs = programs
         self._parameters = list(parameters)
         self._pages = programs.new_pages()
@@ -62,7 +62,8 @@ class DeviceTarget:
         return PendingArray(self._sample(logits, self._rows.on_device(), lengths))
 
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
-        width = min(chunk for chunk in PREFILL_CHUNKS if chunk >= len(tokens))
+        chunks = self._programs.model.execution.prefill_chunks
+        width = min(chunk for chunk in chunks if chunk >= len(tokens))
         padded = np.zeros((1, width), np.int32)
         padded[0, : len(tokens)] = tokens
         where = np.array([slot, offset, len(tokens)], np.int32)

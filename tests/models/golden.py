@@ -40,12 +40,19 @@ class Runner:
         return logits.reshape(*tokens.shape, -1), pages
 
 
-def runner(directory: Path, *, slots: int, execution: Execution = FLOAT32, **changes) -> Runner:
+def runner(
+    directory: Path,
+    *,
+    slots: int,
+    context: int = BLOCK,
+    execution: Execution = FLOAT32,
+    **changes,
+) -> Runner:
     """A `Runner` on a checkpoint; `changes` are fields of `Execution`."""
     checkpoint = open_checkpoint(str(directory))
     model = FunctionalModel(checkpoint.config, dataclasses.replace(execution, **changes))
     arrays = load_arrays(checkpoint.tensors, model.wanted(), where=str(directory))
-    return Runner(model, model.assemble(arrays), slots=slots)
+    return Runner(model, model.assemble(arrays), slots=slots, context=context)
 
 
 def our_logits(directory: Path, tokens: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from tests import tiny
 from tests.models.golden import runner
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-PROMPTS = ["hello", "a longer prompt that takes more than one chunk of prefill", "x", "1 2 3"]
+PROMPTS = ["hello", "a prompt of two chunks. " * 6, "x", "1 2 3"]
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,17 @@ def llm(checkpoints):
 
 def greedy_by_full_forward(path, prompt_ids, count):
     """Greedy ids without a cache: one whole forward a token."""
-    run = runner(path, slots=1)
+    run = runner(path, slots=1, context=2 * BLOCK)
     ids = list(prompt_ids)
     for _ in range(count):
-        padded = np.array([ids + [0] * (BLOCK - len(ids))])  # causal: what follows is not seen
+        padded = np.array([ids + [0] * (2 * BLOCK - len(ids))])  # causal: what follows is not seen
         logits = run(padded)[0, len(ids) - 1, : tiny.TOKENS]
         ids.append(int(logits.argmax()))
     return ids[len(prompt_ids) :]
+
+
+def test_one_prompt_takes_several_chunks(llm):
+    assert len(llm.encode(PROMPTS[1])) > max(llm.programs.model.execution.prefill_chunks)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,7 +91,7 @@ def test_no_program_is_compiled_after_start_up(llm, compilations):
         SamplingParams(max_tokens=9, temperature=1.5, top_k=3, min_tokens=4),
         SamplingParams(max_tokens=3, stop=("e", "zz"), ignore_eos=True),
     ]
-    requests = [llm.request(p * 3, mixed[i % 4], i) for i, p in enumerate(PROMPTS * 2)]
+    requests = [llm.request(p, mixed[i % 4], i) for i, p in enumerate(PROMPTS * 2)]
     ids = [llm.engine.add(request) for request in requests[:4]]
     for _ in range(3):
         llm.engine.step()
