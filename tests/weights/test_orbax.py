@@ -222,6 +222,9 @@ def test_bytes_that_cannot_be_decoded_are_an_input_error(written):
     largest = max(files, key=lambda path: path.stat().st_size)
     largest.write_bytes(bytes(largest.stat().st_size))
     checkpoint = open_checkpoint(str(written))
+
+    def read_all():
+        return [checkpoint.tensors.read(name) for name in checkpoint.tensors.names()]
+
     with pytest.raises(InputError, match=r"cannot be read.*ssd-jax convert"):
-        for name in checkpoint.tensors.names():
-            checkpoint.tensors.read(name)
+        read_all()
