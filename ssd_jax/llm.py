@@ -12,7 +12,7 @@ from typing import cast
 import jax
 
 from ssd_jax import compat
-from ssd_jax.config import Config
+from ssd_jax.config import DEFAULT_CONTEXT, Config
 from ssd_jax.errors import InputError
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -68,7 +68,7 @@ class LLM:
             cache = self.config.compile_cache
             compat.use_compile_cache(cache_dir() / "xla" if cache == "auto" else Path(cache))
         self.checkpoint = open_checkpoint(self.config.target, progress=progress)
-        self._check_context()
+        self.context = self._context()
         self.tokenizer: Tokenizer = self.checkpoint.load_tokenizer()
         self._engine: Engine | None = None
         self._mail: dict[int, deque[TokenEvent]] = {}
@@ -96,7 +96,7 @@ class LLM:
             self.programs = Programs(
                 model,
                 slots=self.config.slots,
-                context=self.config.context,
+                context=self.context,
                 tokens=self.tokenizer.size,
             )
             self.parameters = model.assemble(arrays.result())
@@ -112,13 +112,16 @@ class LLM:
         assert self._engine is not None
         return self._engine
 
-    def _check_context(self) -> None:
+    def _context(self) -> int:
         limit = self.checkpoint.config.max_context
+        if self.config.context is None:
+            return min(DEFAULT_CONTEXT, limit)
         if self.config.context > limit:
             raise InputError(
                 f"context = {self.config.context} is more than the {limit} positions that "
                 f"{self.checkpoint.source} was made for; lower --context"
             )
+        return self.config.context
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text goes through the chat template where that is on.
@@ -156,7 +159,7 @@ class LLM:
         request = Request(
             prompt_ids=self.encode(prompt), params=params or SamplingParams(), index=index
         )
-        check(request, self.tokenizer.eos_ids, self.config.context)
+        check(request, self.tokenizer.eos_ids, self.context)
         return request
 
     def generate(

@@ -165,7 +165,7 @@ class Transformers:
         inductor.freezing = True
         if tune:
             inductor.max_autotune = True
-            inductor.max_autotune_gemm_backends = "CPP,ATEN"
+            inductor.max_autotune_gemm_backends = "CPP"
         self._cache = self._transformers.StaticCache(
             config=self._model.config, max_cache_len=self._cache_length
         )

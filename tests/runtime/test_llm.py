@@ -170,6 +170,10 @@ def test_the_context_of_the_checkpoint_is_the_limit(checkpoints):
         load(checkpoints["llama"], context=513)
 
 
+def test_the_context_defaults_to_what_the_checkpoint_allows(checkpoints):
+    assert LLM(str(checkpoints["llama"]), load=False).context == 512
+
+
 def test_a_prompt_that_is_too_long_is_refused_before_weights_load(checkpoints):
     llm = LLM(str(checkpoints["llama"]), context=20, compile_cache="off", load=False)
     with pytest.raises(InputError, match=r"tokens; the context is 20"):
