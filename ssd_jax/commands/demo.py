@@ -11,6 +11,7 @@ from rich.console import Console
 from ssd_jax.bench.demo import SpeedRow, summary_table
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm
+from ssd_jax.runtime.request import SamplingParams
 
 _PROMPT = "Name three uses of a paperclip."
 
@@ -27,6 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     console.print(f"[bold]{given['prompt']}[/bold]", highlight=False)
     llm = open_llm(config)
     load(llm)
+    llm.generate("Hi", SamplingParams(max_tokens=2))  # a program's first run is slower
     for event in llm.stream(given["prompt"], params):
         sys.stdout.write(event.text)
         sys.stdout.flush()
