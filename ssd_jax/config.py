@@ -75,8 +75,6 @@ class Config:
             raise NotBuiltYetError(f"mode = {self.mode!r}", "mode = 'ar'")
         if self.dtype == "int8":
             raise NotBuiltYetError("dtype = 'int8'", "'float32' or 'bfloat16'")
-        if self.verify != "ratio":
-            raise NotBuiltYetError("verify = 'coupled'", "'ratio'")
         if self.exact == "bitwise":
             raise NotBuiltYetError("exact = 'bitwise'", "'auto' or 'law'")
         for name in ("draft", "k", "draft_dtype", "draft_temperature", "proposal_support"):

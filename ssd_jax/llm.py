@@ -98,6 +98,7 @@ class LLM:
                 slots=self.config.slots,
                 context=self.context,
                 tokens=self.tokenizer.size,
+                rule=self.config.verify,
             )
             self.parameters = model.assemble(arrays.result())
         decoder = functools.partial(Detokenizer, self.tokenizer)
@@ -160,6 +161,7 @@ class LLM:
             prompt_ids=self.encode(prompt), params=params or SamplingParams(), index=index
         )
         check(request, self.tokenizer.eos_ids, self.context)
+        self._checked_ids([token for token, _ in request.params.logit_bias])
         return request
 
     def generate(

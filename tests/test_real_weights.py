@@ -21,7 +21,8 @@ def first_logits(llm, prompt_ids):
     padded[0, : len(prompt_ids)] = prompt_ids
     where = np.array([0, 0, len(prompt_ids)], np.int32)
     prefill = llm.programs["prefill", 128]
-    logits, _ = prefill(llm.parameters, llm.programs.new_pages(), padded, where)
+    pages, history = llm.programs.new_pages(), llm.programs.new_history()
+    logits, _, _ = prefill(llm.parameters, pages, history, padded, where)
     return np.asarray(logits, np.float64)[0, 0]
 
 

@@ -146,8 +146,9 @@ def _overhead(
     programs, parameters = llm.programs, llm.parameters
     pages, prompt = programs.new_pages(), 40
     length = prompt  # of the engine's sequences; the bare loop works at the same length
-    forward, sample = programs["forward", 1], programs["sample", programs.slots]
-    rows = SamplingRows(programs.slots).on_device()
+    forward, accept = programs["forward", 1], programs["accept", programs.slots]
+    rows = SamplingRows(programs.slots, programs.model.config.vocab_size).on_device()
+    history = programs.new_history()
     tokens = np.zeros((programs.slots, 1), np.int32)
     endless = SamplingParams(max_tokens=programs.context, ignore_eos=True)
 
@@ -163,10 +164,11 @@ def _overhead(
         llm.engine.step()
 
     def bare_step() -> None:
-        nonlocal pages
+        nonlocal pages, history
         lengths = np.full(programs.slots, length, np.int32)
         logits, pages = forward(parameters, pages, tokens, lengths)
-        np.asarray(sample(logits, rows, lengths))
+        bonus, history = accept(logits, rows, lengths, history, np.int32(0))
+        np.asarray(bonus)
 
     for _ in range(3):
         engine_step()

@@ -80,6 +80,7 @@ def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
         "str": flags.DEFINE_string,
         "tuple[str, ...]": flags.DEFINE_multi_string,
         "tuple[int, ...]": flags.DEFINE_multi_integer,
+        "tuple[tuple[int, float], ...]": flags.DEFINE_multi_string,
     }[kind]
     default = list(field.default) if isinstance(field.default, tuple) else field.default
     define(field.name, default, text, flag_values=values)

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.runtime.rows import SamplingRows
-from ssd_jax.speculation.probs import Sampling
-from ssd_jax.speculation.sampling import sample
+from ssd_jax.speculation import history, proposal
+from ssd_jax.speculation.history import History
+from ssd_jax.speculation.settings import Sampling
+from ssd_jax.speculation.verification import commit, verify
 
 
 class Programs:
@@ -24,6 +26,7 @@ class Programs:
       slots: rows of a batched forward.
       context: most positions a sequence may have.
       tokens: how many ids exist; logits beyond are vocabulary padding.
+      rule: verification rule, "ratio" or "coupled".
     """
 
     def __init__(
@@ -33,13 +36,15 @@ class Programs:
         slots: int,
         context: int,
         tokens: int,
+        rule: str = "ratio",
     ) -> None:
         self.model = model
         self.slots = slots
         self.context = context
         self.page_size = -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
         self._tokens = tokens
-        jobs = {("sample", rows): self._sample_job(rows) for rows in {1, slots}}
+        self._rule = rule
+        jobs = {("accept", rows): self._accept_job(rows) for rows in {1, slots}}
         jobs |= {("forward", 1): self._forward_job(1)}
         chunks = model.execution.prefill_chunks
         jobs |= {("prefill", width): self._prefill_job(width) for width in chunks}
@@ -76,31 +81,59 @@ class Programs:
     def _prefill_job(self, width: int):
         """Arguments beside the tokens: [slot, offset, number of tokens that are not padding]."""
 
-        def prefill(parameters: Parameters, pages: AllPages, tokens, where):
+        def prefill(parameters: Parameters, pages: AllPages, heard: History, tokens, where):
             slot, offset, count = where
             index = jnp.arange(width)[None]
-            positions = jnp.where(index < count, offset + index, self.page_size)
-            visible = jnp.where(index < count, positions + 1, 0)
+            real = index < count
+            positions = jnp.where(real, offset + index, self.page_size)
+            visible = jnp.where(real, positions + 1, 0)
             table = jnp.reshape(slot, (1, 1))
             model = self.model.module(parameters)
             hidden, pages = model.hidden(tokens, positions, visible, pages, table)
+            ids = jnp.where(real, tokens, self.model.config.vocab_size)[0]
+            heard = history.add_prompt(heard, slot, ids, offset == 0)
             last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
-            return model.logits(last)[None], pages
+            return model.logits(last)[None], pages, heard
 
         tokens = jax.ShapeDtypeStruct((1, width), jnp.int32)
         where = jax.ShapeDtypeStruct((3,), jnp.int32)
-        return prefill, (self.model.parameter_structs(), self._pages(), tokens, where), (1,)
+        arguments = (self.model.parameter_structs(), self._pages(), self._history())
+        return prefill, (*arguments, tokens, where), (1, 2)
 
-    def _sample_job(self, rows: int):
-        def draw(logits: jax.Array, sampling: Sampling, start: jax.Array) -> jax.Array:
-            return sample(logits[:, 0], sampling, start, tokens=self._tokens)
+    def _accept_job(self, rows: int):
+        """`accept` of every slot, or of one slot whose number is an argument."""
 
-        logits = jax.ShapeDtypeStruct((rows, 1, self.model.config.vocab_size), jnp.float32)
+        def accept(logits, sampling: Sampling, start, heard: History, slot):
+            own = heard if rows == self.slots else _row(heard, slot)
+            nothing = proposal.none(rows)
+            outcome = verify(
+                logits, nothing, sampling, start, own, tokens=self._tokens, rule=self._rule
+            )
+            said = commit(own, nothing, outcome, start >= 0)
+            if rows != self.slots:
+                said = heard._replace(output=heard.output.at[slot].set(said.output[0]))
+            return outcome.bonus, said
+
+        vocab = self.model.config.vocab_size
+        logits = jax.ShapeDtypeStruct((rows, 1, vocab), jnp.float32)
         start = jax.ShapeDtypeStruct((rows,), jnp.int32)
-        return draw, (logits, SamplingRows(rows).structs(), start), ()
+        slot = jax.ShapeDtypeStruct((), jnp.int32)
+        sampling = SamplingRows(rows, vocab).structs()
+        return accept, (logits, sampling, start, self._history(), slot), (3,)
+
+    def new_history(self) -> History:
+        """No tokens in any slot."""
+        return history.empty(self.slots, self.model.config.vocab_size)
+
+    def _history(self) -> History:
+        return jax.eval_shape(self.new_history)
 
     def _pages(self):
         return self.model.page_structs(self.slots, self.page_size)
+
+
+def _row(heard: History, slot: jax.Array) -> History:
+    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, slot, 1), heard)
 
 
 def _compile(function, arguments, donate) -> jax.stages.Compiled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ssd_jax.errors import InputError
@@ -12,6 +12,9 @@ from ssd_jax.errors import InputError
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MAX_STOP_IDS = 32
 """Ids that end a request (EOS included); a static size of the compiled programs."""
+
+MAX_BIASED_IDS = 64
+"""Ids with a logit bias; a static size likewise."""
 
 
 def _help(text: str) -> dict[str, Any]:
@@ -34,6 +37,18 @@ class SamplingParams:
     min_p: float = dataclasses.field(
         default=0.0, metadata=_help("drop tokens below this share of the likeliest; 0 is off")
     )
+    repetition_penalty: float = dataclasses.field(
+        default=1.0, metadata=_help("divides logits of tokens in prompt or output; 1 is off")
+    )
+    frequency_penalty: float = dataclasses.field(
+        default=0.0, metadata=_help("subtracted for each time a token was generated")
+    )
+    presence_penalty: float = dataclasses.field(
+        default=0.0, metadata=_help("subtracted once if a token was generated")
+    )
+    logit_bias: tuple[tuple[int, float], ...] = dataclasses.field(
+        default=(), metadata=_help("added to the logits of token ids, as id:bias")
+    )
     seed: int = dataclasses.field(default=0, metadata=_help("64-bit seed of every draw"))
     max_tokens: int = dataclasses.field(default=256, metadata=_help("most tokens generated"))
     min_tokens: int = dataclasses.field(
@@ -52,15 +67,38 @@ class SamplingParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _as_tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
         _check("temperature", self.temperature, 0.0, math.inf)
         _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check("min_p", self.min_p, 0.0, 1.0)
         _check("top_k", self.top_k, 0, 2**31 - 1)
+        _check("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
+        _check("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        _check("presence_penalty", self.presence_penalty, -1e6, 1e6)
         _check("seed", self.seed, 0, 2**64 - 1)
         _check("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
         if any(not text for text in self.stop):
             raise InputError("stop: an empty stop string would end every text; remove it")
+
+
+def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
+    """(id, bias) pairs from a mapping, pairs, or "id:bias" texts."""
+    items = bias.items() if isinstance(bias, Mapping) else bias
+    try:
+        split = [item.split(":") if isinstance(item, str) else item for item in items]
+        pairs = tuple((int(token), float(value)) for token, value in split)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"logit_bias = {bias!r} is not understood; give id:bias, such as 42:-5.5"
+        ) from None
+    if len(pairs) > MAX_BIASED_IDS:
+        raise InputError(f"logit_bias has {len(pairs)} ids; at most {MAX_BIASED_IDS} are supported")
+    if len({token for token, _ in pairs}) < len(pairs):
+        raise InputError(f"logit_bias = {bias!r} names an id twice")
+    if not all(math.isfinite(value) for _, value in pairs):
+        raise InputError(f"logit_bias = {bias!r} must be finite; use -100 to make a token unlikely")
+    return pairs
 
 
 def _as_tuple(stop: str | Sequence[str]) -> tuple[str, ...]:

@@ -8,19 +8,35 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.runtime.request import MAX_STOP_IDS, SamplingParams
-from ssd_jax.speculation.probs import Sampling
+from ssd_jax.runtime.request import MAX_BIASED_IDS, MAX_STOP_IDS, SamplingParams
+from ssd_jax.speculation.settings import Sampling
+
+_SAME_NAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
 
 
 class SamplingRows:
-    """`Sampling` of `rows` slots; slots start greedy."""
+    """`Sampling` of `rows` slots over `vocab` embedding rows; slots start greedy."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, vocab: int) -> None:
+        self._vocab = vocab
         self._host: dict[str, Any] = {
             "temperature": np.zeros(rows, np.float32),
             "top_k": np.zeros(rows, np.int32),
             "top_p": np.ones(rows, np.float32),
             "min_p": np.zeros(rows, np.float32),
+            "repetition_penalty": np.ones(rows, np.float32),
+            "frequency_penalty": np.zeros(rows, np.float32),
+            "presence_penalty": np.zeros(rows, np.float32),
+            "bias_ids": np.full((rows, MAX_BIASED_IDS), vocab, np.int32),
+            "bias": np.zeros((rows, MAX_BIASED_IDS), np.float32),
             "seed": np.zeros((rows, 2), np.uint32),
             "request": np.zeros(rows, np.uint32),
             "banned": np.full((rows, MAX_STOP_IDS), -1, np.int32),
@@ -32,8 +48,12 @@ class SamplingRows:
         self, row: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
     ) -> None:
         """Sets one slot; see `roles.Target.open`."""
-        for name in ("temperature", "top_k", "top_p", "min_p"):
+        for name in _SAME_NAME:
             self._host[name][row] = getattr(params, name)
+        self._host["bias_ids"][row] = self._vocab
+        for place, (token, bias) in enumerate(params.logit_bias):
+            self._host["bias_ids"][row, place] = token
+            self._host["bias"][row, place] = bias
         self._host["seed"][row] = (params.seed & 0xFFFFFFFF, params.seed >> 32)
         self._host["request"][row] = index
         self._host["banned"][row] = -1

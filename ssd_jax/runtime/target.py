@@ -35,9 +35,10 @@ class DeviceTarget:
         self._programs = programs
         self._parameters = list(parameters)
         self._pages = programs.new_pages()
-        self._rows = SamplingRows(programs.slots)
+        self._history = programs.new_history()
+        self._rows = SamplingRows(programs.slots, programs.model.config.vocab_size)
         self._forward = programs["forward", 1]
-        self._sample = programs["sample", programs.slots]
+        self._accept = programs["accept", programs.slots]
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
@@ -53,13 +54,18 @@ class DeviceTarget:
         """See `roles.Target.prefill_last`."""
         logits = self._run_prefill(slot, tokens, offset)
         start = np.array([offset + len(tokens) - 1], np.int32)
-        draw = self._programs["sample", 1]
-        return PendingArray(draw(logits, self._rows.row(slot), start))
+        accept = self._programs["accept", 1]
+        bonus, self._history = accept(
+            logits, self._rows.row(slot), start, self._history, np.int32(slot)
+        )
+        return PendingArray(bonus)
 
     def forward(self, tokens: np.ndarray, lengths: np.ndarray) -> PendingArray:
         """See `roles.Target.forward`."""
         logits, self._pages = self._forward(self._parameters, self._pages, tokens[:, None], lengths)
-        return PendingArray(self._sample(logits, self._rows.on_device(), lengths))
+        rows = self._rows.on_device()
+        bonus, self._history = self._accept(logits, rows, lengths, self._history, np.int32(0))
+        return PendingArray(bonus)
 
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
         chunks = self._programs.model.execution.prefill_chunks
@@ -67,7 +73,7 @@ class DeviceTarget:
         padded = np.zeros((1, width), np.int32)
         padded[0, : len(tokens)] = tokens
         where = np.array([slot, offset, len(tokens)], np.int32)
-        logits, self._pages = self._programs["prefill", width](
-            self._parameters, self._pages, padded, where
+        logits, self._pages, self._history = self._programs["prefill", width](
+            self._parameters, self._pages, self._history, padded, where
         )
         return logits

@@ -63,6 +63,12 @@ def derive(
     return threefry(key, (start.astype(jnp.uint32), position.astype(jnp.uint32)))
 
 
+def uniform(key: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """One uniform in (0, 1) a key, float32, with full relative precision near 0."""
+    zero = jnp.zeros_like(key[0])
+    return _unit(*threefry(key, (zero, zero)))
+
+
 def gumbel(key: tuple[jax.Array, jax.Array], count: int) -> jax.Array:
     """Standard Gumbel noise [B, count] float32 for token ids 0..count-1.
 
@@ -70,8 +76,11 @@ def gumbel(key: tuple[jax.Array, jax.Array], count: int) -> jax.Array:
     float32: the largest noise is about 44, where 24 bits would stop at 17.
     """
     ids = jnp.arange(count, dtype=jnp.uint32)[None]
-    high, low = threefry((key[0][:, None], key[1][:, None]), (ids, jnp.zeros_like(ids)))
-    # u in (0, 1]: relative precision is full near 0, which is where large noise comes from.
+    u = _unit(*threefry((key[0][:, None], key[1][:, None]), (ids, jnp.zeros_like(ids))))
+    return -jnp.log(-jnp.log1p(-u))  # small u is where large noise comes from
+
+
+def _unit(high: jax.Array, low: jax.Array) -> jax.Array:
+    """64 random bits as a float32 in (0, 1)."""
     u = (high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32) * 2.0**-32
-    exponential = -jnp.log1p(-jnp.minimum(u, jnp.float32(1 - 2.0**-24)))
-    return -jnp.log(exponential)
+    return jnp.minimum(u, jnp.float32(1 - 2.0**-24))

@@ -1,48 +1,30 @@
 """The one sampling law: logits and a request's settings to the distribution tokens are drawn from.
 
-Order: banned ids and vocabulary padding, temperature, top-k, top-p, min-p; each filter acts on the
-renormalised result of the one before. A filter keeps every token at or above a threshold
-probability, ties included, so that every backend finds the same set.
+Order: banned ids and vocabulary padding, penalties, bias, temperature, top-k, top-p, min-p; each
+filter acts on the renormalised result of the one before. A filter keeps every token at or above a
+threshold probability, ties included, so that every backend finds the same set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.speculation.history import History, penalise
+from ssd_jax.speculation.settings import Sampling
+
 _ONE_BITS = 0x3F800000  # float32 1.0; non-negative floats order like their bit patterns
 
 
-class Sampling(NamedTuple):
-    """Settings of each row of a batch.
-
-    Attributes:
-      temperature: [B] float32; 0 is greedy.
-      top_k: [B] int32; 0 is off.
-      top_p, min_p: [B] float32; 1 and 0 are off.
-      seed: [B, 2] uint32, low and high word.
-      request: [B] uint32, sample index of the caller.
-      banned: [B, S] int32 token ids, padded with -1.
-      ban_before: [B] int32; `banned` applies to tokens at positions below this.
-    """
-
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
-    seed: jax.Array
-    request: jax.Array
-    banned: jax.Array
-    ban_before: jax.Array
-
-
 def allowed_logits(
-    logits: jax.Array, sampling: Sampling, positions: jax.Array, tokens: int
+    logits: jax.Array, sampling: Sampling, positions: jax.Array, history: History, tokens: int
 ) -> jax.Array:
-    """Logits [B, V] float32 with -inf at banned ids and at ids >= tokens (vocabulary padding)."""
+    """Logits [B, V] float32 after everything that comes before the temperature.
+
+    -inf at banned ids and at ids >= tokens (vocabulary padding); penalties and bias applied.
+    """
     ids = jnp.arange(logits.shape[1])
     logits = jnp.where(ids < tokens, logits, -jnp.inf)
     banning = positions < sampling.ban_before
@@ -51,21 +33,25 @@ def allowed_logits(
         hit = jnp.any(ids[None, :, None] == sampling.banned[:, None, :], axis=-1)
         return jnp.where(hit & banning[:, None], -jnp.inf, logits)
 
-    return jax.lax.cond(jnp.any(banning), ban, lambda logits: logits, logits)
+    logits = jax.lax.cond(jnp.any(banning), ban, lambda logits: logits, logits)
+    return penalise(logits, sampling, history)
 
 
-def probs(logits: jax.Array, sampling: Sampling, positions: jax.Array, tokens: int) -> jax.Array:
+def probs(
+    logits: jax.Array, sampling: Sampling, positions: jax.Array, history: History, tokens: int
+) -> jax.Array:
     """The distribution of the token at `positions` for each row.
 
     Args:
       logits: [B, V] float32, the model's.
       sampling: settings of the rows.
       positions: [B] int32, absolute position of the token to be drawn.
+      history: tokens before it, those in flight included.
       tokens: how many ids exist; ids beyond are vocabulary padding.
 
     Returns: [B, V] float32; one-hot of the best token (lowest id on ties) for a greedy row.
     """
-    allowed = allowed_logits(logits, sampling, positions, tokens)
+    allowed = allowed_logits(logits, sampling, positions, history, tokens)
     greedy = jax.nn.one_hot(jnp.argmax(allowed, axis=-1), logits.shape[1])
     return jnp.where(sampling.temperature[:, None] > 0, sampled_probs(allowed, sampling), greedy)
 

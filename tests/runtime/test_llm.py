@@ -119,6 +119,38 @@ def test_min_tokens_keeps_eos_away(llm):
     assert not {tiny.EOS, tiny.END_OF_TURN} & set(output.token_ids)
 
 
+def test_a_presence_penalty_forbids_what_was_said(llm):
+    params = SamplingParams(max_tokens=40, presence_penalty=1e4, ignore_eos=True)
+    first, second = (llm.generate("hello", params)[0].token_ids for _ in range(2))
+    assert len(set(first)) == 40
+    assert first == second  # the slot's history begins anew
+
+
+def test_a_repetition_penalty_counts_the_prompt_too(llm):
+    prompt = [65, 66, 67]
+    bias = {65: 50.0, 66: 49.0, 68: 1000.0}
+    free = SamplingParams(max_tokens=1, logit_bias=bias | {68: 0.0})
+    assert llm.generate([prompt], free)[0].token_ids == [65]
+    # Penalties come before the bias, so only the unpenalised part of a logit is divided.
+    params = SamplingParams(max_tokens=3, logit_bias=bias, frequency_penalty=400.0)
+    assert llm.generate([prompt], params)[0].token_ids[:3] == [68, 68, 68]
+
+
+def test_a_logit_bias_of_an_unknown_token_is_refused(llm):
+    with pytest.raises(InputError, match="token id 5000"):
+        llm.request("x", SamplingParams(logit_bias={5000: 1.0}))
+
+
+def test_coupled_text_depends_on_seed_and_position_only(checkpoints):
+    coupled = load(checkpoints["llama"], slots=2, verify="coupled")
+    params = SamplingParams(max_tokens=12, temperature=0.9, seed=4, ignore_eos=True)
+    together = [output.token_ids for output in coupled.generate(PROMPTS, params)]
+    events = coupled.run([coupled.request(PROMPTS[3], params, 3)])
+    assert next(event.output.token_ids for event in events if event.output) == together[3]
+    ratio = load(checkpoints["llama"], slots=2).generate(PROMPTS, params)
+    assert [output.token_ids for output in ratio] != together  # other keys
+
+
 def test_streamed_events_add_up_to_the_output(llm):
     params = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
     events = list(llm.stream("hello", params))

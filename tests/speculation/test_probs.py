@@ -5,26 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.probs import Sampling, probs
-from ssd_jax.speculation.sampling import sample
-
-
-def rows(*settings: dict) -> Sampling:
-    """A `Sampling` of one row per dict; missing settings are off."""
-
-    def column(name, default, dtype):
-        return jnp.array([row.get(name, default) for row in settings], dtype)
-
-    return Sampling(
-        temperature=column("temperature", 1.0, jnp.float32),
-        top_k=column("top_k", 0, jnp.int32),
-        top_p=column("top_p", 1.0, jnp.float32),
-        min_p=column("min_p", 0.0, jnp.float32),
-        seed=column("seed", (0, 0), jnp.uint32),
-        request=column("request", 0, jnp.uint32),
-        banned=column("banned", (-1, -1), jnp.int32),
-        ban_before=column("ban_before", 0, jnp.int32),
-    )
+from tests.speculation.rows import greedy_and_sampled as sample
+from tests.speculation.rows import probs, rows
 
 
 def slow_probs(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, **_):

@@ -1,0 +1,111 @@
+"""What a request has said so far, and how that changes the next logits: penalties and bias.
+
+Two integer facts a token, whether it is in the prompt and how often it was generated, are enough
+for every penalty. Tokens in flight are added as integers first, then each penalty is applied once,
+so that speculation cannot change a rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.speculation.settings import Sampling
+
+
+class History(NamedTuple):
+    """Tokens of each row.
+
+    Attributes:
+      prompt: [B, V] bool, ids in the prompt.
+      output: [B, V] int32, times an id was committed to the output, the pending token included.
+    """
+
+    prompt: jax.Array
+    output: jax.Array
+
+
+def empty(rows: int, vocab: int) -> History:
+    """No tokens."""
+    return History(jnp.zeros((rows, vocab), bool), jnp.zeros((rows, vocab), jnp.int32))
+
+
+def add_prompt(history: History, row: jax.Array, tokens: jax.Array, first: jax.Array) -> History:
+    """Adds prompt tokens [n] to a row, after emptying it when `first`; ids >= V are ignored."""
+    keep = jnp.logical_not(first)
+    rows = jnp.full_like(tokens, row)
+    return History(
+        history.prompt.at[row]
+        .set(history.prompt[row] & keep)
+        .at[rows, tokens]
+        .set(True, mode="drop"),
+        history.output.at[row].set(history.output[row] * keep),
+    )
+
+
+def add_output(history: History, tokens: jax.Array) -> History:
+    """Counts committed tokens [B, n]; ids outside [0, V) are ignored."""
+    vocab = history.output.shape[1]
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    ids = jnp.where(tokens < 0, vocab, tokens)
+    return history._replace(output=history.output.at[rows, ids].add(1, mode="drop"))
+
+
+def in_flight(history: History, proposed: jax.Array) -> History:
+    """The history that each row of a verification sees.
+
+    Args:
+      history: [B, V] of committed tokens, the pending one included.
+      proposed: [B, K] tokens in flight.
+
+    Returns: [B * (K + 1), V]; row i of a sequence has its first i proposed tokens added.
+    """
+    count = proposed.shape[1] + 1
+    prompt = jnp.repeat(history.prompt, count, axis=0)
+    output = [history.output]
+    for position in range(count - 1):
+        extended = add_output(
+            history._replace(output=output[-1]), proposed[:, position : position + 1]
+        )
+        output.append(extended.output)
+    return History(prompt, jnp.stack(output, axis=1).reshape(prompt.shape))
+
+
+def penalise(logits: jax.Array, sampling: Sampling, history: History) -> jax.Array:
+    """Repetition, frequency and presence penalty, then logit bias.
+
+    Repetition divides a positive logit by the penalty and multiplies a negative one, for ids in
+    prompt or output; frequency subtracts its value for each time an id was generated, presence
+    once if it was.
+
+    Args:
+      logits: [B, V] float32.
+      sampling: settings of the rows.
+      history: of the rows.
+
+    Returns: [B, V] float32.
+    """
+
+    def apply(logits: jax.Array) -> jax.Array:
+        said = history.output > 0
+        repetition = sampling.repetition_penalty[:, None]
+        repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+        logits = jnp.where(said | history.prompt, repeated, logits)
+        logits = logits - sampling.frequency_penalty[:, None] * history.output
+        return logits - sampling.presence_penalty[:, None] * said
+
+    active = (
+        (sampling.repetition_penalty != 1)
+        | (sampling.frequency_penalty != 0)
+        | (sampling.presence_penalty != 0)
+    )
+    logits = jax.lax.cond(
+        jnp.any(active),
+        lambda logits: jnp.where(active[:, None], apply(logits), logits),
+        lambda logits: logits,
+        logits,
+    )
+    rows = jnp.arange(logits.shape[0])[:, None]
+    return logits.at[rows, sampling.bias_ids].add(sampling.bias, mode="drop")

@@ -1,0 +1,50 @@
+"""Short forms for tests of the law: settings from dicts, histories left empty."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from ssd_jax.speculation import history, proposal
+from ssd_jax.speculation import probs as law
+from ssd_jax.speculation.settings import Sampling
+from ssd_jax.speculation.verification import verify
+
+_DEFAULTS = {
+    "temperature": (1.0, jnp.float32),
+    "top_k": (0, jnp.int32),
+    "top_p": (1.0, jnp.float32),
+    "min_p": (0.0, jnp.float32),
+    "repetition_penalty": (1.0, jnp.float32),
+    "frequency_penalty": (0.0, jnp.float32),
+    "presence_penalty": (0.0, jnp.float32),
+    "bias_ids": ((10**9, 10**9), jnp.int32),
+    "bias": ((0.0, 0.0), jnp.float32),
+    "seed": ((0, 0), jnp.uint32),
+    "request": (0, jnp.uint32),
+    "banned": ((-1, -1), jnp.int32),
+    "ban_before": (0, jnp.int32),
+}
+
+
+def rows(*settings: dict) -> Sampling:
+    """A `Sampling` of one row per dict; settings that are missing are off."""
+    return Sampling(
+        **{
+            name: jnp.array([row.get(name, default) for row in settings], dtype)
+            for name, (default, dtype) in _DEFAULTS.items()
+        }
+    )
+
+
+def probs(logits, sampling, positions, tokens):
+    """The law of rows that have said nothing yet."""
+    return law.probs(logits, sampling, positions, history.empty(*logits.shape), tokens)
+
+
+def greedy_and_sampled(logits, sampling, start, *, tokens, rule="ratio"):
+    """Tokens drawn without proposals."""
+    said = history.empty(*logits.shape)
+    nothing = proposal.none(logits.shape[0])
+    return verify(
+        jnp.asarray(logits)[:, None], nothing, sampling, start, said, tokens=tokens, rule=rule
+    ).bonus
