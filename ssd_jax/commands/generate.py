@@ -18,14 +18,6 @@ from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
 from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
 
 
-@dataclasses.dataclass(frozen=True)
-class _Refused:
-    """A prompt that cannot run."""
-
-    prompt_index: int
-    error: str
-
-
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags()
@@ -42,24 +34,27 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "generate", arguments)
     config, params = settings.config_of(given), settings.params_of(given)
     prompts = _prompts(given)
+    write = _JsonLines() if given["json"] else _Text(len(prompts))
+    good: list[tuple[int, PromptLine]] = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, BadLine):
+            write.refused(index, f"{prompt.where}: {prompt.error}")
+        else:
+            good.append((index, prompt))
+    if not good:
+        return InputError.exit_status
     llm = open_llm(config)
     requests: list[Request] = []
-    refused: list[_Refused] = []
-    for index, prompt in enumerate(prompts):
+    for index, prompt in good:
         try:
-            if isinstance(prompt, BadLine):
-                raise InputError(f"{prompt.where}: {prompt.error}")
             requests.append(llm.request(prompt.messages or prompt.prompt or "", params, index))
         except InputError as error:
-            refused.append(_Refused(index, str(error)))
-            print(f"prompt {index}: {error}", file=sys.stderr)
+            write.refused(index, str(error))
     if requests:
         load(llm)
-    write = _JsonLines(refused) if given["json"] else _Text(len(prompts))
     for event in llm.run(requests):
         write.event(event)
-    write.end()
-    return InputError.exit_status if refused else 0
+    return InputError.exit_status if len(requests) < len(prompts) else 0
 
 
 def _prompts(given: Mapping[str, Any]):
@@ -74,22 +69,24 @@ def _prompts(given: Mapping[str, Any]):
 
 
 class _JsonLines:
-    """Finished requests as JSON lines in prompt order, each as soon as its turn comes."""
+    """Prompts as JSON lines in prompt order, finished or refused, each when its turn comes."""
 
-    def __init__(self, refused: Sequence[_Refused]) -> None:
-        self._ready: dict[int, dict[str, Any]] = {
-            item.prompt_index: dataclasses.asdict(item) for item in refused
-        }
+    def __init__(self) -> None:
+        self._ready: dict[int, dict[str, Any]] = {}
         self._next = 0
+
+    def refused(self, index: int, error: str) -> None:
+        print(f"prompt {index}: {error}", file=sys.stderr)
+        self._print(index, {"prompt_index": index, "error": error})
 
     def event(self, event: TokenEvent) -> None:
         if event.output is not None:
-            self._ready[event.prompt_index] = dataclasses.asdict(event.output)
-        self.end()
+            self._print(event.prompt_index, dataclasses.asdict(event.output))
 
-    def end(self) -> None:
+    def _print(self, index: int, line: dict[str, Any]) -> None:
+        self._ready[index] = line
         while self._next in self._ready:
-            print(json.dumps(self._ready.pop(self._next), ensure_ascii=False), flush=True)
+            print(json.dumps(self._ready.pop(self._next)), flush=True)
             self._next += 1
 
 
@@ -99,6 +96,9 @@ class _Text:
     def __init__(self, prompts: int) -> None:
         self._stream = prompts == 1
 
+    def refused(self, index: int, error: str) -> None:
+        print(f"prompt {index}: {error}", file=sys.stderr)
+
     def event(self, event: TokenEvent) -> None:
         if self._stream:
             print(event.text, end="", flush=True)
@@ -106,9 +106,6 @@ class _Text:
             print(f"--- prompt {event.prompt_index}\n{event.output.text}", flush=True)
         if event.output is not None:
             self._summary(event.output)
-
-    def end(self) -> None:
-        """Nothing is held back."""
 
     def _summary(self, output: RequestOutput) -> None:
         if self._stream:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -27,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns: exit status; 0 done, 1 failure, 2 bad usage or input, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
+        sys.stdout.reconfigure(errors="replace")
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if arguments else 2
@@ -34,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     try:
-        return _command(arguments[0]).run(arguments[1:])
+        status = _command(arguments[0]).run(arguments[1:])
+        sys.stdout.flush()
+        return status
     except SsdError as error:
         print(f"ssd-jax {arguments[0]}: {error}", file=sys.stderr)
         return error.exit_status
@@ -43,6 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return InputError.exit_status
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except BrokenPipeError:  # the reader has gone; what is buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SsdError.exit_status
+    except OSError as error:
+        print(f"ssd-jax {arguments[0]}: {error}", file=sys.stderr)
+        return SsdError.exit_status
 
 
 def _command(name: str):

@@ -53,7 +53,7 @@ def parse(values: flags.FlagValues, command: str, arguments: Sequence[str]) -> M
             if not values[name].present:
                 _set(values[name], value, path)
     if values["logprobs"].value is not None:
-        raise NotBuiltYetError("logprobs", "it without")
+        raise NotBuiltYetError("logprobs", "generate without it")
     return {name: values[name].value for name in values}
 
 

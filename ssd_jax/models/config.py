@@ -67,13 +67,16 @@ class ModelConfig:
             return cls._from_known_family(family, config, where)
         except KeyError as error:
             raise InputError(f"{where}: required key {error} is missing") from None
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where}: a setting has the wrong type: {error}") from None
 
     @classmethod
     def _from_known_family(
         cls, family: Literal["llama", "qwen2", "qwen3"], config: Mapping[str, Any], where: str
     ) -> ModelConfig:
-        heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
-        kv_heads = heads if kv_heads is None else kv_heads
+        heads = _count(config, "num_attention_heads", where)
+        grouped = config.get("num_key_value_heads") is not None
+        kv_heads = _count(config, "num_key_value_heads", where) if grouped else heads
         if heads % kv_heads:
             raise InputError(
                 f"{where}: {heads} query heads do not divide into {kv_heads} key/value heads"
@@ -85,21 +88,28 @@ class ModelConfig:
         _require(config, "use_sliding_window", (False, None), where)
         return cls(
             family=family,
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
+            vocab_size=_count(config, "vocab_size", where),
+            hidden_size=_count(config, "hidden_size", where),
+            intermediate_size=_count(config, "intermediate_size", where),
+            num_layers=_count(config, "num_hidden_layers", where),
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            head_dim=config.get("head_dim") or _count(config, "hidden_size", where) // heads,
             rms_norm_eps=config["rms_norm_eps"],
             rope_theta=float(_rope_parameters(config).get("rope_theta", 10000.0)),
             rope_scaling=_rope_scaling(config, where),
-            max_context=config["max_position_embeddings"],
+            max_context=_count(config, "max_position_embeddings", where),
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2",
             qk_norm=family == "qwen3",
         )
+
+
+def _count(config: Mapping[str, Any], key: str, where: str) -> int:
+    value = config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{where}: {key} = {value!r} must be a positive integer")
+    return value
 
 
 def _require(config: Mapping[str, Any], key: str, allowed: tuple[Any, ...], where: str) -> None:

@@ -79,6 +79,7 @@ class Engine:
         self._running: dict[int, _Job] = {}  # by slot
         self._in_flight: list[_InFlight] = []
         self._cancelled: list[_Job] = []
+        self._committed: list[tuple[_Job, list[int]]] = []  # not yet turned into events
 
     @property
     def has_work(self) -> bool:
@@ -113,17 +114,17 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Runs one round; returns what became known of the one before."""
-        committed = self._collect()
+        self._collect()
         self._admit()
         self._dispatch_prefill()
         self._dispatch_forward()
+        committed, self._committed = self._committed, []
         events = [self._event(job, tokens) for job, tokens in committed]
         events += [self._final(job, "cancelled", job.text.finish()) for job in self._cancelled]
         self._cancelled.clear()
         return [event for event in events if event.token_ids or event.text or event.output]
 
-    def _collect(self) -> list[tuple[_Job, list[int]]]:
-        committed = []
+    def _collect(self) -> None:
         for flight in self._in_flight:
             outcome = flight.pending.read()
             now = self._clock()
@@ -138,9 +139,8 @@ class Engine:
                     job.times.verified(now - flight.dispatched)
                 if job.finished:
                     self._running.pop(sequence.slot)
-                committed.append((job, tokens))
+                self._committed.append((job, tokens))
         self._in_flight.clear()
-        return committed
 
     def _admit(self) -> None:
         free = [slot for slot in range(self._target.slots) if slot not in self._running]
@@ -158,7 +158,7 @@ class Engine:
             self._running[slot] = job
             params = job.request.params
             banned = sorted(job.sequence.stop_ids) if params.min_tokens else []
-            ban_before = len(job.request.prompt_ids) + params.min_tokens if banned else 0
+            ban_before = min(len(job.request.prompt_ids) + params.min_tokens, self._target.context)
             self._target.open(slot, params, job.request.index, banned, ban_before)
 
     def _dispatch_prefill(self) -> None:

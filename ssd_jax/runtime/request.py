@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -66,20 +68,20 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _as_tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _as_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
-        _check("temperature", self.temperature, 0.0, math.inf)
-        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        check_types(self)
+        if self.temperature != 0:
+            _check("temperature", self.temperature, 1e-6, 1e6, also="0 (greedy) or ")
+        _check("top_p", self.top_p, 1e-6, 1.0)
         _check("min_p", self.min_p, 0.0, 1.0)
         _check("top_k", self.top_k, 0, 2**31 - 1)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
+        _check("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         _check("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
         _check("presence_penalty", self.presence_penalty, -1e6, 1e6)
         _check("seed", self.seed, 0, 2**64 - 1)
         _check("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if any(not text for text in self.stop):
-            raise InputError("stop: an empty stop string would end every text; remove it")
 
 
 def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
@@ -101,15 +103,44 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     return pairs
 
 
-def _as_tuple(stop: str | Sequence[str]) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def _as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(text, str) and text for text in stops):
+        raise InputError(f"stop = {stops!r}: each stop is a string that is not empty")
+    return stops
 
 
-def _check(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    inside = (low < value if open_low else low <= value) and value <= high
-    if not inside or value == math.inf:
-        interval = f"{'(' if open_low else '['}{low}, {high}{')' if high == math.inf else ']'}"
-        raise InputError(f"{name} = {value} is out of range; give a value in {interval}")
+def _as_ids(ids: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(token) for token in ids)
+    except TypeError:
+        raise InputError(f"stop_token_ids = {ids!r}: token ids are integers") from None
+
+
+def _check(name: str, value: float, low: float, high: float, *, also: str = "") -> None:
+    if not low <= value <= high:
+        raise InputError(
+            f"{name} = {value} is out of range; give {also}a value from {low} to {high}"
+        )
+
+
+_ACCEPTED = {"bool": bool, "int": numbers.Integral, "float": numbers.Real, "str": str}
+
+
+def check_types(settings: Any) -> None:
+    """Refuses values of the wrong type in a dataclass of settings.
+
+    Raises:
+      InputError: the field, its value and the type it takes.
+    """
+    for field in dataclasses.fields(settings):
+        kind, _, optional = str(field.type).partition(" | ")
+        value = getattr(settings, field.name)
+        if kind not in _ACCEPTED or (optional == "None" and value is None):
+            continue
+        mixed_up = isinstance(value, bool) != (kind == "bool")
+        if mixed_up or not isinstance(value, _ACCEPTED[kind]):
+            raise InputError(f"{field.name} = {value!r} must be of type {kind}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,8 +150,8 @@ class Request:
     Attributes:
       prompt_ids: token ids, at least one.
       params: sampling and stops.
-      index: sample index that keys the randomness (command line: prompt_index). The same index,
-        seed and prompt give the same text in whatever company and slot.
+      index: sample index that keys the randomness (command line: prompt_index), 0 to 2^32 - 1. The
+        same index, seed and prompt give the same text in whatever company and slot.
     """
 
     prompt_ids: Sequence[int]

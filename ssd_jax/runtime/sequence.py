@@ -63,8 +63,11 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
     """Refuses a request that cannot run.
 
     Raises:
-      InputError: an empty prompt, one that leaves no room in the context, or too many stop ids.
+      InputError: an empty prompt, one that leaves no room in the context, too many stop ids, or an
+        index out of range.
     """
+    if not 0 <= request.index < 2**32:
+        raise InputError(f"index = {request.index} is out of range; give 0 to {2**32 - 1}")
     size = len(request.prompt_ids)
     if size == 0:
         raise InputError("the prompt is empty; give at least one token")

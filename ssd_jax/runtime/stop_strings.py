@@ -56,6 +56,9 @@ class TextStream:
         ready = self._sent_ids
         while ready < len(self._ids) and self._ends[ready] <= safe:
             ready += 1
+        # A last token without text may be the first bytes of a character that is still to come.
+        while ready > self._sent_ids and self._ends[ready - 1] == self._begin(ready - 1):
+            ready -= 1
         return self._release(safe, ready, stopped=False)
 
     def finish(self) -> Released:
@@ -91,10 +94,14 @@ class TextStream:
         cut = min(found)
         self._text = self._text[:cut]
         kept = 0
-        while kept < len(self._ids) and (self._ends[kept - 1] if kept else 0) < cut:
+        while kept < len(self._ids) and self._begin(kept) < cut:
             kept += 1
-        del self._ids[max(kept, self._sent_ids) :], self._ends[max(kept, self._sent_ids) :]
+        del self._ids[kept:], self._ends[kept:]
         return True
+
+    def _begin(self, index: int) -> int:
+        """Length of the text before a token."""
+        return self._ends[index - 1] if index else 0
 
     def _find(self, stop: str, new: int) -> int:
         begin = max(self._searchable, len(self._text) - new - len(stop) + 1, 0)

@@ -59,7 +59,9 @@ def probs(
 def sampled_probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
     """`probs` of sampled rows from allowed logits [B, V]; greedy rows get temperature 1."""
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-    p = jax.nn.softmax(allowed / temperature[:, None], axis=-1)
+    # The maximum comes off first: at low temperatures the quotients themselves would overflow.
+    below = allowed - jnp.max(allowed, axis=-1, keepdims=True)
+    p = jax.nn.softmax(below / temperature[:, None], axis=-1)
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
     p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
     p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: _mass(kept) >= top_p))
@@ -72,7 +74,9 @@ def _filter(
     """Keeps tokens with p >= threshold(p) and renormalises, in the rows [B, 1] where it applies."""
 
     def keep(p: jax.Array) -> jax.Array:
-        kept = jnp.where(p >= threshold(p), p, 0.0)
+        # The likeliest token always stays, whatever rounding does to the threshold.
+        low = jnp.minimum(threshold(p), jnp.max(p, axis=-1, keepdims=True))
+        kept = jnp.where(p >= low, p, 0.0)
         kept = kept / jnp.sum(kept, axis=-1, keepdims=True)
         return jnp.where(applies, kept, p)
 

@@ -53,6 +53,8 @@ def snapshot(name: str) -> Path:
         ) from None
     except errors.HFValidationError as error:
         raise InputError(f"hf:{name} is not a valid repository name: {error}") from None
+    except PermissionError as error:
+        raise InputError(f"hf:{name}: {error}") from None
     except Exception as error:  # network errors of whichever HTTP library the hub client uses
         raise InputError(
             f"hf:{name} is not (or not wholly) in the cache "

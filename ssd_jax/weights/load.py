@@ -41,7 +41,7 @@ def load_arrays(
     Raises:
       InputError: a tensor is missing or has another shape; nothing has been read then.
     """
-    _check(tensors, wanted, where)
+    check_tensors(tensors, wanted, where)
     meter = _Meter(progress, sum(_nbytes(struct) for struct in wanted.values()))
     room = _Room(max((math.prod(struct.shape) for struct in wanted.values()), default=0))
 
@@ -62,7 +62,14 @@ def load_arrays(
             raise
 
 
-def _check(tensors: TensorSource, wanted: Mapping[str, jax.ShapeDtypeStruct], where: str) -> None:
+def check_tensors(
+    tensors: TensorSource, wanted: Mapping[str, jax.ShapeDtypeStruct], where: str
+) -> None:
+    """Checks names and shapes without reading any data.
+
+    Raises:
+      InputError: a tensor is missing or has another shape.
+    """
     names = tensors.names()
     missing = [name for name in wanted if name not in names]
     if missing:

@@ -112,12 +112,12 @@ def write_checkpoint(
     if dtype not in _DTYPES:
         raise InputError(f"cannot store dtype {dtype!r}; supported: {', '.join(_DTYPES)}")
     directory = directory.expanduser().absolute()
-    _require_free(directory)
+    require_free(directory)
     partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir(parents=True)
     try:
         _write(partial, checkpoint, dtype, progress)
-        _require_free(directory)
+        require_free(directory)
         if directory.exists():
             directory.rmdir()
         partial.rename(directory)
@@ -125,7 +125,12 @@ def write_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _require_free(directory: Path) -> None:
+def require_free(directory: Path) -> None:
+    """Refuses a destination that holds anything.
+
+    Raises:
+      InputError: it exists and is not an empty directory.
+    """
     if directory.is_dir() and not any(directory.iterdir()):
         return
     if directory.exists():

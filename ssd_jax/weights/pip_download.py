@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -74,12 +75,14 @@ def _run(command: list[str], places: dict[str, str], output, poll: Callable[[], 
 
 
 def _bytes_in(*directories: Path) -> int:
-    """Size of all files; those that pip removes meanwhile count as nothing."""
+    """Size of all files; files and directories that pip removes meanwhile count as nothing.
+
+    That is why this is `os.walk` and not `Path.rglob`, which fails on a vanished directory.
+    """
     total = 0
     for directory in directories:
-        for path in directory.rglob("*"):
-            try:
-                total += path.stat().st_size if path.is_file() else 0
-            except OSError:
-                continue
+        for parent, _, names in os.walk(directory):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += Path(parent, name).stat().st_size
     return total

@@ -70,6 +70,8 @@ def test_overhead_suite_compares_the_engine_with_its_own_programs(tiny_checkpoin
 def test_what_is_not_built_exits_2(capsys):
     assert main(["bench", "--modes=ar,ssd"]) == 2
     assert "not built yet" in capsys.readouterr().err
+    assert main(["bench", "--modes=fast"]) == 2
+    assert "each is one of" in capsys.readouterr().err
     assert main(["bench", "--suite=speed"]) == 2
     assert "suite = 'speed' is unknown" in capsys.readouterr().err
 

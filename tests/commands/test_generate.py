@@ -1,6 +1,9 @@
 """`ssd-jax generate`: the fixed contract of flags, JSON lines and exit statuses."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -67,13 +70,14 @@ def test_bad_lines_are_reported_and_good_ones_still_run(generate, tmp_path):
     assert "the context is 200" in answers[3]["error"]
 
 
-def test_a_file_without_a_good_line_fails_before_weights_load(generate, tmp_path, monkeypatch):
-    monkeypatch.setattr("ssd_jax.llm.LLM.load", lambda *_, **__: pytest.fail("weights loaded"))
+def test_a_file_without_a_good_line_fails_at_once(generate, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": 1}\n{"prompts": "x"}\n')
-    status, out, _ = generate(f"--prompt_file={path}", "--json")
+    status, out, err = generate(f"--prompt_file={path}", "--json", target="does-not-exist")
     assert status == 2
     assert [json.loads(line)["prompt_index"] for line in out.splitlines()] == [0, 1]
+    assert f"{path}:2" in err
+    assert "does-not-exist" not in err
 
 
 def test_chat_template_can_be_switched_off(generate):
@@ -97,6 +101,10 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
     [
         (["--temperature=-1"], "temperature = -1.0 is out of range"),
         (["--top_p=0"], "top_p = 0.0 is out of range"),
+        (["--k=abc"], "k = 'abc' is unknown; give auto or 1 to 16"),
+        (["--k=17"], "k = '17' is unknown"),
+        (["--proposal_support=some"], "proposal_support = 'some' is unknown"),
+        (["--target="], "target is empty"),
         (["--top_k=-3"], "top_k = -3"),
         (["--max_tokens=0"], "max_tokens = 0"),
         (["--slots=0"], "slots = 0 must be at least 1"),
@@ -120,7 +128,7 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--logit_bias=5"], "give id:bias"),
         (["--exact=bitwise"], "not built yet"),
         (["--logprobs=3"], "not built yet"),
-        (["--stop="], "empty stop string"),
+        (["--stop="], "each stop is a string that is not empty"),
         (["--config=missing.toml"], "missing.toml"),
     ],
 )
@@ -141,6 +149,27 @@ def test_unknown_keys_of_a_config_file_name_the_nearest_one(tmp_path, capsys):
 def test_a_target_that_does_not_exist_is_named(capsys):
     assert main(["generate", "--target=no/such/model", "--prompt=x"]) == 2
     assert "no/such/model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_json_is_the_same_on_a_terminal_of_any_encoding(tiny_checkpoint, encoding):
+    command = [sys.executable, "-m", "ssd_jax", "generate", f"--target={tiny_checkpoint}"]
+    command += ["--prompt=h\u00e9llo \u20ac", "--json", "--ignore_eos", *COMMON]
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert len(json.loads(done.stdout)["token_ids"]) == 5
+
+
+def test_a_reader_that_goes_away_ends_quietly(tiny_checkpoint):
+    command = [sys.executable, "-m", "ssd_jax", "generate", f"--target={tiny_checkpoint}"]
+    command += ["--prompt=x", "--json", *COMMON]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert process.wait() == 1
+    assert b"Traceback" not in err
 
 
 def test_commands_are_listed_and_misspelt_ones_corrected(capsys):

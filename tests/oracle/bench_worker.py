@@ -80,8 +80,9 @@ def undisturbed_run(worker: Worker, idle: Sequence[Worker], index: int) -> dict[
     stands.
 
     Returns:
-      The measurement with `idle_cpu` and `foreign_cpu`: cores used by the idle engines and by
-      everything else on the machine while it ran, and `discarded`, the runs thrown away.
+      The measurement with `idle_cpu` and `foreign_cpu`, the cores used by the idle engines and by
+      everything else on the machine or its host while it ran, and `discarded`, the runs thrown
+      away before it.
     """
     for attempt in range(TRIES):
         before = _clocks(worker, idle)
@@ -110,7 +111,7 @@ def _clocks(worker: Worker, idle: Sequence[Worker]) -> tuple[float, float, float
 
 
 def _machine_cpu_seconds() -> float:
-    """User, nice, system and interrupt time of all cores so far (Linux only)."""
+    """Time all cores were busy, or taken by the host of a virtual machine (Linux only)."""
     first, *_ = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, first.split()[1:])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(int, first.split()[1:])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -113,14 +113,74 @@ def test_a_stop_string_over_several_tokens_cuts_text_and_ids():
     assert (output.text, output.token_ids, output.finish_reason) == ("one", ids("one"), "stop")
 
 
+def timed(script, **params):
+    """A run in which the n-th forward ends at time n squared, so that every gap differs."""
+    target = FakeTarget(script, slots=1)
+    engine = Engine(
+        target, Letters, frozenset({EOS}), clock=lambda: float(target.calls.count("forward") ** 2)
+    )
+    engine.add(request(**params))
+    (output,) = outputs(drain(engine)).values()
+    return output
+
+
 def test_counters_end_where_the_text_ends():
     """A round was already dispatched past the stop string; nothing counts it."""
-    output = run(spell("abcSTOPdef"), stop="STOP")
+    output = timed(spell("abcSTOPdef"), stop="STOP")
     assert output.token_ids == ids("abc")
-    # The clock ticks once a look, so speed shows how many tokens were counted: 2 after the first.
-    metrics = output.metrics
-    assert metrics["tokens_per_second"] * metrics["itl_p50_ms"] / 1e3 == pytest.approx(1, rel=0.5)
-    assert set(metrics) == set(REQUEST_KEYS)
+    assert set(output.metrics) == set(REQUEST_KEYS)
+    # Tokens at 0, 1 and 4 s: gaps of 1 and 3 s.
+    assert output.metrics["tokens_per_second"] == pytest.approx(2 / 4)
+    assert output.metrics["itl_p50_ms"] == pytest.approx(2000)
+    assert output.metrics["round_ms"] == pytest.approx(2000)
+
+
+def test_verification_time_leaves_the_prefill_out():
+    output = timed(spell("abc"))
+    # The clock moves while a forward is dispatched, so each takes no time by it.
+    assert output.metrics["verify_ms"] == 0
+    assert timed(spell("abc"), max_tokens=1).metrics["verify_ms"] is None
+
+
+def test_a_stop_string_that_the_last_flush_completes_is_a_stop():
+    class Late(Letters):
+        """Keeps the last letter back until it is flushed."""
+
+        def __init__(self):
+            self.held = ""
+
+        def push(self, ids):
+            text = self.held + super().push(ids)
+            self.held = text[-1:]
+            return text[:-1]
+
+        def flush(self):
+            text, self.held = self.held, ""
+            return text
+
+    target = FakeTarget(spell("abX"))
+    engine = Engine(target, Late, frozenset({EOS}), clock=Clock())
+    engine.add(request(max_tokens=3, stop="X"))
+    (output,) = outputs(drain(engine)).values()
+    assert (output.text, output.finish_reason) == ("ab", "stop")
+
+
+def test_a_failing_role_loses_no_tokens_of_other_requests():
+    class Failing(FakeTarget):
+        def open(self, slot, params, index, banned, ban_before):
+            if index == 9:
+                raise RuntimeError("no")
+            super().open(slot, params, index, banned, ban_before)
+
+    target = Failing(spell("abcdef"))
+    engine = Engine(target, Letters, frozenset({EOS}), clock=Clock())
+    kept = engine.add(request())
+    events = [event for _ in range(3) for event in engine.step()]
+    engine.add(request(index=9))
+    with pytest.raises(RuntimeError):
+        engine.step()
+    events += drain(engine)
+    assert "".join(event.text for event in events if event.request_id == kept) == "abcdef"
 
 
 def test_the_context_limit_ends_with_length():
@@ -138,6 +198,9 @@ def test_a_prompt_without_room_for_output_is_refused_with_the_numbers():
         engine.add(request(prompt=[65] * 10))
     with pytest.raises(InputError, match="empty"):
         engine.add(request(prompt=[]))
+    for index in (-1, 2**32):
+        with pytest.raises(InputError, match=f"index = {index} is out of range"):
+            engine.add(request(index=index))
     with pytest.raises(InputError, match=f"at most {MAX_STOP_IDS}"):
         engine.add(request(stop_token_ids=tuple(range(100, 100 + MAX_STOP_IDS))))
     assert not engine.has_work

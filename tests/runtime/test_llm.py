@@ -1,5 +1,8 @@
 """The whole engine on tiny checkpoints: same text in any company, no compile after start-up."""
 
+import itertools
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -173,19 +176,56 @@ def test_streams_may_be_read_in_turns(llm):
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     expected = [output.text for output in llm.generate(PROMPTS[:2], params)]
     streams = [llm.stream(prompt, params) for prompt in PROMPTS[:2]]
-    texts = ["", ""]
-    while streams[0] is not None:
-        for number, stream in enumerate(streams):
-            event = next(stream, None)
-            texts[number] += event.text if event else ""
-            if event is None:
-                streams = [None, None]
-    assert texts == expected
+    pairs = itertools.zip_longest(*streams)
+    texts = [[event.text for event in stream if event] for stream in zip(*pairs, strict=True)]
+    assert ["".join(text) for text in texts] == expected
 
 
 def test_a_token_id_outside_the_vocabulary_is_named(llm):
     with pytest.raises(InputError, match=r"token id 259 .* 0 to 258"):
         llm.request([5, 259])
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path):
+    path = tiny.write_checkpoint(tmp_path / "small", vocab_size=200)
+    with pytest.raises(InputError, match="tokenizer has 259 tokens, the model embeds 200"):
+        LLM(str(path), load=False)
+
+
+def test_misshapen_and_missing_tensors_are_named_before_anything_is_compiled(tmp_path):
+    path = tiny.write_checkpoint(tmp_path / "bad")
+    (path / "config.json").write_text(json.dumps(tiny.config("llama", intermediate_size=40)))
+    with pytest.raises(InputError, match=r"mlp.* has shape .*48.*, expected .*40"):
+        LLM(str(path), load=False)
+    (path / "config.json").write_text(json.dumps(tiny.config("qwen2")))
+    with pytest.raises(InputError, match=r"'lm_head.weight' \(and \d+ more\) is missing"):
+        LLM(str(path), load=False)
+
+
+def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(checkpoints):
+    llm = LLM(str(checkpoints["llama"]), slots=10**7, load=False)
+    with pytest.raises(InputError, match=r"slots = 10000000 .* GiB for keys and values"):
+        llm.load()
+
+
+def test_unknown_and_mistyped_settings_are_named(checkpoints):
+    with pytest.raises(InputError, match="unknown key 'slotz'; did you mean 'slots'"):
+        LLM(str(checkpoints["llama"]), slotz=3)
+    with pytest.raises(InputError, match="slots = '3' must be of type int"):
+        LLM(str(checkpoints["llama"]), slots="3")
+
+
+def test_messages_without_the_template_are_refused(checkpoints):
+    plain = LLM(str(checkpoints["llama"]), chat_template=False, load=False)
+    with pytest.raises(InputError, match="messages need the chat template"):
+        plain.request([{"role": "user", "content": "x"}])
+
+
+def test_numpy_ids_are_ids(llm):
+    params = SamplingParams(max_tokens=2)
+    expected = llm.generate([[5, 6, 7]], params)[0].token_ids
+    assert llm.generate(np.array([5, 6, 7]), params)[0].token_ids == expected
+    assert llm.generate([[np.int64(5), 6, 7]], params)[0].token_ids == expected
 
 
 def test_messages_text_and_ids_are_all_prompts(llm):

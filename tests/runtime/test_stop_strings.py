@@ -83,10 +83,18 @@ def test_a_character_over_two_tokens_belongs_to_both():
     assert (stream.text, stream.token_ids) == ("aé", [0, 1, 2])
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_stop_that_begins_in_a_character_of_two_tokens_takes_both(at_once):
+    stream, _, stopped = _run(["a", "~", "!"], ["é!"], at_once=at_once)
+    assert stopped
+    assert (stream.text, stream.token_ids) == ("a", [0])
+
+
 def test_a_hidden_stop_id_is_kept_without_its_text():
     stream = TextStream(Pieces(["a", "</s>"]), [], 0)
-    released = stream.push([0, 1], hidden_last=True)
-    assert (released.text, released.token_ids) == ("a", [0, 1])
+    stream.push([0, 1], hidden_last=True)
+    stream.finish()
+    assert (stream.text, stream.token_ids) == ("a", [0, 1])
 
 
 def test_streamed_pieces_always_add_up_to_the_text_cut_at_the_first_stop():

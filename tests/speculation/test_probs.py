@@ -74,6 +74,17 @@ def test_ties_at_the_threshold_are_all_kept(case):
     assert (np.asarray(p[0]) > 0).all()
 
 
+@pytest.mark.parametrize(
+    "case",
+    [{"temperature": 1e-6}, {"temperature": 1e6}, {"top_p": 1e-6}, {"min_p": 1.0}, {"top_k": 1}],
+)
+def test_the_law_is_a_distribution_at_every_extreme(case):
+    logits = _logits(50, 37) * 30
+    p = np.asarray(probs(logits, rows(*[case] * 50), jnp.zeros(50, jnp.int32), 37))
+    np.testing.assert_allclose(p.sum(axis=1), 1, rtol=1e-5)
+    assert (p[np.arange(50), logits.argmax(axis=1)] > 0).all()
+
+
 def test_padding_ids_get_probability_zero():
     logits = np.array([[0.0, 1.0, 50.0, 60.0]], np.float32)
     p = probs(logits, rows({}), jnp.array([0]), 2)

@@ -175,6 +175,24 @@ def test_a_package_that_cannot_be_had_says_what_pip_said_and_what_to_do(pinned, 
         assert part in str(error.value)
 
 
+def test_a_directory_that_pip_removes_while_sizes_are_added_up_counts_as_nothing(
+    tmp_path, monkeypatch
+):
+    scratch = tmp_path / "scratch"
+    (scratch / "vanishing").mkdir(parents=True)
+    (scratch / "wheel").write_bytes(b"12345")
+    scandir = os.scandir
+
+    def racing(path):
+        if Path(path).name == "vanishing":
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", racing)
+    assert pip_download._bytes_in(scratch) == 5
+    assert not (scratch / "vanishing").exists()
+
+
 def test_an_interpreter_without_pip_is_told_how_to_get_it(pinned, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
