@@ -185,6 +185,23 @@ def _open_warm(args: argparse.Namespace) -> tuple[Engine, dict[str, Any]]:
     }
 
 
+def _pair(args: argparse.Namespace) -> dict[str, Any]:
+    prompts = len(_read_prompts(args.prompts))
+    (python_a, python_b), (engine_a, engine_b) = args.pair, args.engines
+    with Worker(python_a, engine_a, args) as a, Worker(python_b, engine_b, args) as b:
+        result = measure_pair(a, b, prompts, args.repeats)
+    _print_pair(result)
+    return result
+
+
+def _alone(args: argparse.Namespace) -> dict[str, Any]:
+    prompts = len(_read_prompts(args.prompts))
+    with Worker(sys.executable, args.engine, args) as worker:
+        result = measure_alone(worker, prompts, args.repeats)
+    _print_summary(result)
+    return result
+
+
 def main() -> None:
     args = _arguments()
     if args.worker:
@@ -192,17 +209,7 @@ def main() -> None:
         os.dup2(2, 1)  # whatever a library prints must not look like an answer
         serve(*_open_warm(args), out)
         return
-    pythons, engines = args.pair or [sys.executable], args.engines if args.pair else [args.engine]
-    workers: list[Worker] = []
-    try:
-        for python, engine in zip(pythons, engines, strict=True):
-            workers.append(Worker(python, engine, args))
-        measure = measure_pair if args.pair else measure_alone
-        result = measure(*workers, len(_read_prompts(args.prompts)), args.repeats)
-    finally:
-        for worker in workers:
-            worker.close()
-    (_print_pair if args.pair else _print_summary)(result)
+    result = _pair(args) if args.pair else _alone(args)
     if args.json:
         settings = {k: str(getattr(args, k)) for k in ("max_tokens", "dtype", "cores", "repeats")}
         settings["model"] = args.model.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from bench_engines import Engine
 
@@ -54,7 +55,10 @@ class Worker:
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
         self._process.communicate()
 
     def _answer(self) -> dict[str, Any]:
@@ -84,7 +88,7 @@ def undisturbed_run(worker: Worker, idle: Sequence[Worker], index: int) -> dict[
       everything else on the machine or its host while it ran, and `discarded`, the runs thrown
       away before it.
     """
-    for attempt in range(TRIES):
+    for attempt in itertools.count(1):
         before = _clocks(worker, idle)
         run = worker.generate(index)
         wall, machine, own, idling = (
@@ -93,11 +97,11 @@ def undisturbed_run(worker: Worker, idle: Sequence[Worker], index: int) -> dict[
         run |= {
             "idle_cpu": idling / wall,
             "foreign_cpu": max(0.0, machine - own - idling) / wall,
-            "discarded": attempt,
+            "discarded": attempt - 1,
         }
-        if run["foreign_cpu"] <= MOST_FOREIGN_CPU:
-            break
-    return run
+        if run["foreign_cpu"] <= MOST_FOREIGN_CPU or attempt == TRIES:
+            return run
+    raise AssertionError("itertools.count ended")
 
 
 def _clocks(worker: Worker, idle: Sequence[Worker]) -> tuple[float, float, float, float]:
