@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import os
 import subprocess
@@ -88,7 +87,8 @@ def undisturbed_run(worker: Worker, idle: Sequence[Worker], index: int) -> dict[
       everything else on the machine or its host while it ran, and `discarded`, the runs thrown
       away before it.
     """
-    for attempt in itertools.count(1):
+    discarded = 0
+    while True:
         before = _clocks(worker, idle)
         run = worker.generate(index)
         wall, machine, own, idling = (
@@ -97,11 +97,11 @@ def undisturbed_run(worker: Worker, idle: Sequence[Worker], index: int) -> dict[
         run |= {
             "idle_cpu": idling / wall,
             "foreign_cpu": max(0.0, machine - own - idling) / wall,
-            "discarded": attempt - 1,
+            "discarded": discarded,
         }
-        if run["foreign_cpu"] <= MOST_FOREIGN_CPU or attempt == TRIES:
+        if run["foreign_cpu"] <= MOST_FOREIGN_CPU or discarded == TRIES - 1:
             return run
-    raise AssertionError("itertools.count ended")
+        discarded += 1
 
 
 def _clocks(worker: Worker, idle: Sequence[Worker]) -> tuple[float, float, float, float]:

@@ -242,7 +242,9 @@ def _with_default_theta(model: transformers.PreTrainedModel) -> transformers.Pre
 
 
 def _with_tied_head(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    model.get_output_embeddings().weight.data = model.get_input_embeddings().weight.data
+    head = model.get_output_embeddings()
+    assert head is not None
+    head.weight.data = model.get_input_embeddings().weight.data
     return model
 
 

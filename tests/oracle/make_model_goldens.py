@@ -41,7 +41,7 @@ def golden(path: Path, sha256: str) -> dict[str, Any]:
       RuntimeError: transformers kept the weights packed, so its arithmetic is not float32.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     ).eval()
     if any(value.dtype != torch.float32 for value in model.parameters()):
