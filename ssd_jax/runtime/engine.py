@@ -149,7 +149,6 @@ class Engine:
                 return
             job = self._waiting.popleft()
             job.sequence = Sequence(
-                job.request_id,
                 job.request,
                 slot,
                 eos_ids=self._eos_ids,
@@ -216,7 +215,9 @@ class Engine:
     def _end(self, job: _Job, reason: FinishReason) -> None:
         assert job.sequence is not None
         job.sequence.finish_reason = reason
-        self._running.pop(job.sequence.slot, None)
+        slot = job.sequence.slot
+        if self._running.get(slot) is job:  # a request that ended by length has left it already
+            del self._running[slot]
 
     def _final(self, job: _Job, reason: FinishReason, released: Released) -> TokenEvent:
         kept = len(job.text.token_ids)

@@ -20,9 +20,8 @@ class Sequence:
     """
 
     def __init__(
-        self, request_id: int, request: Request, slot: int, *, eos_ids: frozenset[int], context: int
+        self, request: Request, slot: int, *, eos_ids: frozenset[int], context: int
     ) -> None:
-        self.request_id = request_id
         self.request = request
         self.slot = slot
         self.cached = 0

@@ -90,6 +90,15 @@ def test_a_stop_at_the_length_limit_is_a_stop():
     assert run(spell("abcX"), max_tokens=4, stop="X").finish_reason == "stop"
 
 
+def test_a_stop_string_at_the_length_limit_leaves_the_slots_next_request_alone():
+    """By then the slot may belong to another request."""
+    _, engine = make(spell("abX"), slots=1)
+    first, second = engine.add(request(max_tokens=3, stop="X")), engine.add(request())
+    done = outputs(drain(engine))
+    assert (done[first].text, done[first].finish_reason) == ("ab", "stop")
+    assert done[second].text == "abX"
+
+
 def test_ignore_eos_generates_through_it():
     output = run(spell("ab"), max_tokens=5, ignore_eos=True)
     assert (output.token_ids, output.finish_reason) == ([*ids("ab"), EOS, EOS, EOS], "length")
