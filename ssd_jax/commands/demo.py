@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     console.print(f"[bold]{given['prompt']}[/bold]", highlight=False)
     llm = open_llm(config)
     load(llm)
-    llm.generate("Hi", SamplingParams(max_tokens=2))  # a program's first run is slower
+    llm.generate(given["prompt"], SamplingParams(max_tokens=2))  # first runs of programs are slow
     for event in llm.stream(given["prompt"], params):
         sys.stdout.write(event.text)
         sys.stdout.flush()
