@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ssd_jax.speculation.settings import Sampling
 
@@ -45,7 +46,7 @@ def add_prompt(history: History, row: jax.Array, tokens: jax.Array, first: jax.A
     )
 
 
-def add_output(history: History, tokens: jax.Array) -> History:
+def add_output(history: History, tokens: jax.Array | np.ndarray) -> History:
     """Counts committed tokens [B, n]; ids outside [0, V) are ignored."""
     vocab = history.output.shape[1]
     rows = jnp.arange(tokens.shape[0])[:, None]
@@ -53,7 +54,7 @@ def add_output(history: History, tokens: jax.Array) -> History:
     return history._replace(output=history.output.at[rows, ids].add(1, mode="drop"))
 
 
-def in_flight(history: History, proposed: jax.Array) -> History:
+def in_flight(history: History, proposed: jax.Array | np.ndarray) -> History:
     """The history that each row of a verification sees.
 
     Args:

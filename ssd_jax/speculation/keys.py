@@ -70,12 +70,17 @@ def uniform(key: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def gumbel(key: tuple[jax.Array, jax.Array], count: int) -> jax.Array:
-    """Standard Gumbel noise [B, count] float32 for token ids 0..count-1.
+    """Standard Gumbel noise [B, count] float32 for token ids 0..count-1; see `gumbel_of`."""
+    return gumbel_of(key, jnp.arange(count)[None])
+
+
+def gumbel_of(key: tuple[jax.Array, jax.Array], ids: jax.Array) -> jax.Array:
+    """Standard Gumbel noise of token ids [B, n] (or [1, n]), [B, n] float32.
 
     The noise of id v depends on (key, v) alone. 64 random bits a value keep the tails exact to
     float32: the largest noise is about 44, where 24 bits would stop at 17.
     """
-    ids = jnp.arange(count, dtype=jnp.uint32)[None]
+    ids = ids.astype(jnp.uint32)
     u = _unit(*threefry((key[0][:, None], key[1][:, None]), (ids, jnp.zeros_like(ids))))
     return -jnp.log(-jnp.log1p(-u))  # small u is where large noise comes from
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.kernels.row_sum import row_sum
 from ssd_jax.speculation.history import History, penalise
 from ssd_jax.speculation.settings import Sampling
 
@@ -61,10 +62,11 @@ def sampled_probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     # The maximum comes off first: at low temperatures the quotients themselves would overflow.
     below = allowed - jnp.max(allowed, axis=-1, keepdims=True)
-    p = jax.nn.softmax(below / temperature[:, None], axis=-1)
+    weights = jnp.exp(below / temperature[:, None])
+    p = weights / row_sum(weights)
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
     p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
-    p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: _mass(kept) >= top_p))
+    p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: row_sum(kept) >= top_p))
     return _filter(p, min_p > 0, lambda p: min_p * jnp.max(p, axis=-1, keepdims=True))
 
 
@@ -77,7 +79,7 @@ def _filter(
         # The likeliest token always stays, whatever rounding does to the threshold.
         low = jnp.minimum(threshold(p), jnp.max(p, axis=-1, keepdims=True))
         kept = jnp.where(p >= low, p, 0.0)
-        kept = kept / jnp.sum(kept, axis=-1, keepdims=True)
+        kept = kept / row_sum(kept)
         return jnp.where(applies, kept, p)
 
     return jax.lax.cond(jnp.any(applies), keep, lambda p: p, p)
@@ -104,7 +106,3 @@ def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Ar
 
 def _count(kept: jax.Array) -> jax.Array:
     return jnp.sum(kept > 0, axis=-1, keepdims=True)
-
-
-def _mass(kept: jax.Array) -> jax.Array:
-    return jnp.sum(kept, axis=-1, keepdims=True)

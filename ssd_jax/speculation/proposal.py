@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array | np.ndarray
+"""Where a proposal comes from the host, its arrays may still be there."""
 
 
 class Proposal(NamedTuple):
@@ -23,20 +27,31 @@ class Proposal(NamedTuple):
       q: [B, K, N] float32 probabilities of the support, 0 at padding.
     """
 
-    tokens: jax.Array
-    length: jax.Array
-    support: jax.Array
-    q: jax.Array
+    tokens: Array
+    length: Array
+    support: Array
+    q: Array
+
+
+def blank(rows: int, count: int, support: int) -> Proposal:
+    """Room for `count` proposed tokens a row, none of them used: L = 0."""
+    return Proposal(
+        jnp.zeros((rows, count), jnp.int32),
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros((rows, count, support), jnp.int32),
+        jnp.zeros((rows, count, support), jnp.float32),
+    )
 
 
 def none(rows: int) -> Proposal:
     """Nothing proposed: verification is then plain sampling (K = 0)."""
-    return Proposal(
-        jnp.zeros((rows, 0), jnp.int32),
-        jnp.zeros(rows, jnp.int32),
-        jnp.zeros((rows, 0, 1), jnp.int32),
-        jnp.zeros((rows, 0, 1), jnp.float32),
-    )
+    return blank(rows, 0, 1)
+
+
+def narrow(proposal: Proposal, count: int) -> Proposal:
+    """The first `count` tokens of every row; L must not be more."""
+    tokens, length, support, q = proposal
+    return Proposal(tokens[:, :count], length, support[:, :count], q[:, :count])
 
 
 def point_mass(tokens: jax.Array, length: jax.Array) -> Proposal:

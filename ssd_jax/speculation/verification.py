@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from ssd_jax.speculation import keys
 from ssd_jax.speculation.history import History, add_output, in_flight
 from ssd_jax.speculation.keys import Purpose
-from ssd_jax.speculation.probs import allowed_logits, sampled_probs
+from ssd_jax.speculation.probs import allowed_logits, probs, sampled_probs
 from ssd_jax.speculation.proposal import Proposal, dense, of_token
 from ssd_jax.speculation.settings import Sampling, repeat_rows
 
@@ -80,6 +80,36 @@ def verify(
         )
 
     return jax.lax.cond(jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
+
+
+def emitted(proposal: Proposal, outcome: Outcome) -> jax.Array:
+    """The emitted tokens [B, K + 1] int32: accepted ones, then the bonus at k and after."""
+    index = jnp.arange(proposal.tokens.shape[1] + 1)
+    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+    kept = index < outcome.accepted[:, None]
+    return jnp.where(kept, tokens, outcome.bonus[:, None])
+
+
+def law(
+    logits: jax.Array,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: jax.Array,
+    history: History,
+    *,
+    tokens: int,
+) -> jax.Array:
+    """The target's distributions [B, K + 1, V] of a verification; arguments as `verify`."""
+    batch, count, vocab = logits.shape
+    positions = start[:, None] + 1 + jnp.arange(count)
+    flat = probs(
+        logits.reshape(batch * count, vocab),
+        repeat_rows(sampling, count),
+        positions.reshape(-1),
+        in_flight(history, proposal.tokens),
+        tokens,
+    )
+    return flat.reshape(logits.shape)
 
 
 def commit(history: History, proposal: Proposal, outcome: Outcome, live: jax.Array) -> History:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 
-from ssd_jax.speculation import history, proposal
+from ssd_jax.speculation import history, proposal, verification
 from ssd_jax.speculation import probs as law
 from ssd_jax.speculation.settings import Sampling
-from ssd_jax.speculation.verification import verify
 
 _DEFAULTS = {
     "temperature": (1.0, jnp.float32),
@@ -26,6 +28,10 @@ _DEFAULTS = {
 }
 
 
+# Tests compile programs often and run them little.
+QUICKLY = {"xla_backend_optimization_level": 0}
+
+
 def rows(*settings: dict) -> Sampling:
     """A `Sampling` of one row per dict; settings that are missing are off."""
     return Sampling(
@@ -36,15 +42,23 @@ def rows(*settings: dict) -> Sampling:
     )
 
 
+@functools.partial(jax.jit, static_argnums=3, compiler_options=QUICKLY)
 def probs(logits, sampling, positions, tokens):
     """The law of rows that have said nothing yet."""
     return law.probs(logits, sampling, positions, history.empty(*logits.shape), tokens)
 
 
+@functools.partial(jax.jit, static_argnames=("tokens", "rule"), compiler_options=QUICKLY)
+def verify(logits, proposed, sampling, start, said, *, tokens, rule="ratio"):
+    """`verification.verify`, compiled."""
+    return verification.verify(logits, proposed, sampling, start, said, tokens=tokens, rule=rule)
+
+
+@functools.partial(jax.jit, static_argnames=("tokens", "rule"), compiler_options=QUICKLY)
 def greedy_and_sampled(logits, sampling, start, *, tokens, rule="ratio"):
     """Tokens drawn without proposals."""
     said = history.empty(*logits.shape)
     nothing = proposal.none(logits.shape[0])
-    return verify(
+    return verification.verify(
         jnp.asarray(logits)[:, None], nothing, sampling, start, said, tokens=tokens, rule=rule
     ).bonus

@@ -1,0 +1,31 @@
+"""Sums whose rounding does not depend on how many rows are summed at once.
+
+XLA on CPU adds in another order when an array is small than when it is large, so that a row summed
+alone differs in its last bit from the same row in a block. Its products do not: from two rows on,
+each row of a product is computed alike. So sums are taken as products with ones.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+_COLUMNS = 8  # one column would be turned back into a sum
+
+
+def row_sum(x: jax.Array) -> jax.Array:
+    """Sum over the last axis, x [..., n] float32 -> [..., 1] float32."""
+    ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
+    total = jax.lax.dot_general(
+        x.reshape(-1, x.shape[-1]), ones, (((1,), (0,)), ((), ())), precision="highest"
+    )
+    return total[:, :1].reshape(*x.shape[:-1], 1)
+
+
+def with_ones(values: jax.Array) -> jax.Array:
+    """values [..., n, D] -> [..., n, D + 8]: a weighted sum of these also yields its total weight.
+
+    Every column from D on holds the total.
+    """
+    ones = jnp.ones((*values.shape[:-1], _COLUMNS), values.dtype)
+    return jnp.concatenate([values, ones], axis=-1)

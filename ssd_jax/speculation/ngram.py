@@ -1,0 +1,53 @@
+"""Prompt lookup: what followed the last time the text ended like this.
+
+Pure host code. The longest suffix of prompt and output that occurred before is looked up, and
+the tokens that followed it are proposed. Source: prompt lookup decoding (Saxena, 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class NgramIndex:
+    """The tokens of one sequence, with look-up of their suffixes.
+
+    Args:
+      shortest: fewest tokens that must match for anything to be proposed.
+      longest: matches longer than this are not told apart; the latest one is taken.
+    """
+
+    def __init__(self, *, shortest: int = 2, longest: int = 32) -> None:
+        self._shortest = shortest
+        self._longest = longest
+        self._tokens = np.zeros(256, np.int32)
+        self._size = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Appends committed tokens."""
+        size = self._size + len(tokens)
+        if size > len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * size)
+        self._tokens[self._size : size] = tokens
+        self._size = size
+
+    def propose(self, count: int) -> list[int]:
+        """The up to `count` tokens that followed the longest, then latest, earlier match."""
+        tokens = self._tokens[: self._size]
+        if not self._size:
+            return []
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+        length = 1
+        while len(ends) and length < min(self._longest, self._size):
+            # An index below 0 would wrap around: such a match has run out of text.
+            longer = ends[(ends >= length) & (tokens[ends - length] == tokens[-1 - length])]
+            if not len(longer):
+                break
+            ends, length = longer, length + 1
+        if not len(ends) or length < self._shortest:
+            return []
+        # A match that reaches the end of the text goes on as it began: the text repeats itself.
+        after, period = int(ends[-1]) + 1, self._size - 1 - int(ends[-1])
+        return [int(tokens[after + step % period]) for step in range(count)]
