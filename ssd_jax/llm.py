@@ -6,7 +6,6 @@ import functools
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from pathlib import Path
 from typing import cast
@@ -17,22 +16,22 @@ import numpy as np
 from ssd_jax import compat
 from ssd_jax.config import DEFAULT_CONTEXT, Config, check_names
 from ssd_jax.errors import InputError
-from ssd_jax.models.execution import Execution
-from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.loaded import Loaded, load
+from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.programs import Programs
 from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
 from ssd_jax.runtime.sequence import check
-from ssd_jax.runtime.target import DeviceTarget
 from ssd_jax.text.detokenizer import Detokenizer
 from ssd_jax.text.tokenizer import Tokenizer
+from ssd_jax.text.vocabulary import require_same
 from ssd_jax.weights.cache_dir import cache_dir
-from ssd_jax.weights.checkpoint import open_checkpoint
-from ssd_jax.weights.load import check_tensors, load_arrays
 from ssd_jax.weights.progress import Progress
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text, chat messages ({"role", "content"}), or token ids."""
+
+_Mail = dict[int, deque[TokenEvent]]
+"""Events of each request that someone runs, until they are fetched."""
 
 
 class LLM:
@@ -46,6 +45,7 @@ class LLM:
       target: model source; see `Config.target`.
       load: whether to load now; with False, prompts can be checked first (`request`) and `load`
         called later.
+      ks: values of K to prepare beside the configured one, for `engine_of`.
       progress: called with (bytes done, bytes in all) while weights are downloaded and loaded.
       settings: any field of `Config`.
 
@@ -59,6 +59,7 @@ class LLM:
         *,
         config: Config | None = None,
         load: bool = True,
+        ks: Sequence[int] = (),
         progress: Progress | None = None,
         **settings,
     ) -> None:
@@ -71,17 +72,17 @@ class LLM:
         if self.config.compile_cache != "off":
             cache = self.config.compile_cache
             compat.use_compile_cache(cache_dir() / "xla" if cache == "auto" else Path(cache))
-        self.checkpoint = open_checkpoint(self.config.target, progress=progress)
-        self.context = self._context()
-        self.tokenizer: Tokenizer = self.checkpoint.load_tokenizer()
-        self._check_vocabulary()
-        self.model = FunctionalModel(
-            self.checkpoint.config,
-            Execution.for_platform(jax.default_backend(), self.config.dtype),
+        bitwise = self.config.exact == "bitwise"
+        self.target = open_model(
+            self.config.target, self.config.dtype, bitwise=bitwise, progress=progress
         )
-        check_tensors(self.checkpoint.tensors, self.model.wanted(), str(self.checkpoint.path))
-        self._engine: Engine | None = None
-        self._mail: dict[int, deque[TokenEvent]] = {}
+        self.tokenizer: Tokenizer = self.target.tokenizer
+        self.draft = self._open_draft(progress)
+        self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
+        self.context = self._context()
+        self._engines: dict[tuple[str, int], Engine] = {}
+        self._mail: dict[Engine, _Mail] = {}
+        self._loaded: Loaded | None = None
         if load:
             self.load(progress=progress)
 
@@ -91,65 +92,94 @@ class LLM:
         Raises:
           InputError: tensor data that cannot be read.
         """
-        model = self.model
         self._check_memory()
-        with ThreadPoolExecutor(1) as pool:
-            arrays = pool.submit(
-                load_arrays,
-                self.checkpoint.tensors,
-                model.wanted(),
-                where=str(self.checkpoint.path),
-                progress=progress,
-            )
-            self.programs = Programs(
-                model,
-                slots=self.config.slots,
-                context=self.context,
-                tokens=self.tokenizer.size,
-                rule=self.config.verify,
-            )
-            self.parameters = model.assemble(arrays.result())
-        decoder = functools.partial(Detokenizer, self.tokenizer)
-        role = DeviceTarget(self.programs, self.parameters)
-        self._engine = Engine(role, decoder, self.tokenizer.eos_ids)
+        self._loaded = load(
+            self.config, self.target, self.draft, self.context, ks=self._ks, progress=progress
+        )
+
+    @property
+    def loaded(self) -> Loaded:
+        """Programs and parameters; loads them if that was put off."""
+        if self._loaded is None:
+            self.load()
+        assert self._loaded is not None
+        return self._loaded
 
     @property
     def engine(self) -> Engine:
-        """The engine; loads the model if that was put off."""
-        if self._engine is None:
-            self.load()
-        assert self._engine is not None
-        return self._engine
+        """The engine of the configured mode."""
+        return self.engine_of(self.config.mode)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Modes that this model can run: autoregressive always, and the configured one."""
+        return tuple(dict.fromkeys(("ar", self.config.mode)))
+
+    def engine_of(self, mode: str, k: int | None = None) -> Engine:
+        """The engine of a mode; engines share programs and parameters, each has its own slots.
+
+        Args:
+          mode: one of `modes`.
+          k: most proposed tokens a round; None is the configured K.
+
+        Raises:
+          InputError: a mode or K that this model was not opened for.
+        """
+        if mode not in self.modes:
+            raise InputError(
+                f"mode = {mode!r} was not prepared; open the model with mode = {mode!r} and a draft"
+            )
+        k = 0 if mode == "ar" else k or self.config.speculated
+        if k and k not in self._ks:
+            raise InputError(f"k = {k} was not prepared, only {list(self._ks)}; open with ks=[{k}]")
+        if (mode, k) not in self._engines:
+            roles = self.loaded.roles(mode, k)
+            decoder = functools.partial(Detokenizer, self.tokenizer)
+            self._engines[mode, k] = Engine(
+                roles.target, decoder, self.tokenizer.eos_ids, drafter=roles.drafter
+            )
+        return self._engines[mode, k]
+
+    def _open_draft(self, progress: Progress | None) -> OpenedModel | None:
+        source = self.config.draft_model
+        if source is None:
+            return None
+        dtype = self.config.draft_dtype or self.config.dtype
+        draft = open_model(source, dtype, progress=progress)
+        require_same(
+            self.tokenizer, draft.tokenizer, target_name=self.target.source, draft_name=source
+        )
+        return draft
 
     def _context(self) -> int:
-        limit = self.checkpoint.config.max_context
-        if self.config.context is None:
-            return min(DEFAULT_CONTEXT, limit)
-        if self.config.context > limit:
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        least = min(models, key=lambda opened: opened.checkpoint.config.max_context)
+        limit = least.checkpoint.config.max_context
+        context = self.config.context or min(DEFAULT_CONTEXT, limit)
+        if context > limit:
             raise InputError(
-                f"context = {self.config.context} is more than the {limit} positions that "
-                f"{self.checkpoint.source} was made for; lower --context"
+                f"context = {context} is more than the {limit} positions that "
+                f"{least.source} was made for; lower --context"
             )
-        return self.config.context
+        most = max(self._ks, default=0)
+        if most > context - 2:
+            raise InputError(
+                f"k = {most} does not fit a context of {context}, which must "
+                "hold a prompt token and a pending one beside; lower --k or raise --context"
+            )
+        return context
 
     def _check_memory(self) -> None:
         """On CPU a batch that cannot fit would end the process without a word."""
-        structs = jax.tree.leaves(self.model.page_structs(self.config.slots, self.context))
-        needed = sum(struct.size * struct.dtype.itemsize for struct in structs)
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        structs = [m.model.page_structs(self.config.slots, self.context) for m in models]
+        needed = sum(struct.size * struct.dtype.itemsize for struct in jax.tree.leaves(structs))
         present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if jax.default_backend() == "cpu" and needed > present:
             raise InputError(
                 f"slots = {self.config.slots} of context = {self.context} need "
                 f"{needed / 2**30:.1f} GiB for keys and values, this machine has "
                 f"{present / 2**30:.1f}; lower one of them"
-            )
-
-    def _check_vocabulary(self) -> None:
-        rows, tokens = self.checkpoint.config.vocab_size, self.tokenizer.size
-        if tokens > rows:
-            raise InputError(
-                f"{self.checkpoint.path}: the tokenizer has {tokens} tokens, the model embeds "
-                f"{rows}; they do not belong together, or the embedding was not resized"
             )
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -194,56 +224,80 @@ class LLM:
             prompt_ids=self.encode(prompt), params=params or SamplingParams(), index=index
         )
         check(request, self.tokenizer.eos_ids, self.context)
+        self._check_logprobs(request.params)
         self._checked_ids([token for token, _ in request.params.logit_bias])
         self._checked_ids(list(request.params.stop_token_ids))
         return request
 
+    def _check_logprobs(self, params: SamplingParams) -> None:
+        most = self.config.logprobs
+        if params.logprobs is not None and (most is None or params.logprobs > most):
+            raise InputError(
+                f"logprobs = {params.logprobs} were not prepared; open the model with "
+                f"logprobs = {params.logprobs} (it has {most})"
+            )
+
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        mode: str | None = None,
     ) -> list[RequestOutput]:
         """Completes one prompt or several; outputs are in prompt order.
 
         The randomness of each is keyed by its place in the list, so a batch and single calls with
-        the same `Request.index` give the same text.
+        the same `Request.index` give the same text. `mode` is one of `modes`, by default the
+        configured one.
         """
         requests = [
             self.request(prompt, params, index) for index, prompt in enumerate(as_prompts(prompts))
         ]
-        outputs = [event.output for event in self.run(requests) if event.output is not None]
+        outputs = [event.output for event in self.run(requests, mode) if event.output is not None]
         return sorted(outputs, key=lambda output: output.prompt_index)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
+    ) -> Iterator[TokenEvent]:
         """Completes one prompt, yielding events as tokens come; leaving the loop cancels it."""
-        return self.run([self.request(prompt, params)])
+        return self.run([self.request(prompt, params)], mode)
 
-    def run(self, requests: Sequence[Request]) -> Iterator[TokenEvent]:
-        """Events of these requests until all have ended; leaving early cancels them."""
-        ids = {self.engine.add(request) for request in requests}
+    def run(
+        self, requests: Sequence[Request], mode: str | None = None, k: int | None = None
+    ) -> Iterator[TokenEvent]:
+        """Events of these requests until all have ended; leaving early cancels them.
+
+        `mode` and `k` choose an engine; see `engine_of`.
+        """
+        engine = self.engine_of(mode or self.config.mode, k)
+        mail = self._mail.setdefault(engine, {})
+        ids = {engine.add(request) for request in requests}
         mine: deque[TokenEvent] = deque()
-        self._mail |= dict.fromkeys(ids, mine)
+        mail |= dict.fromkeys(ids, mine)
         try:
             while ids:
                 while not mine:
-                    self._step()
+                    _step(engine, mail)
                 event = mine.popleft()
                 if event.output is not None:
                     ids.discard(event.request_id)
                 yield event
         finally:
             for request_id in ids:
-                self._mail.pop(request_id, None)  # gone when its last event waits in `mine`
-                self.engine.cancel(request_id)
+                mail.pop(request_id, None)  # gone when its last event waits in `mine`
+                engine.cancel(request_id)
             if ids:
-                self._step()
+                _step(engine, mail)
 
-    def _step(self) -> None:
-        """One round of the engine; events go to whoever runs their request."""
-        for event in self.engine.step():
-            mail = self._mail.get(event.request_id)
-            if mail is not None:
-                mail.append(event)
-                if event.output is not None:
-                    del self._mail[event.request_id]
+
+def _step(engine: Engine, mail: _Mail) -> None:
+    """One round of the engine; events go to whoever runs their request."""
+    for event in engine.step():
+        box = mail.get(event.request_id)
+        if box is not None:
+            box.append(event)
+            if event.output is not None:
+                del mail[event.request_id]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -20,9 +20,9 @@ def first_logits(llm, prompt_ids):
     padded = np.zeros((1, 128), np.int32)
     padded[0, : len(prompt_ids)] = prompt_ids
     where = np.array([0, 0, len(prompt_ids)], np.int32)
-    prefill = llm.programs["prefill", 128]
-    pages, history = llm.programs.new_pages(), llm.programs.new_history()
-    logits, _, _ = prefill(llm.parameters, pages, history, padded, where)
+    prefill = llm.loaded.programs["prefill", 128]
+    pages, history = llm.loaded.programs.new_pages(), llm.loaded.programs.new_history()
+    logits, _, _ = prefill(llm.loaded.parameters, pages, history, padded, where)
     return np.asarray(logits, np.float64)[0, 0]
 
 
@@ -63,7 +63,7 @@ def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_p
     assert main(["convert", f"--target={smollm2_path}", f"--out={out}", "--dtype=bfloat16"]) == 0
     before = LLM(str(smollm2_path), context=256)
     after = LLM(str(out), context=256)
-    for one, other in zip(before.parameters, after.parameters, strict=True):
+    for one, other in zip(before.loaded.parameters, after.loaded.parameters, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
     params = SamplingParams(max_tokens=24)
     texts = [llm.generate("Why is the sky blue?", params)[0].text for llm in (before, after)]

@@ -43,12 +43,16 @@ def config(family: str, **changes) -> dict:
     return base | changes
 
 
-def weights(hf_config: dict, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random tensors, bfloat16 matrices, large enough that greedy text is not constant."""
-    rng = np.random.default_rng(seed)
+def weights(hf_config: dict, seed: int = 0, noise: float = 0.0) -> dict[str, np.ndarray]:
+    """Random tensors, bfloat16 matrices, large enough that greedy text is not constant.
+
+    With noise they make a draft that agrees with the model of the same seed, but not always.
+    """
+    rng, other = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     tensors = {}
     for name, struct in FunctionalModel(ModelConfig.from_hf(hf_config), FLOAT32).wanted().items():
         values = rng.normal(0, 0.3, struct.shape).astype(np.float32)
+        values += other.normal(0, noise, struct.shape).astype(np.float32)
         if name.endswith("norm.weight"):
             values += 1
         tensors[name] = values.astype(ml_dtypes.bfloat16)
@@ -73,11 +77,13 @@ def write_tokenizer(directory: Path, *, template: str | None = TEMPLATE) -> None
         (directory / "chat_template.jinja").write_text(template)
 
 
-def write_checkpoint(directory: Path, family: str = "llama", *, seed: int = 0, **changes) -> Path:
+def write_checkpoint(
+    directory: Path, family: str = "llama", *, seed: int = 0, noise: float = 0.0, **changes
+) -> Path:
     """A complete checkpoint directory."""
     directory.mkdir(parents=True, exist_ok=True)
     hf_config = config(family, **changes)
     (directory / "config.json").write_text(json.dumps(hf_config))
-    save_file(weights(hf_config, seed), directory / "model.safetensors")
+    save_file(weights(hf_config, seed, noise), directory / "model.safetensors")
     write_tokenizer(directory)
     return directory

@@ -81,7 +81,10 @@ class _JsonLines:
 
     def event(self, event: TokenEvent) -> None:
         if event.output is not None:
-            self._print(event.prompt_index, dataclasses.asdict(event.output))
+            line = dataclasses.asdict(event.output)
+            if line["logprobs"] is None:
+                del line["logprobs"]
+            self._print(event.prompt_index, line)
 
     def _print(self, index: int, line: dict[str, Any]) -> None:
         self._ready[index] = line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ssd_jax.config import Config
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 
-def open_llm(config: Config) -> LLM:
-    """A model that is downloaded if need be, with its tokenizer; weights are not loaded yet."""
+def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
+    """Models that are downloaded if need be, with tokenizers; weights are not loaded yet.
+
+    `ks` are values of K to prepare beside the configured one.
+    """
     from ssd_jax.llm import LLM  # bad flags must not wait for JAX
 
     with progress_bar("downloading", unit="bytes") as progress:
-        return LLM(config=config, load=False, progress=progress)
+        return LLM(config=config, load=False, ks=ks, progress=progress)
 
 
 def load(llm: LLM) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from ssd_jax.config import Config, from_settings, read_toml
-from ssd_jax.errors import InputError, NotBuiltYetError
+from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams
 
 
@@ -20,12 +20,10 @@ def new_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "config", None, "TOML file of settings; flags override it", flag_values=values
     )
-    for kind in (Config, SamplingParams):
-        for field in dataclasses.fields(kind):
-            _define(field, values)
-    flags.DEFINE_integer(
-        "logprobs", None, "log-probabilities per token (not built yet)", flag_values=values
-    )
+    # A name of both, such as logprobs, is one flag: the engine is prepared for what is asked.
+    both = {field.name: field for kind in (Config, SamplingParams) for field in fields(kind)}
+    for field in both.values():
+        _define(field, values)
     return values
 
 
@@ -52,8 +50,6 @@ def parse(values: flags.FlagValues, command: str, arguments: Sequence[str]) -> M
         for name, value in read_toml(path, known).items():
             if not values[name].present:
                 _set(values[name], value, path)
-    if values["logprobs"].value is not None:
-        raise NotBuiltYetError("logprobs", "generate without it")
     return {name: values[name].value for name in values}
 
 
@@ -67,7 +63,7 @@ def params_of(settings: Mapping[str, Any]) -> SamplingParams:
     return from_settings(SamplingParams, dict(settings))
 
 
-def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
+def _define(field: Field, values: flags.FlagValues) -> None:
     text = field.metadata["help"]
     choices = field.metadata.get("choices")
     if choices:

@@ -49,7 +49,7 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(size, None, c.rms_norm_eps) if c.qk_norm else None
         self.head_dim = size
         self.backend = execution.attention
-        self.compute = execution.compute
+        self.floating = execution.floating
 
     def __call__(self, x: jax.Array, pages: Pages, step: Step) -> tuple[jax.Array, Pages]:
         """x [n, hidden] with n >= B * R (surplus rows are padding) -> [n, hidden], pages."""
@@ -62,7 +62,7 @@ class Attention(nnx.Module):
             kv_pages.write(pages[1], step.page_table, step.positions, v),
         )
         attended = tree_attention(
-            q.astype(self.compute),
+            q.astype(self.floating),
             *pages,
             step.page_table,
             step.visible,
@@ -116,7 +116,9 @@ class Decoder(nnx.Module):
     """Embedding, layers and final norm; `layers` is one stacked layer when layers are scanned."""
 
     def __init__(self, config: ModelConfig, execution: Execution):
-        self.embed_tokens = Embedding((config.vocab_size, config.hidden_size), execution.compute)
+        # Only a head gains from int8; rows that are merely looked up keep their precision.
+        dtype = execution.compute if config.tie_embeddings else execution.floating
+        self.embed_tokens = Embedding((config.vocab_size, config.hidden_size), dtype)
         if execution.scan_layers:
             stack = nnx.vmap(
                 lambda _: DecoderLayer(config, execution), axis_size=config.num_layers, in_axes=None
@@ -176,7 +178,7 @@ class CausalLM(nnx.Module):
         x = self.model.norm(pad_rows(hidden, self.execution.min_rows))
         if self.lm_head is not None:
             return self.lm_head(x)[:count]
-        return product(x, self.model.embed_tokens.weight[...])[:count]
+        return product(x, self.model.embed_tokens.rows)[:count]
 
 
 @functools.partial(jax.jit, static_argnums=0)

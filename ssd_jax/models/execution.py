@@ -14,7 +14,7 @@ class Execution:
     """Static choices compiled into every program of a model.
 
     Attributes:
-      compute: dtype of weights and of activations entering a product (float32 or bfloat16);
+      compute: dtype of weights and of activations entering a product (float32, bfloat16 or int8);
         norms, softmax, the residual stream and logits are float32 always.
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
@@ -31,18 +31,30 @@ class Execution:
     attention: str = "xla"
     prefill_chunks: tuple[int, ...] = (32, 128)
 
+    @property
+    def floating(self) -> jnp.dtype:
+        """dtype of what is not quantised: attention's operands, an embedding that is no output
+        head, and weights on their way to int8."""
+        return _floating(self.compute)
+
     @classmethod
     def for_platform(cls, platform: str, compute: str) -> Execution:
         """Measured choices: unrolled layers are up to twice as fast on CPU, where a bfloat16
         product of one or two rows takes a path five times slower than one of three, and prefill is
-        fastest per token at 128; elsewhere a scan keeps compilation short.
+        fastest per token at 128; elsewhere a scan keeps compilation short. (An int8 product has two
+        rows for one token and needs no more; padded to three tokens it costs the same, and other
+        sums then do not depend on the number of tokens.)
         """
         dtype = jnp.dtype(compute)
         cpu = platform == "cpu"
         return cls(
             compute=dtype,
-            pages=kv_pages.storage_dtype(dtype, platform),
-            min_rows=3 if cpu and dtype == jnp.bfloat16 else 1,
+            pages=kv_pages.storage_dtype(_floating(dtype), platform),
+            min_rows=3 if cpu and dtype != jnp.float32 else 1,
             scan_layers=not cpu,
             prefill_chunks=(32, 128) if cpu else (64, 512),
         )
+
+
+def _floating(compute: jnp.dtype) -> jnp.dtype:
+    return jnp.dtype(jnp.bfloat16) if compute == jnp.int8 else compute

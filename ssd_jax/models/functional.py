@@ -12,16 +12,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import CausalLM, Pages
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Axes
+from ssd_jax.models.quantized import quantize
 from ssd_jax.models.sharding import PAGES_AXES, ShardingRules
 
 Parameters = Sequence[jax.Array]
 AllPages = list[Pages] | Pages
+
+_SCALE = "_scale"
+"""After the name of a weight: the scales of its int8 rows."""
 
 
 class FunctionalModel:
@@ -48,20 +52,34 @@ class FunctionalModel:
         self._graph, state = nnx.split(nnx.eval_shape(lambda: CausalLM(config, execution)))
         self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
+        self._quantized = self._int8_placement()
 
     def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
         wanted = {}
         for path, variable in self._flat:
-            shape, dtype, axes = (
-                variable.get_value().shape,
-                variable.get_value().dtype,
-                variable.axes,
-            )
-            names = self._names(path)
-            struct = self._struct(shape if len(names) == 1 else shape[1:], dtype, axes)
-            wanted |= dict.fromkeys(names, struct)
+            if str(path[-1]).endswith(_SCALE):
+                continue  # comes from its weight
+            value, names = variable.get_value(), self._names(path)
+            shape = value.shape if len(names) == 1 else value.shape[1:]
+            dtype = self.execution.floating if value.dtype == jnp.int8 else value.dtype
+            wanted |= dict.fromkeys(names, self._struct(shape, dtype, variable.axes))
         return wanted
+
+    def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
+        """What a checkpoint tensor, loaded as `wanted`, becomes: itself, or int8 rows and scales.
+
+        Args:
+          name: of the tensor.
+          array: placed as `wanted` says.
+
+        Returns: arrays by name, for `assemble`.
+        """
+        placed = self._quantized.get(name)
+        if placed is None:
+            return {name: array}
+        values, scales = jax.jit(_values_and_scales, out_shardings=placed)(array)
+        return {name: values, f"{name}{_SCALE}": scales}
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
         """The flat parameter list from loaded tensors; layers are stacked when scanned."""
@@ -105,9 +123,25 @@ class FunctionalModel:
             shape, dtype, sharding=self.rules.sharding(self.mesh, stacked + axes)
         )
 
+    def _int8_placement(self) -> dict[str, tuple[Sharding | None, Sharding | None]]:
+        """Shardings of the rows and scales of every int8 weight, by its name; None without mesh."""
+        placed = {}
+        for path, variable in self._flat:
+            if variable.get_value().dtype == jnp.int8:
+                values = self._struct((0, 0), jnp.dtype(jnp.int8), variable.axes)
+                scales = self._struct((0,), jnp.dtype(jnp.float32), variable.axes[:1])
+                shardings = (values.sharding, scales.sharding)
+                placed |= dict.fromkeys(self._names(path), shardings)
+        return placed
+
     def _names(self, path: Sequence[Any]) -> list[str]:
         parts = [str(part) for part in path]
         if self.execution.scan_layers and parts[:2] == ["model", "layers"]:
             layers = range(self.config.num_layers)
             return [".".join(["model.layers", str(i), *parts[2:]]) for i in layers]
         return [".".join(parts)]
+
+
+def _values_and_scales(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows = quantize(weight)
+    return rows.values, rows.scales

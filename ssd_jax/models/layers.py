@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ssd_jax.kernels.row_sum import row_sum
+from ssd_jax.models.quantized import Quantized, digits, integer_product, take
+
 Axes = tuple[str | None, ...]
 
 
@@ -14,36 +17,64 @@ def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param
     return nnx.Param(jnp.zeros(shape, dtype), axes=axes)
 
 
-def product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [n, in] @ weight [out, in]^T in the weight's dtype, accumulated to [n, out] float32."""
+def product(x: jax.Array, weight: jax.Array | Quantized) -> jax.Array:
+    """x [n, in] @ weight [out, in]^T -> [n, out] float32.
+
+    x is cast to the weight's dtype and the sum is accumulated in float32. For a quantised weight, x
+    is quantised by row and the sum is of integers; products that share x share its quantised form,
+    which the compiler computes once.
+    """
+    if isinstance(weight, Quantized):
+        return integer_product(digits(x), weight)
     contract_in = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(
         x.astype(weight.dtype), weight, contract_in, preferred_element_type=jnp.float32
     )
 
 
-class Linear(nnx.Module):
-    """y = x W^T + b with W [out, in] and float32 accumulation."""
+class Matrix(nnx.Module):
+    """A weight [out, in]; an int8 one has a scale for each output, made when it is loaded."""
+
+    def __init__(self, shape: tuple[int, int], axes: Axes, dtype: jnp.dtype):
+        self.weight = parameter(shape, axes, dtype)
+        scaled = dtype == jnp.int8
+        self.weight_scale = (
+            parameter(shape[:1], axes[:1], jnp.dtype(jnp.float32)) if scaled else None
+        )
+
+    @property
+    def rows(self) -> jax.Array | Quantized:
+        """The weight as `product` takes it."""
+        if self.weight_scale is None:
+            return self.weight[...]
+        return Quantized(self.weight[...], self.weight_scale[...])
+
+
+class Linear(Matrix):
+    """y = x W^T + b with W [out, in]."""
 
     def __init__(self, shape: tuple[int, int], axes: Axes, dtype: jnp.dtype, *, bias: bool = False):
-        self.weight = parameter(shape, axes, dtype)
+        super().__init__(shape, axes, dtype)
         self.bias = parameter(shape[:1], axes[:1], jnp.dtype(jnp.float32)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [rows, in], any float dtype -> [rows, out] float32."""
-        y = product(x, self.weight[...])
+        y = product(x, self.rows)
         return y if self.bias is None else y + self.bias[...]
 
 
-class Embedding(nnx.Module):
+class Embedding(Matrix):
     """Token embeddings [vocab, hidden]; also the output head when tied."""
 
     def __init__(self, shape: tuple[int, int], dtype: jnp.dtype):
-        self.weight = parameter(shape, ("vocab", "embed"), dtype)
+        super().__init__(shape, ("vocab", "embed"), dtype)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """tokens [rows] int32 -> [rows, hidden] float32."""
-        return self.weight[...][tokens].astype(jnp.float32)
+        rows = self.rows
+        if isinstance(rows, Quantized):
+            return take(rows, tokens)
+        return rows[tokens].astype(jnp.float32)
 
 
 class RMSNorm(nnx.Module):
@@ -55,7 +86,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [..., size] float32 -> the same shape."""
-        scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        scale = jax.lax.rsqrt(row_sum(jnp.square(x)) / x.shape[-1] + self.eps)
         return x * scale * self.weight[...]
 
 

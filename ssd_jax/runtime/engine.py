@@ -1,9 +1,10 @@
 """The engine: requests enter and leave slots between rounds; one `step` is one round.
 
 Order within a step, which keeps the device busy: read the outcome of the round in flight (the only
-wait), commit integers, dispatch a prefill chunk and the next round, and only then turn tokens into
-text, look for stop strings and hand out events. A round dispatched past a stop string is discarded
-before anything counts it.
+wait), commit integers, dispatch a prefill chunk, the proposals and the next round, and only then
+turn tokens into text, look for stop strings and hand out events. A round dispatched past a stop
+string is discarded before anything counts it. Autoregressive decoding is the same loop without a
+drafter.
 """
 
 from __future__ import annotations
@@ -16,39 +17,20 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ssd_jax.runtime.job import Job
 from ssd_jax.runtime.metrics import RequestTimes
-from ssd_jax.runtime.request import (
-    FinishReason,
-    Request,
-    RequestOutput,
-    TokenEvent,
-)
-from ssd_jax.runtime.roles import IDLE, Pending, Target
+from ssd_jax.runtime.request import FinishReason, Request, TokenEvent
+from ssd_jax.runtime.roles import IDLE, Drafted, Drafter, Pending, Target
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Job:
-    """A request on its way through the engine."""
-
-    request_id: int
-    request: Request
-    text: TextStream
-    times: RequestTimes
-    sequence: Sequence | None = None  # once it has a slot
-
-    @property
-    def finished(self) -> bool:
-        return self.sequence is not None and self.sequence.finish_reason is not None
-
-
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    """A dispatched program and the jobs whose rows count, as (row, job)."""
+    """A dispatched program and the jobs whose rows count, as (row, job, L)."""
 
     pending: Pending
-    rows: list[tuple[int, _Job]]
+    rows: list[tuple[int, Job, int]]
     dispatched: float
 
 
@@ -59,6 +41,7 @@ class Engine:
       target: device programs behind the `Target` protocol.
       decoder: makes an incremental detokenizer for one request.
       eos_ids: all end-of-sequence ids of the checkpoint.
+      drafter: proposes tokens for the target to verify; None decodes one by one.
       clock: seconds, monotonic.
     """
 
@@ -68,18 +51,20 @@ class Engine:
         decoder: Callable[[], IncrementalDecoder],
         eos_ids: frozenset[int],
         *,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._target = target
+        self._drafter = drafter
         self._decoder = decoder
         self._eos_ids = eos_ids
         self._clock = clock
         self._ids = itertools.count()
-        self._waiting: deque[_Job] = deque()
-        self._running: dict[int, _Job] = {}  # by slot
+        self._waiting: deque[Job] = deque()
+        self._running: dict[int, Job] = {}  # by slot
         self._in_flight: list[_InFlight] = []
-        self._cancelled: list[_Job] = []
-        self._committed: list[tuple[_Job, list[int]]] = []  # not yet turned into events
+        self._cancelled: list[Job] = []
+        self._committed: list[tuple[Job, list[int]]] = []  # not yet turned into events
 
     @property
     def has_work(self) -> bool:
@@ -93,11 +78,15 @@ class Engine:
           InputError: an empty prompt, one that leaves no room in the context, or too many stop ids.
         """
         check(request, self._eos_ids, self._target.context)
-        job = _Job(
+        job = Job(
             request_id=next(self._ids),
             request=request,
             text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
-            times=RequestTimes(arrived=self._clock()),
+            times=RequestTimes(
+                arrived=self._clock(),
+                speculative=self._drafter is not None,
+                shared_device=self._drafter is not None and self._drafter.traits.on_device,
+            ),
         )
         self._waiting.append(job)
         return job.request_id
@@ -120,25 +109,20 @@ class Engine:
         self._dispatch_forward()
         committed, self._committed = self._committed, []
         events = [self._event(job, tokens) for job, tokens in committed]
-        events += [self._final(job, "cancelled", job.text.finish()) for job in self._cancelled]
+        events += [job.final("cancelled", job.text.finish()) for job in self._cancelled]
         self._cancelled.clear()
         return [event for event in events if event.token_ids or event.text or event.output]
 
     def _collect(self) -> None:
         for flight in self._in_flight:
-            outcome = flight.pending.read()
+            outcomes = flight.pending.read()
             now = self._clock()
-            for row, job in flight.rows:
-                sequence = job.sequence
-                if sequence is None or job.finished:
+            for row, job, proposed in flight.rows:
+                if job.sequence is None or job.finished:
                     continue
-                sequence.cached += 1 if sequence.output else 0
-                tokens = sequence.commit([int(outcome[row])])
-                job.times.committed(len(tokens), now)
-                if len(sequence.output) > 1:
-                    job.times.verified(now - flight.dispatched)
+                tokens = job.commit(outcomes, row, proposed, now - flight.dispatched, now)
                 if job.finished:
-                    self._running.pop(sequence.slot)
+                    self._running.pop(job.sequence.slot)
                 self._committed.append((job, tokens))
         self._in_flight.clear()
 
@@ -158,7 +142,8 @@ class Engine:
             params = job.request.params
             banned = sorted(job.sequence.stop_ids) if params.min_tokens else []
             ban_before = min(len(job.request.prompt_ids) + params.min_tokens, self._target.context)
-            self._target.open(slot, params, job.request.index, banned, ban_before)
+            for role in self._roles():
+                role.open(slot, params, job.request.index, banned, ban_before)
 
     def _dispatch_prefill(self) -> None:
         """One chunk a step, oldest request first, so that running requests are not held up."""
@@ -177,65 +162,58 @@ class Engine:
             self._target.prefill(sequence.slot, chunk, sequence.cached)
         else:
             pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
-            self._in_flight.append(_InFlight(pending, [(0, job)], self._clock()))
+            self._in_flight.append(_InFlight(pending, [(0, job, 0)], self._clock()))
+        if self._drafter is not None:
+            self._drafter.prefill(sequence.slot, chunk, sequence.cached)
         sequence.cached = end
 
     def _dispatch_forward(self) -> None:
         tokens = np.zeros(self._target.slots, np.int32)
         lengths = np.full(self._target.slots, IDLE, np.int32)
-        rows = []
+        jobs = []
         for slot, job in self._running.items():
             sequence = job.sequence
             if sequence is not None and sequence.output:
                 tokens[slot], lengths[slot] = sequence.pending, sequence.cached
-                rows.append((slot, job))
-        if rows:
-            pending = self._target.forward(tokens, lengths)
-            self._in_flight.append(_InFlight(pending, rows, self._clock()))
+                jobs.append((slot, job))
+        if not jobs:
+            return
+        drafted = self._propose([job for _, job in jobs])
+        pending = self._target.forward(tokens, lengths, drafted)
+        proposed = np.zeros(len(tokens), int) if drafted is None else drafted.lengths
+        rows = [(slot, job, int(proposed[slot])) for slot, job in jobs]
+        self._in_flight.append(_InFlight(pending, rows, self._clock()))
 
-    def _event(self, job: _Job, tokens: list[int]) -> TokenEvent:
+    def _propose(self, jobs: list[Job]) -> Drafted | None:
+        if self._drafter is None:
+            return None
+        rows = [row for job in jobs if (row := job.draft_row(self._drafter.k)) is not None]
+        return self._drafter.propose(rows) if rows else None
+
+    def _roles(self) -> list[Target | Drafter]:
+        return [self._target] if self._drafter is None else [self._target, self._drafter]
+
+    def _event(self, job: Job, tokens: list[int]) -> TokenEvent:
         sequence = job.sequence
         assert sequence is not None
         reason = sequence.finish_reason
         released = job.text.push(tokens, hidden_last=reason == "stop")
         if released.stopped and reason != "stop":
             self._end(job, "stop")
-            return self._final(job, "stop", released)
+            return job.final("stop", released)
         if reason is None or reason == "cancelled":
-            return _token_event(job, released)
+            return job.event(released)
         rest = job.text.finish()
         if rest.stopped:
             reason = "stop"
-        return self._final(
-            job,
+        return job.final(
             reason,
             Released(released.token_ids + rest.token_ids, released.text + rest.text, True),
         )
 
-    def _end(self, job: _Job, reason: FinishReason) -> None:
+    def _end(self, job: Job, reason: FinishReason) -> None:
         assert job.sequence is not None
         job.sequence.finish_reason = reason
         slot = job.sequence.slot
         if self._running.get(slot) is job:  # a request that ended by length has left it already
             del self._running[slot]
-
-    def _final(self, job: _Job, reason: FinishReason, released: Released) -> TokenEvent:
-        kept = len(job.text.token_ids)
-        del job.times.tokens[kept:], job.times.verify[max(kept - 1, 0) :]
-        output = RequestOutput(
-            prompt_index=job.request.index,
-            token_ids=job.text.token_ids,
-            text=job.text.text,
-            finish_reason=reason,
-            metrics=job.times.summary(),
-        )
-        return dataclasses.replace(_token_event(job, released), output=output)
-
-
-def _token_event(job: _Job, released: Released) -> TokenEvent:
-    return TokenEvent(
-        request_id=job.request_id,
-        prompt_index=job.request.index,
-        token_ids=released.token_ids,
-        text=released.text,
-    )

@@ -15,6 +15,7 @@ REQUEST_KEYS = (
     "itl_p99_ms",
     "acceptance_length",
     "acceptance_histogram",
+    "acceptance_by_position",
     "acceptance_length_on_hit",
     "acceptance_length_on_miss",
     "hit_rate",
@@ -34,20 +35,63 @@ def empty() -> dict[str, Any]:
 
 
 @dataclasses.dataclass(kw_only=True)
+class Verified:
+    """One target forward, as one request saw it.
+
+    Attributes:
+      committed: tokens it added to the output.
+      proposed: L.
+      accepted: k.
+      seconds: from its dispatch until its outcome was read.
+    """
+
+    committed: int
+    proposed: int
+    accepted: int
+    seconds: float
+
+    def truncate(self, committed: int) -> None:
+        """Keeps the first `committed` tokens; what lies behind an end was never proposed."""
+        if committed <= self.accepted:
+            self.proposed = self.accepted = committed
+        self.committed = min(self.committed, committed)
+
+
+@dataclasses.dataclass(kw_only=True)
 class RequestTimes:
-    """When a request arrived and when each of its committed tokens was read, in seconds."""
+    """When a request arrived, when each committed token was read (seconds), and its rounds.
+
+    Attributes:
+      speculative: whether a drafter takes part.
+      shared_device: the drafter keeps the target's device busy, so that the time from dispatch to
+        outcome is not the verification's alone.
+    """
 
     arrived: float
+    speculative: bool = False
+    shared_device: bool = False
     tokens: list[float] = dataclasses.field(default_factory=list)
-    verify: list[float] = dataclasses.field(default_factory=list)
+    rounds: list[Verified] = dataclasses.field(default_factory=list)
 
     def committed(self, count: int, now: float) -> None:
         """Notes `count` tokens committed at time `now`."""
         self.tokens.extend([now] * count)
 
-    def verified(self, seconds: float) -> None:
-        """Notes one target forward, from its dispatch until its outcome was read."""
-        self.verify.append(seconds)
+    def verified(self, verified: Verified) -> None:
+        """Notes a round after the first token."""
+        self.rounds.append(verified)
+
+    def keep(self, count: int) -> None:
+        """Forgets whatever happened after the first `count` tokens."""
+        del self.tokens[count:]
+        left = count - 1  # the first token is the prefill's
+        for index, verified in enumerate(self.rounds):
+            if left <= 0:
+                del self.rounds[index:]
+                return
+            if left < verified.committed:
+                verified.truncate(left)
+            left -= verified.committed
 
     def summary(self) -> dict[str, Any]:
         """The metrics over committed tokens only; decode speed leaves the prefill out.
@@ -68,6 +112,28 @@ class RequestTimes:
         rounds = np.diff(np.unique(self.tokens))
         if len(rounds):
             metrics["round_ms"] = 1e3 * float(np.median(rounds))
-        if self.verify:
-            metrics["verify_ms"] = 1e3 * float(np.median(self.verify))
+        if self.rounds and not self.shared_device:
+            seconds = [verified.seconds for verified in self.rounds]
+            metrics["verify_ms"] = 1e3 * float(np.median(seconds))
+        if self.speculative and self.rounds:
+            metrics |= _acceptance(self.rounds)
         return metrics
+
+
+def _acceptance(rounds: list[Verified]) -> dict[str, Any]:
+    """Acceptance length = tokens committed per target forward, bonus included.
+
+    The histogram counts rounds by committed tokens, from 1. By position: (accepted, judged), where
+    a proposed token was judged if those before it were accepted.
+    """
+    histogram = np.bincount([verified.committed for verified in rounds])[1:]
+    by_position = []
+    for position in range(max(verified.proposed for verified in rounds)):
+        judged = [v for v in rounds if v.proposed > position and v.accepted >= position]
+        accepted = sum(verified.accepted > position for verified in judged)
+        by_position.append((accepted, len(judged)))
+    return {
+        "acceptance_length": float(np.mean([verified.committed for verified in rounds])),
+        "acceptance_histogram": histogram.tolist(),
+        "acceptance_by_position": by_position,
+    }

@@ -18,6 +18,9 @@ MAX_STOP_IDS = 32
 MAX_BIASED_IDS = 64
 """Ids with a logit bias; a static size likewise."""
 
+MAX_LOGPROBS = 20
+"""Likeliest tokens that can be reported beside each token."""
+
 
 def _help(text: str) -> dict[str, Any]:
     return {"help": text}
@@ -65,6 +68,12 @@ class SamplingParams:
     ignore_eos: bool = dataclasses.field(
         default=False, metadata=_help("generate through end-of-sequence tokens")
     )
+    logprobs: int | None = dataclasses.field(
+        default=None,
+        metadata=_help(
+            f"report each token's log-probability and this many likeliest, 0 to {MAX_LOGPROBS}"
+        ),
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _as_tuple(self.stop))
@@ -82,6 +91,8 @@ class SamplingParams:
         _check("seed", self.seed, 0, 2**64 - 1)
         _check("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.logprobs is not None:
+            _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
 
 def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
@@ -159,6 +170,19 @@ class Request:
     index: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities (natural) of one generated token and of the likeliest at its position.
+
+    Attributes:
+      top: (token id, log-probability), likeliest first; ids that cannot be drawn are left out.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestOutput:
     """A finished request.
@@ -168,6 +192,7 @@ class RequestOutput:
       token_ids: generated ids with the stop id that ended them.
       text: without special tokens and without the stop.
       metrics: every key of `metrics.REQUEST_KEYS`; null where it does not apply.
+      logprobs: one entry a token, if the request asked for them.
     """
 
     prompt_index: int
@@ -175,6 +200,7 @@ class RequestOutput:
     text: str
     finish_reason: FinishReason
     metrics: dict[str, Any]
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,4 +214,5 @@ class TokenEvent:
     prompt_index: int
     token_ids: list[int]
     text: str
+    logprobs: list[TokenLogprobs] | None = None
     output: RequestOutput | None = None

@@ -1,9 +1,10 @@
-"""What the engine asks of a target: pure host types, so that tests can give it fakes."""
+"""What the engine asks of its two roles: pure host types, so that tests can give it fakes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,11 +14,107 @@ IDLE = -1
 """Length of a slot that a batched forward must leave alone."""
 
 
-class Pending(Protocol):
-    """The outcome of a dispatched program."""
+class TopLogprobs(NamedTuple):
+    """Log-probabilities of W emitted tokens a row.
 
-    def read(self) -> np.ndarray:
-        """Waits for it: the bonus token of each row, int32 [B]."""
+    Attributes:
+      chosen: [B, W] float32, of the tokens themselves.
+      ids, values: [B, W, n] int32 and float32, the likeliest tokens, descending.
+    """
+
+    chosen: np.ndarray
+    ids: np.ndarray
+    values: np.ndarray
+
+
+class Outcomes(NamedTuple):
+    """The verification outcomes (k, t*) of a round.
+
+    Attributes:
+      accepted: [B] int32, k.
+      tokens: [B, W] int32; the first k + 1 are emitted: accepted ones, then the bonus token.
+      logprobs: of `tokens`, where the target was told to report them.
+    """
+
+    accepted: np.ndarray
+    tokens: np.ndarray
+    logprobs: TopLogprobs | None = None
+
+
+class Pending(Protocol):
+    """The outcomes of a dispatched program."""
+
+    def read(self) -> Outcomes:
+        """Waits for them."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafted:
+    """Proposed tokens of a round, perhaps still being computed.
+
+    Attributes:
+      lengths: [B] int32, L of each slot, known at once.
+      proposal: for the target; see `speculation.proposal.Proposal`.
+    """
+
+    lengths: np.ndarray
+    proposal: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftRow:
+    """What a drafter needs to know of one slot before it proposes.
+
+    Attributes:
+      position: absolute position of the pending token.
+      committed: tokens committed since the slot's last proposal; the last one is pending.
+      limit: most tokens to propose, at least 1.
+    """
+
+    slot: int
+    position: int
+    committed: Sequence[int]
+    limit: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a drafter is, declared.
+
+    Attributes:
+      conditioned_on: what its proposals are made from: the "tokens" so far.
+      proposes: "distribution" (q is known) or "point_mass" (tokens without a q).
+      on_device: whether it keeps the devices busy that it shares with the target.
+    """
+
+    conditioned_on: str = "tokens"
+    proposes: str
+    on_device: bool
+
+
+class Drafter(Protocol):
+    """The draft role: proposes tokens for the target to verify.
+
+    Attributes:
+      k: most tokens of a proposal.
+    """
+
+    traits: Traits
+    k: int
+
+    def open(
+        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
+    ) -> None:
+        """Empties a slot for a new request; arguments as `Target.open`."""
+        ...
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """Takes prompt tokens, at most the target's `max_chunk` at a time."""
+        ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
+        """Proposes for these slots; L is 0 in all others."""
         ...
 
 
@@ -45,9 +142,14 @@ class Target(Protocol):
         ...
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:
-        """Prefills the prompt's last tokens and draws the first token, [1]."""
+        """Prefills the prompt's last tokens and draws the first token, in row 0."""
         ...
 
-    def forward(self, tokens: np.ndarray, lengths: np.ndarray) -> Pending:
-        """Runs each row's pending token [B] at position lengths [B] and draws the next, [B]."""
+    def forward(
+        self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> Pending:
+        """Verifies the proposed tokens after each row's pending token [B] at position lengths [B].
+
+        Without any, draws the token after the pending one.
+        """
         ...

@@ -40,6 +40,11 @@ class Sequence:
         """The last committed token, whose key and value are not in the pages yet."""
         return self.output[-1]
 
+    @property
+    def room(self) -> int:
+        """Tokens that may still be committed."""
+        return self._limit - len(self.output)
+
     def commit(self, tokens: Tokens[int]) -> list[int]:
         """Appends tokens up to and including the first stop; the stop is checked before the length.
 

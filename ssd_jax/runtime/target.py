@@ -10,19 +10,26 @@ import numpy as np
 from ssd_jax.models.functional import Parameters
 from ssd_jax.runtime.programs import Programs
 from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import Drafted, Outcomes, TopLogprobs
 from ssd_jax.runtime.rows import SamplingRows
+from ssd_jax.speculation.logprobs import Logprobs
 
 
-class PendingArray:
-    """An array on its way from the device."""
+class PendingOutcome:
+    """Arrays of a verification on their way from the device."""
 
-    def __init__(self, array: jax.Array) -> None:
-        self._array = array
-        array.copy_to_host_async()
+    def __init__(self, packed: jax.Array, logprobs: Logprobs | None) -> None:
+        self._packed = packed
+        self._logprobs = logprobs
+        for array in jax.tree.leaves((packed, logprobs)):
+            array.copy_to_host_async()
 
-    def read(self) -> np.ndarray:
+    def read(self) -> Outcomes:
         """Waits for the values."""
-        return np.asarray(self._array)
+        packed = np.asarray(self._packed)
+        log = self._logprobs
+        reported = None if log is None else TopLogprobs(*(np.asarray(array) for array in log))
+        return Outcomes(packed[:, 0], packed[:, 1:], reported)
 
 
 class DeviceTarget:
@@ -37,8 +44,7 @@ class DeviceTarget:
         self._pages = programs.new_pages()
         self._history = programs.new_history()
         self._rows = SamplingRows(programs.slots, programs.model.config.vocab_size)
-        self._forward = programs["forward", 1]
-        self._accept = programs["accept", programs.slots]
+        self._nothing = {rows: programs.verification.blank(rows) for rows in {1, self.slots}}
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
@@ -50,30 +56,45 @@ class DeviceTarget:
         """See `roles.Target.prefill`."""
         self._run_prefill(slot, tokens, offset)
 
-    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> PendingArray:
+    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> PendingOutcome:
         """See `roles.Target.prefill_last`."""
         logits = self._run_prefill(slot, tokens, offset)
         start = np.array([offset + len(tokens) - 1], np.int32)
-        accept = self._programs["accept", 1]
-        bonus, self._history = accept(
-            logits, self._rows.row(slot), start, self._history, np.int32(slot)
+        packed, self._history, logprobs = self._programs["accept", 1, 0](
+            logits, self._nothing[1], self._rows.row(slot), start, self._history, np.int32(slot)
         )
-        return PendingArray(bonus)
+        return PendingOutcome(packed, logprobs)
 
-    def forward(self, tokens: np.ndarray, lengths: np.ndarray) -> PendingArray:
+    def forward(
+        self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> PendingOutcome:
         """See `roles.Target.forward`."""
-        logits, self._pages = self._forward(self._parameters, self._pages, tokens[:, None], lengths)
-        rows = self._rows.on_device()
-        bonus, self._history = self._accept(logits, rows, lengths, self._history, np.int32(0))
-        return PendingArray(bonus)
+        most = 0 if drafted is None else int(drafted.lengths.max())
+        width = min(width for width in self._programs.widths if width >= most)
+        proposed = self._nothing[self.slots] if drafted is None else drafted.proposal
+        logits, self._pages = self._programs["forward", width](
+            self._parameters, self._pages, tokens, proposed.tokens, lengths
+        )
+        packed, self._history, logprobs = self._programs["accept", self.slots, width](
+            logits, proposed, self._rows.on_device(), lengths, self._history, np.int32(0)
+        )
+        return PendingOutcome(packed, logprobs)
 
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
         chunks = self._programs.model.execution.prefill_chunks
-        width = min(chunk for chunk in chunks if chunk >= len(tokens))
-        padded = np.zeros((1, width), np.int32)
-        padded[0, : len(tokens)] = tokens
-        where = np.array([slot, offset, len(tokens)], np.int32)
-        logits, self._pages, self._history = self._programs["prefill", width](
+        padded, where = pad_chunk(slot, tokens, offset, chunks)
+        program = self._programs["prefill", padded.shape[1]]
+        self._pages, self._history, logits = program(
             self._parameters, self._pages, self._history, padded, where
         )
         return logits
+
+
+def pad_chunk(
+    slot: int, tokens: Sequence[int], offset: int, chunks: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments of `prefill`: tokens padded to the next of the chunk sizes, and where they go."""
+    width = min(chunk for chunk in chunks if chunk >= len(tokens))
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return padded, np.array([slot, offset, len(tokens)], np.int32)

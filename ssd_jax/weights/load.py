@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -17,12 +17,16 @@ from ssd_jax.weights.tensors import Index, TensorSource, bounds
 
 _THREADS = 2
 
+Prepare = Callable[[str, jax.Array], dict[str, jax.Array]]
+"""(name, array as loaded) -> the arrays that are kept of it, by name."""
+
 
 def load_arrays(
     tensors: TensorSource,
     wanted: Mapping[str, jax.ShapeDtypeStruct],
     *,
     where: str,
+    prepare: Prepare | None = None,
     progress: Progress | None = None,
 ) -> dict[str, jax.Array]:
     """Loads the wanted tensors.
@@ -36,6 +40,8 @@ def load_arrays(
       tensors: the checkpoint.
       wanted: shape, dtype and sharding by tensor name; tensors not named are not read.
       where: names the checkpoint in errors.
+      prepare: called from loading threads with each array; what it returns takes the array's place,
+        so that a model quantised this way is never held whole in its wider dtype.
       progress: called from loading threads, never two at once, in growing order.
 
     Raises:
@@ -45,18 +51,20 @@ def load_arrays(
     meter = _Meter(progress, sum(_nbytes(struct) for struct in wanted.values()))
     room = _Room(max((math.prod(struct.shape) for struct in wanted.values()), default=0))
 
-    def load(name: str) -> jax.Array:
+    def load(name: str) -> dict[str, jax.Array]:
         struct = wanted[name]
         with room.for_elements(math.prod(struct.shape)):
             read = _sharded if struct.sharding is not None else _whole
-            array = read(tensors, name, struct)
+            kept = {name: read(tensors, name, struct)}
+            if prepare is not None:  # done before the next tensor is read: room is for this one
+                kept = jax.block_until_ready(prepare(name, kept[name]))
         meter.add(_nbytes(struct))
-        return array
+        return kept
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        futures = {name: pool.submit(load, name) for name in wanted}
+        futures = [pool.submit(load, name) for name in wanted]
         try:
-            return {name: future.result() for name, future in futures.items()}
+            return {name: array for future in futures for name, array in future.result().items()}
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -35,12 +35,40 @@ def test_prompts_suite_reports_decode_speed_and_latency(tiny_checkpoint, prompts
     )
     result = json.loads(out)
     (ar,) = result["variants"]
+    assert "acceptance" not in result
     assert (ar["variant"], ar["prompts"], ar["tokens"]) == ("ar", 3, 12)
     assert ar["decode_tokens_per_second"]["median"] > 0
     assert ar["itl_p99_ms"] >= ar["itl_p50_ms"] > 0
     assert result["settings"]["target"] == str(tiny_checkpoint)
     assert result["versions"]["jax"]
     assert "tokens/s" in err
+
+
+def test_modes_are_compared_with_acceptance_and_the_ceiling(tiny_checkpoint, prompts, capsys):
+    out, err = run(
+        capsys,
+        "bench",
+        f"--target={tiny_checkpoint}",
+        f"--draft={tiny_checkpoint}",
+        "--mode=sd",
+        "--ks=1,3",
+        f"--prompts={prompts}",
+        "--json",
+        "--ignore_eos",
+        *SMALL,
+        "--max_tokens=9",
+    )
+    result = json.loads(out)
+    assert [v["variant"] for v in result["variants"]] == ["ar", "sd k=1", "sd k=3"]
+    assert [v["identical"] for v in result["variants"]] == [None, 3, 3]
+    # The draft is the target: all is accepted, so 8 tokens take 4 rounds of 2, or 2 of 4.
+    assert [entry["histogram"] for entry in result["acceptance"]] == [[0, 12], [0, 0, 0, 6]]
+    assert result["acceptance"][1]["by_position"] == [[6, 6]] * 3
+    costs = result["costs"]["sd k=3"]
+    ratio = costs["draft_ms"]["median"] / costs["verify_ms"]["median"]
+    assert costs["ceiling"] == pytest.approx(1 + ratio)
+    assert "ceiling" in err
+    assert "accepted at position" in err
 
 
 def test_step_suite_times_every_width(tiny_checkpoint, capsys):
@@ -70,6 +98,10 @@ def test_overhead_suite_compares_the_engine_with_its_own_programs(tiny_checkpoin
 def test_what_is_not_built_exits_2(capsys):
     assert main(["bench", "--modes=ar,ssd"]) == 2
     assert "not built yet" in capsys.readouterr().err
+    assert main(["bench", "--modes=ar,sd"]) == 2
+    assert "needs a draft" in capsys.readouterr().err
+    assert main(["bench", "--mode=sd", "--draft=ngram", "--ks=0,2"]) == 2
+    assert "each is 1 to 16" in capsys.readouterr().err
     assert main(["bench", "--modes=fast"]) == 2
     assert "each is one of" in capsys.readouterr().err
     assert main(["bench", "--suite=speed"]) == 2

@@ -7,17 +7,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import IDLE
+from ssd_jax.runtime.roles import IDLE, Drafted, DraftRow, Outcomes, Traits
 
 
 class Ready:
-    """An outcome that is already there."""
+    """Outcomes that are already there, as one (accepted tokens..., bonus) a row."""
 
-    def __init__(self, values: Sequence[int]) -> None:
-        self._values = np.asarray(values, np.int32)
+    def __init__(self, emitted: Sequence[Sequence[int]]) -> None:
+        tokens = np.zeros((len(emitted), max(map(len, emitted))), np.int32)
+        for row, ids in enumerate(emitted):
+            tokens[row, : len(ids)] = ids
+        self._outcomes = Outcomes(np.array([len(ids) - 1 for ids in emitted], np.int32), tokens)
 
-    def read(self) -> np.ndarray:
-        return self._values
+    def read(self) -> Outcomes:
+        return self._outcomes
 
 
 class FakeTarget:
@@ -56,12 +59,14 @@ class FakeTarget:
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Ready:
         self.prefill(slot, tokens, offset)
         prompt = self._prompts[slot]
-        return Ready([self._script(prompt, len(prompt))])
+        return Ready([[self._script(prompt, len(prompt))]])
 
-    def forward(self, tokens: np.ndarray, lengths: np.ndarray) -> Ready:
+    def forward(
+        self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> Ready:
         assert tokens.shape == lengths.shape == (self.slots,)
         self.calls.append("forward")
-        drawn = np.zeros(self.slots, np.int32)
+        emitted: list[list[int]] = [[0]] * self.slots
         for slot, length in enumerate(lengths):
             if length == IDLE:
                 continue
@@ -69,8 +74,67 @@ class FakeTarget:
             self._pages[slot][length] = tokens[slot]
             expected = prompt + [self._script(prompt, at) for at in range(len(prompt), length + 1)]
             assert self._pages[slot][: length + 1] == expected
-            drawn[slot] = self._script(prompt, length + 1)
-        return Ready(drawn)
+            proposed = [] if drafted is None else drafted.proposal[slot][: drafted.lengths[slot]]
+            self._pages[slot][length + 1 : length + 1 + len(proposed)] = proposed
+            assert len(self._pages[slot]) == self.context, "a token was written past the context"
+            emitted[slot] = self._verify(prompt, length + 1, proposed)
+        return Ready(emitted)
+
+    def _verify(self, prompt: list[int], position: int, proposed: Sequence[int]) -> list[int]:
+        emitted = []
+        for token in [*proposed, None]:
+            emitted.append(self._script(prompt, position + len(emitted)))
+            if token != emitted[-1]:
+                break
+        return emitted
+
+
+class FakeDrafter:
+    """Proposes the script's own tokens, spoilt where `wrong(position)` says so.
+
+    It keeps each slot's tokens and checks that what it is told joins on without a gap.
+    """
+
+    traits = Traits(proposes="point_mass", on_device=False)
+
+    def __init__(
+        self,
+        script: Callable[[Sequence[int], int], int],
+        *,
+        k: int = 3,
+        slots: int = 2,
+        wrong: Callable[[int], bool] = lambda position: False,
+        length: Callable[[int], int] = lambda position: 16,
+    ) -> None:
+        self.k, self._slots = k, slots
+        self._script, self._wrong, self._length = script, wrong, length
+        self._texts: list[list[int]] = [[] for _ in range(slots)]
+        self._prompts = [0] * slots
+        self.limits: list[int] = []
+
+    def open(self, slot, params, index, banned, ban_before) -> None:
+        self._texts[slot] = []
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        assert offset == len(self._texts[slot])
+        self._texts[slot] += tokens
+        self._prompts[slot] = len(self._texts[slot])
+
+    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
+        lengths = np.zeros(self._slots, np.int32)
+        proposal: list[list[int]] = [[] for _ in range(self._slots)]
+        for row in rows:
+            text = self._texts[row.slot]
+            text += row.committed
+            assert row.position == len(text) - 1
+            assert 1 <= row.limit <= self.k
+            self.limits.append(row.limit)
+            prompt = text[: self._prompts[row.slot]]
+            for position in range(len(text), len(text) + min(row.limit, self._length(len(text)))):
+                right = self._script(prompt, position)
+                proposal[row.slot].append(right + self._wrong(position))
+            lengths[row.slot] = len(proposal[row.slot])
+        return Drafted(lengths, proposal)
 
 
 class Letters:

@@ -9,7 +9,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.metrics import REQUEST_KEYS
 from ssd_jax.runtime.request import MAX_STOP_IDS, Request, SamplingParams
-from tests.runtime.fakes import Clock, FakeTarget, Letters
+from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 
 EOS, OTHER_EOS = 1, 2
 
@@ -274,3 +274,96 @@ def test_cancelling_a_waiting_request_leaves_the_others():
 def test_the_control_code_imports_no_jax():
     code = "import ssd_jax.runtime.engine, ssd_jax.config, sys; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LONG = "the quick brown fox jumps over the lazy dog"
+
+
+def speculate(script, *, k=3, wrong=lambda position: False, length=lambda position: 16, **room):
+    """A target and an engine whose drafter knows the script, and errs where `wrong` says."""
+    target = FakeTarget(script, **room)
+    drafter = FakeDrafter(script, k=k, slots=target.slots, wrong=wrong, length=length)
+    engine = Engine(target, Letters, frozenset({EOS, OTHER_EOS}), drafter=drafter, clock=Clock())
+    return target, drafter, engine
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize("wrong", [1, 2, 3, 5, 97])
+def test_speculation_changes_the_rounds_and_not_the_text(k, wrong):
+    target, _, engine = speculate(spell(LONG), k=k, wrong=lambda position: position % wrong == 0)
+    engine.add(request(max_tokens=100))
+    output = outputs(drain(engine))[0]
+    assert (output.text, output.finish_reason) == (LONG, "stop")
+    rounds = target.calls.count("forward")
+    histogram = output.metrics["acceptance_histogram"]
+    # One more forward may have been dispatched before a stop was known; a stop id is known at once.
+    assert sum(histogram) == rounds
+    assert sum((place + 1) * count for place, count in enumerate(histogram)) == len(LONG)
+    if wrong == 1:
+        assert histogram == [len(LONG)]
+    if wrong == 97:
+        assert rounds == -(-len(LONG) // (k + 1))
+
+
+def test_proposals_of_any_length_give_the_same_text():
+    _, _, engine = speculate(spell(LONG), k=8, length=lambda position: position % 4)
+    engine.add(request(max_tokens=100))
+    assert outputs(drain(engine))[0].text == LONG
+
+
+def test_a_draft_that_proposes_an_end_the_target_rejects_ends_nothing():
+    def drafted(prompt, position):
+        return EOS if position % 3 == 0 else spell(LONG)(prompt, position)
+
+    target = FakeTarget(spell(LONG))
+    engine = Engine(target, Letters, frozenset({EOS}), drafter=FakeDrafter(drafted), clock=Clock())
+    engine.add(request(max_tokens=100))
+    assert outputs(drain(engine))[0].text == LONG
+
+
+def test_an_end_inside_an_accepted_block_leaks_nothing_and_counts_nothing():
+    def script(prompt, position):
+        return EOS if position - len(prompt) == 6 else ord("a")
+
+    _, _, engine = speculate(script, k=4)
+    engine.add(request(max_tokens=100))
+    output = outputs(drain(engine))[0]
+    assert (output.token_ids, output.finish_reason) == ([*ids("aaaaaa"), EOS], "stop")
+    # The first token, a round of five, and one of which only the accepted end counts.
+    assert output.metrics["acceptance_histogram"] == [1, 0, 0, 0, 1]
+    assert output.metrics["acceptance_by_position"] == [(2, 2), (1, 1), (1, 1), (1, 1)]
+
+
+def test_a_stop_string_inside_an_accepted_block_ends_text_and_counters_there():
+    _, _, engine = speculate(spell(LONG), k=8)
+    engine.add(request(max_tokens=100, stop="brown"))
+    output = outputs(drain(engine))[0]
+    assert output.text == "the quick "
+    assert output.token_ids == ids("the quick ")
+    assert output.metrics["acceptance_length"] == pytest.approx(9 / 1)
+
+
+def test_speculation_stops_at_the_length_limit_and_at_the_context():
+    _, drafter, engine = speculate(spell("x" * 99), k=8)
+    engine.add(request(max_tokens=12))
+    assert len(outputs(drain(engine))[0].token_ids) == 12
+    # 1 by the prefill, 9, and of the 2 that are left one is the bonus token.
+    assert drafter.limits == [8, 1]
+    _, drafter, engine = speculate(spell("x" * 99), k=8, context=16)
+    engine.add(request(max_tokens=99))
+    output = outputs(drain(engine))[0]
+    assert (len(output.token_ids), output.finish_reason) == (13, "length")
+    assert drafter.limits == [8, 2]
+
+
+def test_requests_of_different_pace_share_rounds_enter_and_leave():
+    _, _, engine = speculate(spell(LONG), k=4, wrong=lambda position: position % 5 == 0, slots=3)
+    first = [engine.add(request(range(65, 65 + n), max_tokens=4 + 5 * n)) for n in range(1, 8)]
+    for _ in range(6):
+        engine.step()
+    engine.cancel(first[1])
+    last = engine.add(request(max_tokens=100))
+    done = outputs(drain(engine))
+    assert done[last].text == LONG
+    for n, request_id in enumerate(first[2:], start=3):
+        assert done[request_id].text == LONG[: 4 + 5 * n]

@@ -45,7 +45,7 @@ def greedy_by_full_forward(path, prompt_ids, count):
 
 
 def test_one_prompt_takes_several_chunks(llm):
-    assert len(llm.encode(PROMPTS[1])) > max(llm.programs.model.execution.prefill_chunks)
+    assert len(llm.encode(PROMPTS[1])) > max(llm.loaded.programs.model.execution.prefill_chunks)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -250,7 +250,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_weights_load(checkpoints):
     llm = LLM(str(checkpoints["llama"]), context=20, compile_cache="off", load=False)
     with pytest.raises(InputError, match=r"tokens; the context is 20"):
         llm.request("a prompt of more than twenty bytes")
-    assert llm._engine is None
+    assert llm._loaded is None
 
 
 def test_a_request_up_to_the_last_position_of_the_context(llm):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssd_jax.runtime.metrics import REQUEST_KEYS, RequestTimes
+from ssd_jax.runtime.metrics import REQUEST_KEYS, RequestTimes, Verified
 
 
 def times(*tokens, arrived=0.0):
@@ -29,8 +29,55 @@ def test_every_key_is_there_whatever_happened():
     assert times(1.0).summary()["tokens_per_second"] is None
 
 
+def verified(committed, proposed=0, accepted=None, seconds=0.1):
+    accepted = committed - 1 if accepted is None else accepted
+    return Verified(committed=committed, proposed=proposed, accepted=accepted, seconds=seconds)
+
+
 def test_verification_time_is_the_median():
     measured = times(1.0, 2.0)
     for seconds in (0.1, 0.3, 0.2):
-        measured.verified(seconds)
+        measured.verified(verified(1, seconds=seconds))
     assert measured.summary()["verify_ms"] == pytest.approx(200)
+
+
+def test_a_verification_that_shares_its_device_with_the_draft_is_not_timed():
+    measured = times(1.0, 2.0)
+    measured.shared_device = True
+    measured.verified(verified(1))
+    assert measured.summary()["verify_ms"] is None
+
+
+def speculative(*rounds, tokens):
+    measured = times(*range(1, tokens + 1))
+    measured.speculative = True
+    for each in rounds:
+        measured.verified(each)
+    return measured
+
+
+def test_acceptance_counts_rounds_by_their_tokens_and_by_position():
+    measured = speculative(
+        verified(4, proposed=3), verified(1, proposed=3), verified(2, proposed=1), tokens=8
+    )
+    summary = measured.summary()
+    assert summary["acceptance_length"] == pytest.approx(7 / 3)
+    assert summary["acceptance_histogram"] == [1, 1, 0, 1]
+    assert summary["acceptance_by_position"] == [(2, 3), (1, 1), (1, 1)]
+
+
+def test_nothing_after_the_end_counts():
+    measured = speculative(
+        verified(4, proposed=3), verified(4, proposed=3), verified(2, proposed=3), tokens=11
+    )
+    measured.keep(7)  # the first token, one whole round, and two tokens of the second
+    summary = measured.summary()
+    assert summary["acceptance_histogram"] == [0, 1, 0, 1]
+    assert summary["acceptance_by_position"] == [(2, 2), (2, 2), (1, 1)]
+    assert len(measured.tokens) == 7
+
+
+def test_without_a_drafter_there_is_no_acceptance():
+    measured = times(1.0, 2.0)
+    measured.verified(verified(1))
+    assert measured.summary()["acceptance_length"] is None

@@ -1,0 +1,199 @@
+"""The suites of `ssd-jax bench`: each measures one thing and gives tables and a document."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from ssd_jax.bench import overhead, report, step
+from ssd_jax.bench.acceptance import acceptance, acceptance_json, acceptance_table
+from ssd_jax.bench.bandwidth import measure_bandwidth
+from ssd_jax.bench.costs import costs_json, costs_table, time_round
+from ssd_jax.bench.prompts import Prompt
+from ssd_jax.bench.run import PromptResult, Variant, run_paired
+from ssd_jax.commands.loading import progress_bar
+from ssd_jax.commands.settings import params_of
+from ssd_jax.runtime.request import SamplingParams
+
+if TYPE_CHECKING:
+    from ssd_jax.llm import LLM
+
+Report = tuple[list[Table], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a suite works with.
+
+    Attributes:
+      llm: loaded.
+      prompts: of the prompts suite.
+      ks: values of K to compare; empty for the configured one.
+      given: every flag's value.
+      settings: those worth recording.
+      environment: from `environment.describe`.
+    """
+
+    llm: LLM
+    prompts: Sequence[Prompt]
+    ks: Sequence[int]
+    given: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+
+def prompts(job: Job) -> Report:
+    """Prompt sets in every mode, paired; then what a round costs by its parts."""
+    variants = {name: _variant(job, mode, k) for name, (mode, k) in _variants(job).items()}
+    with progress_bar("prompts", unit="runs") as progress:
+        result = run_paired(
+            variants,
+            job.prompts,
+            warmup=job.given["warmup"],
+            repeats=job.given["repeats"],
+            progress=progress,
+        )
+    document = report.bench_json(result, settings=job.settings, environment=job.environment)
+    tables = [report.bench_table(result)]
+    if accepted := acceptance(result):
+        tables.append(acceptance_table(accepted))
+        document["acceptance"] = acceptance_json(accepted)
+    costs = {name: _costs(job, mode, k) for name, (mode, k) in _variants(job).items() if k}
+    if costs:
+        tables.append(costs_table(costs))
+        document["costs"] = costs_json(costs)
+    return tables, document
+
+
+def _variants(job: Job) -> dict[str, tuple[str, int | None]]:
+    """(mode, K) by name; K is None without a draft."""
+    found: dict[str, tuple[str, int | None]] = {}
+    for mode in job.given["modes"]:
+        if mode == "ar":
+            found["ar"] = ("ar", None)
+            continue
+        for k in job.ks or [job.llm.config.speculated]:
+            found[f"{mode} k={k}"] = (mode, k)
+    return found
+
+
+def _variant(job: Job, mode: str, k: int | None) -> Variant:
+    params = params_of(job.given)
+    return lambda prompt: prompt_result(job.llm, prompt, params, mode, k)
+
+
+def prompt_result(
+    llm: LLM, prompt: Prompt, params: SamplingParams, mode: str, k: int | None
+) -> PromptResult:
+    """Runs one prompt alone and notes when each token came."""
+    request = llm.request(prompt.content, params, prompt.index)
+    started, ids, times = time.perf_counter(), [], []
+    for event in llm.run([request], mode, k):
+        now = time.perf_counter()
+        ids += event.token_ids
+        times += [now] * len(event.token_ids)
+        if event.output is not None:
+            return PromptResult.from_times(
+                ids, started=started, token_times=times, metrics=event.output.metrics
+            )
+    raise AssertionError("a request ends with an output")
+
+
+def _costs(job: Job, mode: str, k: int | None):
+    import jax
+
+    roles = job.llm.loaded.roles(mode, k or 0)
+    assert roles.drafter is not None
+    return time_round(
+        roles.target,
+        roles.drafter,
+        lambda drafted: jax.block_until_ready(drafted.proposal),
+        params_of(job.given),
+    )
+
+
+def steps(job: Job) -> Report:
+    """A forward of 1, 2, 3, ... tokens."""
+    import jax
+
+    llm = job.llm
+    programs, parameters = llm.loaded.programs, llm.loaded.parameters
+    pages = programs.new_pages()
+    lengths = np.full(programs.slots, programs.context // 8, np.int32)
+    pending = np.zeros(programs.slots, np.int32)
+
+    def forward(width: int) -> Callable[[], None]:
+        compiled = programs.compile_forward(width - 1)
+        room = max(width - 1, programs.verification.widths[-1])
+        tokens = np.zeros((programs.slots, room), np.int32)
+
+        def run_once() -> None:
+            nonlocal pages
+            logits, pages = compiled(parameters, pages, pending, tokens, lengths)
+            jax.block_until_ready(logits)
+
+        return run_once
+
+    with progress_bar("forwards of every width", unit="rounds") as progress:
+        result = step.time_steps(
+            forward,
+            weight_bytes=sum(parameter.nbytes for parameter in parameters),
+            repeats=job.given["step_repeats"],
+            progress=progress,
+        )
+    bandwidth = measure_bandwidth(jax.devices()[0])
+    document = step.step_json(result, bandwidth, settings=job.settings, environment=job.environment)
+    return [step.step_table(result, bandwidth)], document
+
+
+def overheads(job: Job) -> Report:
+    """The engine's decode step against its own programs in a bare loop."""
+    from ssd_jax.runtime.rows import SamplingRows
+
+    llm = job.llm
+    programs, parameters = llm.loaded.programs, llm.loaded.parameters
+    pages, prompt = programs.new_pages(), 40
+    length = prompt  # of the engine's sequences; the bare loop works at the same length
+    forward, accept = programs["forward", 0], programs["accept", programs.slots, 0]
+    nothing = programs.verification.blank(programs.slots)
+    rows = SamplingRows(programs.slots, programs.model.config.vocab_size).on_device()
+    history = programs.new_history()
+    pending = np.zeros(programs.slots, np.int32)
+    endless = SamplingParams(max_tokens=programs.context, ignore_eos=True)
+
+    def engine_step() -> None:
+        nonlocal length
+        length += 1
+        if not llm.engine.has_work:
+            length = prompt
+            for slot in range(programs.slots):
+                llm.engine.add(llm.request([1] * prompt, endless, slot))
+            for _ in range(2 * programs.slots):
+                llm.engine.step()
+        llm.engine.step()
+
+    def bare_step() -> None:
+        nonlocal pages, history
+        lengths = np.full(programs.slots, length, np.int32)
+        logits, pages = forward(parameters, pages, pending, nothing.tokens, lengths)
+        outcome, history, _ = accept(logits, nothing, rows, lengths, history, np.int32(0))
+        np.asarray(outcome)
+
+    for _ in range(3):
+        engine_step()
+        bare_step()
+    result = overhead.time_overhead(engine_step, bare_step)
+    document = overhead.overhead_json(result, settings=job.settings, environment=job.environment)
+    return [overhead.overhead_table(result)], document
+
+
+SUITES: dict[str, Callable[[Job], Report]] = {
+    "prompts": prompts,
+    "step": steps,
+    "overhead": overheads,
+}

@@ -1,0 +1,129 @@
+"""A target, and perhaps a draft, with weights and compiled programs: what engines are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+from ssd_jax.config import SUPPORT, Config
+from ssd_jax.opened import OpenedModel
+from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
+from ssd_jax.runtime.exactness import costs_nothing, widths_agree
+from ssd_jax.runtime.model_drafter import ModelDrafter
+from ssd_jax.runtime.ngram_drafter import NgramDrafter
+from ssd_jax.runtime.programs import Programs, Verification
+from ssd_jax.runtime.roles import Drafter
+from ssd_jax.runtime.target import DeviceTarget
+from ssd_jax.weights.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The two roles of one engine."""
+
+    target: DeviceTarget
+    drafter: Drafter | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Programs and parameters, shared by every engine.
+
+    Attributes:
+      exact: the exactness that holds, "bitwise" or "law".
+    """
+
+    config: Config
+    programs: Programs
+    parameters: list[jax.Array]
+    draft_programs: DraftPrograms | None
+    draft_parameters: list[jax.Array]
+    exact: str
+
+    def roles(self, mode: str, k: int) -> Roles:
+        """New roles with empty slots for a mode, with up to k proposed tokens a round."""
+        target = DeviceTarget(self.programs, self.parameters)
+        return Roles(target, None if mode == "ar" else self._drafter(k))
+
+    def _drafter(self, k: int) -> Drafter:
+        if self.draft_programs is None:
+            return NgramDrafter(self.config.slots, k, self.programs.verification.widths[-1])
+        temperature = self.config.draft_temperature
+        return ModelDrafter(
+            self.draft_programs, self.draft_parameters, k=k, temperature=temperature
+        )
+
+
+def load(
+    config: Config,
+    target: OpenedModel,
+    draft: OpenedModel | None,
+    context: int,
+    *,
+    ks: Sequence[int],
+    progress: Progress | None,
+) -> Loaded:
+    """Compiles all programs while the weights load.
+
+    Args:
+      config: settings.
+      target, draft: opened models.
+      context: most positions of a sequence.
+      ks: numbers of proposed tokens to prepare for; empty without a draft.
+      progress: of the target's weights.
+
+    Raises:
+      InputError: tensor data that cannot be read.
+    """
+    support = _support(config, target)
+    room = {"slots": config.slots, "context": context, "tokens": target.tokenizer.size}
+    with ThreadPoolExecutor(1) as pool:
+        parameters = pool.submit(target.load, progress)
+        draft_parameters = pool.submit(draft.load) if draft is not None else None
+        programs = Programs(
+            target.model,
+            **room,
+            verification=Verification(
+                widths=tuple(sorted({0, *ks})),
+                support=1 if draft is None or config.verify == "coupled" else support,
+                rule=config.verify,
+                logprobs=config.logprobs,
+                logprobs_of=config.logprobs_of,
+            ),
+        )
+        draft_programs = None
+        if draft is not None:
+            drafting = Drafting(k=max(ks), support=support, rule=config.verify)
+            draft_programs = DraftPrograms(draft.model, **room, drafting=drafting)
+        loaded = parameters.result()
+        draft_loaded = draft_parameters.result() if draft_parameters is not None else []
+    return Loaded(
+        config=config,
+        programs=programs,
+        parameters=loaded,
+        draft_programs=draft_programs,
+        draft_parameters=draft_loaded,
+        exact=_exactness(config, programs, loaded),
+    )
+
+
+def _support(config: Config, target: OpenedModel) -> int:
+    """Ids that a proposal's q keeps."""
+    if config.proposal_support == "full":
+        return target.model.config.vocab_size
+    return SUPPORT if config.proposal_support is None else int(config.proposal_support)
+
+
+def _exactness(config: Config, programs: Programs, parameters: list[jax.Array]) -> str:
+    """The exactness that holds; where widths disagree, bitwise runs all at the widest."""
+    bitwise = config.exact == "bitwise"
+    if not bitwise and (config.exact == "law" or not costs_nothing(programs.model.execution)):
+        return "law"
+    if len(programs.widths) > 1 and not widths_agree(programs, parameters):
+        if not bitwise:
+            return "law"
+        programs.use_widest()
+    return "bitwise"

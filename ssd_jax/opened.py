@@ -1,0 +1,75 @@
+"""A model that is found and checked but not loaded: checkpoint, tokenizer, static description."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from ssd_jax.errors import InputError
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.runtime.exactness import row_independent
+from ssd_jax.text.tokenizer import Tokenizer
+from ssd_jax.weights.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.weights.load import check_tensors, load_arrays
+from ssd_jax.weights.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedModel:
+    """Everything about a model but its weights."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    model: FunctionalModel
+
+    @property
+    def source(self) -> str:
+        """As the user named it."""
+        return self.checkpoint.source
+
+    def load(self, progress: Progress | None = None) -> list[jax.Array]:
+        """The parameters.
+
+        Raises:
+          InputError: tensor data that cannot be read.
+        """
+        arrays = load_arrays(
+            self.checkpoint.tensors,
+            self.model.wanted(),
+            where=str(self.checkpoint.path),
+            prepare=self.model.prepare,
+            progress=progress,
+        )
+        return self.model.assemble(arrays)
+
+
+def open_model(
+    source: str, dtype: str, *, bitwise: bool = False, progress: Progress | None = None
+) -> OpenedModel:
+    """Finds a model, downloads it if need be, and checks that it can run.
+
+    Args:
+      source: see `Config.target`.
+      dtype: compute dtype.
+      bitwise: see `runtime.exactness`.
+      progress: of the download.
+
+    Raises:
+      InputError: a checkpoint that cannot be used.
+    """
+    checkpoint = open_checkpoint(source, progress=progress)
+    tokenizer = checkpoint.load_tokenizer()
+    rows = checkpoint.config.vocab_size
+    if tokenizer.size > rows:
+        raise InputError(
+            f"{checkpoint.path}: the tokenizer has {tokenizer.size} tokens, the model embeds "
+            f"{rows}; they do not belong together, or the embedding was not resized"
+        )
+    execution = Execution.for_platform(jax.default_backend(), dtype)
+    if bitwise:
+        execution = row_independent(execution)
+    model = FunctionalModel(checkpoint.config, execution)
+    check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
+    return OpenedModel(checkpoint, tokenizer, model)

@@ -1,0 +1,96 @@
+"""The `model` drafter: a smaller model with its own pages, on the target's devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssd_jax.models.functional import Parameters
+from ssd_jax.runtime.draft_programs import UNSEEN, DraftPrograms
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import IDLE, Drafted, DraftRow, Traits
+from ssd_jax.runtime.rows import SamplingRows
+from ssd_jax.runtime.target import pad_chunk
+
+
+class ModelDrafter:
+    """See `roles.Drafter`. Every call only dispatches.
+
+    Args:
+      programs, parameters: of the draft.
+      k: most tokens of a proposal; None is what the programs were compiled for.
+      temperature: of sampled requests' proposals; None is each request's own.
+    """
+
+    traits = Traits(proposes="distribution", on_device=True)
+
+    def __init__(
+        self,
+        programs: DraftPrograms,
+        parameters: Parameters,
+        *,
+        k: int | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        self._room = programs.drafting.k
+        self.k = k or self._room
+        self._programs = programs
+        self._parameters = list(parameters)
+        self._temperature = temperature
+        self._pages = programs.new_pages()
+        self._history = programs.new_history()
+        self._rows = SamplingRows(programs.slots, programs.model.config.vocab_size)
+        self._cached = [0] * programs.slots  # positions whose keys and values are right
+
+    def open(
+        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
+    ) -> None:
+        """See `roles.Drafter.open`."""
+        if self._temperature is not None and params.temperature > 0:
+            params = dataclasses.replace(params, temperature=self._temperature)
+        self._rows.set(slot, params, index, banned, ban_before)
+        self._cached[slot] = 0
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `roles.Drafter.prefill`."""
+        chunks = self._programs.model.execution.prefill_chunks
+        limit = max(chunks)
+        for begin in range(0, len(tokens), limit):
+            part = tokens[begin : begin + limit]
+            padded, where = pad_chunk(slot, part, offset + begin, chunks)
+            self._pages, self._history, _ = self._programs["prefill", padded.shape[1]](
+                self._parameters, self._pages, self._history, padded, where
+            )
+        self._cached[slot] = offset + len(tokens)
+
+    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
+        """See `roles.Drafter.propose`."""
+        slots = self._programs.slots
+        committed = np.full((slots, self._room + 1), -1, np.int32)
+        unseen = np.zeros((slots, UNSEEN), np.int32)
+        counts = np.ones(slots, np.int32)
+        lengths = np.full(slots, IDLE, np.int32)
+        limits = np.zeros(slots, np.int32)
+        for row in rows:
+            # What was drafted beyond the committed tokens is not theirs.
+            cached = min(self._cached[row.slot], row.position)
+            count = row.position + 1 - cached
+            committed[row.slot, : len(row.committed)] = row.committed
+            unseen[row.slot, :count] = row.committed[-count:]
+            counts[row.slot], lengths[row.slot], limits[row.slot] = count, cached, row.limit
+            # The record's KV: the pending token and all proposed ones but the last.
+            self._cached[row.slot] = row.position + row.limit
+        proposal, self._pages, self._history = self._programs["propose", self._room](
+            self._parameters,
+            self._pages,
+            self._history,
+            committed,
+            unseen,
+            counts,
+            lengths,
+            limits,
+            self._rows.on_device(),
+        )
+        return Drafted(limits, proposal)

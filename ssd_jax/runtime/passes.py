@@ -1,0 +1,110 @@
+"""Passes through a model over its pages, shared by the programs of both roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.kernels import kv_pages
+from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
+from ssd_jax.speculation import history
+from ssd_jax.speculation.history import History
+
+
+class Job(NamedTuple):
+    """A pure function to compile for arguments of known shapes; `donate` are reused in place."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donate: tuple[int, ...]
+
+    def compile(self) -> jax.stages.Compiled:
+        """The program."""
+        jitted = jax.jit(self.function, donate_argnums=self.donate)
+        return jitted.lower(*self.arguments).compile()
+
+
+Name = tuple[str, int] | tuple[str, int, int]
+
+
+def compile_all(jobs: Mapping[Name, Job]) -> dict[Name, jax.stages.Compiled]:
+    """Tracing holds the interpreter lock, compiling does not: two threads overlap them."""
+    with ThreadPoolExecutor(2) as pool:
+        futures = {name: pool.submit(job.compile) for name, job in jobs.items()}
+        return {name: future.result() for name, future in futures.items()}
+
+
+def page_size(context: int) -> int:
+    """Positions of a page that holds a whole context."""
+    return -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
+
+
+def step(
+    model: FunctionalModel,
+    parameters: Parameters,
+    pages: AllPages,
+    tokens: jax.Array,
+    positions: jax.Array,
+    size: int,
+) -> tuple[jax.Array, AllPages]:
+    """Runs tokens [B, R] at positions [B, R]; negative ones are idle and see nothing.
+
+    Args:
+      size: positions of a slot's page; what lies beyond is not written.
+
+    Returns: hidden states [B, R, hidden], pages.
+    """
+    visible = jnp.clip(positions + 1, 0, size)
+    positions = jnp.where(positions < 0, size, positions)
+    module = model.module(parameters)
+    return module.hidden(tokens, positions, visible, pages, kv_pages.Contiguous())
+
+
+def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:
+    """hidden [B, R, hidden] -> [B, R, V] float32."""
+    flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
+    return flat.reshape(*hidden.shape[:-1], -1)
+
+
+def prefill_job(
+    model: FunctionalModel, *, slots: int, size: int, width: int, with_logits: bool
+) -> Job:
+    """`prefill`: (parameters, pages, history, tokens [1, width], where) -> pages, history, logits.
+
+    `where` is [slot, offset, number of tokens that are not padding]; the logits [1, 1, V] are of
+    the last token, None without `with_logits`.
+    """
+    vocab = model.config.vocab_size
+
+    def prefill(parameters: Parameters, pages: AllPages, heard: History, tokens, where):
+        slot, offset, count = where
+        index = jnp.arange(width)[None]
+        real = index < count
+        positions = jnp.where(real, offset + index, size)
+        visible = jnp.where(real, positions + 1, 0)
+        module = model.module(parameters)
+        table = jnp.reshape(slot, (1, 1))
+        hidden, pages = module.hidden(tokens, positions, visible, pages, table)
+        heard = history.add_prompt(heard, slot, jnp.where(real, tokens, vocab)[0], offset == 0)
+        if not with_logits:
+            return pages, heard, None
+        last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
+        return pages, heard, module.logits(last)[None]
+
+    arguments = (
+        model.parameter_structs(),
+        model.page_structs(slots, size),
+        history_structs(slots, vocab),
+        jax.ShapeDtypeStruct((1, width), jnp.int32),
+        jax.ShapeDtypeStruct((3,), jnp.int32),
+    )
+    return Job(prefill, arguments, (1, 2))
+
+
+def history_structs(slots: int, vocab: int) -> History:
+    """Shapes of the history of all slots."""
+    return jax.eval_shape(lambda: history.empty(slots, vocab))

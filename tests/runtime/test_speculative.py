@@ -1,0 +1,157 @@
+"""Speculative decoding on tiny models: the same text as autoregressive decoding, whatever drafts.
+
+Every factor below meets every other one in some case; all combinations would say no more.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ssd_jax.llm import LLM
+from ssd_jax.runtime.request import SamplingParams
+from tests import tiny
+
+FACTORS = {
+    "family": ("llama", "qwen2", "qwen3"),
+    "dtype": ("float32", "bfloat16", "int8"),
+    "drafter": ("model", "ngram"),
+    "verify": ("ratio", "coupled"),
+    "k": tuple(range(1, 9)),
+}
+CASES = [
+    # family, dtype, drafter, verify, values of K
+    ("llama", "float32", "model", "coupled", (1, 2, 3)),
+    ("llama", "bfloat16", "ngram", "ratio", (4, 5, 8)),
+    ("llama", "int8", "model", "ratio", (6, 7, 8)),
+    ("qwen2", "float32", "ngram", "coupled", (4, 6, 7)),
+    ("qwen2", "bfloat16", "model", "coupled", (1, 5, 8)),
+    ("qwen2", "int8", "model", "ratio", (2, 3, 4)),
+    ("qwen3", "float32", "model", "ratio", (1, 5, 8)),
+    ("qwen3", "bfloat16", "model", "coupled", (2, 4, 6, 7)),
+    ("qwen3", "int8", "ngram", "coupled", (1, 2, 3, 5)),
+    ("llama", "bfloat16", "ngram", "coupled", (3, 8)),
+    ("qwen2", "float32", "ngram", "ratio", (1, 2, 3, 6, 7)),
+]
+"""A covering set of strength two, found by hand and checked below."""
+
+PROMPTS = [
+    "a",
+    "to be or not to be, that is the question",
+    "xyxyxyxyxyxyxyxyxyxy",
+    "one two three one two three one two",
+    "The quick brown fox jumps over the lazy dog. " * 4,
+    "?",
+    "0101010101",
+]
+GREEDY = [
+    {"max_tokens": 30},
+    {"max_tokens": 1},
+    {"max_tokens": 17, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+    {"max_tokens": 24, "min_tokens": 20, "presence_penalty": 0.5},
+    {"max_tokens": 9, "logit_bias": {65: 2.0, 66: -3.0}},
+    {"max_tokens": 2},
+    {"max_tokens": 40, "ignore_eos": True},
+]
+SAMPLED = [
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 0.5, "top_p": 0.9, "seed": 2},
+    {},
+    {"temperature": 0.4, "top_k": 5, "seed": 3},
+    {"temperature": 1.0, "min_p": 0.05, "seed": 4},
+    {"temperature": 0.7, "seed": 2**63 + 5},
+    {"temperature": 0.3, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 6},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """(target, draft that agrees with it more often than not) of each family."""
+    root = tmp_path_factory.mktemp("speculative")
+    return {
+        family: (
+            tiny.write_checkpoint(root / family, family),
+            tiny.write_checkpoint(root / f"{family}-draft", family, noise=0.04),
+        )
+        for family in FACTORS["family"]
+    }
+
+
+def speculative(checkpoint, drafter, ks, **settings):
+    target, draft = checkpoint
+    return LLM(
+        str(target),
+        mode="sd",
+        draft="ngram" if drafter == "ngram" else str(draft),
+        k=str(ks[0]),
+        ks=ks,
+        context=320,
+        compile_cache="off",
+        **settings,
+    )
+
+
+def requests(llm, verify, **more):
+    settings = zip(GREEDY, SAMPLED if verify == "coupled" else [{}] * len(GREEDY), strict=True)
+    return [
+        llm.request(prompt, SamplingParams(**greedy, **sampled, **more), index)
+        for index, (prompt, (greedy, sampled)) in enumerate(zip(PROMPTS, settings, strict=True))
+    ]
+
+
+def outputs(llm, asked, mode, k=None):
+    found = {}
+    for event in llm.run(asked, mode, k):
+        if event.output is not None:
+            found[event.prompt_index] = event.output
+    return [found[request.index] for request in asked]
+
+
+def test_the_cases_cover_every_pair_of_factors():
+    expanded = [(*case[:4], k) for case in CASES for k in case[4]]
+    names = list(FACTORS)
+    for one, other in itertools.combinations(range(len(names)), 2):
+        missing = set(itertools.product(FACTORS[names[one]], FACTORS[names[other]])) - {
+            (case[one], case[other]) for case in expanded
+        }
+        assert not missing, (names[one], names[other])
+
+
+@pytest.mark.parametrize(("family", "dtype", "drafter", "verify", "ks"), CASES)
+def test_text_and_logprobs_equal_autoregressive_decoding(
+    checkpoints, family, dtype, drafter, verify, ks
+):
+    llm = speculative(
+        checkpoints[family],
+        drafter,
+        ks,
+        dtype=dtype,
+        verify=verify,
+        exact="bitwise",
+        slots=3,
+        logprobs=2,
+    )
+    assert llm.loaded.exact == "bitwise"
+    asked = requests(llm, verify, logprobs=2)
+    alone = outputs(llm, asked, "ar")
+    for k in ks:
+        spoken = outputs(llm, asked, "sd", k)
+        for one, other in zip(alone, spoken, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.finish_reason == other.finish_reason
+            assert one.logprobs == other.logprobs
+        rounds = np.sum(
+            [np.pad(out.metrics["acceptance_histogram"] or [0], (0, 9))[:9] for out in spoken], 0
+        )
+        if drafter == "model":  # both ways out of a round were taken
+            assert rounds[1:].sum() > 0
+            assert rounds[:k].sum() > 0
+
+
+def test_a_sampled_text_is_the_targets_own_in_any_company(checkpoints):
+    """Coupled text is a function of seed, index and prompt: slots and neighbours do not enter."""
+    texts = []
+    for slots in (1, 4):
+        llm = speculative(checkpoints["qwen2"], "model", (3,), verify="coupled", slots=slots)
+        texts.append([output.token_ids for output in outputs(llm, requests(llm, "coupled"), "sd")])
+    assert texts[0] == texts[1]
