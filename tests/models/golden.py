@@ -12,7 +12,7 @@ import numpy as np
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.weights.checkpoint import open_checkpoint
+from ssd_jax.weights.checkpoint import Checkpoint, open_checkpoint
 from ssd_jax.weights.load import load_arrays
 
 FLOAT32 = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32))
@@ -51,8 +51,18 @@ def runner(
     """A `Runner` on a checkpoint; `changes` are fields of `Execution`."""
     checkpoint = open_checkpoint(str(directory))
     model = FunctionalModel(checkpoint.config, dataclasses.replace(execution, **changes))
-    arrays = load_arrays(checkpoint.tensors, model.wanted(), where=str(directory))
-    return Runner(model, model.assemble(arrays), slots=slots, context=context)
+    return Runner(model, parameters(checkpoint, model), slots=slots, context=context)
+
+
+def parameters(checkpoint: Checkpoint, model: FunctionalModel) -> list[jax.Array]:
+    """A checkpoint's weights, as the model takes them."""
+    arrays = load_arrays(
+        checkpoint.tensors,
+        model.wanted(),
+        where=str(checkpoint.path),
+        prepare=model.prepare,
+    )
+    return model.assemble(arrays)
 
 
 def our_logits(directory: Path, tokens: np.ndarray) -> np.ndarray:

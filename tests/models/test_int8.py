@@ -1,0 +1,140 @@
+"""Whole int8 models of every family: close to the oracle, whatever the layout and the width."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.weights.checkpoint import open_checkpoint
+from tests.models.golden import Runner, parameters, runner
+
+GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
+NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/logits.npz"))
+INT8 = Execution.for_platform("cpu", "int8")
+ERROR = 0.05
+"""Most mean error of a logit, in standard deviations of the logits; 0.024 to 0.035 was seen."""
+
+
+def golden(name):
+    with np.load(GOLDENS / name / "logits.npz") as stored:
+        return stored["tokens"].astype(np.int32), stored["logits"]
+
+
+def error(got, expected):
+    return np.abs(got - expected).mean() / expected.std()
+
+
+def int8_model(name, **options):
+    checkpoint = open_checkpoint(str(GOLDENS / name))
+    return checkpoint, FunctionalModel(checkpoint.config, INT8, **options)
+
+
+def names_of(model):
+    """Parameter names of an unrolled model, in the order of its parameters."""
+    return [model._names(path)[0] for path, _ in model._flat]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_close_to_the_float32_oracle(name):
+    tokens, expected = golden(name)
+    got = runner(GOLDENS / name, slots=tokens.shape[0], execution=INT8)(tokens)
+    assert 1e-4 < error(got, expected) < ERROR
+
+
+@pytest.mark.parametrize("projection", ["q_proj", "o_proj", "down_proj"])
+def test_a_wrong_scale_leaves_the_bound(projection):
+    tokens, expected = golden("qwen2")
+    checkpoint, model = int8_model("qwen2")
+    wrong = [
+        array * 1.25 if name.endswith(f"{projection}.weight_scale") else array
+        for name, array in zip(names_of(model), parameters(checkpoint, model), strict=True)
+    ]
+    assert error(Runner(model, wrong, slots=2)(tokens), expected) > ERROR
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scanned_layers_give_the_same_logits(name):
+    tokens, _ = golden(name)
+    unrolled, scanned = (
+        runner(GOLDENS / name, slots=tokens.shape[0], execution=INT8, scan_layers=scan)(tokens)
+        for scan in (False, True)
+    )
+    np.testing.assert_allclose(scanned, unrolled, atol=0.02 * unrolled.std())
+
+
+@pytest.mark.parametrize("name", ["llama-plain", "qwen3"])
+def test_tokens_one_by_one_are_the_same_bits_as_eight_at_once(name):
+    tokens, _ = golden(name)
+    row = tokens[:1, :8]
+    one_by_one, at_once = (runner(GOLDENS / name, slots=1, execution=INT8) for _ in range(2))
+    steps = [one_by_one(row[:, i : i + 1], start=i) for i in range(8)]
+    np.testing.assert_array_equal(np.concatenate(steps, axis=1), at_once(row))
+
+
+def test_a_row_alone_is_the_same_bits_as_among_others():
+    tokens, _ = golden("llama3-scaled")
+    both = runner(GOLDENS / "llama3-scaled", slots=2, execution=INT8)(tokens)
+    alone = runner(GOLDENS / "llama3-scaled", slots=1, execution=INT8)(tokens[1:])
+    np.testing.assert_array_equal(alone[0], both[1])
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("name", ["llama3-scaled", "qwen2"])
+def test_a_sharded_model_gives_the_same_logits(name, scan_layers):
+    tokens, _ = golden(name)
+    whole = runner(GOLDENS / name, slots=2, execution=INT8, scan_layers=scan_layers)(tokens)
+    mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("data", "model"))
+    assert mesh.size == 8
+    checkpoint = open_checkpoint(str(GOLDENS / name))
+    execution = Execution(
+        compute=INT8.compute, pages=INT8.pages, min_rows=INT8.min_rows, scan_layers=scan_layers
+    )
+    model = FunctionalModel(checkpoint.config, execution, mesh=mesh)
+    spread = parameters(checkpoint, model)
+    for array, struct in zip(spread, model.parameter_structs(), strict=True):
+        assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
+        if not scan_layers:  # stacking leaves the placement to the compiler
+            assert array.sharding.is_equivalent_to(struct.sharding, array.ndim)
+    got = Runner(model, spread, slots=2)(tokens)
+    np.testing.assert_allclose(got, whole, atol=0.02 * whole.std())
+
+
+def test_scales_are_cut_like_the_outputs_of_their_weights():
+    _, model = int8_model("qwen2", mesh=Mesh(np.array(jax.devices()[:2]), ("model",)))
+    structs = dict(zip(names_of(model), model.parameter_structs(), strict=True))
+    up = structs["model.layers.0.mlp.up_proj.weight_scale"]
+    down = structs["model.layers.0.mlp.down_proj.weight_scale"]
+    assert up.sharding.shard_shape(up.shape) == (up.shape[0] // 2,)
+    assert down.sharding.shard_shape(down.shape) == down.shape
+
+
+def test_what_is_wanted_of_the_checkpoint_is_what_bfloat16_wants():
+    checkpoint, model = int8_model("qwen2")
+    plain = FunctionalModel(checkpoint.config, Execution.for_platform("cpu", "bfloat16"))
+    assert model.wanted() == plain.wanted()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_is_int8_only_where_it_is_the_head(tied):
+    name = next(
+        name for name in NAMES if open_checkpoint(str(GOLDENS / name)).config.tie_embeddings is tied
+    )
+    checkpoint, model = int8_model(name)
+    dtypes = {
+        name: array.dtype
+        for name, array in zip(names_of(model), parameters(checkpoint, model), strict=True)
+    }
+    assert dtypes["model.embed_tokens.weight"] == (jnp.int8 if tied else jnp.bfloat16)
+    projections = {dtypes[name] for name in dtypes if name.endswith("_proj.weight")}
+    assert projections == {jnp.dtype(jnp.int8)}
+    assert tied or dtypes["lm_head.weight"] == jnp.int8
+
+
+def test_keys_and_values_stay_bfloat16():
+    assert INT8.pages == Execution.for_platform("cpu", "bfloat16").pages
+    assert Execution.for_platform("tpu", "int8").pages == jnp.bfloat16
