@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.kernels.rows import first_best, map_rows
 from ssd_jax.speculation import keys
 from ssd_jax.speculation.history import History
 from ssd_jax.speculation.keys import Purpose
@@ -58,8 +59,8 @@ def draw(
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
-    allowed = allowed_logits(logits, sampling, position, history, tokens)
-    best = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
+    allowed = allowed_logits(logits, sampling, position, lambda: history, tokens)
+    best = first_best(allowed)
     first = jnp.arange(min(support, logits.shape[1])) == 0
     greedy = Draw(
         best,
@@ -68,7 +69,7 @@ def draw(
     )
 
     def sampled() -> Draw:
-        q, ids = _likeliest(sampled_probs(allowed, sampling), first.shape[0])
+        q, ids = _likeliest(map_rows(sampled_probs, allowed, sampling), first.shape[0])
         if rule == "coupled":
             at = (jnp.zeros_like(position), position, Purpose.TOKEN)
         else:

@@ -7,6 +7,7 @@ so that speculation cannot change a rounding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -54,27 +55,29 @@ def add_output(history: History, tokens: jax.Array | np.ndarray) -> History:
     return history._replace(output=history.output.at[rows, ids].add(1, mode="drop"))
 
 
-def in_flight(history: History, proposed: jax.Array | np.ndarray) -> History:
-    """The history that each row of a verification sees.
+def in_flight(
+    history: History, proposed: jax.Array | np.ndarray, row: jax.Array, count: jax.Array
+) -> History:
+    """The history that positions of a verification see.
 
     Args:
       history: [B, V] of committed tokens, the pending one included.
       proposed: [B, K] tokens in flight.
+      row: [n] int32, the sequence of each position.
+      count: [n] int32, how many of its proposed tokens come before the position.
 
-    Returns: [B * (K + 1), V]; row i of a sequence has its first i proposed tokens added.
+    Returns: [n, V].
     """
-    count = proposed.shape[1] + 1
-    prompt = jnp.repeat(history.prompt, count, axis=0)
-    output = [history.output]
-    for position in range(count - 1):
-        extended = add_output(
-            history._replace(output=output[-1]), proposed[:, position : position + 1]
-        )
-        output.append(extended.output)
-    return History(prompt, jnp.stack(output, axis=1).reshape(prompt.shape))
+    before = jnp.arange(proposed.shape[1]) < count[:, None]
+    said = History(history.prompt[row], history.output[row])
+    return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1))
 
 
-def penalise(logits: jax.Array, sampling: Sampling, history: History) -> jax.Array:
+Heard = Callable[[], History]
+"""Gives the history [n, V] of some rows; it is a copy, made only where it is needed."""
+
+
+def penalise(logits: jax.Array, sampling: Sampling, heard: Heard) -> jax.Array:
     """Repetition, frequency and presence penalty, then logit bias.
 
     Repetition divides a positive logit by the penalty and multiplies a negative one, for ids in
@@ -82,14 +85,15 @@ def penalise(logits: jax.Array, sampling: Sampling, history: History) -> jax.Arr
     once if it was.
 
     Args:
-      logits: [B, V] float32.
+      logits: [n, V] float32.
       sampling: settings of the rows.
-      history: of the rows.
+      heard: history of the rows.
 
-    Returns: [B, V] float32.
+    Returns: [n, V] float32.
     """
 
     def apply(logits: jax.Array) -> jax.Array:
+        history = heard()
         said = history.output > 0
         repetition = sampling.repetition_penalty[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
@@ -109,4 +113,9 @@ def penalise(logits: jax.Array, sampling: Sampling, history: History) -> jax.Arr
         logits,
     )
     rows = jnp.arange(logits.shape[0])[:, None]
-    return logits.at[rows, sampling.bias_ids].add(sampling.bias, mode="drop")
+    return jax.lax.cond(
+        jnp.any(sampling.bias_ids < logits.shape[1]),
+        lambda logits: logits.at[rows, sampling.bias_ids].add(sampling.bias, mode="drop"),
+        lambda logits: logits,
+        logits,
+    )

@@ -16,6 +16,10 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
 
+Key = tuple[jax.Array, jax.Array]
+"""Two uint32 words a row, [B] each."""
+
+
 class Purpose(enum.IntEnum):
     """What a draw is for; two draws for different purposes never share a key."""
 
@@ -25,9 +29,7 @@ class Purpose(enum.IntEnum):
     TOKEN = 3
 
 
-def threefry(
-    key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def threefry(key: Key, counter: Key) -> Key:
     """The Threefry-2x32 block cipher; arguments are uint32 arrays that broadcast together."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
     x0, x1 = counter[0] + schedule[0], counter[1] + schedule[1]
@@ -43,7 +45,7 @@ def threefry(
 
 def derive(
     seed: jax.Array, request: jax.Array, start: jax.Array, position: jax.Array, purpose: Purpose
-) -> tuple[jax.Array, jax.Array]:
+) -> Key:
     """Keys for one draw a row.
 
     Args:
@@ -63,18 +65,18 @@ def derive(
     return threefry(key, (start.astype(jnp.uint32), position.astype(jnp.uint32)))
 
 
-def uniform(key: tuple[jax.Array, jax.Array]) -> jax.Array:
+def uniform(key: Key) -> jax.Array:
     """One uniform in (0, 1) a key, float32, with full relative precision near 0."""
     zero = jnp.zeros_like(key[0])
     return _unit(*threefry(key, (zero, zero)))
 
 
-def gumbel(key: tuple[jax.Array, jax.Array], count: int) -> jax.Array:
+def gumbel(key: Key, count: int) -> jax.Array:
     """Standard Gumbel noise [B, count] float32 for token ids 0..count-1; see `gumbel_of`."""
     return gumbel_of(key, jnp.arange(count)[None])
 
 
-def gumbel_of(key: tuple[jax.Array, jax.Array], ids: jax.Array) -> jax.Array:
+def gumbel_of(key: Key, ids: jax.Array) -> jax.Array:
     """Standard Gumbel noise of token ids [B, n] (or [1, n]), [B, n] float32.
 
     The noise of id v depends on (key, v) alone. 64 random bits a value keep the tails exact to

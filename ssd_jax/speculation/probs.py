@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.kernels.row_sum import row_sum
-from ssd_jax.speculation.history import History, penalise
+from ssd_jax.kernels.rows import first_best
+from ssd_jax.speculation.history import Heard, penalise
 from ssd_jax.speculation.settings import Sampling
-
-_ONE_BITS = 0x3F800000  # float32 1.0; non-negative floats order like their bit patterns
 
 
 def allowed_logits(
-    logits: jax.Array, sampling: Sampling, positions: jax.Array, history: History, tokens: int
+    logits: jax.Array, sampling: Sampling, positions: jax.Array, heard: Heard, tokens: int
 ) -> jax.Array:
     """Logits [B, V] float32 after everything that comes before the temperature.
 
@@ -35,25 +34,15 @@ def allowed_logits(
         return jnp.where(hit & banning[:, None], -jnp.inf, logits)
 
     logits = jax.lax.cond(jnp.any(banning), ban, lambda logits: logits, logits)
-    return penalise(logits, sampling, history)
+    return penalise(logits, sampling, heard)
 
 
-def probs(
-    logits: jax.Array, sampling: Sampling, positions: jax.Array, history: History, tokens: int
-) -> jax.Array:
-    """The distribution of the token at `positions` for each row.
+def probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
+    """The distributions that tokens are drawn from, of allowed logits [B, V]; [B, V] float32.
 
-    Args:
-      logits: [B, V] float32, the model's.
-      sampling: settings of the rows.
-      positions: [B] int32, absolute position of the token to be drawn.
-      history: tokens before it, those in flight included.
-      tokens: how many ids exist; ids beyond are vocabulary padding.
-
-    Returns: [B, V] float32; one-hot of the best token (lowest id on ties) for a greedy row.
+    A greedy row is one-hot at the best token, the lowest id on ties.
     """
-    allowed = allowed_logits(logits, sampling, positions, history, tokens)
-    greedy = jax.nn.one_hot(jnp.argmax(allowed, axis=-1), logits.shape[1])
+    greedy = jax.nn.one_hot(first_best(allowed), allowed.shape[1])
     return jnp.where(sampling.temperature[:, None] > 0, sampled_probs(allowed, sampling), greedy)
 
 
@@ -88,20 +77,24 @@ def _filter(
 def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """The largest threshold [B, 1] whose kept set is enough (0 if none is), by bisection.
 
-    Every float32 in [0, 1] is a candidate, so the set found is the smallest one closed under ties.
+    Non-negative floats order like their bits, and every float32 is a candidate, so the set found is
+    the smallest one closed under ties. Where the likeliest token is enough, that is known at once.
     """
 
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def value(bits: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+    def halve(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = low + (high - low + 1) // 2
-        value = jax.lax.bitcast_convert_type(middle, jnp.float32)
-        ok = enough(jnp.where(p >= value, p, 0.0))
+        ok = enough(jnp.where(p >= value(middle), p, 0.0))
         return jnp.where(ok, middle, low), jnp.where(ok, high, middle - 1)
 
-    low = jnp.zeros((p.shape[0], 1), jnp.int32)
-    high = jnp.full((p.shape[0], 1), _ONE_BITS, jnp.int32)
-    low, _ = jax.lax.fori_loop(0, 30, halve, (low, high))
-    return jax.lax.bitcast_convert_type(low, jnp.float32)
+    best = jnp.max(p, axis=-1, keepdims=True)
+    high = jax.lax.bitcast_convert_type(best, jnp.int32)
+    low = jnp.where(enough(jnp.where(p >= best, p, 0.0)), high, 0)
+    low, _ = jax.lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, (low, high))
+    return value(low)
 
 
 def _count(kept: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 
 class Sampling(NamedTuple):
@@ -40,6 +39,6 @@ class Sampling(NamedTuple):
     ban_before: jax.Array
 
 
-def repeat_rows(sampling: Sampling, times: int) -> Sampling:
-    """Each row `times` times in a row: the settings of [B, times] flattened positions."""
-    return jax.tree.map(lambda array: jnp.repeat(array, times, axis=0), sampling)
+def sampling_of(sampling: Sampling, rows: jax.Array) -> Sampling:
+    """The settings of rows [n] of [B]."""
+    return jax.tree.map(lambda array: array[rows], sampling)

@@ -13,17 +13,22 @@ case without proposals.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.kernels.rows import first_best, map_rows
 from ssd_jax.speculation import keys
 from ssd_jax.speculation.history import History, add_output, in_flight
 from ssd_jax.speculation.keys import Purpose
 from ssd_jax.speculation.probs import allowed_logits, probs, sampled_probs
 from ssd_jax.speculation.proposal import Proposal, dense, of_token
-from ssd_jax.speculation.settings import Sampling, repeat_rows
+from ssd_jax.speculation.settings import Sampling, sampling_of
+
+Law = Callable[["_Positions"], jax.Array]
+"""p [n, V] float32 at a block of positions; anything in greedy rows."""
 
 
 class Outcome(NamedTuple):
@@ -38,12 +43,20 @@ class Outcome(NamedTuple):
     bonus: jax.Array
 
 
-class _Rows(NamedTuple):
-    """The K + 1 positions of a verification."""
+class _Positions(NamedTuple):
+    """The n = B * (K + 1) positions of a verification, and how to see one.
 
-    allowed: jax.Array  # [B, K + 1, V] float32, logits before the temperature
-    best: jax.Array  # [B, K + 1] int32, their argmax
-    positions: jax.Array  # [B, K + 1] int32, of the token that each row predicts
+    Attributes:
+      logits: [n, V] float32.
+      row: [n] int32, sequence of each.
+      before: [n] int32, proposed tokens before it.
+      position: [n] int32, of the token it predicts.
+    """
+
+    logits: jax.Array
+    row: jax.Array
+    before: jax.Array
+    position: jax.Array
 
 
 def verify(
@@ -69,17 +82,31 @@ def verify(
 
     Returns: the outcome. `history` is not changed; see `commit`.
     """
-    rows = _prepare(logits, proposal, sampling, start, history, tokens)
-    greedy = _leading(rows.best, proposal)
+    where, allowed = _positions(logits, proposal, sampling, start, history, tokens)
+    hot = sampling.temperature > 0
+
+    def greedy() -> Outcome:
+        def best(block: _Positions) -> jax.Array:
+            return first_best(allowed(block))
+
+        return _leading(map_rows(best, where).reshape(logits.shape[:2]), proposal)
 
     def sampled() -> Outcome:
-        draw = {"ratio": _ratio, "coupled": _coupled}[rule](rows, proposal, sampling, start)
-        hot = sampling.temperature > 0
-        return Outcome(
-            jnp.where(hot, draw.accepted, greedy.accepted), jnp.where(hot, draw.bonus, greedy.bonus)
-        )
+        def law(block: _Positions) -> jax.Array:
+            own = sampling_of(sampling, block.row)
+            return jax.lax.cond(
+                jnp.any(own.temperature > 0),
+                lambda: sampled_probs(allowed(block), own),
+                lambda: jnp.zeros_like(block.logits),
+            )
 
-    return jax.lax.cond(jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
+        draw = {"ratio": _ratio, "coupled": _coupled}[rule]
+        return draw(law, where, proposal, sampling, start)
+
+    nothing = Outcome(jnp.zeros_like(start), jnp.zeros_like(start))
+    cold = jax.lax.cond(jnp.all(hot), lambda: nothing, greedy)
+    warm = jax.lax.cond(jnp.any(hot), sampled, lambda: nothing)
+    return jax.tree.map(lambda drawn, best: jnp.where(hot, drawn, best), warm, cold)
 
 
 def emitted(proposal: Proposal, outcome: Outcome) -> jax.Array:
@@ -100,16 +127,12 @@ def law(
     tokens: int,
 ) -> jax.Array:
     """The target's distributions [B, K + 1, V] of a verification; arguments as `verify`."""
-    batch, count, vocab = logits.shape
-    positions = start[:, None] + 1 + jnp.arange(count)
-    flat = probs(
-        logits.reshape(batch * count, vocab),
-        repeat_rows(sampling, count),
-        positions.reshape(-1),
-        in_flight(history, proposal.tokens),
-        tokens,
-    )
-    return flat.reshape(logits.shape)
+    where, allowed = _positions(logits, proposal, sampling, start, history, tokens)
+
+    def one(block: _Positions) -> jax.Array:
+        return probs(allowed(block), sampling_of(sampling, block.row))
+
+    return map_rows(one, where).reshape(logits.shape)
 
 
 def commit(history: History, proposal: Proposal, outcome: Outcome, live: jax.Array) -> History:
@@ -121,25 +144,30 @@ def commit(history: History, proposal: Proposal, outcome: Outcome, live: jax.Arr
     return add_output(history, jnp.concatenate([accepted, bonus], axis=1))
 
 
-def _prepare(
+def _positions(
     logits: jax.Array,
     proposal: Proposal,
     sampling: Sampling,
     start: jax.Array,
     history: History,
     tokens: int,
-) -> _Rows:
+) -> tuple[_Positions, Callable[[_Positions], jax.Array]]:
+    """All positions, and the allowed logits [n, V] of a block of them."""
     batch, count, vocab = logits.shape
-    positions = start[:, None] + 1 + jnp.arange(count)
-    allowed = allowed_logits(
-        logits.reshape(batch * count, vocab),
-        repeat_rows(sampling, count),
-        positions.reshape(-1),
-        in_flight(history, proposal.tokens),
-        tokens,
-    )
-    best = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
-    return _Rows(allowed.reshape(logits.shape), best.reshape(batch, count), positions)
+    row = jnp.repeat(jnp.arange(batch), count)
+    before = jnp.tile(jnp.arange(count), batch)
+    where = _Positions(logits.reshape(-1, vocab), row, before, start[row] + 1 + before)
+
+    def allowed(block: _Positions) -> jax.Array:
+        return allowed_logits(
+            block.logits,
+            sampling_of(sampling, block.row),
+            block.position,
+            lambda: in_flight(history, proposal.tokens, block.row, block.before),
+            tokens,
+        )
+
+    return where, allowed
 
 
 def _leading(target: jax.Array, proposal: Proposal) -> Outcome:
@@ -149,40 +177,49 @@ def _leading(target: jax.Array, proposal: Proposal) -> Outcome:
     return Outcome(accepted, _at(target, accepted))
 
 
-def _coupled(rows: _Rows, proposal: Proposal, sampling: Sampling, _start: jax.Array) -> Outcome:
-    batch, count, vocab = rows.allowed.shape
-    many = repeat_rows(sampling, count)
-    p = sampled_probs(rows.allowed.reshape(batch * count, vocab), many)
-    positions = rows.positions.reshape(-1)
+def _coupled(
+    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: jax.Array
+) -> Outcome:
+    own = sampling_of(sampling, where.row)
     # The only noise is that of the absolute position: there is no start in this key.
-    key = keys.derive(many.seed, many.request, jnp.zeros_like(positions), positions, Purpose.TOKEN)
-    drawn = jnp.argmax(jnp.log(p) + keys.gumbel(key, vocab), axis=-1).astype(jnp.int32)
-    return _leading(drawn.reshape(batch, count), proposal)
+    nowhere = jnp.zeros_like(where.position)
+    key = keys.derive(own.seed, own.request, nowhere, where.position, Purpose.TOKEN)
+
+    def draw(block: _Positions, key: keys.Key) -> jax.Array:
+        return first_best(jnp.log(law(block)) + keys.gumbel(key, block.logits.shape[1]))
+
+    drawn = map_rows(draw, where, key)
+    return _leading(drawn.reshape(start.shape[0], -1), proposal)
 
 
-def _ratio(rows: _Rows, proposal: Proposal, sampling: Sampling, start: jax.Array) -> Outcome:
-    batch, count, vocab = rows.allowed.shape
-    many = repeat_rows(sampling, count)
-    p = sampled_probs(rows.allowed.reshape(batch * count, vocab), many).reshape(rows.allowed.shape)
+def _ratio(
+    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: jax.Array
+) -> Outcome:
+    batch, vocab = start.shape[0], where.logits.shape[1]
+    own = sampling_of(sampling, where.row)
+    p = map_rows(law, where).reshape(batch, -1, vocab)
     p_token = jnp.take_along_axis(p[:, :-1], proposal.tokens[:, :, None], axis=-1)[..., 0]
-    starts = jnp.repeat(start, count)
-    key = keys.derive(many.seed, many.request, starts, rows.positions.reshape(-1), Purpose.ACCEPT)
-    u = keys.uniform(key).reshape(batch, count)[:, :-1]
+    starts = start[where.row]
+    key = keys.derive(own.seed, own.request, starts, where.position, Purpose.ACCEPT)
+    u = keys.uniform(key).reshape(batch, -1)[:, :-1]
     # u < p / q without a division; u < 1, so p >= q is always accepted and p = 0 never.
     accepted = _leading_true((u * of_token(proposal) < p_token) & _proposed(proposal))
 
-    p_last = _at(p, accepted)
     padded = jnp.pad(proposal.q, ((0, 0), (0, 1), (0, 0)))
     support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
-    q_last = dense(_at(support, accepted), _at(padded, accepted), vocab)
-    rejected = (accepted < proposal.length)[:, None]
-    residual = jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)
-    # If rounding left nothing of the residual, p and q are equal to float32: draw from p.
-    residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
-    position = _at(rows.positions, accepted)
+    position = start + 1 + accepted
     key = keys.derive(sampling.seed, sampling.request, start, position, Purpose.BONUS)
-    bonus = jnp.argmax(jnp.log(residual) + keys.gumbel(key, vocab), axis=-1)
-    return Outcome(accepted, bonus.astype(jnp.int32))
+
+    def bonus(p_last, support, q, rejected, key: keys.Key) -> jax.Array:
+        q_last = dense(support, q, vocab)
+        residual = jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)
+        # If rounding left nothing of the residual, p and q are equal to float32: draw from p.
+        residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
+        return first_best(jnp.log(residual) + keys.gumbel(key, vocab))
+
+    rejected = (accepted < proposal.length)[:, None]
+    last = [_at(array, accepted) for array in (p, support, padded)]
+    return Outcome(accepted, map_rows(bonus, *last, rejected, key))
 
 
 def _proposed(proposal: Proposal) -> jax.Array:

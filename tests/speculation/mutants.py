@@ -220,9 +220,9 @@ MUTANTS = (
         edits=[
             Edit(
                 verification,
-                "_prepare",
-                "in_flight(history, proposal.tokens)",
-                "in_flight(history, jnp.full_like(proposal.tokens, -1))",
+                "_positions",
+                "in_flight(history, proposal.tokens, block.row, block.before)",
+                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.before))",
             ),
         ],
     ),
@@ -244,10 +244,10 @@ MUTANTS = (
         edits=[
             Edit(
                 verification,
-                "_prepare",
-                "best = jnp.argmax(allowed, axis=-1)",
-                "heat = jnp.where(sampling.temperature > 0, sampling.temperature, -1.0)\n"
-                "    best = jnp.argmax(allowed / jnp.repeat(heat, count)[:, None], axis=-1)",
+                "verify",
+                "first_best(allowed(block))",
+                "first_best(allowed(block) / jnp.where(hot, sampling.temperature, -1.0)"
+                "[block.row][:, None])",
             ),
         ],
     ),

@@ -45,7 +45,10 @@ def rows(*settings: dict) -> Sampling:
 @functools.partial(jax.jit, static_argnums=3, compiler_options=QUICKLY)
 def probs(logits, sampling, positions, tokens):
     """The law of rows that have said nothing yet."""
-    return law.probs(logits, sampling, positions, history.empty(*logits.shape), tokens)
+    allowed = law.allowed_logits(
+        logits, sampling, positions, lambda: history.empty(*logits.shape), tokens
+    )
+    return law.probs(allowed, sampling)
 
 
 @functools.partial(jax.jit, static_argnames=("tokens", "rule"), compiler_options=QUICKLY)

@@ -24,13 +24,13 @@ SAID = History(jnp.array([[True, False, False, True]]), jnp.array([[0, 2, 0, 1]]
     ],
 )
 def test_each_penalty_is_applied_once(settings, expected):
-    np.testing.assert_allclose(penalise(LOGITS, rows(settings), SAID), [expected])
+    np.testing.assert_allclose(penalise(LOGITS, rows(settings), lambda: SAID), [expected])
 
 
 def test_a_row_without_penalties_is_untouched_beside_one_with():
     both = History(jnp.repeat(SAID.prompt, 2, 0), jnp.repeat(SAID.output, 2, 0))
     settings = rows({}, {"presence_penalty": 1.0})
-    got = penalise(jnp.repeat(LOGITS, 2, 0), settings, both)
+    got = penalise(jnp.repeat(LOGITS, 2, 0), settings, lambda: both)
     np.testing.assert_array_equal(got[0], LOGITS[0])
     assert not np.array_equal(got[1], LOGITS[0])
 
@@ -47,7 +47,12 @@ def test_a_new_prompt_empties_its_row_only():
 
 def test_tokens_in_flight_are_added_one_row_after_the_other():
     said = History(jnp.zeros((2, 3), bool), jnp.array([[1, 0, 0], [0, 0, 0]]))
-    seen = history.in_flight(said, jnp.array([[0, 2], [1, 1]]))
+    seen = history.in_flight(
+        said,
+        jnp.array([[0, 2], [1, 1]]),
+        jnp.array([0, 0, 0, 1, 1, 1]),
+        jnp.array([0, 1, 2, 0, 1, 2]),
+    )
     assert seen.output.tolist() == [
         [1, 0, 0], [2, 0, 0], [2, 0, 1],
         [0, 0, 0], [0, 1, 0], [0, 2, 0],
