@@ -16,6 +16,7 @@ from ssd_jax.errors import InputError, SsdError
 
 COMMANDS = {
     "generate": "complete prompts",
+    "chat": "talk to a model in the terminal",
     "bench": "measure speed on prompt sets, or the cost of a forward",
     "convert": "write a checkpoint that loads in seconds",
     "demo": "answer one prompt and show the speed",

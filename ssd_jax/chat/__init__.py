@@ -1,0 +1,1 @@
+"""The terminal chat: entries, commands, the conversation, its figures, and the session of them."""

@@ -1,0 +1,127 @@
+"""The conversation: its messages, what of them fits the context, and its file."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.errors import InputError
+from ssd_jax.prompts import BadLine, prompt_line, read_json_lines
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message; `stopped` marks an answer that the user cut off."""
+
+    role: str
+    content: str
+    stopped: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The message as it stands in a file."""
+        value: dict[str, Any] = {"role": self.role, "content": self.content}
+        return value | {"stopped": True} if self.stopped else value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """A system message, if any, and the messages after it."""
+
+    system: str | None = None
+    messages: tuple[Message, ...] = ()
+
+    def said(self, role: str, content: str, *, stopped: bool = False) -> Conversation:
+        """With one more message."""
+        message = Message(role=role, content=content, stopped=stopped)
+        return dataclasses.replace(self, messages=(*self.messages, message))
+
+    def unanswered(self) -> Conversation:
+        """Up to and including the user's last message.
+
+        Raises:
+          InputError: the user has not said anything.
+        """
+        asked = [i for i, message in enumerate(self.messages) if message.role == "user"]
+        if not asked:
+            raise InputError("there is no message to answer again; type one first")
+        return dataclasses.replace(self, messages=self.messages[: asked[-1] + 1])
+
+    def prompt(self, first: int = 0) -> list[dict[str, str]]:
+        """Chat messages for the model: the system message, and the others from `first` on."""
+        system = [] if self.system is None else [Message(role="system", content=self.system)]
+        sent = [*system, *self.messages[first:]]
+        return [{"role": message.role, "content": message.content} for message in sent]
+
+    def first_that_fits(self, size: Callable[[int], int], room: int, start: int = 0) -> int:
+        """Leaves out the oldest turns, whole, as far as needed.
+
+        Args:
+          size: tokens of the prompt that starts at a message.
+          room: most tokens it may have.
+          start: messages before it are out already.
+
+        Returns: where the prompt starts: at the user's last message if even that is too long.
+        """
+        turns = [i for i, m in enumerate(self.messages) if i > start and m.role == "user"]
+        first = start
+        for turn in turns:
+            if size(first) <= room:
+                break
+            first = turn
+        return first
+
+
+def save(conversation: Conversation, path: Path, *, replace: bool = False) -> None:
+    """Writes the conversation as one line of a prompt file (gzip where the name ends in .gz).
+
+    Raises:
+      InputError: the file exists and may not be replaced, or it cannot be written.
+    """
+    messages = [message.as_dict() for message in conversation.messages]
+    if conversation.system is not None:
+        messages = [{"role": "system", "content": conversation.system}, *messages]
+    data = (json.dumps({"messages": messages}, ensure_ascii=False) + "\n").encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data)
+    try:
+        with path.open("wb" if replace else "xb") as file:
+            file.write(data)
+    except FileExistsError:
+        raise InputError(
+            f"{path} exists and was left as it is; give another name, or /save! {path} to "
+            "replace it"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: not saved: {error.strerror or error}") from None
+
+
+def load(path: Path) -> Conversation:
+    """Reads a conversation that `save` wrote, or any prompt file of one {"messages": ...} line.
+
+    Raises:
+      InputError: the file cannot be read, or it does not hold one conversation.
+    """
+    found = read_json_lines(path, _conversation)
+    if len(found) != 1:
+        raise InputError(f"{path} has {len(found)} conversations; /load takes a file with one")
+    if isinstance(found[0], BadLine):
+        raise InputError(f"{found[0].where}: {found[0].error}")
+    return found[0]
+
+
+def _conversation(line: Mapping[str, Any]) -> Conversation:
+    if prompt_line(line).messages is None:
+        raise ValueError('needs "messages"; a "prompt" is no conversation')
+    raw: Sequence[Mapping[str, Any]] = line["messages"]
+    messages = [
+        Message(
+            role=item["role"], content=item["content"], stopped=item.get("stopped", False) is True
+        )
+        for item in raw
+    ]
+    system = messages.pop(0).content if messages[0].role == "system" else None
+    return Conversation(system=system, messages=tuple(messages))

@@ -1,0 +1,103 @@
+"""What was typed: when an entry is complete, and what it means.
+
+An entry is one line. It goes on over a line end where the line ends in a backslash, and until the
+closing quotes where it starts with three quotes. The raw text keeps these marks, so that an entry
+recalled from the history reads as it did the first time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+from ssd_jax.errors import InputError
+
+_QUOTES = '"""'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandSpec:
+    """A command: how it is written and what it does; `takes` is whether anything may follow it."""
+
+    usage: str
+    text: str
+    takes: bool = False
+
+
+COMMANDS = {
+    "help": CommandSpec(usage="/help", text="this list"),
+    "mode": CommandSpec(
+        usage="/mode [MODE]", text="show the decoding modes, or switch to one", takes=True
+    ),
+    "stats": CommandSpec(usage="/stats", text="figures of the last answer and of the session"),
+    "save": CommandSpec(
+        usage="/save [FILE]",
+        text="write the conversation for generate --prompt_file and /load; /save! replaces a file",
+        takes=True,
+    ),
+    "load": CommandSpec(
+        usage="/load FILE", text="go on with a conversation that was saved", takes=True
+    ),
+    "system": CommandSpec(
+        usage="/system [TEXT]",
+        text="show or set the system message; /system - removes it",
+        takes=True,
+    ),
+    "retry": CommandSpec(
+        usage="/retry", text="answer the last message again (greedy answers stay the same)"
+    ),
+    "reset": CommandSpec(usage="/reset", text="forget the conversation, keep the system message"),
+    "exit": CommandSpec(usage="/exit", text="leave; so does Ctrl-D"),
+}
+_SYNONYMS = {"quit": "exit", "bye": "exit", "?": "help", "h": "help"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command with what follows it; `forced` where a ! stands behind its name."""
+
+    name: str
+    argument: str = ""
+    forced: bool = False
+
+
+def is_open(raw: str) -> bool:
+    """Whether an entry goes on in another line."""
+    if raw.startswith(_QUOTES):
+        end = raw[len(_QUOTES) :].rstrip()
+        return not end.endswith(_QUOTES)
+    return raw.endswith("\\")
+
+
+def parse(raw: str) -> Command | str:
+    """The command or the message of a complete entry; a message may be empty.
+
+    Only a single line that starts with / is a command, so a space before it sends it as text.
+
+    Raises:
+      InputError: an unknown command, with the nearest one, or an argument to one that takes none.
+    """
+    if raw.startswith(_QUOTES):
+        return raw[len(_QUOTES) :].rstrip().removesuffix(_QUOTES).strip("\n")
+    if raw.startswith("/") and "\n" not in raw:
+        return _command(raw)
+    return raw.removesuffix("\\").replace("\\\n", "\n").strip()
+
+
+def _command(line: str) -> Command:
+    word, _, argument = line[1:].strip().partition(" ")
+    forced = word.endswith("!")
+    name = word.removesuffix("!").lower()
+    name = _SYNONYMS.get(name, name)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean /{near[0]}?" if near else "/help lists the commands;"
+        raise InputError(
+            f"unknown command /{word}; {hint} To send it as text, put a space before it"
+        )
+    argument = argument.strip()
+    if argument and not COMMANDS[name].takes:
+        raise InputError(f"/{name} takes nothing after it, not {argument!r}")
+    if forced and name != "save":
+        raise InputError(f"/{name} has no form with !; use /{name}")
+    return Command(name=name, argument=argument, forced=forced)

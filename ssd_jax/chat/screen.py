@@ -1,0 +1,86 @@
+"""Where things appear: the model's words on standard output, all else on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from ssd_jax.chat.wrap import WordWrap
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which could move the cursor or rename the window."""
+    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
+class Screen:
+    """Prints answers and what is said about them.
+
+    Args:
+      out: takes the model's words.
+      console: takes the rest; it knows about NO_COLOR and simple terminals.
+    """
+
+    def __init__(self, out: TextIO, console: Console) -> None:
+        self._out = out
+        self._console = console
+        self._terminal = out.isatty()
+        self._wrap = WordWrap(console.width)
+        self._waiting: contextlib.ExitStack | None = None
+        self._ends_line = True
+
+    def note(self, text: str) -> None:
+        """Something in the background."""
+        self._line(Text(text, style="dim"))
+
+    def say(self, text: str) -> None:
+        """The reply to a command."""
+        self._line(Text(text))
+
+    def error(self, text: str) -> None:
+        """Something that was not done, and why."""
+        self._line(Text(text, style="red"))
+
+    def show(self, renderable: RenderableType) -> None:
+        """A table, after a blank line."""
+        self._console.print()
+        self._console.print(renderable)
+
+    @contextlib.contextmanager
+    def answering(self, while_waiting: str) -> Iterator[None]:
+        """Around an answer: shows that something happens until its first word, ends its line."""
+        with contextlib.ExitStack() as waiting:
+            if self._console.is_interactive and not self._console.is_dumb_terminal:
+                status = Text(while_waiting, style="dim")
+                waiting.enter_context(self._console.status(status, spinner="line"))
+            self._waiting, self._ends_line = waiting, True
+            self._wrap = WordWrap(self._console.width)
+            yield
+        if self._terminal:
+            self._write(self._wrap.flush())
+        if not self._ends_line:
+            self._write("\n")
+
+    def words(self, text: str) -> None:
+        """The next words of an answer."""
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
+        self._write(self._wrap.push(printable(text)) if self._terminal else text)
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._out.write(text)
+            self._out.flush()
+            self._ends_line = text.endswith("\n")
+
+    def _line(self, text: Text) -> None:
+        # Where no one reads along, a line is a line: rich would break it at 80 columns.
+        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)

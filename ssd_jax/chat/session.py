@@ -1,0 +1,204 @@
+"""The session: what each entry does to the conversation, and what is shown of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.table import Table
+
+from ssd_jax.chat import conversation as files
+from ssd_jax.chat.answering import answer
+from ssd_jax.chat.conversation import Conversation
+from ssd_jax.chat.entry import COMMANDS, Command, parse
+from ssd_jax.chat.figures import Answer, stats_table, summary
+from ssd_jax.chat.screen import Screen
+from ssd_jax.errors import InputError
+from ssd_jax.llm import LLM
+from ssd_jax.runtime.request import SamplingParams
+
+
+class Session:
+    """One chat with a loaded model.
+
+    An answer belongs to the conversation once its first word is there; what was asked before is
+    taken back with it.
+
+    Args:
+      stopped: asked between the rounds of an answer; True ends it there.
+
+    Attributes:
+      conversation: all that was said, whether it still fits the context or not.
+      refused: entries that were not done.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        screen: Screen,
+        *,
+        system: str | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.conversation = Conversation(system=system)
+        self.refused = 0
+        self._llm = llm
+        self._params = params
+        self._screen = screen
+        self._stopped = stopped
+        self._mode = llm.config.mode
+        self._first = 0  # messages before it are left out of the prompt
+        self._begun = 0
+        self._answers: list[Answer] = []
+        self._saved = self.conversation
+        self._commands: dict[str, Callable[[Command], None]] = {
+            "help": self._help,
+            "mode": self._switch,
+            "stats": self._stats,
+            "save": self._save,
+            "load": self._load,
+            "system": self._system,
+            "retry": self._retry,
+            "reset": self._reset,
+        }
+
+    def take(self, raw: str) -> bool:
+        """Does what an entry asks for; returns whether to go on."""
+        try:
+            entry = parse(raw)
+            if isinstance(entry, str):
+                if entry:
+                    self._answer(self.conversation.said("user", entry))
+            elif entry.name == "exit":
+                return False
+            else:
+                self._commands[entry.name](entry)
+        except InputError as error:
+            self.refused += 1
+            self._screen.error(str(error))
+        return True
+
+    def _answer(self, asked: Conversation) -> None:
+        """Answers the last message of `asked`."""
+        first, ids = self._fitting(asked)
+        # Each answer has its own randomness, and a session of the same entries the same one.
+        request = self._llm.request(ids, self._params, self._begun)
+        self._begun += 1
+        if first > self._first:
+            self._first = first
+            self._screen.note(
+                f"[the context of {self._llm.context} tokens is full: the model no longer sees the "
+                f"first {first} messages; /save writes all of them, /reset starts afresh]"
+            )
+        engine = self._llm.engine_of(self._mode)
+        with self._screen.answering(f"reading {len(ids)} tokens"):
+            output = answer(engine, request, on_text=self._screen.words, stopped=self._stopped)
+        done = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
+        if done.stopped and not output.text:
+            self._screen.note("[stopped before the first word; the conversation is as it was]")
+            return
+        self._answers.append(done)
+        self.conversation = asked.said("assistant", output.text, stopped=done.stopped)
+        self._screen.note(summary(done, self._llm.context))
+
+    def _fitting(self, asked: Conversation) -> tuple[int, list[int]]:
+        """Where the prompt starts so that there is room for an answer, and its ids."""
+        context = self._llm.context
+        room = context - min(self._params.max_tokens, context // 4)
+        first = asked.first_that_fits(
+            lambda start: len(self._llm.encode(asked.prompt(start))), room, self._first
+        )
+        return first, self._llm.encode(asked.prompt(first))
+
+    def _help(self, _command: Command) -> None:
+        table = Table.grid(padding=(0, 3, 0, 0))
+        for command in COMMANDS.values():
+            table.add_row(command.usage, command.text)
+        table.add_row('"""', "starts a message of several lines, which ends with the same")
+        table.add_row("\\", "at the end of a line: the message goes on in the next")
+        table.add_row("Ctrl-C", "stops an answer; at the prompt it clears the line")
+        self._screen.show(table)
+
+    def _switch(self, command: Command) -> None:
+        available = ", ".join(self._llm.modes)
+        if command.argument in self._llm.modes:
+            self._mode = command.argument
+            self._screen.say(f"mode {self._mode}")
+        elif command.argument:
+            raise InputError(f"{self._unavailable(command.argument)}; available here: {available}")
+        elif len(self._llm.modes) > 1:
+            self._screen.say(f"mode {self._mode}; available: {available}")
+        else:
+            self._screen.say(
+                f"mode {self._mode}, the only one here; others need a draft: start ssd-jax chat "
+                "with --mode=sd --draft=ngram"
+            )
+
+    def _unavailable(self, mode: str) -> str:
+        config = self._llm.config
+        try:  # a mode that could not be had anyway says so itself
+            dataclasses.replace(config, mode=mode, draft=config.draft or "ngram")
+        except InputError as error:
+            return str(error)
+        return (
+            f"mode {mode} was not prepared; start ssd-jax chat with --mode={mode} "
+            "--draft=ngram, or with a draft model"
+        )
+
+    def _stats(self, _command: Command) -> None:
+        if not self._answers:
+            raise InputError("there are no figures before the first answer")
+        self._screen.show(stats_table(self._answers, self._llm.context))
+
+    def _save(self, command: Command) -> None:
+        if not self.conversation.messages:
+            raise InputError("there is nothing to save yet")
+        now = datetime.datetime.now()
+        path = Path(command.argument or f"chat-{now:%Y%m%d-%H%M%S}.jsonl").expanduser()
+        replaced = command.forced and path.exists()
+        files.save(self.conversation, path, replace=command.forced)
+        self._saved = self.conversation
+        self._screen.say(
+            f"{'replaced' if replaced else 'saved'} {path.absolute()} "
+            f"({len(self.conversation.messages)} messages)"
+        )
+
+    def _load(self, command: Command) -> None:
+        if not command.argument:
+            raise InputError("/load needs the name of a file")
+        if self.conversation.messages and self.conversation != self._saved:
+            raise InputError(
+                "the conversation so far would be lost; /save it, or /reset to forget it"
+            )
+        path = Path(command.argument).expanduser()
+        self.conversation = self._saved = files.load(path)
+        self._first = 0
+        messages = self.conversation.messages
+        also = "" if self.conversation.system is None else " and its system message"
+        waiting = bool(messages) and messages[-1].role == "user"
+        hint = "; the last waits for an answer: /retry" if waiting else ""
+        self._screen.say(f"loaded {len(messages)} messages{also}{hint}")
+
+    def _system(self, command: Command) -> None:
+        if not command.argument:
+            system = self.conversation.system
+            text = "there is none" if system is None else system
+            self._screen.say(f"system message: {text}")
+            return
+        system = None if command.argument == "-" else command.argument
+        changed = dataclasses.replace(self.conversation, system=system)
+        self._llm.encode(changed.said("user", "?").prompt())  # not every template takes one
+        self.conversation = changed
+        self._screen.say("system message removed" if system is None else "system message set")
+
+    def _retry(self, _command: Command) -> None:
+        self._answer(self.conversation.unanswered())
+
+    def _reset(self, _command: Command) -> None:
+        forgotten = len(self.conversation.messages)
+        self.conversation = Conversation(system=self.conversation.system)
+        self._first = 0
+        self._screen.say(f"{forgotten} messages forgotten")

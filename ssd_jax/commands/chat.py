@@ -1,0 +1,139 @@
+"""`ssd-jax chat`: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+from rich.console import Console
+
+from ssd_jax.chat.history import HistoryFile
+from ssd_jax.chat.reader import PipeReader, Reader, TerminalReader
+from ssd_jax.chat.screen import Screen
+from ssd_jax.commands import settings
+from ssd_jax.commands.loading import load, open_llm
+from ssd_jax.errors import InputError
+from ssd_jax.weights.cache_dir import cache_dir
+
+if TYPE_CHECKING:
+    from ssd_jax.chat.answering import Interrupts
+    from ssd_jax.chat.session import Session
+    from ssd_jax.llm import LLM
+
+_MAX_TOKENS = 1024
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags()
+    flags.DEFINE_string("system", None, "system message of the chat", flag_values=values)
+    flags.DEFINE_string(
+        "history",
+        "auto",
+        "file of what was typed, for the arrow keys; auto is in the user's cache, off keeps none",
+        flag_values=values,
+    )
+    values["max_tokens"].default = _MAX_TOKENS
+    values["max_tokens"].unparse()
+    given = settings.parse(values, "chat", arguments)
+    config, params = settings.config_of(given), settings.params_of(given)
+    if config.chat_template is False:
+        raise InputError("chat needs the chat template; leave out --chat_template=false")
+    if not given["history"]:
+        raise InputError("history is empty; give a file, auto or off")
+    llm = open_llm(config)
+    _check_template(llm, given["system"])
+    load(llm)
+    from ssd_jax.chat.answering import Interrupts  # bad flags must not wait for JAX
+    from ssd_jax.chat.session import Session
+
+    console, interrupts = Console(stderr=True), Interrupts()
+    session = Session(
+        llm,
+        params,
+        Screen(sys.stdout, console),
+        system=given["system"],
+        stopped=lambda: interrupts.seen,
+    )
+    if not sys.stdin.isatty():
+        return _answer_lines(session)
+    reader = _terminal(given, console)
+    title, hint = _greeting(llm)
+    console.print(title, style="bold", markup=False, highlight=False)
+    console.print(hint, style="dim", markup=False, highlight=False)
+    with interrupts.noted():
+        _talk(session, reader, interrupts, console)
+    return 0
+
+
+def _check_template(llm: LLM, system: str | None) -> None:
+    """Refuses a model that cannot hold a conversation, before its weights load."""
+    if not llm.tokenizer.has_chat_template:
+        raise InputError(
+            f"{llm.config.target} has no chat template, so it is no chat model; choose an instruct "
+            "model, or complete text with ssd-jax generate"
+        )
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    llm.encode([*messages, {"role": "user", "content": "?"}])
+
+
+def _terminal(given: Mapping[str, Any], console: Console) -> TerminalReader:
+    place = given["history"]
+    path = cache_dir() / "chat_history" if place == "auto" else Path(place).expanduser()
+    return TerminalReader(
+        None if place == "off" else HistoryFile(path),
+        plain=console.is_dumb_terminal,
+        colour=console.color_system is not None and not console.no_color,
+    )
+
+
+def _greeting(llm: LLM) -> list[str]:
+    config = llm.config
+    path = Path(config.target)
+    name = path.name if path.exists() else config.target
+    draft = f" (draft {config.draft}, k {config.speculated})" if config.draft else ""
+    return [
+        f"{name}, mode {config.mode}{draft}, context {llm.context} tokens",
+        "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves",
+    ]
+
+
+def _talk(session: Session, reader: Reader, interrupts: Interrupts, console: Console) -> None:
+    """A conversation at a terminal, until its user leaves."""
+    leaving = False
+    while True:
+        console.print()
+        try:
+            with interrupts.raised():
+                raw = reader.read()
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print()
+            if leaving and not reader.cleared:
+                return
+            leaving = not reader.cleared
+            if leaving:
+                console.print("Ctrl-C again leaves, and so does Ctrl-D", style="dim")
+            continue
+        leaving = interrupts.seen = False
+        if not session.take(raw):
+            return
+
+
+def _answer_lines(session: Session) -> int:
+    """Answers what standard input holds; 2 where an entry was refused."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are refused by name
+        sys.stdin.reconfigure(errors="surrogateescape")
+    reader = PipeReader(sys.stdin)
+    try:
+        while session.take(reader.read()):
+            pass
+    except EOFError:
+        pass
+    return InputError.exit_status if session.refused else 0

@@ -1,0 +1,90 @@
+"""The conversation, what of it fits, and its file."""
+
+import gzip
+import json
+
+import pytest
+
+from ssd_jax.chat import conversation as files
+from ssd_jax.chat.conversation import Conversation
+from ssd_jax.errors import InputError
+from ssd_jax.prompts import PromptLine, parse_prompt_file
+
+TALK = (
+    Conversation(system="be brief")
+    .said("user", "a?")
+    .said("assistant", "a", stopped=True)
+    .said("user", "b\u2028?")
+    .said("assistant", "b")
+)
+
+
+def test_a_prompt_has_the_system_message_and_the_messages_that_are_sent():
+    assert [m["content"] for m in TALK.prompt()] == ["be brief", "a?", "a", "b\u2028?", "b"]
+    assert [m["content"] for m in TALK.prompt(2)] == ["be brief", "b\u2028?", "b"]
+    assert TALK.prompt()[2] == {"role": "assistant", "content": "a"}
+
+
+def test_the_last_answer_can_be_taken_back():
+    assert TALK.unanswered().messages == TALK.messages[:3]
+    assert TALK.unanswered().unanswered() == TALK.unanswered()
+    with pytest.raises(InputError, match="type one first"):
+        Conversation().unanswered()
+
+
+@pytest.mark.parametrize(
+    ("room", "start", "first"), [(9, 0, 0), (5, 0, 0), (4, 0, 2), (2, 0, 4), (0, 0, 4), (9, 2, 2)]
+)
+def test_whole_turns_are_left_out_from_the_oldest(room, start, first):
+    asked = TALK.said("user", "c?")  # five messages: size is the number of those that are sent
+    assert asked.first_that_fits(lambda begin: 5 - begin, room, start) == first
+
+
+@pytest.mark.parametrize("name", ["talk.jsonl", "talk.jsonl.gz"])
+def test_a_saved_conversation_is_a_prompt_file_and_loads_as_it_was(tmp_path, name):
+    path = tmp_path / name
+    files.save(TALK, path)
+    (prompt,) = parse_prompt_file(path).prompts
+    assert isinstance(prompt, PromptLine)
+    assert prompt.messages == TALK.prompt()
+    assert files.load(path) == TALK
+    assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+
+
+def test_a_file_is_replaced_only_when_told_so(tmp_path):
+    path = tmp_path / "talk.jsonl"
+    path.write_text("precious")
+    with pytest.raises(InputError, match=r"exists and was left as it is.*/save! "):
+        files.save(TALK, path)
+    assert path.read_text() == "precious"
+    files.save(TALK, path, replace=True)
+    assert files.load(path) == TALK
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"no/talk.jsonl: not saved: No such file"):
+        files.save(TALK, tmp_path / "no" / "talk.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has 0 conversations"),
+        ('{"prompt": "x"}', 'needs "messages"'),
+        ('{"messages": []}', "must be a non-empty list"),
+        ('{"messages": [{"role": "user", "content": "x"}]}\n' * 2, "has 2 conversations"),
+        ("hello", "talk.jsonl:1: not JSON"),
+    ],
+)
+def test_a_file_without_one_conversation_is_refused(tmp_path, content, message):
+    path = tmp_path / "talk.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        files.load(path)
+    assert message in str(caught.value)
+
+
+def test_a_compressed_file_is_one_line_of_json(tmp_path):
+    files.save(TALK, tmp_path / "talk.gz")
+    (line,) = gzip.decompress((tmp_path / "talk.gz").read_bytes()).decode().strip().split("\n")
+    assert json.loads(line)["messages"][2]["stopped"] is True

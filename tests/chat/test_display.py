@@ -1,0 +1,81 @@
+"""What is shown of an answer, and what is kept of entries."""
+
+import io
+
+from rich.console import Console
+
+from ssd_jax.chat.history import HistoryFile
+from ssd_jax.chat.screen import Screen, printable
+from ssd_jax.chat.wrap import WordWrap
+
+TEXT = "The quick brown fox\n  jumps over the lazy dog, and then\tsleeps for a while."
+
+
+def wrapped(text, width, step):
+    wrap = WordWrap(width)
+    pieces = [wrap.push(text[i : i + step]) for i in range(0, len(text), step)]
+    return "".join(pieces) + wrap.flush()
+
+
+def test_lines_break_between_words_however_the_text_arrives():
+    whole = wrapped(TEXT, 20, len(TEXT))
+    assert whole.split("\n") == [
+        "The quick brown fox",
+        "  jumps over the",
+        "lazy dog, and then",
+        "sleeps for a while.",
+    ]
+    for step in (1, 2, 5, 17):
+        assert wrapped(TEXT, 20, step) == whole
+
+
+def test_text_that_fits_is_shown_as_it_is():
+    assert wrapped(TEXT, 80, 3) == TEXT
+
+
+def test_a_long_word_is_left_to_the_terminal_and_not_held_back():
+    address = "https://example.org/" + "x" * 60
+    wrap = WordWrap(40)
+    assert len(wrap.push(address[:50])) == 50
+    assert wrapped(f"see {address}", 40, 7).replace("\n", " ") == f"see {address}"
+
+
+def test_scripts_without_spaces_are_shown_at_once():
+    assert WordWrap(20).push("\u4f60\u597d") == "\u4f60\u597d"
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal():
+    assert printable("a\x1b[2J\x07\x9bb\tc\r\nd") == "a\ufffd[2J\ufffd\ufffdb\tc\nd"
+
+
+def test_words_go_to_standard_output_as_they_are_and_end_with_a_line():
+    out, err = io.StringIO(), io.StringIO()
+    screen = Screen(out, Console(file=err, width=20))
+    for text in ("no line end", "line end\n", ""):
+        with screen.answering("reading"):
+            screen.words(text)
+    screen.note("[a note that is longer than a line]")
+    assert out.getvalue() == "no line end\nline end\n"
+    assert err.getvalue() == "[a note that is longer than a line]\n"
+
+
+def test_entries_of_several_lines_come_back_in_another_session(tmp_path):
+    path = tmp_path / "new" / "history"
+    for entry in ("one", "two\nlines", "\udcff"):
+        HistoryFile(path).append(entry)
+    assert HistoryFile(path).read() == ["one", "two\nlines", "\udcff"]
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_history_that_has_grown_long_is_cut(tmp_path):
+    path = tmp_path / "history"
+    path.write_text("".join(f'"{i}"\n' for i in range(2500)) + "damaged\n3\n")
+    assert HistoryFile(path).read() == [str(i) for i in range(1500, 2500)]
+    assert len(path.read_text().splitlines()) == 1000
+
+
+def test_a_history_that_cannot_be_kept_is_done_without(tmp_path):
+    (tmp_path / "file").write_text("")
+    history = HistoryFile(tmp_path / "file" / "history")
+    history.append("one")
+    assert history.read() == []
