@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags
 from rich.console import Console
 
 from ssd_jax.bench.environment import describe, headline
+from ssd_jax.bench.perplexity import WINDOW, read_text
 from ssd_jax.bench.prompts import load_prompts
 from ssd_jax.commands import settings, suites
 from ssd_jax.commands.loading import load, open_llm
@@ -25,12 +27,19 @@ def run(arguments: Sequence[str]) -> int:
     if given["suite"] not in suites.SUITES:
         raise InputError(f"suite = {given['suite']!r} is unknown; one of {list(suites.SUITES)}")
     _settle_modes(given)
+    if given["suite"] == "perplexity":
+        _check_text(given)
     ks = _ks(given)
     config = settings.config_of(given)
     prompts = load_prompts(given["prompts"]) if given["suite"] == "prompts" else []
     llm = open_llm(config, ks=ks)
     for prompt in prompts:
         llm.request(prompt.content, settings.params_of(given))
+    if given["suite"] == "perplexity" and given["window"] > llm.context:
+        raise InputError(
+            f"window = {given['window']} is more than the context of {llm.context}; lower one or "
+            "raise the other"
+        )
     load(llm)
     environment = describe()
     shown = {
@@ -47,6 +56,12 @@ def run(arguments: Sequence[str]) -> int:
     if given["json"]:
         print(json.dumps(document))
     return 0
+
+
+def _check_text(given: Mapping[str, Any]) -> None:
+    if given["text"] is None:
+        raise InputError("suite = 'perplexity' needs a text; give --text=FILE")
+    read_text(Path(given["text"]))
 
 
 def _settle_modes(given: dict[str, Any]) -> None:
@@ -89,6 +104,11 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("warmup", 1, "unrecorded prompts of each mode first", flag_values=values)
     flags.DEFINE_integer("repeats", 1, "passes over all prompts", flag_values=values)
     flags.DEFINE_integer("step_repeats", 30, "forwards of each width", flag_values=values)
+    flags.DEFINE_string("text", None, "text file of the perplexity suite", flag_values=values)
+    flags.DEFINE_integer("window", WINDOW, "tokens of a perplexity window", flag_values=values)
+    flags.DEFINE_integer(
+        "windows", None, "perplexity windows, from the start; default: all", flag_values=values
+    )
     flags.DEFINE_boolean("json", False, "JSON on standard output, too", flag_values=values)
     values["max_tokens"].default = 128
     values["max_tokens"].unparse()

@@ -7,15 +7,19 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from ssd_jax.commands import settings
-from ssd_jax.commands.loading import load, open_llm
-from ssd_jax.errors import InputError
+from ssd_jax.commands.loading import load, open_llm, progress_bar
+from ssd_jax.config import MODES, Config
+from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
 from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
+
+if TYPE_CHECKING:
+    from ssd_jax.llm import LLM
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,8 +35,15 @@ def run(arguments: Sequence[str]) -> int:
     flags.DEFINE_boolean(
         "json", False, "one JSON object a prompt on standard output", flag_values=values
     )
+    flags.DEFINE_string(
+        "compare",
+        None,
+        "run the prompts in this mode, too, and show on standard error where the texts part",
+        flag_values=values,
+    )
     given = settings.parse(values, "generate", arguments)
     config, params = settings.config_of(given), settings.params_of(given)
+    _check_other(config, given["compare"])
     prompts = _prompts(given)
     write = _JsonLines() if given["json"] else _Text(len(prompts))
     good: list[tuple[int, PromptLine]] = []
@@ -52,9 +63,58 @@ def run(arguments: Sequence[str]) -> int:
             write.refused(index, str(error))
     if requests:
         load(llm)
+    outputs: list[RequestOutput] = []
     for event in llm.run(requests):
         write.event(event)
-    return InputError.exit_status if len(requests) < len(prompts) else 0
+        if event.output is not None:
+            outputs.append(event.output)
+    status = InputError.exit_status if len(requests) < len(prompts) else 0
+    if given["compare"] is not None and requests:
+        return _compare(llm, requests, outputs, given["compare"]) or status
+    return status
+
+
+def _check_other(config: Config, other: str | None) -> None:
+    """Refuses a mode to compare with that is the same, unknown, or not prepared."""
+    if other is None:
+        return
+    if other not in MODES:
+        raise InputError(f"compare = {other!r} is unknown; one of {list(MODES)}")
+    if other == config.mode:
+        raise InputError(f"compare = {other!r} is the mode that runs anyway; name another")
+    if other in ("ssd", "auto"):
+        raise NotBuiltYetError(f"compare = {other!r}", "--mode=sd --compare=ar")
+    if other != "ar":  # every model can decode one by one; other modes have settings of their own
+        raise InputError(
+            f"compare = {other!r} needs the settings of that mode; "
+            f"use --mode={other} --compare={config.mode}"
+        )
+
+
+def _compare(
+    llm: LLM, requests: Sequence[Request], outputs: Sequence[RequestOutput], other: str
+) -> int:
+    """Runs the requests in another mode and reports; returns the report's exit status."""
+    from rich.console import Console
+
+    from ssd_jax.commands.compare import judged
+    from ssd_jax.compare.judges import ModelJudge
+    from ssd_jax.compare.outputs import Output
+    from ssd_jax.compare.pairs import pair_up
+    from ssd_jax.compare.report import comparison_table
+
+    again: list[RequestOutput] = []
+    with progress_bar(f"the same in mode {other}", unit="prompts") as progress:
+        for event in llm.run(requests, other):
+            if event.output is not None:
+                again.append(event.output)
+                if progress is not None:
+                    progress(len(again), len(requests))
+    one, two = ({out.prompt_index: Output.of(out) for out in run} for run in (outputs, again))
+    judge = ModelJudge(llm, {request.index: request for request in requests}, certain=True)
+    found = judged((llm.config.mode, other), pair_up(one, two), judge)
+    Console(stderr=True).print(comparison_table(found))
+    return found.exit_status
 
 
 def _prompts(given: Mapping[str, Any]):

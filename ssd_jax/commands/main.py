@@ -17,6 +17,7 @@ from ssd_jax.errors import InputError, SsdError
 COMMANDS = {
     "generate": "complete prompts",
     "chat": "talk to a model in the terminal",
+    "compare": "show where two runs of the same prompts part",
     "bench": "measure speed on prompt sets, or the cost of a forward",
     "convert": "write a checkpoint that loads in seconds",
     "demo": "answer one prompt and show the speed",

@@ -27,30 +27,47 @@ def new_flags() -> flags.FlagValues:
     return values
 
 
-def parse(values: flags.FlagValues, command: str, arguments: Sequence[str]) -> Mapping[str, Any]:
+def parse(
+    values: flags.FlagValues,
+    command: str,
+    arguments: Sequence[str],
+    *,
+    files: Sequence[str] = (),
+) -> Mapping[str, Any]:
     """Parses the command line over the TOML file it names.
 
-    Returns: every flag's value by name.
+    Args:
+      values: the command's flags.
+      command: its name.
+      arguments: what follows it.
+      files: names of the arguments it takes beside flags, for messages.
+
+    Returns: every flag's value by name, and every file as given by its name in `files`.
 
     Raises:
-      InputError: stray arguments, or a bad configuration file.
+      InputError: stray or missing arguments, or a bad configuration file.
       flags.Error: an unknown flag or a value of the wrong type.
       SystemExit: `--help`, after printing it.
     """
     flags.DEFINE_boolean("help", False, "show this help", flag_values=values, short_name="h")
+    values.set_gnu_getopt()  # flags may come after files
     rest = values([command, *arguments])[1:]
+    usage = " ".join(["ssd-jax", command, *files, "[--flag=value ...]"])
     if values["help"].value:
-        print(f"usage: ssd-jax {command} [--flag=value ...]\n\n{_help(values)}")
+        print(f"usage: {usage}\n\n{_help(values)}")
         raise SystemExit(0)
-    if rest:
-        raise InputError(f"unexpected argument {rest[0]!r}; settings are given as --name=value")
+    if len(rest) > len(files):
+        stray = rest[len(files)]
+        raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")
+    if len(rest) < len(files):
+        raise InputError(f"{files[len(rest)]} is missing; usage: {usage}")
     if values["config"].value is not None:
         path = Path(values["config"].value)
         known = set(values) - {"config", "help", "h"}
         for name, value in read_toml(path, known).items():
             if not values[name].present:
                 _set(values[name], value, path)
-    return {name: values[name].value for name in values}
+    return {name: values[name].value for name in values} | dict(zip(files, rest, strict=True))
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
-from ssd_jax.bench import overhead, report, step
+from ssd_jax.bench import overhead, perplexity, report, step
 from ssd_jax.bench.acceptance import acceptance, acceptance_json, acceptance_table
 from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.costs import costs_json, costs_table, time_round
@@ -192,8 +193,32 @@ def overheads(job: Job) -> Report:
     return [overhead.overhead_table(result)], document
 
 
+def perplexities(job: Job) -> Report:
+    """How well the model predicts a text."""
+    llm, window = job.llm, job.given["window"]
+    score = perplexity.Scorer(
+        llm.loaded.programs.model,
+        llm.loaded.parameters,
+        window=window,
+        tokens=llm.tokenizer.size,
+    )
+    with progress_bar("perplexity", unit="windows") as progress:
+        result = perplexity.measure_perplexity(
+            score,
+            llm.tokenizer.encode(perplexity.read_text(Path(job.given["text"]))),
+            window=window,
+            windows=job.given["windows"],
+            progress=progress,
+        )
+    document = perplexity.perplexity_json(
+        result, settings=job.settings, environment=job.environment
+    )
+    return [perplexity.perplexity_table(result, dtype=llm.config.dtype)], document
+
+
 SUITES: dict[str, Callable[[Job], Report]] = {
     "prompts": prompts,
     "step": steps,
     "overhead": overheads,
+    "perplexity": perplexities,
 }

@@ -18,6 +18,9 @@ from ssd_jax.speculation.history import Heard, penalise
 from ssd_jax.speculation.settings import Sampling
 
 
+_BLOCK, _HEAD = 128, 64  # the likeliest tokens are looked for in this many blocks of this size
+
+
 def allowed_logits(
     logits: jax.Array, sampling: Sampling, positions: jax.Array, heard: Heard, tokens: int
 ) -> jax.Array:
@@ -75,7 +78,24 @@ def _filter(
 
 
 def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The largest threshold [B, 1] whose kept set is enough (0 if none is), by bisection.
+    """The largest threshold [B, 1] whose kept set is enough (0 if none is).
+
+    It is looked for among the likeliest tokens first: those in the blocks with the largest maxima.
+    What it keeps is all there if no other block reaches up to it.
+    """
+    if p.shape[1] < 2 * _HEAD * _BLOCK:
+        return _bisect(p, enough)
+    blocks = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(p.shape[0], -1, _BLOCK)
+    maxima, index = jax.lax.top_k(jnp.max(blocks, axis=-1), _HEAD + 1)
+    head = jnp.take_along_axis(blocks, index[:, :_HEAD, None], axis=1).reshape(p.shape[0], -1)
+    found = _bisect(head, enough)
+    return jax.lax.cond(
+        jnp.all(found > maxima[:, _HEAD:]), lambda: found, lambda: _bisect(p, enough)
+    )
+
+
+def _bisect(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """`_threshold` by bisection.
 
     Non-negative floats order like their bits, and every float32 is a candidate, so the set found is
     the smallest one closed under ties. Where the likeliest token is enough, that is known at once.

@@ -1,10 +1,12 @@
 """`ssd-jax bench`, `demo` and `convert` on a tiny checkpoint."""
 
 import json
+import re
 
 import pytest
 
 from ssd_jax.commands.main import main
+from ssd_jax.llm import LLM
 
 SMALL = ("--dtype=float32", "--context=300", "--max_tokens=4", "--compile_cache=off")
 
@@ -95,6 +97,19 @@ def test_overhead_suite_compares_the_engine_with_its_own_programs(tiny_checkpoin
     assert result["bare"]["median"] > 0
 
 
+def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("All work and no play makes Jack a dull boy. " * 8)
+    arguments = ("bench", "--suite=perplexity", f"--target={tiny_checkpoint}", *SMALL)
+    out, err = run(capsys, *arguments, f"--text={text}", "--window=64", "--windows=2", "--json")
+    assert json.loads(out)["perplexity"] > 1
+    assert "perplexity" in err
+    assert main([*arguments, "--window=64"]) == 2
+    assert "needs a text" in capsys.readouterr().err
+    assert main([*arguments, f"--text={text}", "--window=301"]) == 2
+    assert "window = 301 is more than the context of 300" in capsys.readouterr().err
+
+
 def test_what_is_not_built_exits_2(capsys):
     assert main(["bench", "--modes=ar,ssd"]) == 2
     assert "not built yet" in capsys.readouterr().err
@@ -108,11 +123,20 @@ def test_what_is_not_built_exits_2(capsys):
     assert "suite = 'speed' is unknown" in capsys.readouterr().err
 
 
-def test_demo_streams_an_answer_and_shows_the_speed(tiny_checkpoint, capsys):
-    out, _ = run(capsys, "demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL)
+def test_demo_answers_in_every_mode_and_compares_the_ids(tiny_checkpoint, capsys, monkeypatch):
+    arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL)
+    out, _ = run(capsys, *arguments)
     assert "Name three uses of a paperclip." in out
     assert "ar (float32)" in out
-    assert "tokens/s" in out
+    assert "sd (n-gram, k=8)" in out
+    assert re.search(r"sd \(n-gram.* yes", out)
+
+    def another_text(llm, prompt, params, *, mode):
+        return llm.run([llm.request(prompt + mode, params)], mode)
+
+    monkeypatch.setattr(LLM, "stream", another_text)
+    out, _ = run(capsys, *arguments)
+    assert re.search(r"sd \(n-gram.* no", out)
 
 
 def test_a_converted_checkpoint_generates_the_same(tiny_checkpoint, tmp_path, capsys):

@@ -1,0 +1,130 @@
+"""The target's scores at a fork: one pass over the prompt and the common output."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssd_jax.compare.verdict import Candidate, Scores
+from ssd_jax.runtime.request import Request
+from ssd_jax.runtime.rows import SamplingRows
+from ssd_jax.runtime.sequence import stop_ids
+from ssd_jax.runtime.target import pad_chunk
+from ssd_jax.speculation import keys
+from ssd_jax.speculation.history import History
+from ssd_jax.speculation.keys import Purpose
+from ssd_jax.speculation.probs import allowed_logits, sampled_probs
+from ssd_jax.speculation.settings import Sampling, sampling_of
+
+if TYPE_CHECKING:
+    from ssd_jax.llm import LLM
+
+
+class Scorer:
+    """Scores of tokens under a loaded target; runs its compiled prefill, whatever the length.
+
+    Args:
+      llm: the model; its programs are used, its engines are not.
+      limit: see `verdict.LIMITS`.
+    """
+
+    def __init__(self, llm: LLM, limit: float) -> None:
+        self._programs, self._parameters = llm.loaded.programs, list(llm.loaded.parameters)
+        self._tokenizer, self._limit = llm.tokenizer, limit
+        self._pages, self._history = self._programs.new_pages(), self._programs.new_history()
+
+    def scores(self, request: Request, common: Sequence[int], a: int, b: int) -> Scores:
+        """Scores of tokens `a` and `b` after the request's prompt and the common output."""
+        vocab = self._programs.model.config.vocab_size
+        position = len(request.prompt_ids) + len(common)
+        found = _scores(
+            self._logits([*request.prompt_ids, *common]),
+            self._sampling(request),
+            _history(request.prompt_ids, common, vocab),
+            jnp.array([position]),
+            jnp.array([a, b]),
+            jnp.float32(self._limit / 2),
+            tokens=self._tokenizer.size,
+        )
+        score, best, stay, go = (np.asarray(array) for array in found)
+        of_a, of_b = (
+            Candidate(score=float(score[i]), may_stay=bool(stay[i]), may_go=bool(go[i]))
+            for i in range(2)
+        )
+        return Scores(a=of_a, b=of_b, best=float(best))
+
+    def _logits(self, ids: Sequence[int]) -> jax.Array:
+        """The target's logits [1, V] after some ids."""
+        chunks = self._programs.model.execution.prefill_chunks
+        logits: Any = None
+        for offset in range(0, len(ids), chunks[-1]):
+            padded, where = pad_chunk(0, ids[offset : offset + chunks[-1]], offset, chunks)
+            self._pages, self._history, logits = self._programs["prefill", padded.shape[1]](
+                self._parameters, self._pages, self._history, padded, where
+            )
+        return logits[0]
+
+    def _sampling(self, request: Request) -> Sampling:
+        """The request's settings as the engine has them."""
+        params = request.params
+        stops = sorted(stop_ids(request, self._tokenizer.eos_ids)) if params.min_tokens else []
+        before = min(len(request.prompt_ids) + params.min_tokens, self._programs.context)
+        rows = SamplingRows(1, self._programs.model.config.vocab_size)
+        rows.set(0, params, request.index, stops, before)
+        return rows.on_device()
+
+
+def _history(prompt: Sequence[int], output: Sequence[int], vocab: int) -> History:
+    said, spoken = np.zeros((1, vocab), bool), np.zeros((1, vocab), np.int32)
+    said[0, list(prompt)] = True
+    np.add.at(spoken[0], list(output), 1)
+    return History(jnp.asarray(said), jnp.asarray(spoken))
+
+
+@functools.partial(jax.jit, static_argnames="tokens")
+def _scores(
+    logits: jax.Array,
+    sampling: Sampling,
+    heard: History,
+    position: jax.Array,
+    pair: jax.Array,
+    rounding: jax.Array,
+    *,
+    tokens: int,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Scores of a pair of tokens at one position; a score is what the best token has most of.
+
+    Args:
+      logits: [1, V] float32.
+      sampling, heard: of one row.
+      position: [1] int32, of the token that the logits predict.
+      pair: [2] int32 token ids.
+      rounding: how far a logit may be from its exact value.
+      tokens: how many ids exist.
+
+    Returns: scores [2]; the best score of a token that may be drawn; [2] whether each may stay, and
+      whether it may go (see `Candidate`).
+    """
+    allowed = allowed_logits(logits, sampling, position, lambda: heard, tokens)
+    where = (jnp.zeros_like(position), position)
+    key = keys.derive(sampling.seed, sampling.request, *where, Purpose.TOKEN)
+    # Times the temperature: log p + noise in units of logits, but for a constant of the row.
+    noise = sampling.temperature[:, None] * keys.gumbel(key, allowed.shape[1])
+    scores = (allowed + jnp.where(sampling.temperature[:, None] > 0, noise, 0.0))[0]
+
+    # A filter keeps a token the sooner, the higher it and the lower what stands above it; so
+    # rounding favours it most, or least, if these move apart. First row: nothing moves.
+    level = jnp.concatenate([jnp.zeros(1), jnp.repeat(allowed[0, pair], 2)])[:, None]
+    move = rounding * jnp.array([0.0, 1.0, -1.0, 1.0, -1.0])[:, None]
+    moved = allowed + jnp.where(allowed <= level, move, -move)
+    rows = sampling_of(sampling, jnp.zeros(len(moved), jnp.int32))
+    drawable = jnp.where(rows.temperature[:, None] > 0, sampled_probs(moved, rows) > 0, True)
+    drawable &= moved > -jnp.inf
+    best = jnp.max(jnp.where(drawable[0], scores, -jnp.inf))
+    stay, go = drawable[jnp.array([1, 3]), pair], ~drawable[jnp.array([2, 4]), pair]
+    return scores[pair], best, stay, go
