@@ -104,7 +104,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} = {value} must be at least 1")
-        self._check_range("draft_temperature", 0.0, 1e6)
+        if self.draft_temperature != 0:
+            self._check_range("draft_temperature", 1e-6, 1e6, also="0 (greedy) or ")
         self._check_range("logprobs", 0, MAX_LOGPROBS)
         self._check_draft()
         self._refuse_unbuilt()
@@ -129,10 +130,12 @@ class Config:
         if not value.isdecimal() or not 1 <= int(value) <= most:
             raise InputError(f"{name} = {value!r} is unknown; give {word} or 1 to {most}")
 
-    def _check_range(self, name: str, low: float, high: float) -> None:
+    def _check_range(self, name: str, low: float, high: float, *, also: str = "") -> None:
         value = getattr(self, name)
         if value is not None and not low <= value <= high:
-            raise InputError(f"{name} = {value} is out of range; give a value from {low} to {high}")
+            raise InputError(
+                f"{name} = {value} is out of range; give {also}a value from {low} to {high}"
+            )
 
     def _check_draft(self) -> None:
         """Settings that exclude each other."""

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.runtime.request import SamplingParams
 from tests import tiny
@@ -155,3 +156,61 @@ def test_a_sampled_text_is_the_targets_own_in_any_company(checkpoints):
         llm = speculative(checkpoints["qwen2"], "model", (3,), verify="coupled", slots=slots)
         texts.append([output.token_ids for output in outputs(llm, requests(llm, "coupled"), "sd")])
     assert texts[0] == texts[1]
+
+
+def refused(message, checkpoint, draft="ngram", **settings):
+    with pytest.raises(InputError, match=message):
+        LLM(str(checkpoint[0]), mode="sd", draft=str(draft), load=False, **settings)
+
+
+def test_a_k_that_does_not_fit_the_context_is_refused_before_weights_load(checkpoints):
+    refused("k = 8 does not fit a context of 9", checkpoints["llama"], k="8", context=9)
+    LLM(str(checkpoints["llama"][0]), mode="sd", draft="ngram", k="7", context=9, load=False)
+
+
+def test_a_draft_with_another_vocabulary_is_refused_with_the_first_difference(
+    checkpoints, tmp_path
+):
+    draft = tiny.write_checkpoint(tmp_path / "other")
+    path = draft / "tokenizer.json"
+    path.write_text(path.read_text().replace("<pad>", "<fill>"))
+    refused(
+        "id 258 is '<pad>' in the target and '<fill>' in the draft", checkpoints["llama"], draft
+    )
+
+
+def test_a_draft_made_for_fewer_positions_limits_the_context(checkpoints, tmp_path):
+    draft = tiny.write_checkpoint(tmp_path / "short", max_position_embeddings=128)
+    refused(
+        "context = 200 is more than the 128 positions", checkpoints["llama"], draft, context=200
+    )
+    target = str(checkpoints["llama"][0])
+    assert LLM(target, mode="sd", draft=str(draft), load=False).context == 128
+
+
+def test_modes_and_values_of_k_that_were_not_prepared_are_refused(checkpoints):
+    llm = LLM(str(checkpoints["llama"][0]), mode="sd", draft="ngram", k="2", load=False)
+    with pytest.raises(InputError, match=r"k = 3 was not prepared, only \[2\]"):
+        llm.engine_of("sd", 3)
+    plain = LLM(str(checkpoints["llama"][0]), load=False)
+    with pytest.raises(InputError, match="mode = 'sd' was not prepared"):
+        plain.engine_of("sd")
+
+
+def test_text_up_to_the_last_position_of_the_context(checkpoints):
+    """Rows near the limit propose less, and no token is written past it."""
+    llm = LLM(
+        str(checkpoints["llama"][0]),
+        mode="sd",
+        draft=str(checkpoints["llama"][1]),
+        k="5",
+        context=128,  # also the size of a page
+        compile_cache="off",
+    )
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    for size in (126, 120, 101):
+        plain, spoken = (
+            llm.generate([list(range(1, 1 + size))], params, mode=mode)[0] for mode in ("ar", "sd")
+        )
+        assert spoken.token_ids == plain.token_ids
+        assert (len(spoken.token_ids), spoken.finish_reason) == (128 - size, "length")
