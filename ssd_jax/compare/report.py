@@ -16,8 +16,10 @@ from ssd_jax.compare.outputs import Output
 _STYLES = {"float": "green", "sampled": "green", "law": "red", "unknown": "yellow"}
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> Table | Text:
     """Identical share, first forks, and a line for every difference."""
+    if not comparison.findings:
+        return Text(_title(comparison), style="bold")
     one, other = comparison.names
     columns: list[Column[Finding]] = [
         Column(title="prompt", cell=lambda row: str(row.pair.prompt_index)),
@@ -79,14 +81,12 @@ def _difference(finding: Finding) -> dict[str, Any]:
 
 def _title(comparison: Comparison) -> str:
     same, of = comparison.identical, comparison.compared
-    parts = [f"{same} of {of} prompts identical ({same / of:.0%})"]
+    title = f"{same} of {of} prompts identical ({same / of:.0%})"
     positions = comparison.positions
-    if positions:
-        parts.append(
-            f"first difference at token {positions[0]} at the earliest, "
-            f"{comparison.median_position:g} in the median"
-        )
-    return "; ".join(parts)
+    if not positions:
+        return title
+    first, median = positions[0], comparison.median_position
+    return f"{title}\nfirst difference: token {first} at the earliest, {median:g} in the median"
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -99,7 +99,9 @@ def _notes(comparison: Comparison) -> list[str]:
             "\nor at the edge of what top-k, top-p and min-p keep)"
         )
     if verdicts["law"]:
-        because = "bitwise exactness allows no fork" if comparison.bitwise else "rounding is less"
+        because = (
+            "bitwise exactness allows no fork" if comparison.bitwise else "it is less than that"
+        )
         notes.append(f"law: not explained by rounding ({because}): a bug, or other settings")
     if verdicts["sampled"]:
         notes.append(
@@ -113,7 +115,7 @@ def _notes(comparison: Comparison) -> list[str]:
             else "unknown: the target with these settings says neither; give those of both runs"
         )
     if comparison.one_sided:
-        notes.append(f"{comparison.one_sided} prompts have an answer in one run only")
+        notes.append(_one_sided(comparison.one_sided))
     return notes
 
 
@@ -140,3 +142,7 @@ def _verdict(finding: Finding) -> Text | None:
     if finding.verdict is None:
         return Text(finding.pair.kind, style="yellow")
     return Text(finding.verdict, style=_STYLES[finding.verdict])
+
+
+def _one_sided(count: int) -> str:
+    return f"{count} prompt{' has' if count == 1 else 's have'} an answer in one run only"

@@ -12,8 +12,13 @@ of the runs did not keep to its law: a bug, or other settings. sampled: two draw
 unknown: nothing is known about the target there.
 """
 
-LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "int8": 1.0}
-"""Margins, in logits, below which a dtype's rounding may decide between two tokens."""
+LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "int8": 0.5}
+"""Margins, in logits, below which a dtype's rounding may decide between two tokens.
+
+Between passes of different widths over one text, differences of logits among the five likeliest
+tokens moved by at most 0.00008 (float32), 0.26 (bfloat16) and 0.14 (int8) on SmolLM2-135M. int8 has
+bfloat16's limit: its attention runs in bfloat16.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,12 +27,3 @@ def row_sum(x: jax.Array) -> jax.Array:
     ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
     total = jax.lax.dot_general(padded, ones, (((1,), (0,)), ((), ())), precision="highest")
     return total[: rows.shape[0], :1].reshape(*x.shape[:-1], 1)
-
-
-def with_ones(values: jax.Array) -> jax.Array:
-    """values [..., n, D] -> [..., n, D + 8]: a weighted sum of these also yields its total weight.
-
-    Every column from D on holds the total.
-    """
-    ones = jnp.ones((*values.shape[:-1], _COLUMNS), values.dtype)
-    return jnp.concatenate([values, ones], axis=-1)

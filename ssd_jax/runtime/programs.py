@@ -138,9 +138,11 @@ class Programs:
             )
             reported = None
             if about.logprobs is not None:
-                processed = about.logprobs_of == "processed"
-                p = law(logits, drafted, sampling, start, own, tokens=self._tokens)
-                of = jnp.log(p) if processed else log_softmax(logits)
+                of = log_softmax(logits)
+                if about.logprobs_of == "processed":
+                    p = law(logits, drafted, sampling, start, own, tokens=self._tokens)
+                    of = jnp.log(p)
+                of = jnp.where(jnp.arange(vocab) < self._tokens, of, -jnp.inf)  # no padding
                 reported = logprobs(of, emitted(drafted, outcome), about.logprobs)
             said = commit(own, drafted, outcome, start >= 0)
             if rows != self.slots:

@@ -17,7 +17,6 @@ from ssd_jax.kernels.rows import first_best
 from ssd_jax.speculation.history import Heard, penalise
 from ssd_jax.speculation.settings import Sampling
 
-
 _BLOCK, _HEAD = 128, 64  # the likeliest tokens are looked for in this many blocks of this size
 
 

@@ -131,7 +131,10 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
             "draft_temperature = 1.0 means nothing with draft = 'ngram'",
         ),
         (["--mode=sd", "--draft=x", "--draft_temperature=-1"], "draft_temperature = -1.0 is out"),
-        (["--mode=sd", "--draft=x", "--draft_temperature=1e-9"], "draft_temperature = 1e-09 is out"),
+        (
+            ["--mode=sd", "--draft=x", "--draft_temperature=1e-9"],
+            "draft_temperature = 1e-09 is out",
+        ),
         (["--mode=sd", "--draft=ngram", "--proposal_support=64"], "proposal_support = '64' means"),
         (
             ["--mode=sd", "--draft=x", "--proposal_support=full", "--verify=coupled"],

@@ -1,10 +1,10 @@
 """`tree_attention` in plain XLA: one pass over the trunk in fixed blocks, merged with the branches.
 
 All queries of a row share each block of keys, whatever branch they belong to. The running
-(maximum, weighted sum) of the softmax is rescaled block by block; blocks beyond every query's
-`visible` are never read, and a block in which a query sees nothing leaves its state unchanged to
-the bit. The total weight is summed as a column of the values (see `row_sum`). So a query's result
-does not depend on its neighbours' lengths, nor on how many queries run together.
+(maximum, total, weighted sum) of the softmax is rescaled block by block; blocks beyond every
+query's `visible` are never read, and a block in which a query sees nothing leaves its state
+unchanged to the bit. So a query's result does not depend on its neighbours' lengths, nor, totals
+being taken by `row_sum`, on how many queries run together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageTable
-from ssd_jax.kernels.row_sum import with_ones
+from ssd_jax.kernels.row_sum import row_sum
 from ssd_jax.kernels.tree_attention.types import Scratch
 
 _LOWEST = -1e30
@@ -26,7 +26,8 @@ class _Softmax(NamedTuple):
     """Partial softmax-weighted sum over the keys seen so far."""
 
     maximum: jax.Array  # [B, kv_heads, Q]
-    output: jax.Array  # [B, kv_heads, Q, head_dim + n], unnormalised; then the total weight
+    total: jax.Array  # [B, kv_heads, Q, 1]
+    output: jax.Array  # [B, kv_heads, Q, head_dim], unnormalised
 
 
 def tree_attention_xla(
@@ -54,15 +55,14 @@ def tree_attention_xla(
         position = block * kv_pages.BLOCK + jnp.arange(kv_pages.BLOCK)
         return _accumulate(state, grouped, k, v, position < seen[:, :, None])
 
-    wide = jax.eval_shape(with_ones, jax.ShapeDtypeStruct(grouped.shape, jnp.float32)).shape
-    state = _Softmax(jnp.full(wide[:-1], _LOWEST), jnp.zeros(wide))
+    shape = grouped.shape[:-1]
+    state = _Softmax(jnp.full(shape, _LOWEST), jnp.zeros((*shape, 1)), jnp.zeros(grouped.shape))
     blocks = (jnp.max(visible) + kv_pages.BLOCK - 1) // kv_pages.BLOCK
     state = jax.lax.fori_loop(0, blocks, add_block, state)
     if scratch is not None:
         state = _add_branches(state, grouped, scratch, group)
-    output = state.output[:, :, : rows * group]
-    total = output[..., head_dim:][..., :1]
-    output = output[..., :head_dim] / jnp.where(total == 0, 1.0, total)
+    output = state.output / jnp.where(state.total == 0, 1.0, state.total)
+    output = output[:, :, : rows * group]
     output = output.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, rows, heads, head_dim)
 
@@ -77,11 +77,13 @@ def _accumulate(
     scores = jnp.where(mask, scores * scale, _LOWEST)
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     weights = jnp.where(mask, jnp.exp(scores - maximum[..., None]), 0.0)
-    rescale = jnp.exp(state.maximum - maximum)
+    rescale = jnp.exp(state.maximum - maximum)[..., None]
     added = jnp.einsum(
-        "bhqt,bhtd->bhqd", weights.astype(v.dtype), with_ones(v), preferred_element_type=jnp.float32
+        "bhqt,bhtd->bhqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
     )
-    return _Softmax(maximum, state.output * rescale[..., None] + added)
+    return _Softmax(
+        maximum, state.total * rescale + row_sum(weights), state.output * rescale + added
+    )
 
 
 def _add_branches(state: _Softmax, q: jax.Array, scratch: Scratch, group: int) -> _Softmax:
