@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM, SamplingParams
+from ssd_jax.bench.prompts import load_prompts
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -69,3 +70,71 @@ def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_p
     texts = [llm.generate("Why is the sky blue?", params)[0].text for llm in (before, after)]
     assert texts[0] == texts[1]
     assert len(texts[0]) > 20
+
+
+DRAFTS = {"ngram": {"draft": "ngram"}, "int8": {"draft_dtype": "int8"}}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def speculative_dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=DRAFTS)
+def speculative(request, smollm2_path, speculative_dtype):
+    """SmolLM2 with n-grams or its own int8 weights as draft; one K, so that programs are shared."""
+    settings = {"draft": str(smollm2_path)} | DRAFTS[request.param]
+    return LLM(
+        str(smollm2_path),
+        mode="sd",
+        dtype=speculative_dtype,
+        verify="coupled",
+        exact="bitwise",
+        k="4",
+        slots=3,
+        context=1024,
+        **settings,
+    )
+
+
+def equal_in_both_modes(llm, prompts, max_tokens):
+    """Greedy and coupled texts, autoregressive and speculative; returns acceptance lengths."""
+    greedy = SamplingParams(max_tokens=max_tokens)
+    coupled = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=7)
+    requests = [
+        llm.request(prompt.content, params, index)
+        for params in (greedy, coupled)
+        for index, prompt in enumerate(prompts)
+    ]
+    texts = {}
+    for mode in llm.modes:
+        ids = {llm.engine_of(mode).add(request): place for place, request in enumerate(requests)}
+        texts[mode] = [None] * len(requests)
+        while llm.engine_of(mode).has_work:
+            for event in llm.engine_of(mode).step():
+                if event.output is not None:
+                    texts[mode][ids[event.request_id]] = event.output
+    assert llm.loaded.exact == "bitwise"
+    for alone, spoken in zip(*texts.values(), strict=True):
+        assert alone.token_ids == spoken.token_ids
+        assert alone.finish_reason == spoken.finish_reason
+    assert max(len(output.token_ids) for output in texts["ar"]) == max_tokens
+    return [output.metrics["acceptance_length"] for output in texts["sd"]]
+
+
+def check_speculation(llm, sets, max_tokens):
+    lengths = equal_in_both_modes(llm, load_prompts(sets), max_tokens)
+    assert all(length >= 1 for length in lengths)
+    if llm.config.draft == "ngram":
+        assert max(lengths) > 1
+    else:  # the draft is the target, rounded
+        assert min(lengths) > 2
+
+
+def test_smollm2_says_the_same_with_and_without_speculation(speculative):
+    check_speculation(speculative, "humaneval:1,gsm8k:1,mt_bench:1", 48)
+
+
+@pytest.mark.slow
+def test_smollm2_says_the_same_with_and_without_speculation_at_length(speculative):
+    check_speculation(speculative, "humaneval:7,gsm8k:7,mt_bench:6", 128)

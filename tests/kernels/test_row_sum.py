@@ -1,0 +1,51 @@
+"""A row's sum has the same bits whatever rows are summed beside it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.kernels.row_sum import LONG, row_sum
+
+COUNTS = (1, 2, 3, 5, 8, 9, 16, 40)
+WIDTHS = (8, 64, 576, LONG, LONG + 100)
+
+
+def block(width: int) -> np.ndarray:
+    """Forty rows of both signs and many magnitudes, whose sums round in every addition."""
+    rng = np.random.default_rng(width)
+    scales = np.exp2(rng.integers(-12, 12, (max(COUNTS), width)))
+    return (rng.normal(0, 1, scales.shape) * scales).astype(np.float32)
+
+
+def squares(x):
+    return row_sum(jnp.square(x))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("function", [row_sum, squares], ids=["stored", "computed"])
+def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_place(width, function):
+    x = block(width)
+    run = jax.jit(function)
+    alone = np.concatenate([np.asarray(run(row[None])) for row in x])
+    for count in COUNTS:
+        for first in {0, (len(x) - count) // 2, len(x) - count}:
+            here = slice(first, first + count)
+            np.testing.assert_array_equal(np.asarray(run(x[here])), alone[here])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_leading_axes_are_rows(width):
+    x = block(width)
+    shaped = np.asarray(jax.jit(row_sum)(x.reshape(2, 4, 5, width)))
+    assert shaped.shape == (2, 4, 5, 1)
+    np.testing.assert_array_equal(shaped.reshape(-1, 1), np.asarray(jax.jit(row_sum)(x)))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_is_the_sum_over_the_last_axis(width):
+    x = block(width)
+    exact = x.astype(np.float64).sum(-1, keepdims=True)
+    # Rounding is of the order of the largest partial sum, not of the result.
+    allowed = 1e-6 * np.abs(x).sum(-1, keepdims=True)
+    assert (np.abs(np.asarray(row_sum(x)) - exact) <= allowed).all()

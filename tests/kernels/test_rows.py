@@ -1,0 +1,107 @@
+"""Functions of rows: one row at a time or all at once, with the same result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.kernels.row_sum import LONG, row_sum
+from ssd_jax.kernels.rows import first_best, map_rows
+
+
+def softmax(block):
+    weights = jnp.exp(block["logits"] - jnp.max(block["logits"], axis=-1, keepdims=True))
+    return {"p": weights / row_sum(weights), "tag": block["tag"] + 1}
+
+
+def size_of_block(block):
+    return jnp.full(block.shape[0], block.shape[0])
+
+
+@pytest.mark.parametrize("width", [64, LONG - 1, LONG, 2 * LONG])
+def test_trees_of_rows_are_mapped_as_by_a_call_on_all_of_them(width):
+    rng = np.random.default_rng(width)
+    blocks = {
+        "logits": rng.normal(0, 3, (5, width)).astype(np.float32),
+        "tag": np.arange(5, dtype=np.int32),
+    }
+    mapped = jax.jit(lambda tree: map_rows(softmax, tree))(blocks)
+    at_once = jax.jit(softmax)(blocks)
+    np.testing.assert_array_equal(mapped["tag"], blocks["tag"] + 1)
+    np.testing.assert_allclose(mapped["p"], at_once["p"], rtol=1e-6)
+
+
+def test_several_blocks_go_row_by_row_together():
+    long, short = np.ones((4, LONG), np.float32), np.arange(4.0, dtype=np.float32)
+    sums = jax.jit(lambda *args: map_rows(lambda x, y: x[:, 0] + y, *args))(long, short)
+    np.testing.assert_array_equal(sums, short + 1)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere all rows go at once")
+@pytest.mark.parametrize(("width", "expected"), [(LONG - 1, 6), (LONG, 1), (3 * LONG, 1)])
+def test_on_cpu_a_long_row_is_alone_and_short_rows_are_together(width, expected):
+    sizes = jax.jit(lambda x: map_rows(size_of_block, x))(np.zeros((6, width), np.float32))
+    assert sizes.tolist() == [expected] * 6
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere all rows go at once")
+def test_on_cpu_a_branch_is_taken_row_by_row():
+    """A row pays for its own settings only: the branch of one is not entered for another."""
+    entered = []
+
+    def function(x):
+        def dear(x):
+            jax.debug.callback(lambda size: entered.append(int(size)), x.shape[0])
+            return x[:, 0] + 1
+
+        return jax.lax.cond(jnp.any(x > 0), dear, lambda x: x[:, 0], x)
+
+    x = np.zeros((4, LONG), np.float32)
+    x[2] = 1
+    result = jax.jit(lambda x: map_rows(function, x))(x)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(result, [0, 0, 2, 0])
+    assert entered == [1]
+
+
+def rows_with_ties():
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 5, (64, 300)).astype(np.float32)  # every row has many ties
+    x[0] = 7.0
+    x[1] = -np.inf
+    x[2, [17, 299]] = 9.0
+    x[3, 299] = 9.0
+    x[4] = np.where(np.arange(300) < 290, -np.inf, -1e30)
+    return x
+
+
+def test_first_best_is_argmax_and_takes_the_lowest_of_equals():
+    x = rows_with_ties()
+    found = jax.jit(first_best)(x)
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, x.argmax(-1))
+
+
+def test_zeros_of_both_signs_are_equal():
+    assert first_best(jnp.array([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]])).tolist() == [1, 1]
+
+
+def test_a_row_without_a_number_still_gives_an_id():
+    assert 0 <= int(first_best(jnp.full((1, 5), jnp.nan))[0]) < 5
+
+
+@pytest.mark.parametrize("width", [320, 49_152])
+def test_first_best_of_computed_values_is_argmax_of_what_was_computed(width):
+    """What is compared with the maximum must be the very numbers that the maximum is of."""
+
+    def both(x, temperature):
+        p = jnp.exp((x - jnp.max(x, axis=-1, keepdims=True)) / temperature)
+        values = jnp.log(p / row_sum(p)) - jnp.log(-jnp.log1p(-p * 0.7))
+        return first_best(values), jnp.argmax(values, axis=-1)
+
+    rng = np.random.default_rng(width)
+    x = rng.normal(0, 4, (16, width)).astype(np.float32)
+    found, expected = jax.jit(both)(x, 0.8)
+    np.testing.assert_array_equal(found, expected)
+    alone = jax.jit(lambda x, t: both(x, t)[0])(x, 0.8)
+    np.testing.assert_array_equal(alone, expected)
