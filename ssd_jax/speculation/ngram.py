@@ -19,7 +19,7 @@ class NgramIndex:
       longest: matches longer than this are not told apart; the latest one is taken.
     """
 
-    def __init__(self, *, shortest: int = 2, longest: int = 32) -> None:
+    def __init__(self, *, shortest: int = 1, longest: int = 32) -> None:
         self._shortest = shortest
         self._longest = longest
         self._tokens = np.zeros(256, np.int32)
