@@ -78,7 +78,7 @@ def load(
     Raises:
       InputError: tensor data that cannot be read.
     """
-    support = _support(config, target)
+    support = _support(config, target, draft)
     room = {"slots": config.slots, "context": context, "tokens": target.tokenizer.size}
     with ThreadPoolExecutor(1) as pool:
         parameters = pool.submit(target.load, progress)
@@ -110,11 +110,12 @@ def load(
     )
 
 
-def _support(config: Config, target: OpenedModel) -> int:
-    """Ids that a proposal's q keeps."""
+def _support(config: Config, target: OpenedModel, draft: OpenedModel | None) -> int:
+    """Ids that a proposal's q keeps: no more than either model embeds."""
+    most = min(m.model.config.vocab_size for m in (target, draft) if m is not None)
     if config.proposal_support == "full":
-        return target.model.config.vocab_size
-    return SUPPORT if config.proposal_support is None else int(config.proposal_support)
+        return most
+    return min(SUPPORT if config.proposal_support is None else int(config.proposal_support), most)
 
 
 def _exactness(config: Config, programs: Programs, parameters: list[jax.Array]) -> str:

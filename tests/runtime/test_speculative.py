@@ -214,3 +214,20 @@ def test_text_up_to_the_last_position_of_the_context(checkpoints):
         )
         assert spoken.token_ids == plain.token_ids
         assert (len(spoken.token_ids), spoken.finish_reason) == (128 - size, "length")
+
+
+@pytest.mark.parametrize("support", ["1000", "full"])
+def test_a_support_is_no_larger_than_the_smaller_vocabulary(checkpoints, tmp_path, support):
+    """The draft embeds fewer padding rows than the target."""
+    draft = tiny.write_checkpoint(tmp_path / "narrow", vocab_size=tiny.TOKENS)
+    llm = LLM(
+        str(checkpoints["llama"][0]),
+        mode="sd",
+        draft=str(draft),
+        k="2",
+        context=128,
+        proposal_support=support,
+        compile_cache="off",
+    )
+    params = SamplingParams(max_tokens=8, temperature=0.8, ignore_eos=True)
+    assert len(llm.generate("abc", params)[0].token_ids) == 8
