@@ -14,7 +14,7 @@ from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation import drafting, history
 from ssd_jax.speculation.drafting import Draw
 from ssd_jax.speculation.history import History
-from ssd_jax.speculation.proposal import Proposal
+from ssd_jax.speculation.proposal import Proposal, blank
 from ssd_jax.speculation.settings import Sampling
 
 UNSEEN = 2
@@ -24,7 +24,7 @@ speculation that was accepted whole, and the bonus token."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafting:
-    """What `propose` is compiled for.
+    """What a draft's programs are compiled for.
 
     Attributes:
       k: tokens of a proposal.
@@ -40,13 +40,19 @@ class Drafting:
 class DraftPrograms:
     """The draft's compiled programs for one model, batch and context.
 
-    `prefill`: see `passes.prefill_job`. `propose`: (parameters, pages, history, committed
+    `prefill`: see `passes.prefill_job`. `start`: (parameters, pages, history, committed
     [B, k + 1], unseen [B, 2], counts [B], lengths [B], limits [B], sampling) -> proposal, pages,
     history. `committed` are the tokens since the last proposal, padded with -1; the last
     `counts` (1 or 2) of them are `unseen`, left-aligned, the first of which belongs at position
-    `lengths` (-1: idle). Row b proposes `limits[b]` tokens.
+    `lengths` (-1: idle). Row b is to propose `limits[b]` tokens; this draws the first of them.
+    `step`: (parameters, pages, history, proposal, index [], start [B], sampling) -> proposal, pages
+    runs the last drawn token and draws the next, whose number in the proposal is `index`; `start`
+    are the positions of the pending tokens (-1: idle).
 
-    Every step writes the key and value of the token it runs where it belongs, so that the pages
+    Each is one forward. The host loops over them: a loop on the device would copy the parameters
+    where XLA cannot see that they stay as they are, and could not stop when the outcome is known.
+
+    Every forward writes the key and value of the token it runs where it belongs, so that the pages
     hold the record's KV (the pending token and all proposed ones but the last) in place: whatever
     prefix is accepted is promoted by its length alone.
     """
@@ -59,7 +65,10 @@ class DraftPrograms:
         self.page_size = passes.page_size(context)
         self.drafting = drafting
         self._tokens = tokens
-        jobs: dict[Name, Job] = {("propose", drafting.k): self._propose_job()}
+        jobs: dict[Name, Job] = {
+            ("start", drafting.k): self._start_job(),
+            ("step", drafting.k): self._step_job(),
+        }
         for width in model.execution.prefill_chunks:
             jobs["prefill", width] = passes.prefill_job(
                 model, slots=slots, size=self.page_size, width=width, with_logits=False
@@ -77,11 +86,8 @@ class DraftPrograms:
         """No tokens in any slot."""
         return history.empty(self.slots, self.model.config.vocab_size)
 
-    def _propose_job(self) -> Job:
-        about, model, vocab = self.drafting, self.model, self.model.config.vocab_size
-        support = min(about.support, vocab)
-
-        def propose(
+    def _start_job(self) -> Job:
+        def start(
             parameters: Parameters,
             pages: AllPages,
             heard: History,
@@ -93,64 +99,93 @@ class DraftPrograms:
             sampling: Sampling,
         ):
             heard = history.add_output(heard, committed)
-            live = lengths >= 0
-            start = lengths + counts - 1  # the pending token's position
-
-            def run(pages, tokens, positions):
-                positions = jnp.where(live[:, None], positions, -1)
-                return passes.step(model, parameters, pages, tokens, positions, self.page_size)
-
-            def draw(hidden, step, flying):
-                return drafting.draw(
-                    passes.logits(model, parameters, hidden),
-                    sampling,
-                    start,
-                    step,
-                    flying,
-                    tokens=self._tokens,
-                    support=support,
-                    rule=about.rule,
-                )
-
             offsets = jnp.arange(UNSEEN)
-            positions = jnp.where(offsets < counts[:, None], lengths[:, None] + offsets, -1)
-            hidden, pages = run(pages, unseen, positions)
+            known = (lengths[:, None] >= 0) & (offsets < counts[:, None])
+            positions = jnp.where(known, lengths[:, None] + offsets, -1)
+            hidden, pages = self._run(parameters, pages, unseen, positions)
             pending = jnp.take_along_axis(hidden, (counts - 1)[:, None, None], axis=1)[:, 0]
-            first = draw(pending, 0, heard)
-            drawn = jax.tree.map(
-                lambda a: jnp.zeros((about.k, *a.shape), a.dtype).at[0].set(a), first
-            )
+            empty = self._blank()._replace(length=limits)
+            start = lengths + counts - 1  # the pending token's position
+            return self._draw(parameters, pending, sampling, start, 0, heard, empty), pages, heard
 
-            def body(step, carry):
-                pages, flying, drawn = carry
-                last = drawn.token[step - 1]
-                flying = history.add_output(flying, jnp.where(live, last, -1)[:, None])
-                hidden, pages = run(pages, last[:, None], (start + step)[:, None])
-                new = draw(hidden[:, 0], step, flying)
-                drawn = jax.tree.map(lambda all_, one: all_.at[step].set(one), drawn, new)
-                return pages, flying, drawn
-
-            pages, _, drawn = jax.lax.fori_loop(1, jnp.max(limits), body, (pages, heard, drawn))
-            return _proposal(drawn, limits, about.rule), pages, heard
-
-        rows = jax.ShapeDtypeStruct((self.slots,), jnp.int32)
+        rows = self._rows_struct()
         arguments = (
-            model.parameter_structs(),
-            model.page_structs(self.slots, self.page_size),
-            passes.history_structs(self.slots, vocab),
-            jax.ShapeDtypeStruct((self.slots, about.k + 1), jnp.int32),
+            *self._state_structs(),
+            jax.ShapeDtypeStruct((self.slots, self.drafting.k + 1), jnp.int32),
             jax.ShapeDtypeStruct((self.slots, UNSEEN), jnp.int32),
             rows,
             rows,
             rows,
-            SamplingRows(self.slots, vocab).structs(),
+            self._sampling_structs(),
         )
-        return Job(propose, arguments, (1, 2))
+        return Job(start, arguments, (1, 2))
 
+    def _step_job(self) -> Job:
+        def step(
+            parameters: Parameters,
+            pages: AllPages,
+            heard: History,
+            proposal: Proposal,
+            index,
+            start,
+            sampling: Sampling,
+        ):
+            last = jnp.take(jnp.asarray(proposal.tokens), index - 1, axis=1)[:, None]
+            positions = jnp.where(start >= 0, start + index, -1)[:, None]
+            hidden, pages = self._run(parameters, pages, last, positions)
+            drawn = self._draw(parameters, hidden[:, 0], sampling, start, index, heard, proposal)
+            return drawn, pages
 
-def _proposal(drawn: Draw, limits: jax.Array, rule: str) -> Proposal:
-    """Draws [K, B, ...] as a proposal; without a q where the rule does not look at it."""
-    tokens, support, q = (jnp.moveaxis(array, 0, 1) for array in drawn)
-    if rule == "coupled":
-        support, q = tokens[:, :, None], jnp.ones((*tokens.shape, 1), jnp.float32)
-    return Proposal(tokens, limits, support, q)
+        arguments = (
+            *self._state_structs(),
+            jax.eval_shape(self._blank),
+            jax.ShapeDtypeStruct((), jnp.int32),
+            self._rows_struct(),
+            self._sampling_structs(),
+        )
+        return Job(step, arguments, (1, 3))
+
+    def _run(self, parameters: Parameters, pages: AllPages, tokens, positions):
+        return passes.step(self.model, parameters, pages, tokens, positions, self.page_size)
+
+    def _draw(
+        self, parameters: Parameters, hidden, sampling: Sampling, start, index, heard, proposal
+    ) -> Proposal:
+        """Puts token `index` of every row, which follows hidden [B, hidden], into the proposal."""
+        every = jnp.arange(self.slots)
+        before = jnp.broadcast_to(index, every.shape)
+        drawn = drafting.draw(
+            passes.logits(self.model, parameters, hidden),
+            sampling,
+            start,
+            index,
+            lambda: history.in_flight(heard, proposal.tokens, every, before),
+            tokens=self._tokens,
+            support=min(self.drafting.support, self.model.config.vocab_size),
+            rule=self.drafting.rule,
+        )
+        if self.drafting.rule == "coupled":  # its verification looks at no q
+            drawn = Draw(drawn.token, drawn.token[:, None], jnp.ones((self.slots, 1)))
+        return Proposal(
+            proposal.tokens.at[:, index].set(drawn.token),
+            proposal.length,
+            proposal.support.at[:, index].set(drawn.support),
+            proposal.q.at[:, index].set(drawn.q),
+        )
+
+    def _blank(self) -> Proposal:
+        support = 1 if self.drafting.rule == "coupled" else self.drafting.support
+        return blank(self.slots, self.drafting.k, min(support, self.model.config.vocab_size))
+
+    def _state_structs(self):
+        return (
+            self.model.parameter_structs(),
+            self.model.page_structs(self.slots, self.page_size),
+            passes.history_structs(self.slots, self.model.config.vocab_size),
+        )
+
+    def _sampling_structs(self) -> Sampling:
+        return SamplingRows(self.slots, self.model.config.vocab_size).structs()
+
+    def _rows_struct(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.slots,), jnp.int32)

@@ -82,7 +82,8 @@ class ModelDrafter:
             counts[row.slot], lengths[row.slot], limits[row.slot] = count, cached, row.limit
             # The record's KV: the pending token and all proposed ones but the last.
             self._cached[row.slot] = row.position + row.limit
-        proposal, self._pages, self._history = self._programs["propose", self._room](
+        sampling = self._rows.on_device()
+        proposal, self._pages, self._history = self._programs["start", self._room](
             self._parameters,
             self._pages,
             self._history,
@@ -91,6 +92,17 @@ class ModelDrafter:
             counts,
             lengths,
             limits,
-            self._rows.on_device(),
+            sampling,
         )
+        start = np.where(lengths < 0, IDLE, lengths + counts - 1).astype(np.int32)
+        for index in range(1, limits.max()):
+            proposal, self._pages = self._programs["step", self._room](
+                self._parameters,
+                self._pages,
+                self._history,
+                proposal,
+                np.int32(index),
+                start,
+                sampling,
+            )
         return Drafted(limits, proposal)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ssd_jax.kernels.rows import first_best, map_rows
 from ssd_jax.speculation import keys
-from ssd_jax.speculation.history import History
+from ssd_jax.speculation.history import Heard
 from ssd_jax.speculation.keys import Purpose
 from ssd_jax.speculation.probs import allowed_logits, sampled_probs
 from ssd_jax.speculation.settings import Sampling
@@ -38,7 +38,7 @@ def draw(
     sampling: Sampling,
     start: jax.Array,
     step: jax.Array,
-    history: History,
+    heard: Heard,
     *,
     tokens: int,
     support: int,
@@ -51,15 +51,15 @@ def draw(
       sampling: settings of the rows, with the draft's temperature; 0 proposes the likeliest token.
       start: [B] int32, position of the round's pending token.
       step: [] or [B] int32, tokens of this record drawn before.
-      history: what the draft knows to have been said, tokens in flight included. It may be wrong:
-        that costs acceptance only.
+      heard: gives what the draft knows to have been said [B, V], tokens in flight included. It may
+        be wrong: that costs acceptance only.
       tokens: how many ids exist (see `probs`).
       support: N, most ids a proposal keeps; V keeps all.
       rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
-    allowed = allowed_logits(logits, sampling, position, lambda: history, tokens)
+    allowed = allowed_logits(logits, sampling, position, heard, tokens)
     best = first_best(allowed)
     first = jnp.arange(min(support, logits.shape[1])) == 0
     greedy = Draw(

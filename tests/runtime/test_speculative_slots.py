@@ -100,11 +100,11 @@ def test_switched_off_it_costs_nothing_and_switched_on_again_it_works(many, monk
     counted(Programs)
     counted(DraftPrograms)
     before = outputs(many, requests(many))
-    assert used["propose"] > 0
+    assert used["start"] > 0
     assert used["forward", K] > 0
     used.clear()
     off = outputs(many, requests(many), "ar")
-    assert used["propose"] == used["forward", K] == 0
+    assert used["start"] == used["forward", K] == 0
     assert used["prefill"] == len(PROMPTS)  # of the target alone
     after = outputs(many, requests(many))
     assert [output.token_ids for output in before] == [output.token_ids for output in after]

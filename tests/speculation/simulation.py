@@ -82,7 +82,14 @@ def build(support: int, rule: str) -> Programs:
         def step(carry, index):
             last, seen = carry
             drawn = drafting.draw(
-                table[last], sampling, start, index, seen, tokens=VOCAB, support=support, rule=rule
+                table[last],
+                sampling,
+                start,
+                index,
+                lambda: seen,
+                tokens=VOCAB,
+                support=support,
+                rule=rule,
             )
             return (drawn.token, history.add_output(seen, drawn.token[:, None])), drawn
 

@@ -22,7 +22,7 @@ LAW = np.array([0.3, 0.05, 0.25, 0.2, 0.15, 0.05])
 def draw(logits, sampling, start, step, support=VOCAB, rule="ratio"):
     said = history.empty(*logits.shape)
     return drafting.draw(
-        logits, sampling, start, step, said, tokens=VOCAB, support=support, rule=rule
+        logits, sampling, start, step, lambda: said, tokens=VOCAB, support=support, rule=rule
     )
 
 
