@@ -12,6 +12,9 @@ import enum
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.kernels.rows import first_best
+
+_BLOCK, _BLOCKS = 128, 64  # noise is drawn for this many blocks of ids if no others have weight
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
@@ -85,6 +88,34 @@ def gumbel_of(key: Key, ids: jax.Array) -> jax.Array:
     ids = ids.astype(jnp.uint32)
     u = _unit(*threefry((key[0][:, None], key[1][:, None]), (ids, jnp.zeros_like(ids))))
     return -jnp.log(-jnp.log1p(-u))  # small u is where large noise comes from
+
+
+def gumbel_max(weights: jax.Array, key: Key) -> jax.Array:
+    """The token that a key's noise draws from a law, [B] int32.
+
+    Args:
+      weights: [B, V] float32, not negative and not normalised.
+      key: of each row.
+    """
+    batch, vocab = weights.shape
+    if vocab < 2 * _BLOCK * _BLOCKS:
+        return first_best(jnp.log(weights) + gumbel(key, vocab))
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(batch, -1, _BLOCK)
+    largest = jnp.max(blocks, axis=-1)
+
+    def of_few() -> jax.Array:
+        """Truncated laws live in few blocks; the noise of an id is the same there."""
+        block = jnp.sort(jax.lax.top_k(largest, _BLOCKS)[1])
+        ids = (block[:, :, None] * _BLOCK + jnp.arange(_BLOCK)).reshape(batch, -1)
+        few = jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(batch, -1)
+        best = first_best(jnp.log(few) + gumbel_of(key, ids))
+        return jnp.take_along_axis(ids, best[:, None], axis=1)[:, 0]
+
+    return jax.lax.cond(
+        jnp.all(jnp.sum(largest > 0, axis=-1) <= _BLOCKS),
+        of_few,
+        lambda: first_best(jnp.log(weights) + gumbel(key, vocab)),
+    )
 
 
 def _unit(high: jax.Array, low: jax.Array) -> jax.Array:

@@ -17,7 +17,8 @@ from ssd_jax.kernels.rows import first_best
 from ssd_jax.speculation.history import Heard, penalise
 from ssd_jax.speculation.settings import Sampling
 
-_BLOCK, _HEAD = 128, 64  # the likeliest tokens are looked for in this many blocks of this size
+_BLOCK = 128
+_HEADS = (64, 256)  # blocks in which the likeliest tokens are looked for, fewest first
 
 
 def allowed_logits(
@@ -82,15 +83,21 @@ def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Ar
     It is looked for among the likeliest tokens first: those in the blocks with the largest maxima.
     What it keeps is all there if no other block reaches up to it.
     """
-    if p.shape[1] < 2 * _HEAD * _BLOCK:
-        return _bisect(p, enough)
     blocks = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(p.shape[0], -1, _BLOCK)
-    maxima, index = jax.lax.top_k(jnp.max(blocks, axis=-1), _HEAD + 1)
-    head = jnp.take_along_axis(blocks, index[:, :_HEAD, None], axis=1).reshape(p.shape[0], -1)
-    found = _bisect(head, enough)
-    return jax.lax.cond(
-        jnp.all(found > maxima[:, _HEAD:]), lambda: found, lambda: _bisect(p, enough)
-    )
+    maxima = jnp.max(blocks, axis=-1)
+
+    def look(heads: tuple[int, ...]) -> jax.Array:
+        if not heads:
+            return _bisect(p, enough)
+        size, *larger = heads
+        best, index = jax.lax.top_k(maxima, size + 1)
+        head = jnp.take_along_axis(blocks, index[:, :size, None], axis=1).reshape(p.shape[0], -1)
+        found = _bisect(head, enough)
+        return jax.lax.cond(
+            jnp.all(found > best[:, size:]), lambda: found, lambda: look(tuple(larger))
+        )
+
+    return look(tuple(size for size in _HEADS if 2 * size <= maxima.shape[1]))
 
 
 def _bisect(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -186,7 +186,7 @@ def _coupled(
     key = keys.derive(own.seed, own.request, nowhere, where.position, Purpose.TOKEN)
 
     def draw(block: _Positions, key: keys.Key) -> jax.Array:
-        return first_best(jnp.log(law(block)) + keys.gumbel(key, block.logits.shape[1]))
+        return keys.gumbel_max(law(block), key)
 
     drawn = map_rows(draw, where, key)
     return _leading(drawn.reshape(start.shape[0], -1), proposal)
@@ -195,31 +195,40 @@ def _coupled(
 def _ratio(
     law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: jax.Array
 ) -> Outcome:
-    batch, vocab = start.shape[0], where.logits.shape[1]
+    vocab = where.logits.shape[1]
+    width = proposal.tokens.shape[1] + 1
+    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1))).reshape(-1)
+
+    def of_proposed(block: _Positions, token: jax.Array) -> jax.Array:
+        return jax.lax.cond(
+            jnp.any(block.before < jnp.asarray(proposal.length)[block.row]),
+            lambda: jnp.take_along_axis(law(block), token[:, None], axis=-1)[:, 0],
+            lambda: jnp.zeros(token.shape),
+        )
+
+    # Of most positions one probability is wanted: their laws are not kept.
+    p_token = map_rows(of_proposed, where, tokens).reshape(-1, width)[:, :-1]
     own = sampling_of(sampling, where.row)
-    p = map_rows(law, where).reshape(batch, -1, vocab)
-    p_token = jnp.take_along_axis(p[:, :-1], proposal.tokens[:, :, None], axis=-1)[..., 0]
-    starts = start[where.row]
-    key = keys.derive(own.seed, own.request, starts, where.position, Purpose.ACCEPT)
-    u = keys.uniform(key).reshape(batch, -1)[:, :-1]
+    key = keys.derive(own.seed, own.request, start[where.row], where.position, Purpose.ACCEPT)
+    u = keys.uniform(key).reshape(-1, width)[:, :-1]
     # u < p / q without a division; u < 1, so p >= q is always accepted and p = 0 never.
     accepted = _leading_true((u * of_token(proposal) < p_token) & _proposed(proposal))
 
-    padded = jnp.pad(proposal.q, ((0, 0), (0, 1), (0, 0)))
-    support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
-    position = start + 1 + accepted
-    key = keys.derive(sampling.seed, sampling.request, start, position, Purpose.BONUS)
+    last = jax.tree.map(lambda a: _at(a.reshape(-1, width, *a.shape[1:]), accepted), where)
+    key = keys.derive(sampling.seed, sampling.request, start, last.position, Purpose.BONUS)
 
-    def bonus(p_last, support, q, rejected, key: keys.Key) -> jax.Array:
-        q_last = dense(support, q, vocab)
+    def bonus(last: _Positions, support, q, rejected, key: keys.Key) -> jax.Array:
+        p_last, q_last = law(last), dense(support, q, vocab)
         residual = jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)
         # If rounding left nothing of the residual, p and q are equal to float32: draw from p.
         residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
-        return first_best(jnp.log(residual) + keys.gumbel(key, vocab))
+        return keys.gumbel_max(residual, key)
 
+    padded = jnp.pad(proposal.q, ((0, 0), (0, 1), (0, 0)))
+    support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
     rejected = (accepted < proposal.length)[:, None]
-    last = [_at(array, accepted) for array in (p, support, padded)]
-    return Outcome(accepted, map_rows(bonus, *last, rejected, key))
+    drafted = (_at(support, accepted), _at(padded, accepted))
+    return Outcome(accepted, map_rows(bonus, last, *drafted, rejected, key))
 
 
 def _proposed(proposal: Proposal) -> jax.Array:

@@ -74,3 +74,27 @@ def test_noise_is_standard_gumbel():
         expected = np.exp(-np.exp(-level))
         error = np.sqrt(expected * (1 - expected) / n)
         assert abs((noise <= level).mean() - expected) < 6 * error
+
+
+WIDE = 40_000
+
+
+def _weights(kept):
+    """A law over many ids that keeps every so-manieth one."""
+    law = np.random.default_rng(kept).gamma(0.1, size=(6, WIDE)).astype(np.float32)
+    return np.where(np.arange(WIDE) % (WIDE // kept) == 0, law + 1e-6, 0)
+
+
+@pytest.mark.parametrize("kept", [1, 40, 2000, WIDE])
+def test_the_token_drawn_from_a_truncated_law_is_that_of_the_noise_of_all_ids(kept):
+    weights = jnp.asarray(_weights(kept))
+    rows = [_derive(request=row) for row in range(6)]
+    key = tuple(jnp.concatenate(words) for words in zip(*rows, strict=True))
+    expected = jnp.argmax(jnp.log(weights) + keys.gumbel(key, WIDE), axis=-1)
+    np.testing.assert_array_equal(keys.gumbel_max(weights, key), expected)
+    assert np.unique(expected).size > (kept > 1)
+
+
+def test_ties_between_equal_scores_go_to_the_lowest_id():
+    weights = jnp.zeros((1, WIDE)).at[0, jnp.array([39_000, 150])].set(jnp.inf)
+    assert keys.gumbel_max(weights, _derive()).tolist() == [150]
