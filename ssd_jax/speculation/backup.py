@@ -1,0 +1,106 @@
+"""Backups: what a sequence that misses proposes without waiting for the draft.
+
+Their tokens are point masses to the verification, whatever law they come from. The backup `draft`,
+a just-in-time draft, is the draft's own work and not made here. Pure host code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+
+from ssd_jax.errors import InputError
+from ssd_jax.speculation.ngram import NgramIndex
+
+HostKind = Literal["none", "ngram", "random"]
+Kind = Literal["auto", HostKind, "draft"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Backup(Protocol):
+    """The backup of one sequence; a new request gets a new one."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Takes tokens of the prompt, then committed ones."""
+        ...
+
+    def propose(self, start: int, count: int) -> list[int]:
+        """Up to `count` tokens after the pending token, which is at position `start`.
+
+        They never depend on the noise that they are verified with.
+        """
+        ...
+
+
+class NoBackup:
+    """Proposes nothing: the round then draws one token."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See `Backup.extend`."""
+
+    def propose(self, start: int, count: int) -> list[int]:
+        """See `Backup.propose`."""
+        return []
+
+
+class NgramBackup:
+    """Proposes what followed the same words before."""
+
+    def __init__(self) -> None:
+        self._text = NgramIndex()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See `Backup.extend`."""
+        self._text.extend(tokens)
+
+    def propose(self, start: int, count: int) -> list[int]:
+        """See `Backup.propose`."""
+        return self._text.propose(count)
+
+
+class RandomBackup:
+    """Proposes uniform random ids, a function of seed, request and start alone.
+
+    They come from a cipher that no other draw uses (Philox-4x64), so that they are independent of
+    all noise of draft and target.
+
+    Args:
+      seed: the user's, 64 bits.
+      request: sample index that the caller gives; never a slot.
+      tokens: how many ids the tokenizer has.
+    """
+
+    def __init__(self, seed: int, request: int, tokens: int) -> None:
+        self._key = np.array([seed, request], np.uint64)
+        self._tokens = tokens
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See `Backup.extend`."""
+
+    def propose(self, start: int, count: int) -> list[int]:
+        """See `Backup.propose`; fewer tokens are the first of more."""
+        # The first counter word counts the draws, so the starts' draws never overlap. Raw words,
+        # because NumPy may change how its generators turn them into integers.
+        words = np.random.Philox(key=self._key, counter=[0, start, 0, 0]).random_raw(count)
+        return [int(word) * self._tokens >> 64 for word in words]
+
+
+def make(kind: HostKind, seed: int, request: int, tokens: int) -> Backup:
+    """The backup of a new request; arguments as for `RandomBackup`."""
+    if kind == "random":
+        return RandomBackup(seed, request, tokens)
+    return NgramBackup() if kind == "ngram" else NoBackup()
+
+
+def parse_backup(text: str) -> Kind:
+    """The backup that a user asks for.
+
+    Raises:
+      InputError: an unknown one.
+    """
+    for kind in KINDS:
+        if text == kind:
+            return kind
+    raise InputError(f"backup = {text!r} is unknown; one of {list(KINDS)}")

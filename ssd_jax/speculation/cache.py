@@ -1,0 +1,127 @@
+"""The speculation cache of one sequence: branches prepared for outcomes, found by their path.
+
+A verification starts at its pending token, at an absolute position `start`, and its outcome (k, t*)
+commits s_1..s_k, t* after it. Those tokens are the path of the branch that was prepared for this
+outcome; the branch's own tokens are what it proposes next. A branch is good for as long as the
+committed text stays on path and tokens, whichever round that is. Pure host code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A branch.
+
+    Attributes:
+      row: its number on the draft.
+      path: s_1..s_k, t* of its outcome, at least t*.
+      rank: place of t* among the bonus tokens prepared for this k, from 0.
+      tokens: what it proposes, as far as known.
+      complete: no more tokens will come.
+    """
+
+    row: int
+    path: tuple[int, ...]
+    rank: int = 0
+    tokens: tuple[int, ...] = ()
+    complete: bool = False
+
+    @property
+    def k(self) -> int:
+        """Accepted tokens of its outcome."""
+        return len(self.path) - 1
+
+
+class Hit(NamedTuple):
+    """The branch that the committed text is on.
+
+    Attributes:
+      used: its tokens that are committed already; the last of them is then the pending token.
+    """
+
+    entry: Entry
+    used: int
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """What it proposes now. Empty only if used = 0, where the draft may still be at work."""
+        return self.entry.tokens[self.used :]
+
+
+class SpeculationCache:
+    """Branches of one verification, all of them still possible.
+
+    Args:
+      start: position of the sequence's first pending token, the last one of its prompt.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self._committed: list[int] = []  # after start
+        self._entries: dict[int, Entry] = {}  # by row; each agrees with what is committed
+
+    def fill(self, start: int, entries: Iterable[Entry]) -> None:
+        """Replaces all branches by those prepared for the verification that starts at `start`.
+
+        Late ones are taken for what they are still worth. Ones older than the branches held, or
+        past the committed text, are ignored. Of branches with the same path the lowest row stays:
+        to look at their tokens would bias them.
+        """
+        passed = start - self._start
+        if not 0 <= passed <= len(self._committed):
+            return
+        self._start, self._committed = start, self._committed[passed:]
+        by_path: dict[tuple[int, ...], Entry] = {}
+        for entry in sorted(entries, key=lambda entry: entry.row):
+            by_path.setdefault(entry.path, entry)
+        self._entries = {entry.row: entry for entry in by_path.values() if self._fits(entry)}
+
+    def extend(
+        self, start: int, row: int, tokens: tuple[int, ...], *, complete: bool = False
+    ) -> None:
+        """Takes all tokens that a branch has so far.
+
+        Ignored where it is not held, for another verification, or where this is no continuation of
+        what is known (a replay).
+        """
+        entry = self._entries.get(row)
+        if start != self._start or entry is None or tokens[: len(entry.tokens)] != entry.tokens:
+            return
+        entry = dataclasses.replace(entry, tokens=tokens, complete=entry.complete or complete)
+        self._entries[row] = entry
+        self._drop_stale()
+
+    def advance(self, committed: Iterable[int]) -> None:
+        """Takes newly committed tokens, the last of which is pending; drops what is off their path.
+
+        Between rounds this makes the outcome known: `find` then looks it up.
+        """
+        self._committed.extend(committed)
+        self._drop_stale()
+
+    def find(self) -> Hit | None:
+        """The branch that goes on from the pending token, if one was prepared.
+
+        Where none was prepared for exactly this text, one that the text has run along will do if
+        it has a token left.
+        """
+        size, best = len(self._committed), None
+        for entry in self._entries.values():
+            used = size - len(entry.path)
+            usable = used == 0 or 0 < used < len(entry.tokens)
+            if usable and (best is None or used < best.used):
+                best = Hit(entry, used)
+        return best
+
+    def _drop_stale(self) -> None:
+        self._entries = {row: entry for row, entry in self._entries.items() if self._fits(entry)}
+
+    def _fits(self, entry: Entry) -> bool:
+        """Whether branch and committed text agree as far as both go."""
+        both = zip((*entry.path, *entry.tokens), self._committed, strict=False)
+        return all(prepared == committed for prepared, committed in both)
