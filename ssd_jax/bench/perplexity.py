@@ -145,7 +145,7 @@ class Scorer:
         module = self._model.module(parameters)
         positions = (start + jnp.arange(self._width))[None]
         table = kv_pages.Contiguous()
-        hidden, pages = module.hidden(tokens[None], positions, positions + 1, pages, table)
+        hidden, pages, _ = module.hidden(tokens[None], positions, positions + 1, pages, table)
         logits = module.logits(hidden[0])[:, : self._tokens]
         chosen = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]
         return chosen - jax.nn.logsumexp(logits, axis=1), pages

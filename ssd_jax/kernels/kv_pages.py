@@ -71,6 +71,13 @@ def write(
 
     Returns: the updated pages (in place when the caller donates them).
     """
+    return write_stored(pages, page_table, positions, encode(values, pages.dtype))
+
+
+def write_stored(
+    pages: jax.Array, page_table: PageTable, positions: jax.Array, stored: jax.Array
+) -> jax.Array:
+    """`write` of values that are in storage dtype already."""
     page_size = pages.shape[2]
     rows = jnp.arange(positions.shape[0])[:, None]
     if isinstance(page_table, Contiguous):
@@ -82,7 +89,7 @@ def write(
         safe = jnp.where(inside, positions, 0)
         page, offset = page_table[rows, safe // page_size], safe % page_size
     page = jnp.where(inside, page, pages.shape[0])
-    return pages.at[page, :, offset].set(encode(values, pages.dtype), mode="drop")
+    return pages.at[page, :, offset].set(stored, mode="drop")
 
 
 def read_block(pages: jax.Array, page_table: PageTable, block: jax.Array, batch: int) -> jax.Array:

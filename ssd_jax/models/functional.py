@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, Sharding
 
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.decoder import CausalLM, Pages
+from ssd_jax.models.decoder import Branches, CausalLM, Pages
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Axes
 from ssd_jax.models.quantized import quantize
@@ -23,6 +23,7 @@ from ssd_jax.models.sharding import PAGES_AXES, ShardingRules
 
 Parameters = Sequence[jax.Array]
 AllPages = list[Pages] | Pages
+AllBranches = list[Branches] | Branches
 
 _SCALE = "_scale"
 """After the name of a weight: the scales of its int8 rows."""
@@ -106,10 +107,20 @@ class FunctionalModel:
 
     def new_pages(self, count: int, page_size: int) -> AllPages:
         """Zeroed pages laid out as `page_structs`."""
-        return jax.tree.map(
-            lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding),
-            self.page_structs(count, page_size),
-        )
+        return _zeros(self.page_structs(count, page_size))
+
+    def new_branches(self, rows: int, depths: int, branches: int) -> AllBranches:
+        """Zeros laid out as `branch_structs`."""
+        return _zeros(self.branch_structs(rows, depths, branches))
+
+    def branch_structs(self, rows: int, depths: int, branches: int) -> Any:
+        """Structure of `AllBranches`: room for `depths` tokens of each of the rows' branches."""
+        c, e = self.config, self.execution
+        shape = (rows, c.num_kv_heads, depths, branches, c.head_dim)
+        axes = (None, "kv_heads", None, None, None)
+        if e.scan_layers:
+            return (self._struct((c.num_layers, *shape), e.pages, axes),) * 2
+        return [(self._struct(shape, e.pages, axes),) * 2] * c.num_layers
 
     def module(self, parameters: Parameters) -> CausalLM:
         """The module over these parameters; call it while tracing."""
@@ -140,6 +151,12 @@ class FunctionalModel:
             layers = range(self.config.num_layers)
             return [".".join(["model.layers", str(i), *parts[2:]]) for i in layers]
         return [".".join(parts)]
+
+
+def _zeros(structs: Any) -> Any:
+    return jax.tree.map(
+        lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding), structs
+    )
 
 
 def _values_and_scales(weight: jax.Array) -> tuple[jax.Array, jax.Array]:

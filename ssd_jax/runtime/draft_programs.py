@@ -11,10 +11,10 @@ from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.runtime import passes
 from ssd_jax.runtime.passes import Job, Name
 from ssd_jax.runtime.rows import SamplingRows
-from ssd_jax.speculation import drafting, history
+from ssd_jax.speculation import drafting, history, record
 from ssd_jax.speculation.drafting import Draw
 from ssd_jax.speculation.history import History
-from ssd_jax.speculation.proposal import Proposal, blank
+from ssd_jax.speculation.record import Record
 from ssd_jax.speculation.settings import Sampling
 
 UNSEEN = 2
@@ -30,24 +30,57 @@ class Drafting:
       k: tokens of a proposal.
       support: most ids of a proposal's q; the vocabulary's size keeps all.
       rule: the verification's, "ratio" or "coupled"; coupled proposals ship no q.
+      branches: M, most branches a sequence; 0 where none are made.
+      saguaro_c: C of Saguaro sampling; 1 is plain sampling.
     """
 
     k: int
     support: int
     rule: str
+    branches: int = 0
+    saguaro_c: float = 1.0
+
+    def candidates(self, vocab: int) -> int:
+        """W: enough for all branches to be of one k, whose drafted token is no candidate."""
+        return min(self.branches + 1, vocab) if self.branches else 0
+
+    def empty(self, rows: int, vocab: int) -> Record:
+        """Idle records."""
+        support = 1 if self.rule == "coupled" else min(self.support, vocab)
+        return record.empty(rows, self.k, support, self.candidates(vocab))
+
+    def draw(self, logits: jax.Array, sampling: Sampling, start, step, heard, *, tokens, **more):
+        """See `drafting.draw`."""
+        vocab = logits.shape[1]
+        drawn = drafting.draw(
+            logits,
+            sampling,
+            start,
+            step,
+            heard,
+            tokens=tokens,
+            support=min(self.support, vocab),
+            rule=self.rule,
+            candidates=self.candidates(vocab),
+            **more,
+        )
+        if self.rule == "coupled":  # its verification looks at no q
+            token = drawn.token[:, None]
+            return drawn._replace(support=token, q=jnp.ones(token.shape, jnp.float32))
+        return drawn
 
 
 class DraftPrograms:
     """The draft's compiled programs for one model, batch and context.
 
-    `prefill`: see `passes.prefill_job`. `start`: (parameters, pages, history, committed
-    [B, k + 1], unseen [B, 2], counts [B], lengths [B], limits [B], sampling) -> proposal, pages,
+    `prefill`: see `passes.prefill_job`. `start`: (parameters, pages, history, record, committed
+    [B, k + 1], unseen [B, 2], counts [B], lengths [B], limits [B], sampling) -> record, pages,
     history. `committed` are the tokens since the last proposal, padded with -1; the last
     `counts` (1 or 2) of them are `unseen`, left-aligned, the first of which belongs at position
-    `lengths` (-1: idle). Row b is to propose `limits[b]` tokens; this draws the first of them.
-    `step`: (parameters, pages, history, proposal, index [], start [B], sampling) -> proposal, pages
-    runs the last drawn token and draws the next, whose number in the proposal is `index`; `start`
-    are the positions of the pending tokens (-1: idle).
+    `lengths` (-1: the row keeps the record it has). Row b is to propose `limits[b]` tokens; this
+    draws the first of them. `step`: (parameters, pages, history, record, index [], rows [B] bool,
+    sampling) -> record, pages runs the last drawn token of these rows and draws the next, whose
+    number in the proposal is `index`.
 
     Each is one forward. The host loops over them: a loop on the device would copy the parameters
     where XLA cannot see that they stay as they are, and could not stop when the outcome is known.
@@ -64,7 +97,7 @@ class DraftPrograms:
         self.slots = slots
         self.page_size = passes.page_size(context)
         self.drafting = drafting
-        self._tokens = tokens
+        self.tokens = tokens
         jobs: dict[Name, Job] = {
             ("start", drafting.k): self._start_job(),
             ("step", drafting.k): self._step_job(),
@@ -86,11 +119,16 @@ class DraftPrograms:
         """No tokens in any slot."""
         return history.empty(self.slots, self.model.config.vocab_size)
 
+    def new_record(self) -> Record:
+        """Idle records of every slot."""
+        return self.drafting.empty(self.slots, self.model.config.vocab_size)
+
     def _start_job(self) -> Job:
         def start(
             parameters: Parameters,
             pages: AllPages,
             heard: History,
+            kept: Record,
             committed,
             unseen,
             counts,
@@ -99,16 +137,22 @@ class DraftPrograms:
             sampling: Sampling,
         ):
             heard = history.add_output(heard, committed)
-            offsets = jnp.arange(UNSEEN)
-            known = (lengths[:, None] >= 0) & (offsets < counts[:, None])
-            positions = jnp.where(known, lengths[:, None] + offsets, -1)
+            live = lengths >= 0
+            known = live[:, None] & (jnp.arange(UNSEEN) < counts[:, None])
+            positions = jnp.where(known, lengths[:, None] + jnp.arange(UNSEEN), -1)
             hidden, pages = self._run(parameters, pages, unseen, positions)
-            pending = jnp.take_along_axis(hidden, (counts - 1)[:, None, None], axis=1)[:, 0]
-            empty = self._blank()._replace(length=limits)
-            start = lengths + counts - 1  # the pending token's position
-            return self._draw(parameters, pending, sampling, start, 0, heard, empty), pages, heard
+            last = (counts - 1)[:, None]
+            hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1)[:, 0]
+            fresh = self.new_record()
+            fresh = fresh._replace(
+                start=jnp.where(live, lengths + counts - 1, -1),
+                pending=jnp.take_along_axis(unseen, last, axis=1)[:, 0],
+                proposal=fresh.proposal._replace(length=limits),
+            )
+            fresh = self._draw(parameters, hidden, sampling, 0, heard, fresh, live)
+            return record.where(live, fresh, kept), pages, heard
 
-        rows = self._rows_struct()
+        rows = jax.ShapeDtypeStruct((self.slots,), jnp.int32)
         arguments = (
             *self._state_structs(),
             jax.ShapeDtypeStruct((self.slots, self.drafting.k + 1), jnp.int32),
@@ -118,29 +162,29 @@ class DraftPrograms:
             rows,
             self._sampling_structs(),
         )
-        return Job(start, arguments, (1, 2))
+        return Job(start, arguments, (1, 2, 3))
 
     def _step_job(self) -> Job:
         def step(
             parameters: Parameters,
             pages: AllPages,
             heard: History,
-            proposal: Proposal,
+            kept: Record,
             index,
-            start,
+            rows,
             sampling: Sampling,
         ):
-            last = jnp.take(jnp.asarray(proposal.tokens), index - 1, axis=1)[:, None]
-            positions = jnp.where(start >= 0, start + index, -1)[:, None]
+            live = rows & (index < kept.proposal.length)
+            last = jnp.take(jnp.asarray(kept.proposal.tokens), index - 1, axis=1)[:, None]
+            positions = jnp.where(live, kept.start + index, -1)[:, None]
             hidden, pages = self._run(parameters, pages, last, positions)
-            drawn = self._draw(parameters, hidden[:, 0], sampling, start, index, heard, proposal)
+            drawn = self._draw(parameters, hidden[:, 0], sampling, index, heard, kept, live)
             return drawn, pages
 
         arguments = (
             *self._state_structs(),
-            jax.eval_shape(self._blank),
             jax.ShapeDtypeStruct((), jnp.int32),
-            self._rows_struct(),
+            jax.ShapeDtypeStruct((self.slots,), jnp.bool_),
             self._sampling_structs(),
         )
         return Job(step, arguments, (1, 3))
@@ -149,43 +193,28 @@ class DraftPrograms:
         return passes.step(self.model, parameters, pages, tokens, positions, self.page_size)
 
     def _draw(
-        self, parameters: Parameters, hidden, sampling: Sampling, start, index, heard, proposal
-    ) -> Proposal:
-        """Puts token `index` of every row, which follows hidden [B, hidden], into the proposal."""
+        self, parameters: Parameters, hidden, sampling: Sampling, index, heard, into: Record, live
+    ) -> Record:
+        """Puts token `index` of the live rows, which follows hidden [B, hidden], into records."""
         every = jnp.arange(self.slots)
-        before = jnp.broadcast_to(index, every.shape)
-        drawn = drafting.draw(
+        place = jnp.broadcast_to(index, every.shape)
+        drawn: Draw = self.drafting.draw(
             passes.logits(self.model, parameters, hidden),
             sampling,
-            start,
+            into.start,
             index,
-            lambda: history.in_flight(heard, proposal.tokens, every, before),
-            tokens=self._tokens,
-            support=min(self.drafting.support, self.model.config.vocab_size),
-            rule=self.drafting.rule,
+            lambda: history.in_flight(heard, into.proposal.tokens, every, place),
+            tokens=self.tokens,
         )
-        if self.drafting.rule == "coupled":  # its verification looks at no q
-            drawn = Draw(drawn.token, drawn.token[:, None], jnp.ones((self.slots, 1)))
-        return Proposal(
-            proposal.tokens.at[:, index].set(drawn.token),
-            proposal.length,
-            proposal.support.at[:, index].set(drawn.support),
-            proposal.q.at[:, index].set(drawn.q),
-        )
-
-    def _blank(self) -> Proposal:
-        support = 1 if self.drafting.rule == "coupled" else self.drafting.support
-        return blank(self.slots, self.drafting.k, min(support, self.model.config.vocab_size))
+        return record.put(into, drawn, place, live)
 
     def _state_structs(self):
         return (
             self.model.parameter_structs(),
             self.model.page_structs(self.slots, self.page_size),
             passes.history_structs(self.slots, self.model.config.vocab_size),
+            jax.eval_shape(self.new_record),
         )
 
     def _sampling_structs(self) -> Sampling:
         return SamplingRows(self.slots, self.model.config.vocab_size).structs()
-
-    def _rows_struct(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((self.slots,), jnp.int32)

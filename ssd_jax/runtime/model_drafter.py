@@ -41,6 +41,7 @@ class ModelDrafter:
         self._temperature = temperature
         self._pages = programs.new_pages()
         self._history = programs.new_history()
+        self._record = programs.new_record()
         self._rows = SamplingRows(programs.slots, programs.model.config.vocab_size)
         self._cached = [0] * programs.slots  # positions whose keys and values are right
 
@@ -83,10 +84,11 @@ class ModelDrafter:
             # The record's KV: the pending token and all proposed ones but the last.
             self._cached[row.slot] = row.position + row.limit
         sampling = self._rows.on_device()
-        proposal, self._pages, self._history = self._programs["start", self._room](
+        record, self._pages, self._history = self._programs["start", self._room](
             self._parameters,
             self._pages,
             self._history,
+            self._record,
             committed,
             unseen,
             counts,
@@ -94,15 +96,15 @@ class ModelDrafter:
             limits,
             sampling,
         )
-        start = np.where(lengths < 0, IDLE, lengths + counts - 1).astype(np.int32)
         for index in range(1, limits.max()):
-            proposal, self._pages = self._programs["step", self._room](
+            record, self._pages = self._programs["step", self._room](
                 self._parameters,
                 self._pages,
                 self._history,
-                proposal,
+                record,
                 np.int32(index),
-                start,
+                lengths >= 0,
                 sampling,
             )
-        return Drafted(limits, proposal)
+        self._record = record
+        return Drafted(limits, record.proposal)

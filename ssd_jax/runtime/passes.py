@@ -61,7 +61,8 @@ def step(
     visible = jnp.clip(positions + 1, 0, size)
     positions = jnp.where(positions < 0, size, positions)
     module = model.module(parameters)
-    return module.hidden(tokens, positions, visible, pages, kv_pages.Contiguous())
+    hidden, pages, _ = module.hidden(tokens, positions, visible, pages, kv_pages.Contiguous())
+    return hidden, pages
 
 
 def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:
@@ -88,7 +89,7 @@ def prefill_job(
         visible = jnp.where(real, positions + 1, 0)
         module = model.module(parameters)
         table = jnp.reshape(slot, (1, 1))
-        hidden, pages = module.hidden(tokens, positions, visible, pages, table)
+        hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
         heard = history.add_prompt(heard, slot, jnp.where(real, tokens, vocab)[0], offset == 0)
         if not with_logits:
             return pages, heard, None

@@ -1,7 +1,8 @@
 """Drawing proposed tokens from a draft's logits, with the exact q they are drawn from.
 
-Order: draft logits, the request's own law (`probs`), the N likeliest of it, renormalise, draw. The
-draw is made from the very numbers that are kept, so q is sparse and exact.
+Order: draft logits, the request's own law (`probs`), the N likeliest of it, renormalise, Saguaro
+sampling, renormalise, draw. The draw is made from the very numbers that are kept, so q is sparse
+and exact.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ssd_jax.kernels.rows import first_best, map_rows
+from ssd_jax.kernels.rows import first_best, largest, map_rows
 from ssd_jax.speculation import keys
 from ssd_jax.speculation.history import Heard
 from ssd_jax.speculation.keys import Purpose
-from ssd_jax.speculation.probs import allowed_logits, sampled_probs
+from ssd_jax.speculation.probs import allowed_logits, likeliest_probs, sampled_probs
+from ssd_jax.speculation.saguaro import lower
 from ssd_jax.speculation.settings import Sampling
 
 
@@ -26,11 +28,25 @@ class Draw(NamedTuple):
       token: [B] int32.
       support: [B, N] int32 ids, padded with -1.
       q: [B, N] float32 probabilities the token was drawn with; a point mass for greedy rows.
+      candidates: [B, W] int32, the likeliest tokens before Saguaro sampling, for branches.
     """
 
     token: jax.Array
     support: jax.Array
     q: jax.Array
+    candidates: jax.Array
+
+
+class Saguaro(NamedTuple):
+    """Saguaro sampling of a draw; see `saguaro.lower`.
+
+    Attributes:
+      c: C.
+      lowered: [] or [B] int32, D: tokens that are planned to get a branch, and one more.
+    """
+
+    c: float
+    lowered: jax.Array
 
 
 def draw(
@@ -43,6 +59,8 @@ def draw(
     tokens: int,
     support: int,
     rule: str = "ratio",
+    candidates: int = 0,
+    saguaro: Saguaro | None = None,
 ) -> Draw:
     """Draws the token that follows `step` proposed ones.
 
@@ -56,20 +74,31 @@ def draw(
       tokens: how many ids exist (see `probs`).
       support: N, most ids a proposal keeps; V keeps all.
       rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.
+      candidates: W, how many of the likeliest tokens to report.
+      saguaro: of sampled rows; None leaves q alone.
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
     allowed = allowed_logits(logits, sampling, position, heard, tokens)
-    best = first_best(allowed)
-    first = jnp.arange(min(support, logits.shape[1])) == 0
+    likeliest = _candidates(allowed, candidates)
+    best = likeliest[:, 0] if candidates else first_best(allowed)
+    support = min(support, logits.shape[1])
+    first = jnp.arange(support) == 0
     greedy = Draw(
         best,
         jnp.where(first, best[:, None], -1),
-        jnp.broadcast_to(first.astype(jnp.float32), (best.shape[0], first.shape[0])),
+        jnp.broadcast_to(first.astype(jnp.float32), (best.shape[0], support)),
+        likeliest,
     )
 
     def sampled() -> Draw:
-        q, ids = _likeliest(map_rows(sampled_probs, allowed, sampling), first.shape[0])
+        if support == logits.shape[1]:
+            q = map_rows(sampled_probs, allowed, sampling)
+            ids = jnp.broadcast_to(jnp.arange(support, dtype=jnp.int32), q.shape)
+        else:
+            q, ids = likeliest_probs(allowed, support, sampling)
+        if saguaro is not None:
+            q = lower(q, ids, likeliest, saguaro.lowered, saguaro.c)
         if rule == "coupled":
             at = (jnp.zeros_like(position), position, Purpose.TOKEN)
         else:
@@ -82,14 +111,28 @@ def draw(
             jnp.where(hot, token, greedy.token),
             jnp.where(hot[:, None], jnp.where(q > 0, ids, -1), greedy.support),
             jnp.where(hot[:, None], q, greedy.q),
+            likeliest,
         )
 
     return jax.lax.cond(jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
 
 
-def _likeliest(p: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The `count` likeliest entries of p [B, V], renormalised, and their ids; [B, count] each."""
-    if count == p.shape[1]:
-        return p, jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), p.shape)
-    q, ids = jax.lax.top_k(p, count)
-    return q / jnp.sum(q, axis=-1, keepdims=True), ids
+def candidates(
+    logits: jax.Array,
+    sampling: Sampling,
+    position: jax.Array,
+    heard: Heard,
+    *,
+    tokens: int,
+    count: int,
+) -> jax.Array:
+    """The likeliest tokens at a `position` [B], [B, count] int32; -1 where no more are allowed.
+
+    Other arguments as `draw`.
+    """
+    return _candidates(allowed_logits(logits, sampling, position, heard, tokens), count)
+
+
+def _candidates(allowed: jax.Array, count: int) -> jax.Array:
+    values, ids = largest(allowed, count)
+    return jnp.where(values > -jnp.inf, ids, -1)

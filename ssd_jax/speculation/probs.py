@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.kernels.row_sum import row_sum
-from ssd_jax.kernels.rows import first_best
+from ssd_jax.kernels.rows import first_best, largest
 from ssd_jax.speculation.history import Heard, penalise
 from ssd_jax.speculation.settings import Sampling
 
@@ -55,7 +55,34 @@ def sampled_probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
     # The maximum comes off first: at low temperatures the quotients themselves would overflow.
     below = allowed - jnp.max(allowed, axis=-1, keepdims=True)
     weights = jnp.exp(below / temperature[:, None])
-    p = weights / row_sum(weights)
+    return _filtered(weights / row_sum(weights), sampling)
+
+
+def likeliest_probs(
+    allowed: jax.Array, count: int, sampling: Sampling
+) -> tuple[jax.Array, jax.Array]:
+    """The law of sampled rows over its likeliest tokens alone, renormalised.
+
+    As the likeliest entries of `sampled_probs`, without a pass over all tokens for each filter. (A
+    top-k beyond `count` does not enter what top-p keeps.)
+
+    Args:
+      allowed: [B, V] allowed logits.
+      count: N, how many tokens.
+      sampling: settings; greedy rows get temperature 1.
+
+    Returns: [B, N] float32, 0 where filtered out, and the ids, likeliest first.
+    """
+    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
+    best, ids = largest(allowed, count)
+    top = best[:, :1]
+    total = row_sum(jnp.exp((allowed - top) / temperature))
+    p = _filtered(jnp.exp((best - top) / temperature) / total, sampling)
+    return p / row_sum(p), ids
+
+
+def _filtered(p: jax.Array, sampling: Sampling) -> jax.Array:
+    """p [B, n] after top-k, top-p and min-p; a filter that wants more than all of p keeps all."""
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
     p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
     p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: row_sum(kept) >= top_p))

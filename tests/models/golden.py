@@ -35,7 +35,7 @@ class Runner:
     def _forward(self, parameters, pages, tokens, starts):
         module = self.model.module(parameters)
         positions = starts[:, None] + jnp.arange(tokens.shape[1])
-        hidden, pages = module.hidden(tokens, positions, positions + 1, pages, Contiguous())
+        hidden, pages, _ = module.hidden(tokens, positions, positions + 1, pages, Contiguous())
         logits = module.logits(hidden.reshape(tokens.size, -1))
         return logits.reshape(*tokens.shape, -1), pages
 

@@ -16,7 +16,7 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.speculation import drafting, keys, proposal, verification
+from ssd_jax.speculation import drafting, keys, probs, proposal, verification
 from ssd_jax.speculation.proposal import Proposal
 from tests.speculation import simulation
 from tests.speculation.edits import Edit, edited
@@ -139,7 +139,7 @@ MUTANTS = (
         name="q before truncation (to its support)",
         experiment="two of four ids kept",
         edits=[
-            Edit(drafting, "_likeliest", "q / jnp.sum(q, axis=-1, keepdims=True), ids", "q, ids"),
+            Edit(probs, "likeliest_probs", "return p / row_sum(p), ids", "return p, ids"),
         ],
     ),
     Mutant(

@@ -1,0 +1,36 @@
+"""Saguaro sampling: proposals that leave prepared bonus tokens to the target (paper, Def. 14).
+
+Where the draft's law q is lowered, the residual max(p - q, 0) rises: so a lower q on the tokens
+that get a branch makes the bonus token one of them more often, at the price of acceptance. It is
+exact whatever is lowered, as long as the stored q is the q that is drawn from, and the lowered set
+is fixed before the draw and looks at no noise.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.kernels.row_sum import row_sum
+
+
+def lower(q: jax.Array, ids: jax.Array, candidates: jax.Array, count: jax.Array, c: float):
+    """Multiplies q of the first `count` candidates by C and renormalises.
+
+    A row whose candidates cover all that q supports stays as it is.
+
+    Args:
+      q: [B, N] float32.
+      ids: [B, N] int32, tokens of q.
+      candidates: [B, W] int32, likeliest first by the draft's logits; negative ones are none.
+      count: [] or [B] int32, D.
+      c: C in [0, 1]; 1 changes nothing.
+
+    Returns: [B, N] float32.
+    """
+    count = jnp.broadcast_to(count, q.shape[:1])[:, None]
+    chosen = jnp.where(jnp.arange(candidates.shape[1]) < count, candidates, -1)
+    inside = jnp.any(ids[:, :, None] == chosen[:, None, :], axis=-1)
+    lowered = jnp.where(inside, c * q, q)
+    spared = jnp.any((q > 0) & ~inside, axis=-1, keepdims=True)
+    return jnp.where(spared, lowered / row_sum(lowered), q)
