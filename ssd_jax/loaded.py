@@ -10,13 +10,17 @@ import jax
 
 from ssd_jax.config import SUPPORT, Config
 from ssd_jax.opened import OpenedModel
+from ssd_jax.runtime.branch_draft import BranchDraft
+from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.exactness import costs_nothing, widths_agree
+from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.model_drafter import ModelDrafter
 from ssd_jax.runtime.ngram_drafter import NgramDrafter
 from ssd_jax.runtime.programs import Programs, Verification
 from ssd_jax.runtime.roles import Drafter
 from ssd_jax.runtime.target import DeviceTarget
+from ssd_jax.speculation.backup import parse_backup
 from ssd_jax.weights.progress import Progress
 
 
@@ -33,6 +37,7 @@ class Loaded:
     """Programs and parameters, shared by every engine.
 
     Attributes:
+      expansion_programs: of mode ssd.
       exact: the exactness that holds, "bitwise" or "law".
     """
 
@@ -40,20 +45,35 @@ class Loaded:
     programs: Programs
     parameters: list[jax.Array]
     draft_programs: DraftPrograms | None
+    expansion_programs: ExpansionPrograms | None
     draft_parameters: list[jax.Array]
+    tokens: int
     exact: str
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode, with up to k proposed tokens a round."""
         target = DeviceTarget(self.programs, self.parameters)
-        return Roles(target, None if mode == "ar" else self._drafter(k))
+        return Roles(target, None if mode == "ar" else self._drafter(mode, k))
 
-    def _drafter(self, k: int) -> Drafter:
+    def _drafter(self, mode: str, k: int) -> Drafter:
+        config, parameters = self.config, self.draft_parameters
+        if mode == "ssd":
+            assert self.expansion_programs is not None
+            draft = BranchDraft(
+                self.expansion_programs, parameters, temperature=config.draft_temperature
+            )
+            return Controller(
+                draft,
+                k=k,
+                budget=config.branches,
+                fan_out=config.fan_out_of(k),
+                backup=parse_backup(config.backup or "draft"),
+                tokens=self.tokens,
+            )
         if self.draft_programs is None:
-            return NgramDrafter(self.config.slots, k, self.programs.verification.widths[-1])
-        temperature = self.config.draft_temperature
+            return NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
         return ModelDrafter(
-            self.draft_programs, self.draft_parameters, k=k, temperature=temperature
+            self.draft_programs, parameters, k=k, temperature=config.draft_temperature
         )
 
 
@@ -94,10 +114,18 @@ def load(
                 logprobs_of=config.logprobs_of,
             ),
         )
-        draft_programs = None
+        draft_programs = expansion_programs = None
         if draft is not None:
-            drafting = Drafting(k=max(ks), support=support, rule=config.verify)
+            drafting = Drafting(
+                k=max(ks),
+                support=support,
+                rule=config.verify,
+                branches=config.branches,
+                saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
+            )
             draft_programs = DraftPrograms(draft.model, **room, drafting=drafting)
+            if config.mode == "ssd":
+                expansion_programs = ExpansionPrograms(draft_programs)
         loaded = parameters.result()
         draft_loaded = draft_parameters.result() if draft_parameters is not None else []
     return Loaded(
@@ -105,7 +133,9 @@ def load(
         programs=programs,
         parameters=loaded,
         draft_programs=draft_programs,
+        expansion_programs=expansion_programs,
         draft_parameters=draft_loaded,
+        tokens=target.tokenizer.size,
         exact=_exactness(config, programs, loaded),
     )
 

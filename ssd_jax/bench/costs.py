@@ -63,7 +63,7 @@ def time_round(
         role.open(0, params, 0, [], 0)
     ids = [1 + index % 97 for index in range(prompt)]
     pending = int(target.prefill_last(0, ids, 0).read().tokens[0, 0])
-    drafter.prefill(0, ids, 0)
+    drafter.prefill(0, ids, 0, last=True)
     draft, verify = [], []
     for position in range(prompt, prompt + rounds + 2):
         started = clock()

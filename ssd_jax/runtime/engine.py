@@ -27,10 +27,10 @@ from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStrea
 
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    """A dispatched program and the jobs whose rows count, as (row, job, L)."""
+    """A dispatched program and the jobs whose rows count, each with its L and its source."""
 
     pending: Pending
-    rows: list[tuple[int, Job, int]]
+    rows: list[tuple[int, Job, int, str | None]]
     dispatched: float
 
 
@@ -107,6 +107,8 @@ class Engine:
         self._admit()
         self._dispatch_prefill()
         self._dispatch_forward()
+        if self._drafter is not None:
+            self._drafter.speculate()
         committed, self._committed = self._committed, []
         events = [self._event(job, tokens) for job, tokens in committed]
         events += [job.final("cancelled", job.text.finish()) for job in self._cancelled]
@@ -117,10 +119,11 @@ class Engine:
         for flight in self._in_flight:
             outcomes = flight.pending.read()
             now = self._clock()
-            for row, job, proposed in flight.rows:
+            for row, job, proposed, source in flight.rows:
                 if job.sequence is None or job.finished:
                     continue
-                tokens = job.commit(outcomes, row, proposed, now - flight.dispatched, now)
+                seconds = now - flight.dispatched
+                tokens = job.commit(outcomes, row, proposed, source, seconds, now)
                 if job.finished:
                     self._running.pop(job.sequence.slot)
                 self._committed.append((job, tokens))
@@ -162,9 +165,10 @@ class Engine:
             self._target.prefill(sequence.slot, chunk, sequence.cached)
         else:
             pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
-            self._in_flight.append(_InFlight(pending, [(0, job, 0)], self._clock()))
+            self._in_flight.append(_InFlight(pending, [(0, job, 0, None)], self._clock()))
         if self._drafter is not None:
-            self._drafter.prefill(sequence.slot, chunk, sequence.cached)
+            last = end == len(prompt)
+            self._drafter.prefill(sequence.slot, chunk, sequence.cached, last=last)
         sequence.cached = end
 
     def _dispatch_forward(self) -> None:
@@ -180,8 +184,10 @@ class Engine:
             return
         drafted = self._propose([job for _, job in jobs])
         pending = self._target.forward(tokens, lengths, drafted)
-        proposed = np.zeros(len(tokens), int) if drafted is None else drafted.lengths
-        rows = [(slot, job, int(proposed[slot])) for slot, job in jobs]
+        proposed, sources = np.zeros(len(tokens), int), {}
+        if drafted is not None:
+            proposed, sources = drafted.lengths, drafted.sources
+        rows = [(slot, job, int(proposed[slot]), sources.get(slot)) for slot, job in jobs]
         self._in_flight.append(_InFlight(pending, rows, self._clock()))
 
     def _propose(self, jobs: list[Job]) -> Drafted | None:

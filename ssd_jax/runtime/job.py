@@ -40,11 +40,20 @@ class Job:
         """Whether its last token is known."""
         return self.sequence is not None and self.sequence.finish_reason is not None
 
-    def commit(self, outcomes: Outcomes, row: int, proposed: int, seconds: float, now: float):
+    def commit(
+        self,
+        outcomes: Outcomes,
+        row: int,
+        proposed: int,
+        source: str | None,
+        seconds: float,
+        now: float,
+    ) -> list[int]:
         """Takes a round's outcome from a row; returns the tokens that were committed.
 
         Args:
           proposed: L of this row.
+          source: see `Drafted.sources`.
           seconds: from the round's dispatch until now.
         """
         sequence = self.sequence
@@ -58,7 +67,11 @@ class Job:
         self.times.committed(len(tokens), now)
         if not first:
             verified = Verified(
-                committed=len(emitted), proposed=proposed, accepted=accepted, seconds=seconds
+                committed=len(emitted),
+                proposed=proposed,
+                accepted=accepted,
+                source=source,
+                seconds=seconds,
             )
             if len(tokens) < len(emitted):
                 verified.truncate(len(tokens))

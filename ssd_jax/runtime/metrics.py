@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,14 @@ class Verified:
       committed: tokens it added to the output.
       proposed: L.
       accepted: k.
+      source: "hit", or the cause of a fallback, where a speculation cache was looked up.
       seconds: from its dispatch until its outcome was read.
     """
 
     committed: int
     proposed: int
     accepted: int
+    source: str | None = None
     seconds: float
 
     def truncate(self, committed: int) -> None:
@@ -116,7 +119,7 @@ class RequestTimes:
             seconds = [verified.seconds for verified in self.rounds]
             metrics["verify_ms"] = 1e3 * float(np.median(seconds))
         if self.speculative and self.rounds:
-            metrics |= _acceptance(self.rounds)
+            metrics |= _acceptance(self.rounds) | _cache(self.rounds)
         return metrics
 
 
@@ -136,4 +139,20 @@ def _acceptance(rounds: list[Verified]) -> dict[str, Any]:
         "acceptance_length": float(np.mean([verified.committed for verified in rounds])),
         "acceptance_histogram": histogram.tolist(),
         "acceptance_by_position": by_position,
+    }
+
+
+def _cache(rounds: list[Verified]) -> dict[str, Any]:
+    """Hit rate = hits / rounds with a look-up; whatever the cause of a fallback, it is a miss."""
+    looked_up = [verified for verified in rounds if verified.source is not None]
+    if not looked_up:
+        return {}
+    hits = [verified.committed for verified in looked_up if verified.source == "hit"]
+    misses = [verified.committed for verified in looked_up if verified.source != "hit"]
+    causes = Counter(verified.source for verified in looked_up if verified.source != "hit")
+    return {
+        "hit_rate": len(hits) / len(looked_up),
+        "acceptance_length_on_hit": float(np.mean(hits)) if hits else None,
+        "acceptance_length_on_miss": float(np.mean(misses)) if misses else None,
+        "fallbacks": dict(causes),
     }

@@ -54,7 +54,7 @@ class ModelDrafter:
         self._rows.set(slot, params, index, banned, ban_before)
         self._cached[slot] = 0
 
-    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `roles.Drafter.prefill`."""
         chunks = self._programs.model.execution.prefill_chunks
         limit = max(chunks)
@@ -65,6 +65,9 @@ class ModelDrafter:
                 self._parameters, self._pages, self._history, padded, where
             )
         self._cached[slot] = offset + len(tokens)
+
+    def speculate(self) -> None:
+        """See `roles.Drafter.speculate`; there is nothing to do ahead."""
 
     def propose(self, rows: Sequence[DraftRow]) -> Drafted:
         """See `roles.Drafter.propose`."""

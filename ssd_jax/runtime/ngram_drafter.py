@@ -39,9 +39,12 @@ class NgramDrafter:
         """See `roles.Drafter.open`."""
         self._texts[slot] = NgramIndex()
 
-    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `roles.Drafter.prefill`."""
         self._texts[slot].extend(tokens)
+
+    def speculate(self) -> None:
+        """See `roles.Drafter.speculate`; there is nothing to do ahead."""
 
     def propose(self, rows: Sequence[DraftRow]) -> Drafted:
         """See `roles.Drafter.propose`; a row whose text never repeated gets nothing."""

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
+from ssd_jax.models.decoder import Branches, Pages
+from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.speculation import history
 from ssd_jax.speculation.history import History
 
@@ -63,6 +64,39 @@ def step(
     module = model.module(parameters)
     hidden, pages, _ = module.hidden(tokens, positions, visible, pages, kv_pages.Contiguous())
     return hidden, pages
+
+
+def promote(
+    pages: AllPages, scratch: AllBranches, winner: jax.Array, positions: jax.Array
+) -> AllPages:
+    """Copies the keys and values of one branch a row into its page.
+
+    Args:
+      scratch: of M branches a row.
+      winner: [B] int32, the branch.
+      positions: [B, depths] int32, where each of its tokens belongs; outside the page: nowhere.
+    """
+    rows = jnp.arange(winner.shape[0])
+
+    def copy(array: jax.Array, branches: jax.Array, first: jax.Array | int) -> jax.Array:
+        own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, D]
+        return kv_pages.write_stored(array, kv_pages.Contiguous(first), positions, own)
+
+    if isinstance(pages, list):
+        return [
+            (copy(layer[0], branches[0], 0), copy(layer[1], branches[1], 0))
+            for layer, branches in zip(pages, scratch, strict=True)
+        ]
+    assert isinstance(scratch, tuple)
+    count = winner.shape[0]  # scanned layers lie one after another
+
+    def body(carry: Pages, layer: tuple[jax.Array, Branches]) -> tuple[Pages, None]:
+        index, branches = layer
+        k, v = (copy(a, b, index * count) for a, b in zip(carry, branches, strict=True))
+        return (k, v), None
+
+    layers = jnp.arange(scratch[0].shape[0])
+    return jax.lax.scan(body, pages, (layers, scratch))[0]
 
 
 def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -56,10 +56,12 @@ class Drafted:
     Attributes:
       lengths: [B] int32, L of each slot, known at once.
       proposal: for the target; see `speculation.proposal.Proposal`.
+      sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
     """
 
     lengths: np.ndarray
     proposal: Any
+    sources: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +111,109 @@ class Drafter(Protocol):
         """Empties a slot for a new request; arguments as `Target.open`."""
         ...
 
-    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """Takes prompt tokens, at most the target's `max_chunk` at a time."""
         ...
 
     def propose(self, rows: Sequence[DraftRow]) -> Drafted:
         """Proposes for these slots; L is 0 in all others."""
+        ...
+
+    def speculate(self) -> None:
+        """Works ahead; called in every step, when its verification is dispatched."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moved:
+    """How a slot's record goes on once the outcome of its verification is known.
+
+    Attributes:
+      position: absolute position of the new pending token.
+      committed: output tokens since the slot's last move, the pending one included.
+      winner: the branch that becomes the record; -1 where none does.
+      tokens: proposed tokens that the draft did not make, where no branch wins.
+      limit: most tokens of the record where a branch wins.
+    """
+
+    slot: int
+    position: int
+    pending: int
+    committed: Sequence[int] = ()
+    winner: int = -1
+    tokens: Sequence[int] = ()
+    limit: int = 0
+
+
+class News(NamedTuple):
+    """What the branches of an expansion speculate.
+
+    Attributes:
+      proposed: [B, K] int32, tokens of the records.
+      bonus: [B, M] int32, bonus token of each branch's outcome; -1 is no branch.
+      lengths: [B, M] int32, tokens so far.
+      tokens: [B, M, K] int32.
+    """
+
+    proposed: np.ndarray
+    bonus: np.ndarray
+    lengths: np.ndarray
+    tokens: np.ndarray
+
+
+class BranchingDraft(Protocol):
+    """A draft that speculates for several verification outcomes at once.
+
+    It holds a record of each slot, the speculation that the target verifies, and branches of it.
+
+    Attributes:
+      slots: rows of every call.
+      k: most tokens of a record or branch.
+      branches: M, most branches a slot.
+    """
+
+    slots: int
+    k: int
+    branches: int
+
+    def open(
+        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
+    ) -> None:
+        """Sets a slot's sampling; arguments as `Target.open`."""
+        ...
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """Takes prompt tokens, the last one too."""
+        ...
+
+    def move(self, moves: Sequence[Moved]) -> None:
+        """Gives these slots new records; all others have none. Branches are gone."""
+        ...
+
+    def draft(self, limits: np.ndarray) -> None:
+        """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is."""
+        ...
+
+    def proposal(self) -> Any:
+        """The records' proposals, for the target."""
+        ...
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        """Branches off every record.
+
+        Args:
+          counts: [B, K + 1], F_0..F_L of each slot.
+          follow: [B] bool, slots whose record has tokens that the draft did not make.
+          lowered: [K], D of Saguaro sampling for each token of the branches.
+          forwards: how many; the first gives branches of k < L a token, those of k = L start with
+            the second.
+        """
+        ...
+
+    def news(self) -> News:
+        """Waits for the branches."""
         ...
 
 

@@ -111,14 +111,18 @@ class FakeDrafter:
         self._texts: list[list[int]] = [[] for _ in range(slots)]
         self._prompts = [0] * slots
         self.limits: list[int] = []
+        self.speculated = 0
 
     def open(self, slot, params, index, banned, ban_before) -> None:
         self._texts[slot] = []
 
-    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         assert offset == len(self._texts[slot])
         self._texts[slot] += tokens
         self._prompts[slot] = len(self._texts[slot])
+
+    def speculate(self) -> None:
+        self.speculated += 1
 
     def propose(self, rows: Sequence[DraftRow]) -> Drafted:
         lengths = np.zeros(self._slots, np.int32)

@@ -68,7 +68,7 @@ class Rounds:
         self.kept = []
         for slot in self.slots:
             drafter.open(slot, params, slot, [], 0)
-            drafter.prefill(slot, self.prompts[slot], 0)
+            drafter.prefill(slot, self.prompts[slot], 0, last=True)
 
     def run(self, count, limit=lambda round_, slot: K):
         for round_ in range(count):
@@ -113,7 +113,7 @@ def test_after_rounds_the_pages_are_those_of_a_plain_prefill_of_the_committed_te
         counts = np.bincount(said, minlength=tiny.ROWS)
         np.testing.assert_array_equal(np.asarray(drafter._history.output)[slot], counts)
         plain.open(slot, PARAMS, slot, [], 0)
-        plain.prefill(slot, text[:-1], 0)
+        plain.prefill(slot, text[:-1], 0, last=True)
         expected = cached(plain, slot, known)
         for ours, theirs in zip(cached(drafter, slot, known), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -129,7 +129,7 @@ def test_the_next_proposal_is_that_of_a_drafter_that_saw_the_text_at_once(loaded
     fresh = Rounds(ModelDrafter(*loaded), PROMPTS, lambda *_: 0)
     for slot, text in run.texts.items():
         fresh.drafter.open(slot, PARAMS, slot, [], 0)
-        fresh.drafter.prefill(slot, text[:-1], 0)
+        fresh.drafter.prefill(slot, text[:-1], 0, last=True)
         fresh.texts[slot], fresh.told[slot] = list(text), len(text) - 1
     run.run(1)
     fresh.run(1)

@@ -1,0 +1,152 @@
+"""The draft of SSD on devices: pages, branches, and dispatch of the compiled programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.models.functional import Parameters
+from ssd_jax.runtime.draft_programs import UNSEEN
+from ssd_jax.runtime.expansion import Move, no_moves
+from ssd_jax.runtime.expansion_programs import ExpansionPrograms
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import IDLE, Moved, News
+from ssd_jax.runtime.rows import SamplingRows
+from ssd_jax.runtime.target import pad_chunk
+
+
+class BranchDraft:
+    """See `roles.BranchingDraft`. Every call but `news` only dispatches.
+
+    Args:
+      programs, parameters: of the draft.
+      temperature: of sampled requests' proposals; None is each request's own.
+    """
+
+    def __init__(
+        self,
+        programs: ExpansionPrograms,
+        parameters: Parameters,
+        *,
+        temperature: float | None = None,
+    ) -> None:
+        base = programs.base
+        self.slots, self.k, self.branches = base.slots, base.drafting.k, programs.branches
+        self._programs, self._base = programs, base
+        self._parameters = list(parameters)
+        self._temperature = temperature
+        self._pages = base.new_pages()
+        self._history = base.new_history()
+        self._record = base.new_record()
+        self._scratch = programs.new_scratch()
+        self._expansion = programs.new_expansion()
+        self._news: Any = None
+        self._rows = SamplingRows(self.slots, base.model.config.vocab_size)
+        self._move = no_moves(self.slots, self.k)
+
+    def open(
+        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
+    ) -> None:
+        """See `roles.BranchingDraft.open`."""
+        if self._temperature is not None and params.temperature > 0:
+            params = dataclasses.replace(params, temperature=self._temperature)
+        self._rows.set(slot, params, index, banned, ban_before)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `roles.BranchingDraft.prefill`."""
+        chunks = self._base.model.execution.prefill_chunks
+        limit = max(chunks)
+        for begin in range(0, len(tokens), limit):
+            part = tokens[begin : begin + limit]
+            padded, where = pad_chunk(slot, part, offset + begin, chunks)
+            self._pages, self._history, _ = self._base["prefill", padded.shape[1]](
+                self._parameters, self._pages, self._history, padded, where
+            )
+
+    def move(self, moves: Sequence[Moved]) -> None:
+        """See `roles.BranchingDraft.move`."""
+        packed = self._move = no_moves(self.slots, self.k)
+        for moved in moves:
+            slot = moved.slot
+            packed.position[slot], packed.pending[slot] = moved.position, moved.pending
+            packed.committed[slot, : len(moved.committed)] = moved.committed
+            packed.winner[slot] = moved.winner
+            packed.tokens[slot, : len(moved.tokens)] = moved.tokens
+            packed.limit[slot] = moved.limit if moved.winner >= 0 else len(moved.tokens)
+        self._pages, self._history, self._record = self._programs["promote"](
+            self._pages, self._scratch, self._history, self._expansion, Move(*packed)
+        )
+
+    def draft(self, limits: np.ndarray) -> None:
+        """See `roles.BranchingDraft.draft`."""
+        rows = limits > 0
+        unseen = np.zeros((self.slots, UNSEEN), np.int32)
+        unseen[:, 0] = self._move.pending
+        sampling = self._rows.on_device()
+        name = self._base.drafting.k
+        self._record, self._pages, self._history = self._base["start", name](
+            self._parameters,
+            self._pages,
+            self._history,
+            self._record,
+            np.full((self.slots, self.k + 1), -1, np.int32),
+            unseen,
+            np.ones(self.slots, np.int32),
+            np.where(rows, self._move.position, IDLE).astype(np.int32),
+            limits.astype(np.int32),
+            sampling,
+        )
+        for index in range(1, int(limits.max())):
+            self._record, self._pages = self._base["step", name](
+                self._parameters,
+                self._pages,
+                self._history,
+                self._record,
+                np.int32(index),
+                rows,
+                sampling,
+            )
+
+    def proposal(self) -> Any:
+        """See `roles.BranchingDraft.proposal`."""
+        return self._record.proposal
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        """See `roles.BranchingDraft.expand`."""
+        sampling = self._rows.on_device()
+        if follow.any():
+            self._pages, self._record = self._programs["follow"](
+                self._parameters, self._pages, self._history, self._record, follow, sampling
+            )
+        self._pages, self._scratch, self._expansion, self._news = self._programs["expand"](
+            self._parameters,
+            self._pages,
+            self._scratch,
+            self._history,
+            self._record,
+            counts.astype(np.int32),
+            lowered.astype(np.int32),
+            sampling,
+        )
+        for _ in range(1, forwards):
+            self._pages, self._scratch, self._expansion, self._news = self._programs["grow"](
+                self._parameters,
+                self._pages,
+                self._scratch,
+                self._history,
+                self._expansion,
+                lowered.astype(np.int32),
+                sampling,
+            )
+        self._news.copy_to_host_async()
+
+    def news(self) -> News:
+        """See `roles.BranchingDraft.news`."""
+        packed = np.asarray(self._news)
+        proposed = np.asarray(self._record.proposal.tokens)
+        return News(proposed, packed[..., 0], packed[..., 1], packed[..., 2:])
