@@ -28,6 +28,7 @@ class Key(NamedTuple):
     start: int | None
     position: int
     purpose: str
+    request: int = 0
 
 
 # What each key's noise has shown so far: laws drawn from, with the token that came.
@@ -78,6 +79,18 @@ class Chance:
         self._answers.append(answer)
         self.probability *= probabilities[answer]
         return answer
+
+
+class Renamed(Chance):
+    """Another chance, asked under other keys: those of one row of a batch, say."""
+
+    def __init__(self, chance: Chance, rename: Callable[[Key], Key]):
+        self._chance = chance
+        self._rename = rename
+
+    def token(self, law: Law, key: Key) -> int:
+        """The token that the noise of the renamed key draws from `law`."""
+        return self._chance.token(law, self._rename(key))
 
 
 def paths(

@@ -14,6 +14,9 @@ from tests.speculation.enumeration.chance import Chance, Key, Seen, paths
 from tests.speculation.enumeration.filters import Model, Text
 from tests.speculation.enumeration.rounds import State
 
+# Told each row that goes on and the probability of being there.
+Watch = Callable[[State, Fraction], None]
+
 
 def autoregressive(target: Model, prompt: Text, count: int) -> dict[Text, Fraction]:
     """The law of `count` tokens after the prompt; impossible texts are left out."""
@@ -28,33 +31,64 @@ def autoregressive(target: Model, prompt: Text, count: int) -> dict[Text, Fracti
 
 
 def emitted(
-    step: Callable[[State, Chance], State], prompt: Text, count: int
+    step: Callable[[State, Chance], State], prompt: Text, count: int, watch: Watch = lambda *_: None
 ) -> dict[Text, Fraction]:
-    """The law of the first `count` tokens that rounds of `step` emit.
+    """The law of the first `count` tokens that rounds of `step` emit."""
 
-    Runs that reach the same state with the same knowledge of future noise go on as one.
+    def batch(rows: tuple[State, ...], chance: Chance) -> tuple[State, ...]:
+        return (step(rows[0], chance),)
+
+    return {
+        rows[0]: mass for rows, mass in emitted_by_batch(batch, (prompt,), count, watch).items()
+    }
+
+
+def emitted_by_batch(
+    step: Callable[[tuple[State, ...], Chance], tuple[State, ...]],
+    prompts: tuple[Text, ...],
+    count: int,
+    watch: Watch = lambda *_: None,
+) -> dict[tuple[Text, ...], Fraction]:
+    """The joint law of the first `count` tokens of every row; row r draws as request r.
+
+    Runs that reach the same states with the same knowledge of future noise go on as one. `watch`
+    sees every row that goes on, after each round, with the probability of being there.
     """
-    law: dict[Text, Fraction] = defaultdict(Fraction)
-    running: dict[tuple[State, Seen], Fraction] = {(State(prompt), frozenset()): Fraction(1)}
+
+    def unfinished(request: int, row: State) -> bool:
+        return len(row.text) < len(prompts[request]) + count
+
+    def alive(key: Key, rows: tuple[State, ...]) -> bool:
+        row = rows[key.request]
+        return unfinished(key.request, row) and _may_be_asked(key, row)
+
+    law: dict[tuple[Text, ...], Fraction] = defaultdict(Fraction)
+    start = tuple(State(prompt) for prompt in prompts)
+    running: dict[tuple[tuple[State, ...], Seen], Fraction] = {(start, frozenset()): Fraction(1)}
     while running:
-        following: dict[tuple[State, Seen], Fraction] = defaultdict(Fraction)
-        for (state, seen), mass in running.items():
+        following: dict[tuple[tuple[State, ...], Seen], Fraction] = defaultdict(Fraction)
+        for (rows, seen), mass in running.items():
             for after, shown, probability in paths(
-                lambda chance, state=state: step(state, chance),
+                lambda chance, rows=rows: step(rows, chance),
                 seen,
-                lambda key, state=state: _may_be_asked(key, state),
+                lambda key, rows=rows: alive(key, rows),
             ):
-                tokens = after.text[len(prompt) :]
-                if len(tokens) >= count:
-                    law[tokens[:count]] += mass * probability
-                else:
-                    future = frozenset(item for item in shown if _may_be_asked(item[0], after))
+                going = [row for request, row in enumerate(after) if unfinished(request, row)]
+                for row in going:
+                    watch(row, mass * probability)
+                if going:
+                    future = frozenset(item for item in shown if alive(item[0], after))
                     following[after, future] += mass * probability
+                else:
+                    texts = zip(prompts, after, strict=True)
+                    law[tuple(row.text[len(p) : len(p) + count] for p, row in texts)] += (
+                        mass * probability
+                    )
         running = following
     return dict(law)
 
 
 def _may_be_asked(key: Key, state: State) -> bool:
-    """Whether a key can still be asked for: earlier starts and emitted positions are over."""
-    started = key.start is None or key.start >= len(state.text) - 1
-    return started and key.position >= len(state.text)
+    """Whether a key can still be asked for: the rounds and records of earlier starts are over."""
+    oldest = len(state.text) - 1 if state.start is None else state.start
+    return (key.start is None or key.start >= oldest) and key.position > oldest

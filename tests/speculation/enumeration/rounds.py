@@ -19,12 +19,14 @@ from tests.speculation.enumeration.filters import Model, Text, normalised, point
 class State(NamedTuple):
     """Between rounds: the committed text (its last token is pending) and the round's number.
 
-    Speculation that outlives a round (a cache) goes into `cache`, a hashable value.
+    Speculation that outlives a round (a cache) goes into `cache`, a hashable value. `start` is the
+    earliest start whose noise may still be asked for: the pending token's, unless it says so.
     """
 
     text: Text
     round: int = 0
     cache: tuple = ()
+    start: int | None = None
 
 
 class Record(NamedTuple):
@@ -49,7 +51,7 @@ def draft(game: Game, text: Text, go_on: Callable[[Text], bool], chance: Chance)
     start, record = len(text) - 1, Record()
     while len(record.tokens) < game.k and go_on(record.tokens):
         so_far = text + record.tokens
-        law = game.draft(so_far)
+        law = game.proposal(game, start, so_far, chance)
         token = chance.token(law, game.draft_key(game, start, len(so_far)))
         record = Record((*record.tokens, token), (*record.laws, law))
     return record
@@ -83,6 +85,11 @@ def residual(p: Law, q: Law) -> Law:
     return normalised(left) if any(left) else p
 
 
+def as_drafted(game: Game, _start: int, text: Text, _chance: Chance) -> Law:
+    """The draft's own law."""
+    return game.draft(text)
+
+
 def own_key(game: Game, start: int, position: int) -> Key:
     """The draft's key: its own under the ratio rule, the target's noise under the coupled one."""
     return Key(None, position, "token") if game.verify is coupled else Key(start, position, "draft")
@@ -98,6 +105,8 @@ class Game:
       go_on: whether to draft one more token, from the state and the tokens drafted so far. It
         cannot see a token that it then drops, so L is a stopping time.
       q_arrives: whether the round's q came in time; without it the record is a point mass.
+      proposal: the law that a record's next token is drawn from, given the record's start and the
+        text with the tokens drafted so far.
       propose, verify, draft_key: the parts of a round.
     """
 
@@ -106,6 +115,7 @@ class Game:
     k: int
     go_on: Callable[[State, Text], bool] = always
     q_arrives: Callable[[State], bool] = lambda _state: True
+    proposal: Callable[[Game, int, Text, Chance], Law] = as_drafted
     propose: Callable[[Game, State, Chance], Record] = propose
     verify: Callable[[Game, State, Record, Chance], Text] = ratio
     draft_key: Callable[[Game, int, int], Key] = own_key

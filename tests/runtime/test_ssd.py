@@ -1,0 +1,182 @@
+"""SSD on tiny models says what autoregressive decoding says, whatever is prepared or hits.
+
+Every factor below meets every other one in some case.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ssd_jax.llm import LLM
+from ssd_jax.runtime.request import SamplingParams
+from tests import tiny
+from tests.runtime.test_speculative import outputs, requests
+
+FACTORS = {
+    "family": ("llama", "qwen2", "qwen3"),
+    "dtype": ("float32", "bfloat16", "int8"),
+    "verify": ("ratio", "coupled"),
+    "backup": ("none", "ngram", "random", "draft"),
+    "fan_out": ("uniform", "geometric", "list"),
+    "slots": (1, 4),
+}
+CASES = [
+    # family, dtype, verify, backup, fan_out, slots; then K and M
+    ("llama", "float32", "coupled", "draft", "geometric", 4, 3, 8),
+    ("llama", "bfloat16", "ratio", "ngram", "list", 1, 2, 6),
+    ("llama", "int8", "coupled", "none", "uniform", 1, 4, 7),
+    ("qwen2", "float32", "ratio", "none", "list", 4, 2, 6),
+    ("qwen2", "bfloat16", "coupled", "random", "geometric", 1, 3, 8),
+    ("qwen2", "int8", "ratio", "draft", "uniform", 4, 1, 4),
+    ("qwen3", "float32", "ratio", "random", "uniform", 1, 5, 16),
+    ("qwen3", "bfloat16", "ratio", "none", "geometric", 4, 4, 2),
+    ("qwen3", "int8", "coupled", "ngram", "geometric", 4, 2, 5),
+    ("qwen3", "bfloat16", "coupled", "draft", "list", 1, 2, 6),
+    ("qwen2", "float32", "coupled", "ngram", "uniform", 4, 3, 4),
+    ("llama", "int8", "ratio", "random", "list", 4, 2, 6),
+    ("llama", "bfloat16", "coupled", "random", "uniform", 4, 3, 8),
+]
+LIST = "2,1,3/4,1,1"
+
+
+def test_the_cases_cover_every_pair_of_factors():
+    for one, other in itertools.combinations(range(len(FACTORS)), 2):
+        names = list(FACTORS)
+        missing = set(itertools.product(FACTORS[names[one]], FACTORS[names[other]])) - {
+            (case[one], case[other]) for case in CASES
+        }
+        assert not missing, (names[one], names[other])
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """(target, draft that agrees with it more often than not) of each family."""
+    root = tmp_path_factory.mktemp("ssd")
+    return {
+        family: (
+            tiny.write_checkpoint(root / family, family),
+            tiny.write_checkpoint(root / f"{family}-draft", family, noise=0.04),
+        )
+        for family in FACTORS["family"]
+    }
+
+
+def ssd(checkpoint, **settings):
+    target, draft = checkpoint
+    defaults = {"context": 320, "compile_cache": "off", "exact": "bitwise", "k": "3"}
+    return LLM(str(target), mode="ssd", draft=str(draft), **defaults | settings)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "verify", "backup", "fan_out", "slots", "k", "budget"), CASES
+)
+def test_text_and_logprobs_equal_autoregressive_decoding(
+    checkpoints, family, dtype, verify, backup, fan_out, slots, k, budget
+):
+    llm = ssd(
+        checkpoints[family],
+        dtype=dtype,
+        verify=verify,
+        backup=backup,
+        fan_out=LIST if fan_out == "list" else fan_out,
+        slots=slots,
+        k=str(k),
+        budget=str(budget),
+        logprobs=1,
+    )
+    asked = requests(llm, verify, logprobs=1)
+    alone, spoken = (outputs(llm, asked, mode) for mode in ("ar", "ssd"))
+    for one, other in zip(alone, spoken, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.finish_reason == other.finish_reason
+        assert one.logprobs == other.logprobs
+    metrics = [out.metrics for out in spoken if out.metrics["hit_rate"] is not None]
+    rates = [each["hit_rate"] for each in metrics]
+    assert 0 < np.mean(rates) < 1  # both a hit and a miss were taken
+    proposed = np.sum([len(each["acceptance_by_position"]) for each in metrics])
+    assert proposed > 0
+
+
+@pytest.fixture(scope="module")
+def many(checkpoints):
+    return ssd(checkpoints["qwen3"], slots=4, budget="8", dtype="float32", verify="coupled")
+
+
+def test_a_draft_that_is_the_target_has_everything_accepted(checkpoints):
+    """What branches propose is what the draft would have said: nothing else is accepted always."""
+    target, _ = checkpoints["llama"]
+    llm = ssd((target, target), dtype="float32", budget="10")
+    (output,) = llm.generate(
+        ["0101010101"], SamplingParams(max_tokens=60, ignore_eos=True), mode="ssd"
+    )
+    assert output.metrics["hit_rate"] == 1
+    accepted, judged = np.array(output.metrics["acceptance_by_position"]).T
+    np.testing.assert_array_equal(accepted, judged)
+
+
+def test_with_a_just_in_time_draft_every_round_accepts_what_sd_accepts(many):
+    """Branches of k < L and just-in-time drafts are the same function of the text.
+
+    Greedy alone: sampled drafts differ, since rounds start elsewhere.
+    """
+    params = SamplingParams(max_tokens=40)
+    prompts = ["to be or not to be", "xyxyxyxyxyxyxyxy", "one two three"]
+    sd, spoken = (many.generate(prompts, params, mode=mode) for mode in ("sd", "ssd"))
+    for one, other in zip(sd, spoken, strict=True):
+        assert one.token_ids == other.token_ids
+        # A branch of k = L proposes one token less.
+        assert other.metrics["acceptance_length"] <= one.metrics["acceptance_length"] + 1e-9
+
+
+def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(many):
+    expected = {out.prompt_index: out.token_ids for out in outputs(many, asked(many), "ar")}
+    stream = many.run(asked(many)[:3], "ssd")
+    found, others = {}, iter(())
+    for count, event in enumerate(stream):
+        if event.output is not None:
+            found[event.prompt_index] = event.output.token_ids
+        if count == 4:  # these three share their rounds with four more from here on
+            others = many.run(asked(many)[3:], "ssd")
+            cancelled = many.run([asked(many)[6]], "ssd")
+            next(cancelled)
+            cancelled.close()
+        other = next(others, None)
+        if other is not None and other.output is not None:
+            found[other.prompt_index] = other.output.token_ids
+    found |= {e.prompt_index: e.output.token_ids for e in others if e.output is not None}
+    assert found == expected
+
+
+def asked(llm):
+    return requests(llm, "coupled")
+
+
+def test_text_up_to_the_last_position_of_the_context(checkpoints):
+    """The tree shrinks: no branch proposes more than there is room for."""
+    llm = ssd(checkpoints["llama"], context=40, dtype="float32", k="4", budget="10", slots=2)
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    for size in (1, 30, 36, 37, 38, 39):
+        prompt = [list(range(1, 1 + size))]
+        alone, spoken = (llm.generate(prompt, params, mode=mode)[0] for mode in ("ar", "ssd"))
+        assert alone.token_ids == spoken.token_ids
+        assert len(spoken.token_ids) == 40 - size
+        assert spoken.finish_reason == "length"
+
+
+def test_switched_off_and_on_again(many):
+    before, plain, after = (outputs(many, asked(many), mode) for mode in ("ssd", "ar", "ssd"))
+    for one, other, again in zip(before, plain, after, strict=True):
+        assert one.token_ids == other.token_ids == again.token_ids
+        assert one.metrics["acceptance_histogram"] == again.metrics["acceptance_histogram"]
+
+
+def test_a_smaller_k_uses_the_programs_of_the_largest(checkpoints):
+    llm = ssd(checkpoints["qwen2"], dtype="float32", k="4", ks=(2,), budget="8", slots=2)
+    found = [
+        outputs(llm, requests(llm, "ratio"), mode, k) for mode, k in (("ar", None), ("ssd", 2))
+    ]
+    for alone, spoken in zip(*found, strict=True):
+        assert alone.token_ids == spoken.token_ids
+        histogram = spoken.metrics["acceptance_histogram"]
+        assert histogram is None or len(histogram) <= 3
