@@ -79,6 +79,9 @@ class LLM:
         self.tokenizer: Tokenizer = self.target.tokenizer
         self.draft = self._open_draft(progress)
         self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
+        if self.config.mode == "ssd":
+            for k in self._ks:
+                self.config.fan_out_of(k)
         self.context = self._context()
         self._engines: dict[tuple[str, int], Engine] = {}
         self._mail: dict[Engine, _Mail] = {}

@@ -72,7 +72,10 @@ def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_p
     assert len(texts[0]) > 20
 
 
-DRAFTS = {"ngram": {"draft": "ngram"}, "int8": {"draft_dtype": "int8"}}
+DRAFTS = {
+    "ngram": {"mode": "sd", "draft": "ngram"},
+    "int8": {"mode": "ssd", "draft_dtype": "int8", "budget": "8"},
+}
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -86,7 +89,6 @@ def speculative(request, smollm2_path, speculative_dtype):
     settings = {"draft": str(smollm2_path)} | DRAFTS[request.param]
     return LLM(
         str(smollm2_path),
-        mode="sd",
         dtype=speculative_dtype,
         verify="coupled",
         exact="bitwise",
@@ -97,8 +99,8 @@ def speculative(request, smollm2_path, speculative_dtype):
     )
 
 
-def equal_in_both_modes(llm, prompts, max_tokens):
-    """Greedy and coupled texts, autoregressive and speculative; returns acceptance lengths."""
+def equal_in_all_modes(llm, prompts, max_tokens):
+    """Greedy and coupled texts in every mode that was prepared; returns the outputs by mode."""
     greedy = SamplingParams(max_tokens=max_tokens)
     coupled = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=7)
     requests = [
@@ -115,26 +117,31 @@ def equal_in_both_modes(llm, prompts, max_tokens):
                 if event.output is not None:
                     texts[mode][ids[event.request_id]] = event.output
     assert llm.loaded.exact == "bitwise"
-    for alone, spoken in zip(*texts.values(), strict=True):
-        assert alone.token_ids == spoken.token_ids
-        assert alone.finish_reason == spoken.finish_reason
+    for alone, *others in zip(*texts.values(), strict=True):
+        for spoken in others:
+            assert alone.token_ids == spoken.token_ids
+            assert alone.finish_reason == spoken.finish_reason
     assert max(len(output.token_ids) for output in texts["ar"]) == max_tokens
-    return [output.metrics["acceptance_length"] for output in texts["sd"]]
+    return texts
 
 
 def check_speculation(llm, sets, max_tokens):
-    lengths = equal_in_both_modes(llm, load_prompts(sets), max_tokens)
-    assert all(length >= 1 for length in lengths)
-    if llm.config.draft == "ngram":
-        assert max(lengths) > 1
-    else:  # the draft is the target, rounded
-        assert min(lengths) > 2
+    texts = equal_in_all_modes(llm, load_prompts(sets), max_tokens)
+    for mode in llm.modes[1:]:
+        lengths = [output.metrics["acceptance_length"] for output in texts[mode]]
+        assert all(length >= 1 for length in lengths)
+        if llm.config.draft == "ngram":
+            assert max(lengths) > 1
+        else:  # the draft is the target, rounded
+            assert min(lengths) > 2
+    if "ssd" in llm.modes:
+        assert all(output.metrics["hit_rate"] > 0.5 for output in texts["ssd"])
 
 
-def test_smollm2_says_the_same_with_and_without_speculation(speculative):
+def test_smollm2_says_the_same_in_every_mode(speculative):
     check_speculation(speculative, "humaneval:1,gsm8k:1,mt_bench:1", 48)
 
 
 @pytest.mark.slow
-def test_smollm2_says_the_same_with_and_without_speculation_at_length(speculative):
+def test_smollm2_says_the_same_in_every_mode_at_length(speculative):
     check_speculation(speculative, "humaneval:7,gsm8k:7,mt_bench:6", 128)

@@ -70,11 +70,10 @@ def _settle_modes(given: dict[str, Any]) -> None:
     unknown = set(modes) - set(MODES)
     if unknown:
         raise InputError(f"modes = {','.join(modes)!r}: each is one of {list(MODES)}")
-    beyond = [mode for mode in modes if mode in ("ssd", "auto")]
-    if beyond:
-        raise NotBuiltYetError(f"modes = {','.join(beyond)}", "modes = ar,sd")
+    if "auto" in modes:
+        raise NotBuiltYetError("modes = auto", "modes = ar,sd,ssd")
     given["modes"] = modes
-    given["mode"] = modes[-1] if modes == ["ar"] else "sd"
+    given["mode"] = next((mode for mode in ("ssd", "sd") if mode in modes), "ar")
 
 
 def _ks(given: Mapping[str, Any]) -> list[int]:

@@ -82,9 +82,10 @@ def _check_other(config: Config, other: str | None) -> None:
         raise InputError(f"compare = {other!r} is unknown; one of {list(MODES)}")
     if other == config.mode:
         raise InputError(f"compare = {other!r} is the mode that runs anyway; name another")
-    if other in ("ssd", "auto"):
-        raise NotBuiltYetError(f"compare = {other!r}", "--mode=sd --compare=ar")
-    if other != "ar":  # every model can decode one by one; other modes have settings of their own
+    if other == "auto":
+        raise NotBuiltYetError("compare = 'auto'", f"--mode={config.mode} --compare=ar")
+    # Every model can decode one by one, and a draft that branches can do without.
+    if other != "ar" and (config.mode, other) != ("ssd", "sd"):
         raise InputError(
             f"compare = {other!r} needs the settings of that mode; "
             f"use --mode={other} --compare={config.mode}"

@@ -64,7 +64,9 @@ def prompts(job: Job) -> Report:
     if accepted := acceptance(result):
         tables.append(acceptance_table(accepted))
         document["acceptance"] = acceptance_json(accepted)
-    costs = {name: _costs(job, mode, k) for name, (mode, k) in _variants(job).items() if k}
+    costs = {
+        name: _costs(job, mode, k) for name, (mode, k) in _variants(job).items() if mode == "sd"
+    }
     if costs:
         tables.append(costs_table(costs))
         document["costs"] = costs_json(costs)

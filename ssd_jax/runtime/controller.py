@@ -146,12 +146,14 @@ class Controller:
         self._draft.move(moves)
 
     def _look_up(self, row: DraftRow) -> tuple[Moved, int, str]:
-        """How a slot's record goes on, its L, and "hit" or the cause of a fallback."""
+        """How a slot's record goes on, its L, and "hit" or the cause of a fallback: "cold" where
+        nothing was prepared, "miss" where nothing for this outcome, "late" where too late."""
         state = self._slots[row.slot]
         assert state.cache is not None
         if state.length:
             self._fan_out.observe(len(row.committed) - 1, state.length, state.after)
         state.backup.extend(row.committed)
+        prepared = state.cache.prepared(state.start)
         state.cache.advance(row.committed)
         hit = state.cache.find()
         moved = Moved(
@@ -163,8 +165,10 @@ class Controller:
         if hit is not None and not hit.used:
             won = dataclasses.replace(moved, winner=hit.entry.row, limit=row.limit)
             return won, min(len(hit.entry.tokens), row.limit), "hit"
+        # A branch that the text has run along is of an earlier verification: the draft let it go.
+        cause = "late" if hit is not None else "miss" if prepared else "cold"
         tokens = state.backup.propose(row.position, row.limit)
-        return dataclasses.replace(moved, tokens=tokens), len(tokens), "miss"
+        return dataclasses.replace(moved, tokens=tokens), len(tokens), cause
 
     def _hear(self) -> None:
         """Puts what the draft has speculated into the caches."""

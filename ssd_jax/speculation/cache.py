@@ -81,6 +81,10 @@ class SpeculationCache:
             by_path.setdefault(entry.path, entry)
         self._entries = {entry.row: entry for entry in by_path.values() if self._fits(entry)}
 
+    def prepared(self, start: int) -> bool:
+        """Whether a branch is held of the verification that starts at `start`."""
+        return start == self._start and bool(self._entries)
+
     def extend(
         self, start: int, row: int, tokens: tuple[int, ...], *, complete: bool = False
     ) -> None:

@@ -111,8 +111,10 @@ def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
 
 
 def test_what_is_not_built_exits_2(capsys):
-    assert main(["bench", "--modes=ar,ssd"]) == 2
+    assert main(["bench", "--modes=ar,auto"]) == 2
     assert "not built yet" in capsys.readouterr().err
+    assert main(["bench", "--modes=ar,ssd"]) == 2
+    assert "needs a draft model" in capsys.readouterr().err
     assert main(["bench", "--modes=ar,sd"]) == 2
     assert "needs a draft" in capsys.readouterr().err
     assert main(["bench", "--mode=sd", "--draft=ngram", "--ks=0,2"]) == 2

@@ -149,7 +149,8 @@ def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
         (["--compare=sd"], "use --mode=sd --compare=ar"),
         (["--compare=fast"], "compare = 'fast' is unknown; one of"),
         (["--mode=sd", "--draft=ngram", "--compare=sd"], "is the mode that runs anyway"),
-        (["--mode=sd", "--draft=ngram", "--compare=ssd"], "not built yet"),
+        (["--mode=sd", "--draft=ngram", "--compare=ssd"], "use --mode=ssd --compare=sd"),
+        (["--mode=sd", "--draft=ngram", "--compare=auto"], "not built yet"),
     ],
 )
 def test_modes_that_cannot_be_compared_are_refused_before_anything_loads(flags, message, capsys):

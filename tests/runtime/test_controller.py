@@ -1,0 +1,301 @@
+"""Rounds of SSD on scripted roles: what is looked up, proposed, prepared and counted."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import DraftRow
+from ssd_jax.speculation.backup import NgramBackup, RandomBackup
+from ssd_jax.speculation.fan_out import Listed
+from tests.runtime.fake_branches import FakeBranchingDraft
+from tests.runtime.test_engine import LONG, drain, ids, outputs, request, spell
+from tests.runtime.watched import EOS, TOKENS, ssd
+
+
+def write(text=LONG, *, params=None, **settings):
+    """One request, whose text begins at position 3: its output, and the parts."""
+    parts = ssd(spell(text), **settings)
+    parts.engine.add(request(**{"max_tokens": 100} | (params or {})))
+    (output,) = outputs(drain(parts.engine)).values()
+    return output, parts
+
+
+def never(prompt, position):
+    return None
+
+
+def only(*positions):
+    return lambda prompt, position: 0 if position in positions else None
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_a_draft_that_is_always_right_hits_from_the_first_token_on(k):
+    output, parts = write(k=k)
+    assert output.text == LONG
+    assert output.metrics["hit_rate"] == 1
+    # The branch of k = L starts a forward later: K - 1 tokens, and the bonus token.
+    assert set(parts.controller.lengths()) == {k - 1}
+    assert parts.target.calls.count("forward") == -(-len(LONG) // k)
+
+
+@pytest.mark.parametrize(("k", "draft_k"), [(1, 1), (3, 3), (2, 4)])
+def test_one_forward_more_gives_that_branch_a_token_more(k, draft_k):
+    output, parts = write(k=k, draft_k=draft_k, longer=True, params={"max_tokens": 41})
+    assert output.text == LONG[:41]
+    assert output.metrics["hit_rate"] == 1
+    assert set(parts.controller.lengths()) == {k}
+    assert {expansion.forwards for expansion in parts.draft.expansions} == {k + 1}
+
+
+@pytest.mark.parametrize("wrong", [2, 3, 5])
+def test_a_draft_of_more_tokens_serves_fewer(wrong):
+    settings = {"wrong": lambda position: position % wrong == 0, "backup": "draft"}
+    output, parts = write(k=2, draft_k=5, **settings)
+    assert output.text == LONG
+    assert max(parts.controller.lengths()) == 2
+    assert {expansion.forwards for expansion in parts.draft.expansions} == {2}
+    assert parts.controller.lengths() == write(k=2, **settings)[1].controller.lengths()
+
+
+def test_the_outcome_of_the_prompt_is_the_first_token():
+    output, parts = write(rank=only(3))
+    assert parts.controller.sources() == ["hit"] + ["miss"] * (len(LONG) - 3)
+    assert output.text == LONG
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_without_hits_the_backup_draft_drafts_every_proposal(k):
+    output, parts = write(k=k, rank=never, backup="draft")
+    assert output.text == LONG
+    assert output.metrics["hit_rate"] == 0
+    assert output.metrics["acceptance_length_on_hit"] is None
+    assert set(parts.controller.lengths()) == {k}
+    assert parts.draft.drafted == [{0: k}] * len(parts.controller.rounds)
+
+
+def test_backups_of_the_host_propose_what_they_know_and_the_draft_follows_it():
+    text = "again and again and again and again"
+    parts = {name: write(text, rank=never, backup=name)[1] for name in ("none", "ngram", "random")}
+    ngram = NgramBackup()
+    ngram.extend([*request().prompt_ids])
+    rows = [rows[0] for rows, _ in parts["ngram"].controller.rounds]
+    for (_, drafted), row in zip(parts["ngram"].controller.rounds, rows, strict=True):
+        ngram.extend(row.committed)
+        assert drafted.proposal[0] == ngram.propose(row.position, row.limit)
+    assert 3 in parts["ngram"].controller.lengths()
+    rows, drafted = parts["random"].controller.rounds[4]
+    assert drafted.proposal[0] == RandomBackup(0, 0, TOKENS).propose(rows[0].position, 3)
+    assert set(parts["none"].controller.lengths()) == {0}
+    for name, part in parts.items():
+        assert not part.draft.drafted
+        assert any(expansion.follow[0] for expansion in part.draft.expansions) == (name != "none")
+
+
+def test_after_nothing_was_proposed_all_branches_are_for_the_next_token():
+    """The eighth candidate then has a branch, which after a proposal it has not."""
+    output, parts = write(rank=lambda prompt, position: 7, k=2, budget=8)
+    assert output.text == LONG
+    counts = [expansion.counts[0] for expansion in parts.draft.expansions]
+    assert counts[:5] == [(8,), (4, 4), (8,), (4, 4), (8,)]
+    assert parts.controller.sources()[:4] == ["hit", "miss", "hit", "miss"]
+
+
+class Told(Listed):
+    """Lists that note what was observed."""
+
+    def __init__(self, hit, miss):
+        super().__init__(hit, miss)
+        object.__setattr__(self, "observed", [])
+
+    def observe(self, accepted, length, after):
+        self.observed.append((accepted, length, after))
+
+
+def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
+    policy = Told(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
+    output, parts = write(
+        params={"max_tokens": 16},
+        fan_out=policy,
+        budget=4,
+        backup="draft",
+        wrong=lambda position: position == 7,
+        rank=lambda prompt, position: None if position == 11 else 0,
+    )
+    assert output.text == LONG[:16]
+    # Position 3 by the prefill; 4 5 and 6; 7 for a wrong one; 8 9 10 and 11, which no branch was
+    # for; 12 13 14 drafted just in time, and 15; 16 17 and 18, which is the last.
+    assert parts.controller.lengths() == [2, 2, 3, 3, 2]
+    assert parts.controller.sources() == ["hit", "hit", "hit", "miss", "hit"]
+    assert policy.observed == [(2, 2, "hit"), (0, 2, "hit"), (3, 3, "hit"), (3, 3, "miss")]
+    assert [expansion.counts[0] for expansion in parts.draft.expansions] == [
+        (4,),
+        (1, 1, 2),
+        (1, 1, 2),
+        (1, 1, 1, 1),
+        (1, 1, 0, 2),
+        (1, 1, 2),
+    ]
+    assert parts.draft.drafted == [{0: 3}]
+    assert [moved.winner for (moved,) in parts.draft.moves] == [-1, 0, 2, 0, -1, 2]
+    metrics = output.metrics
+    assert (metrics["hit_rate"], metrics["fallbacks"]) == (4 / 5, {"miss": 1})
+    assert metrics["acceptance_length_on_hit"] == pytest.approx((3 + 1 + 4 + 3) / 4)
+    assert metrics["acceptance_length_on_miss"] == 4
+
+
+def test_what_is_not_proposed_is_not_observed():
+    policy = Told(hit=(2, 2), miss=(2, 2))
+    write(fan_out=policy, k=1, budget=4)
+    assert policy.observed == []
+
+
+def test_lowered_are_the_planned_branches_and_one_at_every_place():
+    policy = Listed(hit=(3, 0, 1, 2), miss=(0, 0, 0, 6))
+    _, parts = write(fan_out=policy, budget=6, draft_k=5, backup="draft", rank=only(3, 6))
+    assert {expansion.lowered for expansion in parts.draft.expansions} == {(4, 1, 2, 0, 0)}
+
+
+def test_a_smaller_budget_than_the_drafts_is_kept_to():
+    output, parts = write(budget=3, branches=8, fan_out="geometric")
+    assert output.text == LONG
+    assert {sum(expansion.counts[0]) for expansion in parts.draft.expansions} == {3}
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_a_round_moves_once_expands_once_and_drafts_only_for_rows_that_wait(backup):
+    """K forwards on a hit."""
+    parts = ssd(spell(LONG), k=3, backup=backup, rank=lambda prompt, position: position % 9)
+    for size in (2, 7, 1, 5):
+        parts.engine.add(request(range(65, 65 + size), max_tokens=30))
+    seen = set()
+    while parts.engine.has_work:
+        calls, rounds = len(parts.draft.calls), len(parts.controller.rounds)
+        parts.engine.step()
+        called = [call for call in parts.draft.calls[calls:] if call not in ("open", "prefill")]
+        proposed = parts.controller.rounds[rounds:]
+        if proposed:
+            waits = backup == "draft" and set(proposed[0][1].sources.values()) != {"hit"}
+            assert called == ["news", "move", *["draft"] * waits, "expand"]
+            seen.add(waits)
+        else:  # a prompt has ended, or nothing has
+            assert called in ([], ["move", "expand"])
+    assert seen == ({False, True} if backup == "draft" else {False})
+    assert {expansion.forwards for expansion in parts.draft.expansions} == {3}
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens": 12}, {"context": 15, "max_tokens": 99}])
+def test_proposals_leave_room_for_the_bonus_token_alone(limits):
+    context, params = limits.get("context", 64), {"max_tokens": limits["max_tokens"]}
+    for backup, rank, lengths in [
+        ("none", lambda prompt, position: 0, [7, 2]),
+        ("draft", never, [8, 1]),
+    ]:
+        output, parts = write(
+            "x" * 99, k=8, params=params, context=context, backup=backup, rank=rank
+        )
+        assert (len(output.token_ids), output.finish_reason) == (12, "length")
+        assert parts.controller.lengths() == lengths
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_where_no_cache_was_looked_up_its_figures_do_not_apply(max_tokens):
+    output, parts = write(params={"max_tokens": max_tokens})
+    assert output.text == LONG[:max_tokens]
+    assert not parts.controller.rounds
+    for name in ("hit_rate", "acceptance_length_on_hit", "acceptance_length_on_miss", "fallbacks"):
+        assert output.metrics[name] is None
+
+
+def test_figures_of_the_cache_end_where_the_text_ends():
+    """Rounds of three tokens; nothing is prepared for what follows the b of brown."""
+    output, parts = write(
+        params={"stop": "rown"}, rank=lambda prompt, position: 0 if position < 14 else None
+    )
+    assert output.text == "the quick b"
+    assert "miss" in parts.controller.sources()
+    assert output.metrics["acceptance_histogram"] == [1, 0, 3]
+    assert (output.metrics["hit_rate"], output.metrics["fallbacks"]) == (1, {})
+    assert output.metrics["acceptance_length_on_hit"] == pytest.approx(10 / 4)
+    assert output.metrics["acceptance_length_on_miss"] is None
+
+
+def test_where_nothing_was_prepared_the_row_is_cold():
+    output, _ = write(width=0, backup="draft")
+    assert output.text == LONG
+    assert output.metrics["hit_rate"] == 0
+    assert set(output.metrics["fallbacks"]) == {"cold"}
+
+
+def test_a_branch_that_the_text_has_run_along_is_late_and_never_wins():
+    """The draft let its branches go when the record moved on."""
+    controller = ssd(spell(LONG), k=4).controller
+    text = ids(LONG)
+    controller.open(0, SamplingParams(), 0, [], 0)
+    controller.prefill(0, [65, 66, 67], 0, last=True)
+    controller.speculate()
+    controller.propose([DraftRow(0, 3, text[:1], 4)])
+    assert controller.lengths() == [3]
+    controller.propose([DraftRow(0, 5, text[1:3], 4)])
+    controller.propose([DraftRow(0, 6, text[3:4], 4)])
+    assert controller.sources() == ["hit", "late", "cold"]
+
+
+def test_an_end_that_the_draft_proposes_and_the_target_rejects_ends_nothing():
+    def drafted(prompt, position):
+        return EOS if position % 3 == 0 else spell(LONG)(prompt, position)
+
+    def make(script, **settings):
+        return FakeBranchingDraft(drafted, **settings)
+
+    output, parts = write(draft=make, backup="draft")
+    assert output.text == LONG
+    assert any(EOS in drafted.proposal[0] for _, drafted in parts.controller.rounds[:3])
+
+
+def breaking(call, at):
+    """Makes drafts whose call of this name raises when it is made for the `at`-th time."""
+
+    def make(script, **settings):
+        draft = FakeBranchingDraft(script, **settings)
+        works, left = getattr(draft, call), [at]
+
+        def fail(*args, **kwargs):
+            left[0] -= 1
+            if not left[0]:
+                raise RuntimeError("the draft is out of order")
+            return works(*args, **kwargs)
+
+        setattr(draft, call, fail)
+        return draft
+
+    return make
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("call", ["open", "prefill", "move", "draft", "proposal", "expand", "news"])
+def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_ever(call, at):
+    """So does an interrupt, which may come at any place."""
+    settings = {"rank": lambda prompt, position: position % 9, "backup": "draft"}
+    parts = ssd(spell(LONG), draft=breaking(call, at), **settings)
+    failed = [parts.engine.add(request(range(65, 65 + size), max_tokens=5)) for size in (1, 9, 1)]
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    for number in failed:
+        parts.engine.cancel(number)
+    later = [request(range(65, 65 + size), max_tokens=30) for size in (9, 1)]
+    numbers = [parts.engine.add(each) for each in later]
+    done = outputs(drain(parts.engine))
+    for number, each in zip(numbers, later, strict=True):
+        alone = ssd(spell(LONG), **settings)
+        alone.engine.add(each)
+        (output,) = outputs(drain(alone.engine)).values()
+        assert output.text == LONG[:30]
+        for name in ("acceptance_histogram", "hit_rate", "fallbacks"):
+            assert done[number].metrics[name] == output.metrics[name]
+
+
+def test_the_controller_imports_no_jax():
+    code = "import ssd_jax.runtime.controller, sys; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
