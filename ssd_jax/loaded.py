@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
@@ -20,8 +24,14 @@ from ssd_jax.runtime.ngram_drafter import NgramDrafter
 from ssd_jax.runtime.programs import Programs, Verification
 from ssd_jax.runtime.roles import Drafter
 from ssd_jax.runtime.target import DeviceTarget
+from ssd_jax.runtime.worker.messages import Hello
+from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.speculation.backup import parse_backup
+from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
+
+if TYPE_CHECKING:
+    from ssd_jax.runtime.worker.placement import DraftWorker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,21 +42,33 @@ class Roles:
     drafter: Drafter | None
 
 
+class InlineDraft(NamedTuple):
+    """A draft in the target's process.
+
+    Attributes:
+      expansion: where branches are made.
+    """
+
+    programs: DraftPrograms
+    expansion: ExpansionPrograms | None
+    parameters: list[jax.Array]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
     """Programs and parameters, shared by every engine.
 
     Attributes:
-      expansion_programs: of mode ssd.
+      inline: gives the draft in this process, which it loads when first called; None without one.
+      worker: where the draft of mode ssd is, if not in this process.
       exact: the exactness that holds, "bitwise" or "law".
     """
 
     config: Config
     programs: Programs
     parameters: list[jax.Array]
-    draft_programs: DraftPrograms | None
-    expansion_programs: ExpansionPrograms | None
-    draft_parameters: list[jax.Array]
+    inline: Callable[[], InlineDraft] | None
+    worker: DraftWorker | None
     tokens: int
     exact: str
 
@@ -55,25 +77,41 @@ class Loaded:
         target = DeviceTarget(self.programs, self.parameters)
         return Roles(target, None if mode == "ar" else self._drafter(mode, k))
 
+    def close(self) -> None:
+        """Ends the worker, if there is one."""
+        if self.worker is not None:
+            self.worker.close()
+
     def _drafter(self, mode: str, k: int) -> Drafter:
-        config, parameters = self.config, self.draft_parameters
+        config = self.config
         if mode == "ssd":
-            assert self.expansion_programs is not None
-            draft = BranchDraft(
-                self.expansion_programs, parameters, temperature=config.draft_temperature
-            )
-            return Controller(
-                draft,
-                k=k,
-                budget=config.branches,
-                fan_out=config.fan_out_of(k),
-                backup=parse_backup(config.backup or "draft"),
-                tokens=self.tokens,
-            )
-        if self.draft_programs is None:
+            return self._controller(k)
+        if self.inline is None:
             return NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
-        return ModelDrafter(
-            self.draft_programs, parameters, k=k, temperature=config.draft_temperature
+        draft = self.inline()
+        temperature = config.draft_temperature
+        return ModelDrafter(draft.programs, draft.parameters, k=k, temperature=temperature)
+
+    def _controller(self, k: int) -> Controller:
+        config, settle = self.config, None
+        if self.worker is not None:
+            draft = self.worker.draft()
+            settle = draft.settled
+        else:
+            assert self.inline is not None
+            inline = self.inline()
+            assert inline.expansion is not None
+            draft = BranchDraft(
+                inline.expansion, inline.parameters, temperature=config.draft_temperature
+            )
+        return Controller(
+            draft,
+            k=k,
+            budget=config.branches,
+            fan_out=config.fan_out_of(k),
+            backup=parse_backup(config.backup or "draft"),
+            tokens=self.tokens,
+            settle=settle,
         )
 
 
@@ -84,6 +122,7 @@ def load(
     context: int,
     *,
     ks: Sequence[int],
+    draft_cores: tuple[int, ...] | None = None,
     progress: Progress | None,
 ) -> Loaded:
     """Compiles all programs while the weights load.
@@ -93,16 +132,32 @@ def load(
       target, draft: opened models.
       context: most positions of a sequence.
       ks: numbers of proposed tokens to prepare for; empty without a draft.
+      draft_cores: of a draft in a process of its own.
       progress: of the target's weights.
 
     Raises:
-      InputError: tensor data that cannot be read.
+      InputError: tensor data that cannot be read, or a draft worker that cannot start.
     """
     support = _support(config, target, draft)
     room = {"slots": config.slots, "context": context, "tokens": target.tokenizer.size}
-    with ThreadPoolExecutor(1) as pool:
+    drafting = Drafting(
+        k=max(ks, default=0),
+        support=support,
+        rule=config.verify,
+        branches=config.branches,
+        saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
+    )
+    elsewhere = config.draft_placement == "process"
+    with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
+        worker = None
+        if draft is not None and elsewhere:
+            from ssd_jax.runtime.worker.placement import DraftWorker  # gRPC takes time to import
+
+            worker = DraftWorker(_worker_settings(config, draft, room, drafting, draft_cores))
+            on_failure.callback(worker.close)
+            worker.start()
         parameters = pool.submit(target.load, progress)
-        draft_parameters = pool.submit(draft.load) if draft is not None else None
+        draft_loads = pool.submit(draft.load).result if draft and not elsewhere else None
         programs = Programs(
             target.model,
             **room,
@@ -114,29 +169,69 @@ def load(
                 logprobs_of=config.logprobs_of,
             ),
         )
-        draft_programs = expansion_programs = None
+        inline = None
         if draft is not None:
-            drafting = Drafting(
-                k=max(ks),
-                support=support,
-                rule=config.verify,
-                branches=config.branches,
-                saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
+            branching = config.mode == "ssd" and not elsewhere
+            weights = draft_loads or draft.load
+            inline = functools.cache(
+                functools.partial(_inline, draft, room, drafting, weights, branching=branching)
             )
-            draft_programs = DraftPrograms(draft.model, **room, drafting=drafting)
-            if config.mode == "ssd":
-                expansion_programs = ExpansionPrograms(draft_programs)
+            if not elsewhere:
+                inline()
         loaded = parameters.result()
-        draft_loaded = draft_parameters.result() if draft_parameters is not None else []
+        exact = _exactness(config, programs, loaded)
+        if worker is not None:
+            worker.wait_ready()
+        on_failure.pop_all()
     return Loaded(
         config=config,
         programs=programs,
         parameters=loaded,
-        draft_programs=draft_programs,
-        expansion_programs=expansion_programs,
-        draft_parameters=draft_loaded,
+        inline=inline,
+        worker=worker,
         tokens=target.tokenizer.size,
-        exact=_exactness(config, programs, loaded),
+        exact=exact,
+    )
+
+
+def _inline(
+    draft: OpenedModel,
+    room: Mapping[str, int],
+    drafting: Drafting,
+    weights: Callable[[], list[jax.Array]],
+    *,
+    branching: bool,
+) -> InlineDraft:
+    programs = DraftPrograms(draft.model, **room, drafting=drafting)
+    return InlineDraft(programs, ExpansionPrograms(programs) if branching else None, weights())
+
+
+def _worker_settings(
+    config: Config,
+    draft: OpenedModel,
+    room: Mapping[str, int],
+    drafting: Drafting,
+    cores: tuple[int, ...] | None,
+) -> WorkerSettings:
+    cache = config.compile_cache
+    hello = Hello(
+        token=secrets.token_hex(),
+        model=draft.fingerprint,
+        **room,
+        k=drafting.k,
+        branches=drafting.branches,
+        support=1 if drafting.rule == "coupled" else drafting.support,
+        rule=drafting.rule,
+    )
+    return WorkerSettings(
+        hello=hello,
+        source=draft.source,
+        dtype=config.draft_dtype or config.dtype,
+        support=drafting.support,
+        saguaro_c=drafting.saguaro_c,
+        draft_temperature=config.draft_temperature,
+        compile_cache=None if cache == "off" else str(compile_cache(cache)),
+        cores=cores,
     )
 
 

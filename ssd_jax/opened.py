@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 
 import jax
 
@@ -28,6 +29,13 @@ class OpenedModel:
     def source(self) -> str:
         """As the user named it."""
         return self.checkpoint.source
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of configuration and vocabulary: what two processes must agree on."""
+        size = self.tokenizer.size
+        tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
+        return hashlib.sha256(f"{self.checkpoint.config!r}\0{tokens}".encode()).hexdigest()
 
     def load(self, progress: Progress | None = None) -> list[jax.Array]:
         """The parameters.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,20 @@ class BranchDraft:
             )
 
     def move(self, moves: Sequence[Moved]) -> None:
-        """See `roles.BranchingDraft.move`."""
+        """See `roles.BranchingDraft.move`. Any number of tokens may have been committed."""
+        room = self.k + 1
+        while any(len(moved.committed) > room for moved in moves):
+            counted = no_moves(self.slots, self.k)
+            for moved in moves:
+                if len(moved.committed) > room:
+                    counted.committed[moved.slot] = moved.committed[:room]
+            self._promote(counted)
+            moves = [
+                dataclasses.replace(moved, committed=moved.committed[room:])
+                if len(moved.committed) > room
+                else moved
+                for moved in moves
+            ]
         packed = self._move = no_moves(self.slots, self.k)
         for moved in moves:
             slot = moved.slot
@@ -76,11 +89,14 @@ class BranchDraft:
             packed.winner[slot] = moved.winner
             packed.tokens[slot, : len(moved.tokens)] = moved.tokens
             packed.limit[slot] = moved.limit if moved.winner >= 0 else len(moved.tokens)
+        self._promote(packed)
+
+    def _promote(self, move: Move) -> None:
         self._pages, self._history, self._record = self._programs["promote"](
-            self._pages, self._scratch, self._history, self._expansion, Move(*packed)
+            self._pages, self._scratch, self._history, self._expansion, move
         )
 
-    def draft(self, limits: np.ndarray) -> None:
+    def draft(self, limits: np.ndarray) -> np.ndarray:
         """See `roles.BranchingDraft.draft`."""
         rows = limits > 0
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
@@ -109,6 +125,7 @@ class BranchDraft:
                 rows,
                 sampling,
             )
+        return limits
 
     def proposal(self) -> Any:
         """See `roles.BranchingDraft.proposal`."""
@@ -134,19 +151,32 @@ class BranchDraft:
             sampling,
         )
         for _ in range(1, forwards):
-            self._pages, self._scratch, self._expansion, self._news = self._programs["grow"](
-                self._parameters,
-                self._pages,
-                self._scratch,
-                self._history,
-                self._expansion,
-                lowered.astype(np.int32),
-                sampling,
-            )
+            self.grow(lowered)
         self._news.copy_to_host_async()
+
+    def grow(self, lowered: np.ndarray) -> None:
+        """One forward more of all branches; see `roles.BranchingDraft.expand`."""
+        self._pages, self._scratch, self._expansion, self._news = self._programs["grow"](
+            self._parameters,
+            self._pages,
+            self._scratch,
+            self._history,
+            self._expansion,
+            lowered.astype(np.int32),
+            self._rows.on_device(),
+        )
+
+    def announced(self) -> Callable[[], News]:
+        """Waits for the branches as they are now, also when they have been grown since."""
+        news, tokens = self._news, self._record.proposal.tokens
+        news.copy_to_host_async()
+
+        def wait() -> News:
+            packed = np.asarray(news)
+            return News(np.asarray(tokens), packed[..., 0], packed[..., 1], packed[..., 2:])
+
+        return wait
 
     def news(self) -> News:
         """See `roles.BranchingDraft.news`."""
-        packed = np.asarray(self._news)
-        proposed = np.asarray(self._record.proposal.tokens)
-        return News(proposed, packed[..., 0], packed[..., 1], packed[..., 2:])
+        return self.announced()()

@@ -9,12 +9,13 @@ expand (`speculate`). A row that misses does not touch the others.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import BranchingDraft, Drafted, DraftRow, Moved, News, Traits
+from ssd_jax.runtime.roles import Absence, BranchingDraft, Drafted, DraftRow, Moved, News, Traits
 from ssd_jax.speculation.backup import Backup, Kind, make
 from ssd_jax.speculation.cache import Entry, SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut
@@ -31,6 +32,7 @@ class _Slot:
       length: L.
       after: where the record came from.
       made: by the draft; it need not run its tokens.
+      absent: why the draft had no news of it; None where it had.
     """
 
     backup: Backup
@@ -39,6 +41,7 @@ class _Slot:
     length: int = 0
     after: After = "miss"
     made: bool = True
+    absent: Absence | None = None
 
 
 class Controller:
@@ -52,9 +55,9 @@ class Controller:
       backup: what a miss proposes: "draft" waits for the draft.
       tokens: how many ids the tokenizer has.
       longer: one forward more, so that branches of k = L have K tokens, too.
+      settle: of a draft elsewhere: gives the proposals with all their q. The round's message then
+        goes out when the target's forward is dispatched, not when its verification is.
     """
-
-    traits = Traits(proposes="distribution", on_device=True)
 
     def __init__(
         self,
@@ -66,8 +69,11 @@ class Controller:
         backup: Kind,
         tokens: int,
         longer: bool = False,
+        settle: Callable[[], Any] | None = None,
     ) -> None:
+        self.traits = Traits(proposes="distribution", on_device=settle is None)
         self.k = k
+        self._settle = settle
         self._draft = draft
         self._budget = budget
         self._fan_out = fan_out
@@ -116,8 +122,13 @@ class Controller:
             moves.append(moved)
         self._move(moves)
         if waited.any():
-            self._draft.draft(waited)
-        return Drafted(lengths, self._draft.proposal(), sources)
+            drafted = self._draft.draft(waited)
+            for row in rows:
+                if waited[row.slot]:
+                    length = lengths[row.slot] = drafted[row.slot]
+                    self._slots[row.slot].length = int(length)
+        settle = None if self._settle is None else self._settled
+        return Drafted(lengths, self._draft.proposal(), sources, settle)
 
     def speculate(self) -> None:
         """See `roles.Drafter.speculate`."""
@@ -137,6 +148,11 @@ class Controller:
         lowered[: self.k] = np.array(planned) + 1
         self._draft.expand(counts, follow=follow, lowered=lowered, forwards=self._forwards)
         self._live = {}
+
+    def _settled(self) -> Any:
+        assert self._settle is not None
+        self.speculate()
+        return self._settle()
 
     def _move(self, moves: list[Moved]) -> None:
         """Hands all new records over; those of finished prompts among them."""
@@ -167,6 +183,7 @@ class Controller:
             return won, min(len(hit.entry.tokens), row.limit), "hit"
         # A branch that the text has run along is of an earlier verification: the draft let it go.
         cause = "late" if hit is not None else "miss" if prepared else "cold"
+        cause = state.absent or cause
         tokens = state.backup.propose(row.position, row.limit)
         return dataclasses.replace(moved, tokens=tokens), len(tokens), cause
 
@@ -176,7 +193,10 @@ class Controller:
             return
         news = self._draft.news()
         for slot, (state, forks) in self._expanded.items():
-            if self._slots[slot] is state and state.cache is not None:
+            if isinstance(news, str):
+                state.absent = news
+            elif self._slots[slot] is state and state.cache is not None:
+                state.absent = None
                 state.cache.fill(state.start, _entries(news, slot, forks))
         self._expanded = {}
 

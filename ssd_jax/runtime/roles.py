@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -57,11 +57,14 @@ class Drafted:
       lengths: [B] int32, L of each slot, known at once.
       proposal: for the target; see `speculation.proposal.Proposal`.
       sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
+      settle: gives the proposal with each q that is still on its way, after waiting for it; to be
+        called when the tokens' forward is dispatched. None where nothing is on its way.
     """
 
     lengths: np.ndarray
     proposal: Any
     sources: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    settle: Callable[[], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +148,11 @@ class Moved:
     limit: int = 0
 
 
+Absence = Literal["late", "stale", "dead"]
+"""Why there is no news: it did not come in time, the draft is still at an earlier round and was not
+asked, or there is no draft now."""
+
+
 class News(NamedTuple):
     """What the branches of an expansion speculate.
 
@@ -190,8 +198,11 @@ class BranchingDraft(Protocol):
         """Gives these slots new records; all others have none. Branches are gone."""
         ...
 
-    def draft(self, limits: np.ndarray) -> None:
-        """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is."""
+    def draft(self, limits: np.ndarray) -> np.ndarray:
+        """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is.
+
+        Returns: how many tokens there will be [B]: `limits`, or 0 where the draft did not answer.
+        """
         ...
 
     def proposal(self) -> Any:
@@ -212,8 +223,8 @@ class BranchingDraft(Protocol):
         """
         ...
 
-    def news(self) -> News:
-        """Waits for the branches."""
+    def news(self) -> News | Absence:
+        """Waits for the branches, or says why there are none."""
         ...
 
 

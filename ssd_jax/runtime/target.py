@@ -75,6 +75,8 @@ class DeviceTarget:
         logits, self._pages = self._programs["forward", width](
             self._parameters, self._pages, tokens, proposed.tokens, lengths
         )
+        if drafted is not None and drafted.settle is not None:
+            proposed = drafted.settle()
         packed, self._history, logprobs = self._programs["accept", self.slots, width](
             logits, proposed, self._rows.on_device(), lengths, self._history, np.int32(0)
         )

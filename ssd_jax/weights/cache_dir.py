@@ -13,3 +13,8 @@ def cache_dir() -> Path:
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "ssd_jax"
+
+
+def compile_cache(setting: str) -> Path:
+    """Where compiled programs are kept: `auto`, or a directory."""
+    return cache_dir() / "xla" if setting == "auto" else Path(setting)

@@ -131,7 +131,7 @@ class FakeBranchingDraft:
         assert branch.path == path, "the branch is not of this outcome"
         return Record(moved.position, branch.tokens[: moved.limit], False, True)
 
-    def draft(self, limits: np.ndarray) -> None:
+    def draft(self, limits: np.ndarray) -> np.ndarray:
         assert limits.shape == (self.slots,)
         waiting = {slot: int(limit) for slot, limit in enumerate(limits) if limit}
         assert waiting, "a call for nothing"
@@ -144,6 +144,7 @@ class FakeBranchingDraft:
             record.tokens = self._drafted(slot, record.start + 1, limit)
         self.calls.append("draft")
         self.drafted.append(waiting)
+        return limits
 
     def proposal(self) -> list[list[int]]:
         return [

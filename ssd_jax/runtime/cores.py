@@ -1,0 +1,104 @@
+"""Processor cores that a process may run on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ssd_jax.errors import InputError
+
+_PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+def parse_cores(name: str, text: str) -> tuple[int, ...]:
+    """Core numbers, ascending, from a list of numbers and ranges such as "0,2-3".
+
+    Raises:
+      InputError: not such a list.
+    """
+    cores: set[int] = set()
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise InputError(
+                f"{name} = {text!r} is not understood; give core numbers and ranges, such as 0,2-3"
+            )
+        cores.update(range(first, last + 1))
+    return tuple(sorted(cores))
+
+
+def require_disjoint(target: Sequence[int], draft: Sequence[int]) -> None:
+    """Raises: InputError: target and draft share a core."""
+    shared = sorted({*target} & {*draft})
+    if shared:
+        raise InputError(
+            f"target_cores = {shown(target)} and draft_cores = {shown(draft)} share "
+            f"{shown(shared)}; give each cores of its own"
+        )
+
+
+def usable_cores() -> set[int]:
+    """Cores that this process may run on, whatever it is pinned to now; none if none can be set."""
+    found: set[int] = set()
+
+    def attempt() -> None:  # a thread of its own: the affinity of the others stays as it is
+        for core in range(os.cpu_count() or 1):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, {core})
+                found.add(core)
+
+    if hasattr(os, "sched_setaffinity"):
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+    return found
+
+
+def require_usable(name: str, cores: Sequence[int]) -> None:
+    """Raises: InputError: a core that does not exist, or that this process may not run on."""
+    usable = usable_cores()
+    if not usable:
+        raise InputError(f"{name} = {shown(cores)}: this system cannot pin to cores; leave it out")
+    missing = {*cores} - usable
+    if missing:
+        raise InputError(
+            f"{name} = {shown(cores)}: there is no core {shown(missing)} to run on; there are "
+            f"{shown(usable)}"
+        )
+
+
+def place(target: tuple[int, ...] | None, draft: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Pins this process to the target's cores, if given; returns the cores of a draft process.
+
+    Without cores of its own the draft gets those that the target leaves, if it leaves any.
+
+    Raises:
+      InputError: a core that cannot be used.
+    """
+    for name, cores in (("target_cores", target), ("draft_cores", draft)):
+        if cores is not None:
+            require_usable(name, cores)
+    if target is None:
+        return draft
+    pin(target)
+    return draft or tuple(sorted(usable_cores() - {*target})) or None
+
+
+def pin(cores: Iterable[int]) -> None:
+    """Pins every thread that this process has; later ones inherit it."""
+    wanted = set(cores)
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(task.name), wanted)
+        except ProcessLookupError:
+            continue  # a thread that has ended meanwhile
+
+
+def shown(cores: Iterable[int]) -> str:
+    """Cores as the user writes them."""
+    return ",".join(str(core) for core in sorted(cores))

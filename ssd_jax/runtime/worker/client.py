@@ -1,0 +1,333 @@
+"""The engine's side of a draft in a worker: `roles.BranchingDraft` over a stream.
+
+At most one round is on its way. While it is not answered nothing else is sent; when it is, every
+slot catches up by a `Prefill` of the tokens that the worker has missed. A worker that is late or
+dead therefore costs speed only, and never more messages than one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import Absence, Moved, News
+from ssd_jax.runtime.worker.connection import Connection
+from ssd_jax.runtime.worker.messages import (
+    Expand,
+    Fork,
+    Hello,
+    Move,
+    Open,
+    Ping,
+    Prefill,
+    Round,
+    Stats,
+)
+from ssd_jax.runtime.worker.proposals import HostProposals
+
+PATIENCE = 1.0
+"""Seconds that a round waits for a worker."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Slot:
+    """A request, and what the worker of `link` knows of it.
+
+    Attributes:
+      opening: the message that opens it.
+      sampled: its verification needs q.
+      text: prompt and committed tokens; the first `prompt` are the prompt's.
+      known: positions whose keys and values the worker has for certain.
+      counted: tokens that it has as prompt or counted as output.
+      whole: its record was expanded by the last round: it has the keys and values of all of it.
+    """
+
+    opening: Open
+    sampled: bool
+    text: list[int] = dataclasses.field(default_factory=list)
+    prompt: int = 0
+    link: Connection | None = None
+    known: int = 0
+    counted: int = 0
+    whole: bool = False
+
+
+class RemoteDraft:
+    """See `roles.BranchingDraft`; every call but `draft`, `news` and `settled` only sends.
+
+    Args:
+      hello: what the worker is.
+      connect: gives a new connection, None where there is no worker now.
+      greedy: the draft proposes its likeliest tokens whatever the request samples.
+      patience: seconds to wait for an answer.
+      counters: what happened: "late", "stale", "dead", "q late", "q malformed", "connections".
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        connect: Callable[[], Connection | None],
+        *,
+        greedy: bool = False,
+        patience: float = PATIENCE,
+        counters: Counter[str] | None = None,
+    ) -> None:
+        self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
+        self.counters: Counter[str] = Counter() if counters is None else counters
+        self._q_travels = hello.rule == "ratio" and not greedy
+        self._connect, self._patience = connect, patience
+        self._connection: Connection | None = None
+        self._numbers = itertools.count(1)
+        self._epochs = itertools.count(1)
+        self._slots: dict[int, _Slot] = {}
+        self._absence: Absence = "dead"
+        self._link: Connection | None = None  # that this round's records went to
+        self._moves: list[Move] = []  # not sent yet
+        self._records: dict[int, bool] = {}  # slots with a record: whether it is to be followed
+        self._asked_q: list[int] = []
+        self._awaited = False  # the branches of the last `expand`
+        self._news: News | None = None
+        self._proposals = HostProposals(hello.slots, hello.k, hello.support)
+
+    def open(
+        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
+    ) -> None:
+        """See `roles.BranchingDraft.open`."""
+        opening = Open(
+            number=0,
+            slot=slot,
+            epoch=next(self._epochs),
+            temperature=float(params.temperature),
+            top_k=int(params.top_k),
+            top_p=float(params.top_p),
+            min_p=float(params.min_p),
+            repetition_penalty=float(params.repetition_penalty),
+            frequency_penalty=float(params.frequency_penalty),
+            presence_penalty=float(params.presence_penalty),
+            logit_bias=tuple((int(token), float(bias)) for token, bias in params.logit_bias),
+            seed=int(params.seed),
+            index=int(index),
+            banned=tuple(int(token) for token in banned),
+            ban_before=int(ban_before),
+        )
+        self._slots[slot] = _Slot(
+            opening=opening, sampled=self._q_travels and params.temperature > 0
+        )
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `roles.BranchingDraft.prefill`."""
+        state = self._slots[slot]
+        state.text[offset:] = tokens
+        state.prompt = len(state.text)
+        link = self._usable()
+        if link is not None:
+            self._teach(link, state)
+
+    def move(self, moves: Sequence[Moved]) -> None:
+        """See `roles.BranchingDraft.move`."""
+        link = self._link = self._usable()
+        told, self._news = self._news, None
+        self._moves, self._records, self._asked_q = [], {}, []
+        self._proposals.clear()
+        moved_slots = {moved.slot for moved in moves}
+        for slot, state in self._slots.items():
+            state.whole = state.whole and link is not None and slot in moved_slots
+        for moved in moves:
+            state = self._slots[moved.slot]
+            state.text += moved.committed
+            tokens = tuple(int(token) for token in moved.tokens)
+            winner, limit = moved.winner, len(tokens)
+            if winner >= 0:
+                assert told is not None
+                limit = min(moved.limit, int(told.lengths[moved.slot, winner]))
+                tokens = tuple(told.tokens[moved.slot, winner, :limit].tolist())
+            self._proposals.put(moved.slot, tokens)
+            if link is None:
+                continue
+            if state.link is not link:
+                winner = -1  # the worker that had this branch is gone
+            elif winner >= 0:
+                tokens = ()
+            if not state.whole:
+                self._teach(link, state)
+            self._moves.append(self._wire(moved, state, winner, limit, tokens))
+            self._records[moved.slot] = bool(tokens)
+            if winner >= 0 and limit and state.sampled:
+                self._asked_q.append(moved.slot)
+
+    def draft(self, limits: np.ndarray) -> np.ndarray:
+        """See `roles.BranchingDraft.draft`; waits for the worker."""
+        drafted = np.zeros(self.slots, np.int32)
+        link = self._link
+        if link is None:
+            return drafted
+        moves = [dataclasses.replace(m, draft=int(limits[m.slot])) for m in self._moves]
+        self._send_round(link, moves, None)
+        winner = link.winner(self._patience)
+        if winner is None:
+            self._absence = "late" if link.alive else "dead"
+            self.counters[self._absence] += 1
+            self._link = None
+            return drafted
+        for row, (slot, epoch) in enumerate(zip(winner.slots, winner.epochs, strict=True)):
+            if limits[slot] and epoch == self._slots[slot].opening.epoch:
+                drafted[slot] = min(winner.lengths[row], limits[slot])
+                self._proposals.put(slot, winner.tokens[row, : drafted[slot]].tolist())
+                self._asked_q += [slot] if self._slots[slot].sampled else []
+        self._take_q()
+        return drafted
+
+    def proposal(self) -> Any:
+        """See `roles.BranchingDraft.proposal`: point masses where q has not come yet."""
+        return self._proposals.now()
+
+    def settled(self) -> Any:
+        """The proposals with their q: waits for what is still on its way."""
+        self._take_q()
+        return self._proposals.now()
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        """See `roles.BranchingDraft.expand`."""
+        link = self._link
+        self._awaited = link is not None
+        if link is None:
+            return
+        forks = tuple(
+            Fork(
+                slot=slot,
+                epoch=self._slots[slot].opening.epoch,
+                counts=tuple(counts[slot].tolist()),
+                follow=given,
+            )
+            for slot, given in self._records.items()
+        )
+        expand = Expand(forks=forks, lowered=tuple(lowered.tolist()), forwards=forwards)
+        self._send_round(link, self._moves, expand)
+        for slot in self._records:
+            self._slots[slot].whole = True
+
+    def news(self) -> News | Absence:
+        """See `roles.BranchingDraft.news`; waits no longer than its patience."""
+        link = self._link
+        answer = None
+        if self._awaited and link is not None:
+            answer = link.speculations(self._patience)
+            self._absence = "late" if link.alive else "dead"
+        if answer is None:
+            self.counters[self._absence] += 1
+            return self._absence
+        shape = self.slots, self.branches
+        news = News(
+            self._proposals.tokens.copy(),
+            np.full(shape, -1, np.int32),
+            np.zeros(shape, np.int32),
+            np.zeros((*shape, self.k), np.int32),
+        )
+        for row, (slot, epoch) in enumerate(zip(answer.slots, answer.epochs, strict=True)):
+            if slot in self._slots and epoch == self._slots[slot].opening.epoch:
+                news.bonus[slot], news.lengths[slot] = answer.bonus[row], answer.lengths[row]
+                news.tokens[slot] = answer.tokens[row]
+        self._news = news
+        return news
+
+    def stats(self, timeout: float = PATIENCE) -> Stats | None:
+        """What this draft has cost the worker; None if it does not answer."""
+        link = self._usable()
+        if link is None:
+            return None
+        number = next(self._numbers)
+        link.send(Ping(number=number))
+        return link.stats(number, timeout)
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Waits for a worker that agrees to the `Hello`."""
+        self._usable()
+        return self._connection is not None and self._connection.wait_ready(timeout)
+
+    @property
+    def trouble(self) -> str:
+        """Why the last stream ended, if it did."""
+        return "" if self._connection is None else self._connection.trouble
+
+    def close(self) -> None:
+        """Ends the stream; the worker then frees the slots."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _usable(self) -> Connection | None:
+        """The connection, if the worker has answered all it was asked; connects anew if need be."""
+        if self._connection is None or not self._connection.alive:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = self._connect()
+            self.counters["connections"] += self._connection is not None
+        link = self._connection
+        if link is None or not link.ready:
+            self._absence = "dead"
+        elif not link.answered:
+            self._absence = "stale"
+        else:
+            return link
+        return None
+
+    def _teach(self, link: Connection, state: _Slot) -> None:
+        """Gives the worker what it lacks of a slot's text."""
+        opening = state.opening
+        if state.link is not link:
+            state.link, state.known, state.counted = link, 0, 0
+            link.send(dataclasses.replace(opening, number=next(self._numbers)))
+        if state.known < len(state.text):
+            link.send(
+                Prefill(
+                    number=next(self._numbers),
+                    slot=opening.slot,
+                    epoch=opening.epoch,
+                    offset=state.known,
+                    tokens=np.array(state.text[state.known :], np.int32),
+                )
+            )
+            state.known = len(state.text)
+        state.counted = max(state.counted, state.prompt)
+
+    def _wire(
+        self, moved: Moved, state: _Slot, winner: int, limit: int, tokens: tuple[int, ...]
+    ) -> Move:
+        committed = tuple(int(token) for token in state.text[state.counted :])
+        state.counted, state.known = len(state.text), moved.position
+        return Move(
+            slot=moved.slot,
+            epoch=state.opening.epoch,
+            position=int(moved.position),
+            pending=int(moved.pending),
+            committed=committed,
+            winner=int(winner),
+            limit=limit if winner >= 0 else 0,
+            tokens=tokens,
+            draft=0,
+            sampled=state.sampled,
+        )
+
+    def _send_round(self, link: Connection, moves: list[Move], expand: Expand | None) -> None:
+        link.ask(Round(number=next(self._numbers), moves=tuple(moves), expand=expand))
+        self._moves = []
+
+    def _take_q(self) -> None:
+        """Puts the q that was asked for into the proposals; without it they stay point masses."""
+        if not self._asked_q:
+            return
+        link, slots, self._asked_q = self._link, self._asked_q, []
+        winner = None if link is None else link.winner(self._patience)
+        if winner is None:
+            self.counters["q late"] += len(slots)
+            return
+        for slot in slots:
+            if not self._proposals.put_q(slot, winner):
+                self.counters["q malformed"] += 1

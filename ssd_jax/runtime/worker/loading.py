@@ -1,0 +1,58 @@
+"""Loads a worker's draft: programs and weights, shared by the sessions of all its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ssd_jax import compat
+from ssd_jax.errors import InputError
+from ssd_jax.opened import open_model
+from ssd_jax.runtime.branch_draft import BranchDraft
+from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
+from ssd_jax.runtime.expansion_programs import ExpansionPrograms
+from ssd_jax.runtime.worker.server import MakeSession
+from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.settings import WorkerSettings
+
+
+def load_sessions(settings: WorkerSettings) -> MakeSession:
+    """Compiles and loads a draft.
+
+    Raises:
+      InputError: a checkpoint that cannot be used.
+    """
+    if settings.compile_cache is not None:
+        compat.use_compile_cache(Path(settings.compile_cache))
+    about = settings.hello
+    opened = open_model(settings.source, settings.dtype)
+    if opened.fingerprint != about.model:
+        raise InputError(f"{settings.source} has changed since the target opened it; start again")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(opened.load)
+        drafting = Drafting(
+            k=about.k,
+            support=settings.support,
+            rule=about.rule,
+            branches=about.branches,
+            saguaro_c=settings.saguaro_c,
+        )
+        programs = ExpansionPrograms(
+            DraftPrograms(
+                opened.model,
+                slots=about.slots,
+                context=about.context,
+                tokens=about.tokens,
+                drafting=drafting,
+            )
+        )
+        parameters = loading.result()
+
+    def draft() -> BranchDraft:
+        return BranchDraft(programs, parameters, temperature=settings.draft_temperature)
+
+    def session(called: Callable[[], bool]) -> Session:
+        return Session(about, draft, called)
+
+    return session

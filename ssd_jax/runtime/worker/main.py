@@ -1,0 +1,77 @@
+"""The draft worker: `python -m ssd_jax.runtime.worker.main`, started by `supervisor`.
+
+The first line of standard input is its settings. Its own first line of output is JSON, too: its
+port when it is ready, or what went wrong. It ends when standard input does, which is when the
+process that started it ends, however that happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from ssd_jax.errors import SsdError
+from ssd_jax.runtime.worker.settings import WorkerSettings
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Runs the worker until it is no longer wanted."""
+    run(_start)
+
+
+def run(start: Callable[[WorkerSettings], tuple[object, int]]) -> None:
+    """Runs a worker whose server `start` starts, giving it and its port."""
+    _die_with_parent()
+    settings = WorkerSettings.from_json(sys.stdin.buffer.readline().decode())
+    report = sys.stdout
+    sys.stdout = sys.stderr  # whatever others print is no report
+    if settings.cores is not None:
+        os.sched_setaffinity(0, settings.cores)  # before JAX counts the cores for its threads
+    orphaned = threading.Thread(target=_until_orphaned, daemon=True)
+    orphaned.start()
+    server = None  # lives as long as something names it
+    try:
+        server, port = start(settings)
+        told: dict[str, object] = {"port": port}
+    except SsdError as error:
+        told = {"error": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        told = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(told), file=report, flush=True)
+    if server is not None:
+        orphaned.join()
+    sys.stderr.flush()
+    os._exit("error" in told)
+
+
+def _start(settings: WorkerSettings) -> tuple[object, int]:
+    # JAX is imported here, after the cores are set.
+    from ssd_jax.runtime.worker.loading import load_sessions
+    from ssd_jax.runtime.worker.server import serve
+
+    return serve(load_sessions(settings))
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process with the thread that started it, even while it is stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _until_orphaned() -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

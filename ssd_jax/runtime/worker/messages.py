@@ -1,0 +1,282 @@
+"""The messages between an engine and its draft worker; docs/protocol.md says when each is sent.
+
+Whoever receives one checks it against what both sides agreed on, the `Hello`: whatever does not fit
+is a `ProtocolError`, never an index out of range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+
+class ProtocolError(Exception):
+    """What came over the stream is not what the protocol allows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hello:
+    """Opens a stream: what the engine takes the draft to be.
+
+    Attributes:
+      token: secret that the worker was started with.
+      model: fingerprint of the draft's configuration and vocabulary.
+      slots, context, tokens: B, most positions of a sequence, how many ids exist.
+      k, branches, support: K, M and N of the worker's programs.
+      rule: of the verification, "ratio" or "coupled".
+    """
+
+    token: str
+    model: str
+    slots: int
+    context: int
+    tokens: int
+    k: int
+    branches: int
+    support: int
+    rule: str
+
+    def check_slot(self, slot: int) -> None:
+        """Raises: ProtocolError: no such slot."""
+        _within("slot", slot, self.slots)
+
+    def check_ids(self, ids: Iterable[int]) -> None:
+        """Raises: ProtocolError: one is no token."""
+        for token in ids:
+            _within("token", token, self.tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """Answers a `Hello` that fits."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refused:
+    """The last message of a worker that gives a stream up, with the reason."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Open:
+    """A new request in a slot. `number` counts the engine's messages; an old one is a replay.
+
+    Attributes:
+      epoch: of the slot; messages of earlier ones are stale.
+      others: see `runtime.request.SamplingParams` and `roles.Target.open`.
+    """
+
+    number: int
+    slot: int
+    epoch: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    seed: int
+    index: int
+    banned: tuple[int, ...]
+    ban_before: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prefill:
+    """Tokens [n] int32 from position `offset` on: of the prompt, or committed ones to catch up."""
+
+    number: int
+    slot: int
+    epoch: int
+    offset: int
+    tokens: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Move:
+    """A slot's new record; see `roles.Moved`.
+
+    Attributes:
+      committed: output tokens since the slot's last move, however many.
+      draft: tokens to draft just in time; 0 is none.
+      sampled: whether the verification needs the q of tokens that the draft made.
+    """
+
+    slot: int
+    epoch: int
+    position: int
+    pending: int
+    committed: tuple[int, ...]
+    winner: int
+    limit: int
+    tokens: tuple[int, ...]
+    draft: int
+    sampled: bool
+
+    def check(self, about: Hello) -> None:
+        """Raises: ProtocolError: it does not fit."""
+        about.check_slot(self.slot)
+        about.check_ids((*self.committed, *self.tokens, self.pending))
+        _within("position", self.position, about.context)
+        _within("winner", self.winner + 1, about.branches + 1)
+        for name, count in (("limit", self.limit), ("draft", self.draft)):
+            _within(name, count, about.k + 1)
+        _within("number of tokens", len(self.tokens), about.k + 1)
+        if self.winner >= 0 and (self.tokens or self.draft):
+            raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fork:
+    """How a slot's record is branched: F_0..F_K; `follow` if it has tokens of the host."""
+
+    slot: int
+    epoch: int
+    counts: tuple[int, ...]
+    follow: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expand:
+    """See `roles.BranchingDraft.expand`."""
+
+    forks: tuple[Fork, ...]
+    lowered: tuple[int, ...]
+    forwards: int
+
+    def check(self, about: Hello) -> None:
+        """Raises: ProtocolError: it does not fit."""
+        for fork in self.forks:
+            about.check_slot(fork.slot)
+            if len(fork.counts) != about.k + 1 or min(fork.counts) < 0:
+                raise ProtocolError(f"{fork.counts} is no fan-out for K = {about.k}")
+            _within("number of branches", sum(fork.counts), about.branches + 1)
+        if len(self.lowered) != about.k or min(self.lowered) < 0:
+            raise ProtocolError(f"{self.lowered} does not fit K = {about.k}")
+        _within("forwards", self.forwards - 1, about.k + 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """New records of all slots that go on, and their expansion. Without moves records stay."""
+
+    number: int
+    moves: tuple[Move, ...]
+    expand: Expand | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Winner:
+    """Tokens of records that the draft made, and their q.
+
+    Attributes:
+      number: of the round that it answers.
+      slots, epochs, lengths: [R] int32.
+      tokens: [R, K] int32.
+      sampled: those of `slots` whose q was asked for, S of them.
+      support, q: [S, K, N] int32 and float32; see `speculation.proposal.Proposal`.
+    """
+
+    number: int
+    slots: np.ndarray
+    epochs: np.ndarray
+    lengths: np.ndarray
+    tokens: np.ndarray
+    sampled: tuple[int, ...]
+    support: np.ndarray
+    q: np.ndarray
+
+    def check(self, about: Hello) -> None:
+        """Raises: ProtocolError: shapes, slots, lengths or ids do not fit. q is checked by row."""
+        rows, sampled = len(self.slots), len(self.sampled)
+        _shape(self.slots, (rows,), "i")
+        _shape(self.epochs, (rows,), "i")
+        _shape(self.lengths, (rows,), "i")
+        _shape(self.tokens, (rows, about.k), "i")
+        _shape(self.support, (sampled, about.k, about.support), "i")
+        _shape(self.q, (sampled, about.k, about.support), "f")
+        _all_within(self.slots, 0, about.slots)
+        _all_within(self.lengths, 0, about.k + 1)
+        _all_within(self.tokens, 0, about.tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speculations:
+    """What the branches say so far; see `roles.News`.
+
+    Attributes:
+      number: of the round whose expansion it is of.
+      complete: no more tokens will come.
+      slots, epochs: [R] int32.
+      bonus, lengths: [R, M] int32.
+      tokens: [R, M, K] int32.
+    """
+
+    number: int
+    complete: bool
+    slots: np.ndarray
+    epochs: np.ndarray
+    bonus: np.ndarray
+    lengths: np.ndarray
+    tokens: np.ndarray
+
+    def check(self, about: Hello) -> None:
+        """Raises: ProtocolError: shapes, slots, lengths or ids do not fit."""
+        rows = len(self.slots)
+        _shape(self.slots, (rows,), "i")
+        _shape(self.epochs, (rows,), "i")
+        _shape(self.bonus, (rows, about.branches), "i")
+        _shape(self.lengths, (rows, about.branches), "i")
+        _shape(self.tokens, (rows, about.branches, about.k), "i")
+        _all_within(self.slots, 0, about.slots)
+        _all_within(self.bonus, -1, about.tokens)
+        _all_within(self.lengths, 0, about.k + 1)
+        _all_within(self.tokens, 0, about.tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ping:
+    """Asks for `Stats`."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What this stream has cost the worker.
+
+    Attributes:
+      number: of the `Ping`.
+      rounds: with an expansion.
+      forwards: of expansions.
+      cut: expansions that the next round ended early.
+      stale: messages and rows that came too late or twice.
+      busy: seconds at work on rounds.
+    """
+
+    number: int
+    rounds: int
+    forwards: int
+    cut: int
+    stale: int
+    busy: float
+
+
+def _within(name: str, value: int, end: int) -> None:
+    if not 0 <= value < end:
+        raise ProtocolError(f"{name} {value} is not within 0 to {end - 1}")
+
+
+def _all_within(array: np.ndarray, start: int, end: int) -> None:
+    if array.size and not (start <= array.min() and array.max() < end):
+        raise ProtocolError(f"values from {array.min()} to {array.max()}, not {start} to {end - 1}")
+
+
+def _shape(array: np.ndarray, shape: tuple[int, ...], kind: str) -> None:
+    if array.shape != shape or array.dtype.kind != kind:
+        raise ProtocolError(f"an array {array.dtype}{array.shape} instead of {kind}{shape}")

@@ -1,0 +1,266 @@
+"""The worker's side of one stream: executes messages in order on a draft of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import BranchingDraft, Moved, News
+from ssd_jax.runtime.worker.messages import (
+    Expand,
+    Hello,
+    Move,
+    Open,
+    Ping,
+    Prefill,
+    ProtocolError,
+    Round,
+    Speculations,
+    Stats,
+    Welcome,
+    Winner,
+)
+
+
+class GrowingDraft(BranchingDraft, Protocol):
+    """A draft whose expansion can be run one forward at a time."""
+
+    def grow(self, lowered: np.ndarray) -> None:
+        """One forward more of all branches; see `roles.BranchingDraft.expand`."""
+        ...
+
+    def announced(self) -> Callable[[], News]:
+        """Waits for the branches as they are now, also when they have been grown since."""
+        ...
+
+
+@dataclasses.dataclass
+class _Slot:
+    """Attributes:
+    epoch: of its request; 0 before the first.
+    length: positions whose tokens are known.
+    """
+
+    epoch: int = 0
+    length: int = 0
+
+
+class Session:
+    """One stream's slots, records and branches.
+
+    Args:
+      about: what the worker is; a `Hello` must say the same.
+      draft: makes the draft, when a `Hello` was right.
+      called: whether another message waits: an expansion is then not grown any further.
+    """
+
+    def __init__(
+        self, about: Hello, draft: Callable[[], GrowingDraft], called: Callable[[], bool]
+    ) -> None:
+        self._about, self._new, self._called = about, draft, called
+        self._draft: GrowingDraft | None = None
+        self._slots = [_Slot() for _ in range(about.slots)]
+        self._last = 0  # number of the last message
+        self._stats = Stats(number=0, rounds=0, forwards=0, cut=0, stale=0, busy=0.0)
+
+    def handle(self, message: Any) -> Iterator[Any]:
+        """Executes a message; yields the answers as they are known.
+
+        Raises:
+          ProtocolError: it does not fit.
+        """
+        if isinstance(message, Hello):
+            yield self._greet(message)
+            return
+        if self._draft is None:
+            raise ProtocolError("a stream begins with a Hello")
+        if not isinstance(message, Open | Prefill | Round | Ping):
+            raise ProtocolError(f"a {type(message).__name__} is not for a worker")
+        if message.number <= self._last:
+            self._count(stale=1)
+            return
+        self._last = message.number
+        match message:
+            case Open():
+                self._open(self._draft, message)
+            case Prefill():
+                self._prefill(self._draft, message)
+            case Round():
+                began = time.perf_counter()
+                yield from self._round(self._draft, message)
+                self._count(busy=time.perf_counter() - began)
+            case Ping():
+                yield dataclasses.replace(self._stats, number=message.number)
+
+    def _greet(self, hello: Hello) -> Welcome:
+        for field in dataclasses.fields(Hello):
+            asked, here = getattr(hello, field.name), getattr(self._about, field.name)
+            if asked != here:
+                said = "" if field.name == "token" else f": {here!r}, not {asked!r}"
+                raise ProtocolError(f"the worker's {field.name} is another{said}")
+        self._draft = self._draft or self._new()
+        return Welcome()
+
+    def _open(self, draft: GrowingDraft, message: Open) -> None:
+        self._about.check_slot(message.slot)
+        slot = self._slots[message.slot]
+        if message.epoch <= slot.epoch:
+            self._count(stale=1)
+            return
+        self._about.check_ids(token for token, _ in message.logit_bias)
+        self._about.check_ids(message.banned)
+        try:
+            params = SamplingParams(
+                temperature=message.temperature,
+                top_k=message.top_k,
+                top_p=message.top_p,
+                min_p=message.min_p,
+                repetition_penalty=message.repetition_penalty,
+                frequency_penalty=message.frequency_penalty,
+                presence_penalty=message.presence_penalty,
+                logit_bias=message.logit_bias,
+                seed=message.seed,
+            )
+            draft.open(message.slot, params, message.index, message.banned, message.ban_before)
+        except (InputError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"sampling: {error}") from None
+        slot.epoch, slot.length = message.epoch, 0
+
+    def _prefill(self, draft: GrowingDraft, message: Prefill) -> None:
+        if not self._current(message):
+            return
+        slot, tokens = self._slots[message.slot], message.tokens.tolist()
+        if message.tokens.ndim != 1 or message.tokens.dtype.kind != "i" or not tokens:
+            raise ProtocolError("a Prefill is a row of tokens")
+        self._about.check_ids(tokens)
+        end = message.offset + len(tokens)
+        if not 0 <= message.offset <= slot.length or end > self._about.context:
+            raise ProtocolError(
+                f"tokens at {message.offset} to {end - 1}, where {slot.length} are known"
+            )
+        draft.prefill(message.slot, tokens, message.offset)
+        slot.length = end
+
+    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Any]:
+        for part in (*message.moves, *([message.expand] if message.expand else [])):
+            part.check(self._about)
+        moves = [move for move in message.moves if self._current(move)]
+        if message.moves:
+            yield from self._move(draft, message.number, moves)
+        if message.expand is not None:
+            yield from self._expand(draft, message.number, message.expand)
+
+    def _move(self, draft: GrowingDraft, number: int, moves: list[Move]) -> Iterator[Winner]:
+        limits = np.zeros(self._about.slots, np.int32)
+        for move in moves:
+            slot = self._slots[move.slot]
+            if move.position >= slot.length + len(move.committed):
+                raise ProtocolError(f"position {move.position}, where {slot.length} are known")
+            slot.length = move.position + 1
+            limits[move.slot] = move.draft
+        if not moves:
+            return
+        draft.move(
+            [
+                Moved(
+                    slot=move.slot,
+                    position=move.position,
+                    pending=move.pending,
+                    committed=move.committed,
+                    winner=move.winner,
+                    tokens=move.tokens,
+                    limit=move.limit,
+                )
+                for move in moves
+            ]
+        )
+        if limits.any():
+            draft.draft(limits)
+        wanted = [move for move in moves if move.draft or (move.sampled and move.winner >= 0)]
+        if wanted:
+            yield _winner(number, wanted, draft.proposal())
+
+    def _expand(self, draft: GrowingDraft, number: int, expand: Expand) -> Iterator[Speculations]:
+        forks = [fork for fork in expand.forks if self._current(fork)]
+        if not forks:  # an engine waits for an answer to every round
+            yield _speculations(number, [], no_news(self._about), complete=True)
+            return
+        counts = np.zeros((self._about.slots, self._about.k + 1), np.int32)
+        follow = np.zeros(self._about.slots, bool)
+        for fork in forks:
+            counts[fork.slot], follow[fork.slot] = fork.counts, fork.follow
+        lowered = np.array(expand.lowered, np.int32)
+        draft.expand(counts, follow=follow, lowered=lowered, forwards=1)
+        done = 1
+        for _ in range(1, expand.forwards):
+            if self._called():
+                self._count(cut=1)
+                break
+            # The next forward is dispatched before what is known is sent: the draft never idles.
+            known = draft.announced()
+            draft.grow(lowered)
+            done += 1
+            yield _speculations(number, forks, known(), complete=False)
+        self._count(rounds=1, forwards=done)
+        yield _speculations(number, forks, draft.announced()(), complete=True)
+
+    def _current(self, part: Prefill | Move | Any) -> bool:
+        """Whether it is of the slot's present request; counts those that are not."""
+        self._about.check_slot(part.slot)
+        current = 0 < part.epoch == self._slots[part.slot].epoch
+        if not current:
+            self._count(stale=1)
+        return current
+
+    def _count(self, **more: float) -> None:
+        own = {name: getattr(self._stats, name) + value for name, value in more.items()}
+        self._stats = dataclasses.replace(self._stats, **own)
+
+
+def _int32(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def _winner(number: int, wanted: list[Move], proposal: Any) -> Winner:
+    rows = _int32([move.slot for move in wanted])
+    sampled = [move.slot for move in wanted if move.sampled]
+    return Winner(
+        number=number,
+        slots=rows,
+        epochs=_int32([move.epoch for move in wanted]),
+        lengths=np.asarray(proposal.length)[rows],
+        tokens=np.asarray(proposal.tokens)[rows],
+        sampled=tuple(sampled),
+        support=np.asarray(proposal.support)[sampled],
+        q=np.asarray(proposal.q)[sampled],
+    )
+
+
+def no_news(about: Hello) -> News:
+    """No branches."""
+    shape = about.slots, about.branches
+    return News(
+        np.zeros((about.slots, about.k), np.int32),
+        np.full(shape, -1, np.int32),
+        np.zeros(shape, np.int32),
+        np.zeros((*shape, about.k), np.int32),
+    )
+
+
+def _speculations(number: int, forks: list[Any], news: News, *, complete: bool) -> Speculations:
+    rows = _int32([fork.slot for fork in forks])
+    return Speculations(
+        number=number,
+        complete=complete,
+        slots=rows,
+        epochs=_int32([fork.epoch for fork in forks]),
+        bonus=news.bonus[rows],
+        lengths=news.lengths[rows],
+        tokens=news.tokens[rows],
+    )

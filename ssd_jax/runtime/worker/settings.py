@@ -1,0 +1,43 @@
+"""What a draft worker is started with: one line of JSON on its standard input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from ssd_jax.runtime.worker.messages import Hello
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """Attributes:
+    hello: what the worker must be; also see `config.Config` for the others.
+    support: N of the draws; coupled proposals tell none of it.
+    cores: to run on; None is wherever the system likes.
+    """
+
+    hello: Hello
+    source: str
+    dtype: str
+    support: int
+    saguaro_c: float
+    draft_temperature: float | None
+    compile_cache: str | None
+    cores: tuple[int, ...] | None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether all proposals are the draft's likeliest tokens, so that no q travels."""
+        return self.draft_temperature == 0
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSettings:
+        """What `to_json` gave."""
+        values = json.loads(text)
+        values["hello"] = Hello(**values["hello"])
+        values["cores"] = None if values["cores"] is None else tuple(values["cores"])
+        return cls(**values)
