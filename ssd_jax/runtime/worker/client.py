@@ -1,8 +1,9 @@
 """The engine's side of a draft in a worker: `roles.BranchingDraft` over a stream.
 
-At most one round is on its way. While it is not answered nothing else is sent; when it is, every
-slot catches up by a `Prefill` of the tokens that the worker has missed. A worker that is late or
-dead therefore costs speed only, and never more messages than one.
+Each round waits for the answer to the one before it, but not for long. While an answer is overdue
+nothing else is sent; when it has come, every slot catches up by a `Prefill` of the tokens that the
+worker has missed. A worker that is late or dead therefore costs speed only, and a stopped one never
+finds a heap of messages.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class RemoteDraft:
         self._epochs = itertools.count(1)
         self._slots: dict[int, _Slot] = {}
         self._absence: Absence = "dead"
+        self._overdue = False  # an answer that was waited for did not come
         self._link: Connection | None = None  # that this round's records went to
         self._moves: list[Move] = []  # not sent yet
         self._records: dict[int, bool] = {}  # slots with a record: whether it is to be followed
@@ -171,7 +173,7 @@ class RemoteDraft:
         self._send_round(link, moves, None)
         winner = link.winner(self._patience)
         if winner is None:
-            self._absence = "late" if link.alive else "dead"
+            self._give_up(link)
             self.counters[self._absence] += 1
             self._link = None
             return drafted
@@ -220,7 +222,8 @@ class RemoteDraft:
         answer = None
         if self._awaited and link is not None:
             answer = link.speculations(self._patience)
-            self._absence = "late" if link.alive else "dead"
+            if answer is None:
+                self._give_up(link)
         if answer is None:
             self.counters[self._absence] += 1
             return self._absence
@@ -240,8 +243,8 @@ class RemoteDraft:
 
     def stats(self, timeout: float = PATIENCE) -> Stats | None:
         """What this draft has cost the worker; None if it does not answer."""
-        link = self._usable()
-        if link is None:
+        link = self._connection
+        if link is None or not link.ready:
             return None
         number = next(self._numbers)
         link.send(Ping(number=number))
@@ -263,20 +266,26 @@ class RemoteDraft:
             self._connection.close()
 
     def _usable(self) -> Connection | None:
-        """The connection, if the worker has answered all it was asked; connects anew if need be."""
+        """The connection, unless an answer is overdue; connects anew if need be."""
         if self._connection is None or not self._connection.alive:
             if self._connection is not None:
                 self._connection.close()
             self._connection = self._connect()
+            self._overdue = False
             self.counters["connections"] += self._connection is not None
         link = self._connection
         if link is None or not link.ready:
             self._absence = "dead"
-        elif not link.answered:
+        elif self._overdue and not link.answered:
             self._absence = "stale"
         else:
+            self._overdue = False
             return link
         return None
+
+    def _give_up(self, link: Connection) -> None:
+        self._absence = "late" if link.alive else "dead"
+        self._overdue = link.alive
 
     def _teach(self, link: Connection, state: _Slot) -> None:
         """Gives the worker what it lacks of a slot's text."""

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 
 from ssd_jax.errors import SsdError
+from ssd_jax.runtime.cores import pin
 from ssd_jax.runtime.worker.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -34,7 +35,7 @@ def run(start: Callable[[WorkerSettings], tuple[object, int]]) -> None:
     report = sys.stdout
     sys.stdout = sys.stderr  # whatever others print is no report
     if settings.cores is not None:
-        os.sched_setaffinity(0, settings.cores)  # before JAX counts the cores for its threads
+        pin(settings.cores)  # before JAX counts the cores for its threads
     orphaned = threading.Thread(target=_until_orphaned, daemon=True)
     orphaned.start()
     server = None  # lives as long as something names it
@@ -68,7 +69,7 @@ def _die_with_parent() -> None:
 
 
 def _until_orphaned() -> None:
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):  # the file itself: an exit must not find the stream locked
         pass
     os._exit(0)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ssd_jax.runtime.request import MAX_STOP_IDS
+
 
 class ProtocolError(Exception):
     """What came over the stream is not what the protocol allows."""
@@ -84,6 +86,14 @@ class Open:
     index: int
     banned: tuple[int, ...]
     ban_before: int
+
+    def check(self, about: Hello) -> None:
+        """Raises: ProtocolError: it does not fit. The sampling parameters check themselves."""
+        about.check_slot(self.slot)
+        about.check_ids((*self.banned, *(token for token, _ in self.logit_bias)))
+        _within("number of banned ids", len(self.banned), MAX_STOP_IDS + 1)
+        _within("index", self.index, 2**32)
+        _within("ban_before", self.ban_before, about.context + 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ class DraftWorker:
         patience: float = PATIENCE,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        self._settings, self._patience = settings, patience
+        self._settings, self.patience = settings, patience
         self.supervisor = Supervisor(settings, command)
         self.drafts: list[RemoteDraft] = []
 
@@ -82,7 +82,7 @@ class DraftWorker:
             hello,
             connect,
             greedy=self._settings.greedy,
-            patience=self._patience,
+            patience=self.patience,
             counters=counters,
         )
         if not draft.wait_ready(_GREETING):

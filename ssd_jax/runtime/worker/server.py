@@ -7,11 +7,12 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 
 from ssd_jax.runtime.worker import codec
-from ssd_jax.runtime.worker.messages import ProtocolError, Refused
+from ssd_jax.runtime.worker.messages import ProtocolError, Refused, Round
 from ssd_jax.runtime.worker.session import Session
 
 METHOD = "/ssd_jax.Draft/Stream"
@@ -19,7 +20,7 @@ UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 _LOG = logging.getLogger(__name__)
 
 MakeSession = Callable[[Callable[[], bool]], Session]
-"""A new session, from a function that says whether another message waits."""
+"""A new session, from a function that says whether another round waits."""
 
 
 def serve(session: MakeSession, *, streams: int = 8) -> tuple[grpc.Server, int]:
@@ -58,23 +59,51 @@ class _Handler(grpc.GenericRpcHandler):
         return self._handler if handler_call_details.method == METHOD else None
 
 
-def _answers(make: MakeSession, requests: Iterator[bytes]) -> Iterator[bytes]:
-    """Answers one stream; what breaks the protocol ends this stream and no other."""
-    inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+class _Inbox:
+    """Messages of one stream, read ahead; the last item is None."""
 
-    def receive() -> None:
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
+
+    def fill(self, requests: Iterator[bytes]) -> None:
+        """Reads the stream to its end."""
         try:
             for data in requests:
-                inbox.put(data)
+                message = codec.decode(data)
+                self._read += isinstance(message, Round)
+                self._items.put(message)
+        except ProtocolError as error:
+            self._items.put(error)
         except Exception as error:  # the other side is gone; gRPC says so in many ways
             _LOG.debug("a stream ended: %r", error)
-        inbox.put(None)
+        self._items.put(None)
 
-    threading.Thread(target=receive, daemon=True).start()
-    session = make(lambda: not inbox.empty())
+    def called(self) -> bool:
+        """Whether another round waits."""
+        return self._read > self._handled
+
+    def messages(self) -> Iterator[Any]:
+        """All of them.
+
+        Raises:
+          ProtocolError: one that is none.
+        """
+        while (message := self._items.get()) is not None:
+            if isinstance(message, ProtocolError):
+                raise message
+            self._handled += isinstance(message, Round)
+            yield message
+
+
+def _answers(make: MakeSession, requests: Iterator[bytes]) -> Iterator[bytes]:
+    """Answers one stream; what breaks the protocol ends this stream and no other."""
+    inbox = _Inbox()
+    threading.Thread(target=inbox.fill, args=(requests,), daemon=True).start()
+    session = make(inbox.called)
     try:
-        while (data := inbox.get()) is not None:
-            for answer in session.handle(codec.decode(data)):
+        for message in inbox.messages():
+            for answer in session.handle(message):
                 yield codec.encode(answer)
     except ProtocolError as error:
         yield codec.encode(Refused(reason=str(error)))

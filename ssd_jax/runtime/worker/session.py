@@ -57,7 +57,7 @@ class Session:
     Args:
       about: what the worker is; a `Hello` must say the same.
       draft: makes the draft, when a `Hello` was right.
-      called: whether another message waits: an expansion is then not grown any further.
+      called: whether another round waits: an expansion is then not grown any further.
     """
 
     def __init__(
@@ -108,13 +108,11 @@ class Session:
         return Welcome()
 
     def _open(self, draft: GrowingDraft, message: Open) -> None:
-        self._about.check_slot(message.slot)
+        message.check(self._about)
         slot = self._slots[message.slot]
         if message.epoch <= slot.epoch:
             self._count(stale=1)
             return
-        self._about.check_ids(token for token, _ in message.logit_bias)
-        self._about.check_ids(message.banned)
         try:
             params = SamplingParams(
                 temperature=message.temperature,
@@ -127,9 +125,9 @@ class Session:
                 logit_bias=message.logit_bias,
                 seed=message.seed,
             )
-            draft.open(message.slot, params, message.index, message.banned, message.ban_before)
-        except (InputError, ValueError, OverflowError) as error:
+        except InputError as error:
             raise ProtocolError(f"sampling: {error}") from None
+        draft.open(message.slot, params, message.index, message.banned, message.ban_before)
         slot.epoch, slot.length = message.epoch, 0
 
     def _prefill(self, draft: GrowingDraft, message: Prefill) -> None:

@@ -1,0 +1,36 @@
+"""A worker process with a scripted draft; its command line says how it misbehaves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ssd_jax.runtime.worker.main import run
+from ssd_jax.runtime.worker.server import serve
+from ssd_jax.runtime.worker.session import Session
+from tests.runtime.worker.scripted import ScriptedDraft
+
+_ROOT = Path(__file__).parents[3]
+
+
+def command(*how: str) -> list[str]:
+    """What starts it, from wherever."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(_ROOT)!r});"
+        "from tests.runtime.worker import fake_worker; fake_worker.main(sys.argv[1:])"
+    )
+    return [sys.executable, "-c", code, *how]
+
+
+def main(how: list[str]) -> None:
+    """Serves, or fails as told."""
+
+    def start(settings):
+        if "error" in how:
+            raise ValueError("no room for the draft")
+        if "exit" in how:
+            print("the last words", file=sys.stderr, flush=True)
+            sys.exit(7)
+        return serve(lambda called: Session(settings.hello, ScriptedDraft, called))
+
+    run(start)

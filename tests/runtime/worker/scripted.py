@@ -1,0 +1,293 @@
+"""A scripted draft for workers, and engines over it: no model, no JAX on the worker's side."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssd_jax.runtime.controller import Controller
+from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.request import Request, SamplingParams
+from ssd_jax.runtime.roles import Moved, News
+from ssd_jax.runtime.worker.client import RemoteDraft
+from ssd_jax.runtime.worker.messages import Hello
+from ssd_jax.speculation.fan_out import parse
+
+SLOTS, K, M, N = 2, 3, 6, 2
+PROMPT = 5
+HELLO = Hello(
+    token="secret",
+    model="scripted",
+    slots=SLOTS,
+    context=512,
+    tokens=128,
+    k=K,
+    branches=M,
+    support=N,
+    rule="ratio",
+)
+
+
+def said_at(position: int) -> int:
+    """The token of every text at a position."""
+    return 33 + position * position * 7 % 89
+
+
+def missed(position: int) -> bool:
+    """Where no branch has the right bonus token."""
+    return position % 11 == 0
+
+
+class Proposed(NamedTuple):
+    tokens: np.ndarray
+    length: np.ndarray
+    support: np.ndarray
+    q: np.ndarray
+
+
+@dataclasses.dataclass
+class Branch:
+    path: list[int]
+    tokens: list[int]
+
+
+@dataclasses.dataclass
+class Record:
+    start: int
+    tokens: list[int]
+    host: bool
+
+
+class ScriptedDraft:
+    """See `session.GrowingDraft`; fails where what it is told is not the text, or not all of it."""
+
+    slots, k, branches = SLOTS, K, M
+
+    def __init__(self) -> None:
+        self._texts: dict[int, list[int]] = {}
+        self._counted: dict[int, list[int]] = {}
+        self._records: dict[int, Record] = {}
+        self._branches: dict[int, list[Branch]] = {}
+
+    def open(self, slot, params, index, banned, ban_before) -> None:
+        self._texts[slot], self._counted[slot] = [], []
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        text = self._texts[slot]
+        assert offset <= len(text), "a gap"
+        text[offset:] = tokens
+
+    def move(self, moves: Sequence[Moved]) -> None:
+        records = {}
+        for moved in moves:
+            text, slot = self._texts[moved.slot], moved.slot
+            if len(text) <= moved.position:
+                text += moved.committed[len(text) - moved.position - 1 :]
+            assert text == [said_at(position) for position in range(moved.position + 1)]
+            assert text[-1] == moved.pending
+            self._counted[slot] += moved.committed
+            output = len(self._counted[slot])
+            assert output >= len(text) - PROMPT - 2, "committed tokens were not counted"
+            assert self._counted[slot] == text[len(text) - output :]
+            tokens = list(moved.tokens)
+            if moved.winner >= 0:
+                branch = self._branches[slot][moved.winner]
+                assert branch.path == text[self._records[slot].start + 1 :], "another outcome"
+                tokens = branch.tokens[: moved.limit]
+                assert len(tokens) == moved.limit, "more than the branch has"
+            records[slot] = Record(moved.position, tokens, bool(moved.tokens))
+        self._records, self._branches = records, {}
+
+    def draft(self, limits: np.ndarray) -> np.ndarray:
+        for slot in np.flatnonzero(limits):
+            record = self._records[slot]
+            assert not record.tokens
+            begin = record.start + 1
+            record.tokens = [said_at(at) for at in range(begin, begin + limits[slot])]
+        return limits
+
+    def proposal(self) -> Proposed:
+        tokens, length = np.zeros((SLOTS, K), np.int32), np.zeros(SLOTS, np.int32)
+        for slot, record in self._records.items():
+            length[slot] = len(record.tokens)
+            tokens[slot, : length[slot]] = record.tokens
+        support, q = np.full((SLOTS, K, N), -1, np.int32), np.zeros((SLOTS, K, N), np.float32)
+        support[..., 0], support[..., 1] = tokens, (tokens + 1) % 128
+        q[..., 0], q[..., 1] = 0.75, 0.25
+        return Proposed(tokens, length, support, q)
+
+    def expand(self, counts, *, follow, lowered, forwards) -> None:
+        assert forwards == 1
+        assert not self._branches
+        for slot, record in self._records.items():
+            assert follow[slot] == record.host
+            last = len(record.tokens)
+            assert counts[slot, last] >= 1
+            assert not counts[slot, last + 1 :].any()
+            self._branches[slot] = []
+            for k, count in enumerate(counts[slot]):
+                at = record.start + k + 1
+                for rank in range(count):
+                    drafted = record.tokens[k] if k < last else None
+                    right = rank == 0 and not missed(at) and said_at(at) != drafted
+                    bonus = said_at(at) if right else 1 + rank
+                    branch = Branch([*record.tokens[:k], bonus], [])
+                    self._branches[slot].append(branch)
+                    if k < last:
+                        self._more(record, branch)
+
+    def grow(self, lowered) -> None:
+        for slot, branches in self._branches.items():
+            for branch in branches:
+                self._more(self._records[slot], branch)
+
+    def _more(self, record: Record, branch: Branch) -> None:
+        at = record.start + len(branch.path) + len(branch.tokens) + 1
+        if len(branch.tokens) < K:
+            branch.tokens.append(said_at(at) if at % 7 else 2)  # wrong at each seventh position
+
+    def announced(self) -> Callable[[], News]:
+        shape = SLOTS, M
+        news = News(
+            np.zeros((SLOTS, K), np.int32),
+            np.full(shape, -1, np.int32),
+            np.zeros(shape, np.int32),
+            np.zeros((*shape, K), np.int32),
+        )
+        for slot, branches in self._branches.items():
+            for row, branch in enumerate(branches):
+                news.bonus[slot, row] = branch.path[-1]
+                news.lengths[slot, row] = len(branch.tokens)
+                news.tokens[slot, row, : len(branch.tokens)] = branch.tokens
+        return lambda: news
+
+    def news(self) -> News:
+        return self.announced()()
+
+
+class Emitted:
+    def __init__(self, outcomes) -> None:
+        self._outcomes = outcomes
+
+    def read(self):
+        return self._outcomes
+
+
+class ScriptedTarget:
+    """Emits the script's tokens; notes the proposals as they were verified."""
+
+    slots, context, max_chunk = SLOTS, HELLO.context, 3
+
+    def __init__(self) -> None:
+        self.verified: list[Any] = []
+
+    def open(self, slot, params, index, banned, ban_before) -> None:
+        pass
+
+    def prefill(self, slot, tokens, offset) -> None:
+        pass
+
+    def prefill_last(self, slot, tokens, offset):
+        return self._emit({0: [said_at(offset + len(tokens))]})
+
+    def forward(self, tokens, lengths, drafted=None):
+        emitted = {}
+        proposal = None
+        if drafted is not None:
+            proposal = drafted.proposal if drafted.settle is None else drafted.settle()
+            assert (np.asarray(proposal.tokens) == drafted.proposal.tokens).all()
+            self.verified.append((drafted, proposal))
+        for slot in np.flatnonzero(lengths >= 0):
+            at = int(lengths[slot])
+            assert tokens[slot] == said_at(at)
+            right = []
+            count = 0 if drafted is None else int(drafted.lengths[slot])
+            for token in [] if proposal is None else proposal.tokens[slot, :count]:
+                if token != said_at(at + 1 + len(right)):
+                    break
+                right.append(int(token))
+            emitted[slot] = [*right, said_at(at + 1 + len(right))]
+        return self._emit(emitted)
+
+    def _emit(self, emitted: dict[int, list[int]]):
+        from ssd_jax.runtime.roles import Outcomes
+
+        accepted = np.zeros(SLOTS, np.int32)
+        tokens = np.zeros((SLOTS, K + 1), np.int32)
+        for slot, ids in emitted.items():
+            accepted[slot] = len(ids) - 1
+            tokens[slot, : len(ids)] = ids
+        return Emitted(Outcomes(accepted, tokens))
+
+
+class Silent:
+    def push(self, ids):
+        return ""
+
+    def flush(self):
+        return ""
+
+
+class Run(NamedTuple):
+    """An engine over a remote draft."""
+
+    engine: Engine
+    target: ScriptedTarget
+    draft: RemoteDraft
+
+    def generate(self, count: int = 2, size: int = 60, **params) -> Counter[str]:
+        """Completes requests, whose texts must be the script's; returns causes and hits."""
+        for index in range(count):
+            self.engine.add(request(index, max_tokens=size, **params))
+        sources: Counter[str] = Counter()
+        while self.engine.has_work:
+            for event in self.engine.step():
+                if event.output is not None:
+                    assert event.output.token_ids == text(size)
+                    sources += Counter(event.output.metrics["fallbacks"])
+        return sources
+
+    def until(self, wanted: Callable[[Counter[str]], bool], **params) -> Counter[str]:
+        """Completes requests until the causes of their fallbacks are as wanted; returns all."""
+        total: Counter[str] = Counter()
+        end = time.monotonic() + 60
+        while True:
+            found = self.generate(**params)
+            total += found
+            if wanted(found):
+                return total
+            assert time.monotonic() < end, (total, self.draft.counters, self.draft.trouble)
+
+
+def request(index: int, **params) -> Request:
+    ids = [said_at(position) for position in range(PROMPT)]
+    return Request(prompt_ids=ids, params=SamplingParams(ignore_eos=True, **params), index=index)
+
+
+def text(size: int) -> list[int]:
+    return [said_at(position) for position in range(PROMPT, PROMPT + size)]
+
+
+def run_of(draft: RemoteDraft, *, backup: Any = "none") -> Run:
+    """An engine over a remote draft."""
+    controller = Controller(
+        draft,
+        k=K,
+        budget=M,
+        fan_out=parse("uniform", K, M),
+        backup=backup,
+        tokens=128,
+        settle=draft.settled,
+    )
+    target = ScriptedTarget()
+    return Run(Engine(target, Silent, frozenset(), drafter=controller), target, draft)
+
+
+def only_misses(causes: Counter[str]) -> bool:
+    """Whether every round was answered in time."""
+    return set(causes) <= {"miss"}

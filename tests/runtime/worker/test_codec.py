@@ -1,0 +1,161 @@
+"""Messages as bytes: what goes in comes out, and nothing else does."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+import msgpack
+import numpy as np
+import pytest
+
+from ssd_jax.runtime.worker import codec
+from ssd_jax.runtime.worker.messages import (
+    Ping,
+    ProtocolError,
+    Refused,
+    Speculations,
+    Stats,
+    Welcome,
+    Winner,
+)
+from tests.runtime.worker.scripted import HELLO
+from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND
+
+RNG = np.random.default_rng(7)
+WINNER = Winner(
+    number=2**40,
+    slots=np.array([0, 3], np.int32),
+    epochs=np.array([5, 6], np.int32),
+    lengths=np.array([1, 2], np.int32),
+    tokens=RNG.integers(0, 2**31 - 1, (2, 3), np.int32),
+    sampled=(3,),
+    support=RNG.integers(-1, 9, (1, 3, 4)).astype(np.int32),
+    q=RNG.random((1, 3, 4), np.float32),
+)
+SPECULATIONS = Speculations(
+    number=8,
+    complete=True,
+    slots=np.array([1], np.int32),
+    epochs=np.array([1], np.int32),
+    bonus=np.array([[4, -1]], np.int32),
+    lengths=np.array([[2, 0]], np.int32),
+    tokens=np.arange(6, dtype=np.int32).reshape(1, 2, 3),
+)
+MESSAGES = [
+    HELLO,
+    Welcome(),
+    Refused(reason="ünlike"),
+    OPEN,
+    PREFILL,
+    ROUND,
+    dataclasses.replace(ROUND, moves=(), expand=None),
+    WINNER,
+    dataclasses.replace(WINNER, sampled=(), support=WINNER.support[:0], q=WINNER.q[:0]),
+    SPECULATIONS,
+    Ping(number=1),
+    Stats(number=1, rounds=2, forwards=3, cut=4, stale=5, busy=0.5),
+]
+
+
+def assert_same(one, other):
+    assert type(one) is type(other)
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype
+            assert a.shape == b.shape
+            np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))  # to the bit
+        else:
+            assert a == b
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_back_as_it_was(message):
+    assert_same(codec.decode(codec.encode(message)), message)
+
+
+def test_arrays_that_lie_in_memory_in_any_way_come_back_by_value():
+    tokens = np.arange(12, dtype=np.int64).reshape(2, 6)[::-1, ::2]
+    found = codec.decode(codec.encode(dataclasses.replace(SPECULATIONS, bonus=tokens)))
+    np.testing.assert_array_equal(found.bonus, tokens)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_cut_of_a_message_is_refused(message):
+    data = codec.encode(message)
+    for size in range(len(data)):
+        with pytest.raises(ProtocolError):
+            codec.decode(data[:size])
+    with pytest.raises(ProtocolError, match="too many"):
+        codec.decode(data + b"\0")
+
+
+def test_another_version_is_named():
+    data = bytearray(codec.encode(Welcome()))
+    data[3] += 1
+    with pytest.raises(ProtocolError, match=f"version {data[3]} .* version {codec.VERSION}"):
+        codec.decode(bytes(data))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_garbage_is_refused_or_is_a_message_and_never_anything_else(message):
+    data, rng = codec.encode(message), np.random.default_rng(1)
+    refused = 0
+    for _ in range(300):
+        broken = bytearray(data)
+        for place in rng.integers(4, len(data), rng.integers(1, 6)):
+            broken[place] = rng.integers(256)
+        try:
+            found = codec.decode(bytes(broken))
+        except ProtocolError:
+            refused += 1
+        else:
+            assert type(found) in {type(one) for one in MESSAGES}
+    assert refused > 30
+
+
+def test_noise_is_refused():
+    rng = np.random.default_rng(2)
+    for size in range(200):
+        noise = rng.integers(0, 256, size, np.uint8).tobytes()
+        for start in (b"", codec.encode(Welcome())[:4], codec.encode(Welcome())[:8]):
+            with pytest.raises(ProtocolError):
+                codec.decode(start + noise)
+
+
+def packed(header, rest=b""):
+    body = msgpack.packb(header)
+    return b"SSD" + bytes([codec.VERSION]) + struct.pack("<I", len(body)) + body + rest
+
+
+FIELDS = [1, 0, 1, 0, ["i4", [1]]]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        ["Prefill"],
+        ["Nothing", []],
+        [["Prefill"], FIELDS],
+        ["Move", []],
+        ["Prefill", FIELDS[:-1]],
+        ["Prefill", [*FIELDS, 1]],
+        ["Prefill", ["1", 0, 1, 0, ["i4", [1]]]],
+        ["Prefill", [True, 0, 1, 0, ["i4", [1]]]],
+        ["Prefill", [1.0, 0, 1, 0, ["i4", [1]]]],
+        ["Prefill", [1, 0, 1, 0, None]],
+        ["Prefill", [1, 0, 1, 0, ["O", [1]]]],
+        ["Prefill", [1, 0, 1, 0, ["i4", [-1]]]],
+        ["Prefill", [1, 0, 1, 0, ["i4", [2**62, 4]]]],
+        ["Prefill", [1, 0, 1, 0, ["i4", ["1"]]]],
+        ["Prefill", [1, 0, 1, 0, ["i4", [1, 1, 1, 1, 1]]]],
+        ["Prefill", {"number": 1}],
+    ],
+    ids=str,
+)
+def test_fields_of_another_type_number_or_size_are_refused(header):
+    codec.decode(packed(["Prefill", FIELDS], b"\1\0\0\0"))
+    with pytest.raises(ProtocolError):
+        codec.decode(packed(header, b"\1\0\0\0"))

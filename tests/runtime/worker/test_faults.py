@@ -1,0 +1,281 @@
+"""Whatever a worker does, the text is the same; counters say what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from ssd_jax.runtime.worker import server
+from ssd_jax.runtime.worker.client import RemoteDraft
+from ssd_jax.runtime.worker.messages import Speculations, Winner
+from ssd_jax.runtime.worker.placement import connector
+from ssd_jax.runtime.worker.session import Session
+from tests.runtime.worker.scripted import HELLO, K, ScriptedDraft, only_misses, run_of
+
+
+@contextmanager
+def served(session=Session, draft=ScriptedDraft, *, patience=30.0, backup="none", hello=HELLO):
+    """An engine over a worker in this process."""
+    serving, port = server.serve(lambda called: session(HELLO, draft, called))
+    counters = Counter()
+    connect = connector(hello, lambda: f"127.0.0.1:{port}", counters)
+    remote = RemoteDraft(hello, connect, patience=patience, counters=counters)
+    remote.wait_ready(30)
+    try:
+        yield run_of(remote, backup=backup)
+    finally:
+        remote.close()
+        serving.stop(None)
+
+
+@pytest.mark.parametrize("backup", ["none", "ngram", "random", "draft"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_worker_in_good_health_misses_nothing_but_what_it_did_not_prepare(backup, temperature):
+    with served(backup=backup) as run:
+        causes = run.generate(count=5, size=100, temperature=temperature)
+        assert set(causes) == {"miss"}
+        assert run.draft.counters == {"connections": 1}
+        lengths = np.concatenate([drafted.lengths for drafted, _ in run.target.verified])
+        assert lengths.max() == K
+        stats = run.draft.stats()
+        assert stats is not None
+        assert (stats.cut, stats.stale) == (0, 0)
+        assert stats.forwards == K * stats.rounds
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_sampled_rows_are_verified_with_the_q_of_the_draft_and_greedy_ones_without(backup):
+    with served(backup=backup) as run:
+        for temperature in (0.0, 1.0):
+            run.target.verified.clear()
+            run.generate(count=1, temperature=temperature)
+            seen = set()
+            for drafted, proposal in run.target.verified:
+                for place in range(drafted.lengths[0]):
+                    seen.add((drafted.sources[0], *proposal.q[0, place].tolist()))
+            kinds = ["hit", "miss"] if backup == "draft" else ["hit"]
+            q = (0.75, 0.25) if temperature else (1.0, 0.0)
+            assert seen == {(kind, *q) for kind in kinds}
+
+
+class Stuck(ScriptedDraft):
+    """Waits in its fifth expansion until it may go on."""
+
+    go = threading.Event()
+
+    def __init__(self):
+        super().__init__()
+        self.left = 5
+
+    def expand(self, *arguments, **more):
+        self.left -= 1
+        if not self.left:
+            self.go.wait(60)
+        super().expand(*arguments, **more)
+
+
+def test_a_late_worker_is_not_asked_again_and_catches_up_when_it_answers():
+    Stuck.go.clear()
+    with served(draft=Stuck, patience=0.5) as run:
+        causes = run.generate()
+        assert causes["late"] in (1, 2)  # one round, of up to two rows
+        assert causes["stale"] > 10
+        stuck = run.draft.counters.copy()
+        assert stuck["late"] == 1
+        Stuck.go.set()
+        run.until(only_misses)
+        assert run.draft.counters["late"] == 1
+        assert run.draft.counters["connections"] == 1
+
+
+class SlowToGrow(ScriptedDraft):
+    """What it has grown takes its time to come, as from a device."""
+
+    def expand(self, *arguments, **more):
+        super().expand(*arguments, **more)
+        self.grown = False
+
+    def grow(self, lowered):
+        super().grow(lowered)
+        self.grown = True
+
+    def announced(self):
+        news, grown = super().announced(), self.grown
+
+        def wait():
+            time.sleep(0.2 * grown)
+            return news()
+
+        return wait
+
+
+def test_a_branch_that_is_not_finished_is_served_as_it_is():
+    with served(draft=SlowToGrow, patience=0.02) as run:
+        run.generate(count=1, size=20)
+        hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
+        assert hits
+        assert max(hits) < K
+        assert run.draft.counters["connections"] == 1
+
+
+class Rogue(Session):
+    """Changes answers by `change(message, answers before it)`, which gives what is sent instead."""
+
+    change = None
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.said = []
+
+    def handle(self, message):
+        for answer in super().handle(message):
+            yield from type(self).change(answer, self.said)
+            self.said.append(answer)
+
+
+def rogue(change):
+    return type("Changed", (Rogue,), {"change": staticmethod(change)})
+
+
+def replay(answer, said):
+    return [*said[-3:], answer, answer]
+
+
+def lie_again(answer, said):
+    """The answer, and then another to the same round."""
+    if isinstance(answer, Speculations) and answer.complete:
+        return [answer, dataclasses.replace(answer, tokens=answer.tokens * 0 + 9)]
+    return [answer]
+
+
+def of_another_request(answer, said):
+    if isinstance(answer, Speculations):
+        other = dataclasses.replace(answer, epochs=answer.epochs - 1, complete=False)
+        return [other, answer]
+    return [answer]
+
+
+@pytest.mark.parametrize("change", [replay, lie_again, of_another_request])
+def test_stale_and_replayed_answers_are_ignored(change):
+    with served(rogue(change)) as run:
+        causes = run.generate(count=4)
+        assert only_misses(causes)
+        assert run.draft.counters["connections"] == 1
+        if change is not of_another_request:
+            assert run.draft.counters["ignored"] > 0
+
+
+def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
+    def old(answer, said):
+        if isinstance(answer, Speculations):
+            return [dataclasses.replace(answer, epochs=answer.epochs - 1)]
+        return [answer]
+
+    with served(rogue(old)) as run:
+        causes = run.generate()
+        assert set(causes) == {"cold"}
+
+
+def garbage(**changes):
+    def change(answer, said):
+        if isinstance(answer, Speculations) and len(said) == 20:
+            fields = {name: new(getattr(answer, name)) for name, new in changes.items()}
+            return [dataclasses.replace(answer, **fields)]
+        return [answer]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        garbage(tokens=lambda tokens: tokens + 1000),
+        garbage(tokens=lambda tokens: tokens[:, :, :1]),
+        garbage(bonus=lambda bonus: bonus - 5),
+        garbage(lengths=lambda lengths: lengths + 50),
+        garbage(slots=lambda slots: slots + 7),
+        garbage(epochs=lambda epochs: epochs.astype(np.float32)),
+    ],
+)
+def test_garbage_ends_the_stream_and_another_is_opened(change):
+    with served(rogue(change)) as run:
+        causes = run.until(lambda found: run.draft.counters["connections"] >= 2)
+        ended = run.draft.counters["garbage"]
+        assert ended in (run.draft.counters["connections"] - 1, run.draft.counters["connections"])
+        assert causes["dead"] > 0
+        assert causes["miss"] > 0
+
+
+@pytest.mark.parametrize("data", [b"", b"SSD", b"\0" * 40, b"SSD\x63\0\0\0\0", b"SSD\1\xff\xff"])
+def test_bytes_that_are_no_message_end_the_stream(monkeypatch, data):
+    sent = []
+
+    class Broken:
+        decode = staticmethod(server.codec.decode)
+
+        @staticmethod
+        def encode(message, encode=server.codec.encode):
+            sent.append(message)
+            return data if len(sent) == 20 else encode(message)
+
+    with served() as run:
+        monkeypatch.setattr(server, "codec", Broken)
+        run.until(lambda found: run.draft.counters["connections"] == 2 and only_misses(found))
+        assert run.draft.counters["garbage"] == 1
+        assert run.draft.counters["dead"] > 0
+
+
+def q_with(**changes):
+    def change(answer, said):
+        if isinstance(answer, Winner):
+            fields = {name: new(getattr(answer, name)) for name, new in changes.items()}
+            return [dataclasses.replace(answer, **fields)]
+        return [answer]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        q_with(q=lambda q: q * np.nan),
+        q_with(q=lambda q: q * 2),
+        q_with(q=lambda q: q[..., ::-1] * np.float32([-1, 1])),
+        q_with(q=lambda q: q * np.float32([0, 4])),  # not of the token
+        q_with(support=lambda ids: ids[..., :1].repeat(2, axis=-1)),
+        q_with(tokens=lambda tokens: (tokens + 1) % 128),
+    ],
+)
+def test_rows_whose_q_is_malformed_are_verified_as_point_masses(change):
+    with served(rogue(change)) as run:
+        run.generate(count=2, temperature=1.0)
+        assert run.draft.counters["q malformed"] > 5
+        assert run.draft.counters["connections"] == 1
+        for _, proposal in run.target.verified:
+            assert set(np.unique(proposal.q)) <= {0, 1}
+
+
+def test_rows_whose_q_does_not_come_are_verified_as_point_masses():
+    def drop(answer, said):
+        return [] if isinstance(answer, Winner) else [answer]
+
+    with served(rogue(drop), patience=0.05) as run:
+        run.generate(count=1, size=20, temperature=1.0)
+        assert run.draft.counters["q late"] > 3
+        for _, proposal in run.target.verified:
+            assert set(np.unique(proposal.q)) <= {0, 1}
+
+
+@pytest.mark.parametrize("field", ["token", "model", "k", "branches", "support", "rule", "context"])
+def test_a_worker_refuses_an_engine_that_expects_another(field):
+    value = getattr(HELLO, field)
+    other = dataclasses.replace(HELLO, **{field: value + ("x" if isinstance(value, str) else 1)})
+    with served(hello=other) as run:
+        assert f"the worker's {field} is another" in run.draft.trouble
+        assert HELLO.token not in run.draft.trouble

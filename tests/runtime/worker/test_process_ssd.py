@@ -1,0 +1,198 @@
+"""SSD whose draft is a model in a worker process says what autoregressive decoding says."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from ssd_jax.llm import LLM
+from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.text.detokenizer import Detokenizer
+from tests import tiny
+from tests.runtime.test_speculative import outputs, requests
+
+PATIENCE = 120.0  # no answer is late here, however busy the machine is
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A directory of two checkpoints that often agree."""
+    root = tmp_path_factory.mktemp("process")
+    tiny.write_checkpoint(root / "target", "qwen3")
+    tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
+    return root
+
+
+def opened(made, *, draft="draft", **settings):
+    defaults = {"context": 320, "dtype": "float32", "exact": "bitwise", "k": "3", "budget": "8"}
+    llm = LLM(
+        str(made / "target"),
+        mode="ssd",
+        draft=str(made / draft),
+        compile_cache=jax.config.jax_compilation_cache_dir,  # both processes compile once
+        **defaults | settings,
+    )
+    if llm.loaded.worker is not None:
+        llm.loaded.worker.patience = PATIENCE
+    return llm
+
+
+@pytest.fixture(scope="module")
+def many(made):
+    """Four slots; coupled, so that sampled text is the same in all modes, too."""
+    with opened(made, draft_placement="process", slots=4, verify="coupled") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alike(made):
+    """One slot. The draft is the target: whatever it proposes is accepted, if all goes well."""
+    with opened(made, draft="target", draft_placement="process", slots=1) as llm:
+        yield llm
+
+
+def engine_of(llm, **settings):
+    """A new engine over a stream of its own."""
+    config = dataclasses.replace(llm.config, **settings)
+    roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
+    decoder = functools.partial(Detokenizer, llm.tokenizer)
+    return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter)
+
+
+def run(engine, asked):
+    found = {}
+    for each in asked:
+        engine.add(each)
+    while engine.has_work:
+        for event in engine.step():
+            if event.output is not None:
+                found[event.prompt_index] = event.output
+    return [found[each.index] for each in asked]
+
+
+@pytest.mark.parametrize("backup", ["none", "ngram", "draft"])
+@pytest.mark.parametrize("fixture", ["many", "alike"])
+def test_text_equals_autoregressive_decoding(request, fixture, backup):
+    llm = request.getfixturevalue(fixture)
+    asked = requests(llm, llm.config.verify)
+    found = run(engine_of(llm, backup=backup), asked)
+    assert [one.token_ids for one in found] == [one.token_ids for one in outputs(llm, asked, "ar")]
+    metrics = [one.metrics for one in found if one.metrics["hit_rate"] is not None]
+    assert 0 < np.mean([each["hit_rate"] for each in metrics]) < 1
+    assert {cause for each in metrics for cause in each["fallbacks"]} == {"miss"}
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_rounds_are_those_of_a_draft_in_the_same_process(made, many, backup):
+    with opened(made, slots=4, verify="coupled", backup=backup) as inline:
+        asked = requests(inline, "coupled")
+        one, other = run(inline.engine, asked), run(engine_of(many, backup=backup), asked)
+        for name in ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks"):
+            assert [out.metrics[name] for out in one] == [out.metrics[name] for out in other]
+    assert one[0].metrics["verify_ms"] is None  # draft and target share a device
+    assert other[0].metrics["verify_ms"] is not None
+
+
+def all_accepted(metrics):
+    accepted, judged = np.array(metrics["acceptance_by_position"]).T
+    return accepted.sum() > 20 and (accepted == judged).all()
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_the_q_that_travels_is_the_q_drawn_from(alike, backup):
+    """p / q is then 1 everywhere, as long as both keep the same tokens."""
+    params = SamplingParams(temperature=0.9, top_k=4, max_tokens=150, ignore_eos=True, seed=5)
+    asked = [alike.request("to be or not to be", params)]
+    (output,) = run(engine_of(alike, backup=backup), asked)
+    assert all_accepted(output.metrics)
+    assert len(set(output.token_ids)) > 20
+
+
+COUNTED = {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalty": 1.2}
+
+
+def remote(llm):
+    return llm.loaded.worker.drafts[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals to a process that must go on")
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike, how):
+    """Else a draft that is the target would be wrong somewhere, penalties being what they are."""
+    llm, worker = alike, alike.loaded.worker
+    params = SamplingParams(max_tokens=200, ignore_eos=True, **COUNTED)
+    (alone,) = llm.generate(["a b c a b c"], params, mode="ar")
+    engine = engine_of(llm, backup="none")
+    draft = remote(llm)
+    engine.add(llm.request("a b c a b c", params))
+    ids, output = [], None
+
+    def step(until):
+        nonlocal output
+        while output is None and not until():
+            for event in engine.step():
+                ids.extend(event.token_ids)
+                output = event.output
+
+    step(lambda: len(ids) > 40)
+    starts, before = worker.supervisor.starts, draft.counters.copy()
+    if how == "killed":
+        os.kill(worker.supervisor.pid, signal.SIGKILL)
+    else:
+        os.kill(worker.supervisor.pid, signal.SIGSTOP)
+        worker.patience = draft._patience = 0.2
+    step(lambda: len(ids) > 80)
+    assert draft.counters["dead" if how == "killed" else "late"] > 0
+    if how == "killed":
+        eventually(lambda: worker.supervisor.starts == starts + 1)
+        eventually(lambda: draft.wait_ready(10))
+    else:
+        os.kill(worker.supervisor.pid, signal.SIGCONT)
+        eventually(lambda: draft._connection.answered)
+    worker.patience = draft._patience = PATIENCE
+    lost = draft.counters.copy()
+    step(lambda: False)
+    assert output is not None
+    assert output.token_ids == alone.token_ids
+    assert all_accepted(output.metrics)
+    again = draft.counters - lost
+    assert again["dead"] + again["late"] + again["stale"] <= 1
+    assert output.metrics["hit_rate"] > 0.3
+    assert draft.counters["connections"] - before["connections"] == (how == "killed")
+
+
+def eventually(condition):
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0.05)
+
+
+def test_sd_is_there_beside_it(many):
+    asked = requests(many, "coupled")
+    one, other = (outputs(many, asked, mode) for mode in ("ar", "sd"))
+    assert [each.token_ids for each in one] == [each.token_ids for each in other]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processor cores of Linux")
+def test_every_thread_of_the_worker_runs_on_its_cores_alone(made):
+    core = max(os.sched_getaffinity(0))
+    with opened(
+        made, draft_placement="process", slots=1, draft_cores=str(core), draft="target"
+    ) as llm:
+        llm.generate("a", SamplingParams(max_tokens=4))
+        tasks = list(Path(f"/proc/{llm.loaded.worker.supervisor.pid}/task").iterdir())
+        assert len(tasks) > 3
+        assert {frozenset(os.sched_getaffinity(int(task.name))) for task in tasks} == {
+            frozenset({core})
+        }

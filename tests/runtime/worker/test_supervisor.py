@@ -1,0 +1,214 @@
+"""Worker processes: killed, stopped, restarted, orphaned, and those that never start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.worker.placement import DraftWorker
+from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.runtime.worker.supervisor import Supervisor
+from tests.runtime.worker.fake_worker import command
+from tests.runtime.worker.scripted import HELLO, only_misses, run_of
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and /proc of Linux")
+SETTINGS = WorkerSettings(
+    hello=HELLO,
+    source="scripted",
+    dtype="float32",
+    support=2,
+    saguaro_c=1.0,
+    draft_temperature=None,
+    compile_cache=None,
+    cores=None,
+)
+
+
+@contextmanager
+def working(*, patience=10.0, backup="none"):
+    """An engine over a supervised worker process."""
+    worker = DraftWorker(SETTINGS, patience=patience, command=command())
+    try:
+        worker.start()
+        worker.wait_ready()
+        yield worker, run_of(worker.draft(), backup=backup)
+    finally:
+        worker.close()
+
+
+def ended(pid):
+    """Whether a process has ended; one that nobody has buried counts."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def eventually(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0.02)
+
+
+@linux
+@pytest.mark.parametrize("backup", ["none", "ngram", "draft"])
+def test_a_worker_that_is_killed_is_started_again_and_catches_up(backup):
+    with working(backup=backup) as (worker, run):
+        assert only_misses(run.generate())
+        pid = worker.supervisor.pid
+        os.kill(pid, signal.SIGKILL)
+        causes = run.until(lambda found: run.draft.counters["connections"] == 2)
+        causes += run.until(only_misses)
+        assert causes["dead"] > 0
+        assert run.draft.counters["dead"] > 0
+        assert worker.supervisor.starts == 2
+        assert worker.supervisor.pid != pid
+        assert run.draft.counters["connections"] == 2
+
+
+@linux
+def test_a_worker_that_dies_in_the_middle_of_a_text_joins_it_again():
+    """The text goes on without it, and the new one is told all of it."""
+    with working() as (worker, run):
+        killed = False
+
+        def wanted(found):
+            return run.draft.counters["connections"] == 2 and found["dead"] and found["miss"]
+
+        end = time.monotonic() + 60
+        while True:
+            assert time.monotonic() < end
+            if not killed:
+                os.kill(worker.supervisor.pid, signal.SIGKILL)
+                killed = True
+            if wanted(run.generate(count=1, size=500)):
+                break
+        run.until(only_misses)
+        assert run.draft.counters["connections"] == 2
+
+
+@linux
+def test_a_worker_that_is_stopped_costs_one_wait_and_goes_on_when_it_is_continued():
+    with working(patience=0.3) as (worker, run):
+        run.until(only_misses)
+        before = run.draft.counters.copy()
+        os.kill(worker.supervisor.pid, signal.SIGSTOP)
+        causes = run.generate(count=6)
+        assert run.draft.counters["late"] == before["late"] + 1
+        assert causes["stale"] > 50
+        os.kill(worker.supervisor.pid, signal.SIGCONT)
+        run.until(only_misses)
+        assert run.draft.counters["connections"] == 1
+        assert worker.supervisor.starts == 1
+
+
+@linux
+def test_a_worker_is_gone_after_close():
+    with working() as (worker, _):
+        pid = worker.supervisor.pid
+        assert not ended(pid)
+    assert ended(pid)
+
+
+@linux
+def test_a_stopped_worker_is_gone_after_close():
+    with working() as (worker, _):
+        pid = worker.supervisor.pid
+        os.kill(pid, signal.SIGSTOP)
+    assert ended(pid)
+
+
+@linux
+def test_a_supervisor_that_nobody_holds_ends_its_worker():
+    supervisor = Supervisor(SETTINGS, command())
+    supervisor.start()
+    supervisor.wait_ready()
+    pid = supervisor.pid
+    del supervisor
+    eventually(lambda: ended(pid))
+
+
+PARENT = """
+import os, sys, signal
+sys.path.insert(0, {root!r})
+from tests.runtime.worker.test_supervisor import SETTINGS, Supervisor, command
+supervisor = Supervisor(SETTINGS, command())
+supervisor.start()
+supervisor.wait_ready()
+print(supervisor.pid, flush=True)
+sys.stdin.readline()
+{end}
+"""
+
+
+@linux
+@pytest.mark.parametrize(
+    ("end", "stopped"),
+    [
+        ("raise ValueError", False),
+        ("sys.exit()", False),
+        ("os._exit(3)", False),
+        ("os.kill(os.getpid(), signal.SIGKILL)", False),
+        ("os.kill(os.getpid(), signal.SIGKILL)", True),
+        ("os.kill(os.getpid(), signal.SIGTERM)", False),
+    ],
+)
+def test_no_worker_outlives_its_parent_however_that_ends(end, stopped):
+    code = PARENT.format(root=str(Path(__file__).parents[3]), end=end)
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not ended(pid)
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+        parent.communicate("go on\n", timeout=60)
+        eventually(lambda: ended(pid))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("error", "ValueError: no room for the draft"),
+        ("exit", "exit status 7 | the last words"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why_in_its_own_words(how, words):
+    worker = DraftWorker(SETTINGS, command=command(how))
+    worker.start()
+    with pytest.raises(InputError, match="the draft worker cannot start") as raised:
+        worker.wait_ready()
+    assert words in str(raised.value)
+    worker.close()
+
+
+def test_a_worker_whose_program_is_not_there():
+    worker = DraftWorker(SETTINGS, command=["/no/such/python"])
+    worker.start()
+    with pytest.raises(InputError, match="/no/such/python: No such file"):
+        worker.wait_ready()
+    worker.close()
+
+
+def test_a_worker_may_be_closed_while_it_starts():
+    worker = DraftWorker(SETTINGS, command=command())
+    worker.start()
+    worker.close()
+    worker.wait_ready()
+    assert worker.supervisor.address is None
+    assert worker.supervisor.starts == 0
