@@ -17,6 +17,7 @@ from ssd_jax.runtime.worker.messages import Speculations, Winner
 from ssd_jax.runtime.worker.placement import connector
 from ssd_jax.runtime.worker.session import Session
 from tests.runtime.worker.scripted import HELLO, K, ScriptedDraft, only_misses, run_of
+from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND
 
 
 @contextmanager
@@ -147,10 +148,13 @@ def replay(answer, said):
     return [*said[-3:], answer, answer]
 
 
+LIE = 9
+
+
 def lie_again(answer, said):
     """The answer, and then another to the same round."""
     if isinstance(answer, Speculations) and answer.complete:
-        return [answer, dataclasses.replace(answer, tokens=answer.tokens * 0 + 9)]
+        return [answer, dataclasses.replace(answer, tokens=answer.tokens * 0 + LIE)]
     return [answer]
 
 
@@ -164,11 +168,20 @@ def of_another_request(answer, said):
 @pytest.mark.parametrize("change", [replay, lie_again, of_another_request])
 def test_stale_and_replayed_answers_are_ignored(change):
     with served(rogue(change)) as run:
+        told = run.draft.news
+
+        def news():
+            time.sleep(0.005)  # whatever was said twice has come
+            return told()
+
+        run.draft.news = news
         causes = run.generate(count=4)
         assert only_misses(causes)
         assert run.draft.counters["connections"] == 1
         if change is not of_another_request:
             assert run.draft.counters["ignored"] > 0
+        for _, proposal in run.target.verified:
+            assert LIE not in proposal.tokens
 
 
 def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
@@ -270,6 +283,21 @@ def test_rows_whose_q_does_not_come_are_verified_as_point_masses():
         assert run.draft.counters["q late"] > 3
         for _, proposal in run.target.verified:
             assert set(np.unique(proposal.q)) <= {0, 1}
+
+
+def test_only_a_round_calls_the_draft_away_from_its_branches():
+    """A prompt that is prefilled meanwhile must not cost the others their branches."""
+    inbox = server._Inbox()
+    inbox.fill(iter([server.codec.encode(message) for message in (OPEN, PREFILL)]))
+    assert not inbox.called()
+    inbox.fill(iter([server.codec.encode(ROUND)]))
+    assert inbox.called()
+    messages = inbox.messages()
+    assert [type(next(messages)) for _ in range(2)] == [type(OPEN), type(PREFILL)]
+    assert list(messages) == []  # the first of two streams has ended
+    assert inbox.called()
+    assert type(next(inbox.messages())) is type(ROUND)
+    assert not inbox.called()
 
 
 @pytest.mark.parametrize("field", ["token", "model", "k", "branches", "support", "rule", "context"])

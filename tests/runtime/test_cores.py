@@ -1,0 +1,83 @@
+"""Processor cores: what users may write, and what is refused before anything loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssd_jax.config import Config
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.cores import parse_cores, place, require_usable, usable_cores
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores of Linux")
+SSD = {"mode": "ssd", "draft": "a path", "draft_placement": "process"}
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("0", (0,)), ("3,1", (1, 3)), ("0-2", (0, 1, 2)), ("1, 4-5", (1, 4, 5)), ("2,2-2", (2,))],
+)
+def test_lists_and_ranges(text, cores):
+    assert parse_cores("draft_cores", text) == cores
+
+
+@pytest.mark.parametrize("text", ["", "a", "-1", "2-1", "1,,2", "1-", "0x1", "1-2-3", "9999999"])
+def test_what_is_no_list_of_cores_is_refused_with_an_example(text):
+    with pytest.raises(InputError, match=r"target_cores = .* such as 0,2-3"):
+        Config(target_cores=text)
+
+
+def test_cores_of_both_roles_are_refused_by_name():
+    with pytest.raises(InputError, match="target_cores = 0,1,2 and draft_cores = 2,3 share 2"):
+        Config(target_cores="0-2", draft_cores="2-3", **SSD)
+    assert Config(target_cores="0-1", draft_cores="2-3", **SSD).cores_of("draft") == (2, 3)
+
+
+@pytest.mark.parametrize("placement", [None, "inline"])
+def test_a_draft_in_the_same_process_has_no_cores_of_its_own(placement):
+    with pytest.raises(InputError, match="is for draft_placement = 'process'"):
+        Config(draft_cores="1", **SSD | {"draft_placement": placement})
+
+
+@linux
+def test_a_core_that_does_not_exist_is_named_with_those_that_do():
+    usable = ",".join(str(core) for core in sorted(usable_cores()))
+    with pytest.raises(InputError, match=f"no core 4000 to run on; there are {usable}"):
+        require_usable("draft_cores", (0, 4000))
+
+
+@linux
+def test_looking_at_cores_changes_nothing():
+    before = os.sched_getaffinity(0)
+    assert usable_cores() >= before
+    assert os.sched_getaffinity(0) == before
+    assert place(None, None) is None
+    assert os.sched_getaffinity(0) == before
+
+
+PLACE = """
+import os, sys, threading
+sys.path.insert(0, {root!r})
+from ssd_jax.runtime.cores import place, usable_cores
+first, *others = sorted(usable_cores())
+wait = threading.Event()
+thread = threading.Thread(target=wait.wait)
+thread.start()
+print(place((first,), None) == (tuple(others) or None))
+print(place((first,), None) == (tuple(others) or None))
+print([os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")] == [{{first}}] * 2)
+wait.set()
+"""
+
+
+@linux
+def test_the_target_is_pinned_whole_and_the_draft_gets_what_it_leaves_also_the_second_time():
+    code = PLACE.format(root=str(Path(__file__).parents[2]))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["True"] * 3
