@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError, NotBuiltYetError
-from ssd_jax.runtime.cores import parse_cores, require_disjoint
+from ssd_jax.runtime.cores import Cores
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, parse
@@ -151,7 +151,11 @@ class Config:
         self._check_range("saguaro_c", 0, 1)
         self._check_range("logprobs", 0, MAX_LOGPROBS)
         self._check_draft()
-        self._check_cores()
+        if self.cores.draft is not None and self.draft_placement != "process":
+            raise InputError(
+                f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
+                "the draft shares the target's process"
+            )
         self._refuse_unbuilt()
 
     @property
@@ -182,24 +186,10 @@ class Config:
         """
         return parse(self.fan_out or "geometric", k, self.branches)
 
-    def cores_of(self, role: str) -> tuple[int, ...] | None:
-        """Cores that the user gave the "draft" or the "target".
-
-        Raises:
-          InputError: not a list of cores.
-        """
-        name = f"{role}_cores"
-        text = getattr(self, name)
-        return None if text is None else parse_cores(name, text)
-
-    def _check_cores(self) -> None:
-        target, draft = self.cores_of("target"), self.cores_of("draft")
-        if draft is not None and self.draft_placement != "process":
-            raise InputError(
-                f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
-                "the draft shares the target's process"
-            )
-        require_disjoint(target or (), draft or ())
+    @property
+    def cores(self) -> Cores:
+        """Processor cores that the user gave."""
+        return Cores.parse(self.target_cores, self.draft_cores)
 
     def _check_number(self, name: str, word: str, most: int, *, least: int = 1) -> None:
         value = getattr(self, name)

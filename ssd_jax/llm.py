@@ -17,7 +17,6 @@ from ssd_jax.config import DEFAULT_CONTEXT, Config, check_names
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.opened import OpenedModel, open_model
-from ssd_jax.runtime.cores import place
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
 from ssd_jax.runtime.sequence import check
@@ -72,7 +71,7 @@ class LLM:
         if self.config.compile_cache != "off":
             compat.use_compile_cache(compile_cache(self.config.compile_cache))
         # Before JAX counts the cores for its threads.
-        self._draft_cores = place(self.config.cores_of("target"), self.config.cores_of("draft"))
+        self._draft_cores = self.config.cores.pin_target()
         bitwise = self.config.exact == "bitwise"
         self.target = open_model(
             self.config.target, self.config.dtype, bitwise=bitwise, progress=progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import threading
@@ -12,6 +13,49 @@ from pathlib import Path
 from ssd_jax.errors import InputError
 
 _PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cores:
+    """Cores of the two roles; None is wherever the system likes."""
+
+    target: tuple[int, ...] | None
+    draft: tuple[int, ...] | None
+
+    @classmethod
+    def parse(cls, target: str | None, draft: str | None) -> Cores:
+        """From the settings target_cores and draft_cores.
+
+        Raises:
+          InputError: not a list of cores, or a core of both.
+        """
+        cores = cls(
+            target=None if target is None else parse_cores("target_cores", target),
+            draft=None if draft is None else parse_cores("draft_cores", draft),
+        )
+        shared = {*(cores.target or ())} & {*(cores.draft or ())}
+        if shared:
+            raise InputError(
+                f"target_cores = {target!r} and draft_cores = {draft!r} share {shown(shared)}; "
+                "give each cores of its own"
+            )
+        return cores
+
+    def pin_target(self) -> tuple[int, ...] | None:
+        """Pins this process to the target's cores, if given; returns those of a draft process.
+
+        Without cores of its own the draft gets those that the target leaves, if it leaves any.
+
+        Raises:
+          InputError: a core that cannot be used.
+        """
+        for name, cores in (("target_cores", self.target), ("draft_cores", self.draft)):
+            if cores is not None:
+                require_usable(name, cores)
+        if self.target is None:
+            return self.draft
+        pin(self.target)
+        return self.draft or tuple(sorted(usable_cores() - {*self.target})) or None
 
 
 def parse_cores(name: str, text: str) -> tuple[int, ...]:
@@ -30,16 +74,6 @@ def parse_cores(name: str, text: str) -> tuple[int, ...]:
             )
         cores.update(range(first, last + 1))
     return tuple(sorted(cores))
-
-
-def require_disjoint(target: Sequence[int], draft: Sequence[int]) -> None:
-    """Raises: InputError: target and draft share a core."""
-    shared = sorted({*target} & {*draft})
-    if shared:
-        raise InputError(
-            f"target_cores = {shown(target)} and draft_cores = {shown(draft)} share "
-            f"{shown(shared)}; give each cores of its own"
-        )
 
 
 def usable_cores() -> set[int]:
@@ -70,23 +104,6 @@ def require_usable(name: str, cores: Sequence[int]) -> None:
             f"{name} = {shown(cores)}: there is no core {shown(missing)} to run on; there are "
             f"{shown(usable)}"
         )
-
-
-def place(target: tuple[int, ...] | None, draft: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Pins this process to the target's cores, if given; returns the cores of a draft process.
-
-    Without cores of its own the draft gets those that the target leaves, if it leaves any.
-
-    Raises:
-      InputError: a core that cannot be used.
-    """
-    for name, cores in (("target_cores", target), ("draft_cores", draft)):
-        if cores is not None:
-            require_usable(name, cores)
-    if target is None:
-        return draft
-    pin(target)
-    return draft or tuple(sorted(usable_cores() - {*target})) or None
 
 
 def pin(cores: Iterable[int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.cores import parse_cores, place, require_usable, usable_cores
+from ssd_jax.runtime.cores import Cores, parse_cores, require_usable, usable_cores
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores of Linux")
 SSD = {"mode": "ssd", "draft": "a path", "draft_placement": "process"}
@@ -32,9 +32,9 @@ def test_what_is_no_list_of_cores_is_refused_with_an_example(text):
 
 
 def test_cores_of_both_roles_are_refused_by_name():
-    with pytest.raises(InputError, match="target_cores = 0,1,2 and draft_cores = 2,3 share 2"):
+    with pytest.raises(InputError, match="target_cores = '0-2' and draft_cores = '2-3' share 2"):
         Config(target_cores="0-2", draft_cores="2-3", **SSD)
-    assert Config(target_cores="0-1", draft_cores="2-3", **SSD).cores_of("draft") == (2, 3)
+    assert Config(target_cores="0-1", draft_cores="2-3", **SSD).cores.draft == (2, 3)
 
 
 @pytest.mark.parametrize("placement", [None, "inline"])
@@ -55,20 +55,20 @@ def test_looking_at_cores_changes_nothing():
     before = os.sched_getaffinity(0)
     assert usable_cores() >= before
     assert os.sched_getaffinity(0) == before
-    assert place(None, None) is None
+    assert Cores(target=None, draft=None).pin_target() is None
     assert os.sched_getaffinity(0) == before
 
 
 PLACE = """
 import os, sys, threading
 sys.path.insert(0, {root!r})
-from ssd_jax.runtime.cores import place, usable_cores
+from ssd_jax.runtime.cores import Cores, usable_cores
 first, *others = sorted(usable_cores())
 wait = threading.Event()
 thread = threading.Thread(target=wait.wait)
 thread.start()
-print(place((first,), None) == (tuple(others) or None))
-print(place((first,), None) == (tuple(others) or None))
+print(Cores(target=(first,), draft=None).pin_target() == (tuple(others) or None))
+print(Cores(target=(first,), draft=None).pin_target() == (tuple(others) or None))
 print([os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")] == [{{first}}] * 2)
 wait.set()
 """

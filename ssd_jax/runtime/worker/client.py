@@ -24,39 +24,15 @@ from ssd_jax.runtime.worker.messages import (
     Fork,
     Hello,
     Move,
-    Open,
     Ping,
-    Prefill,
     Round,
     Stats,
 )
 from ssd_jax.runtime.worker.proposals import HostProposals
+from ssd_jax.runtime.worker.texts import SlotText, opening_of
 
 PATIENCE = 1.0
 """Seconds that a round waits for a worker."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Slot:
-    """A request, and what the worker of `link` knows of it.
-
-    Attributes:
-      opening: the message that opens it.
-      sampled: its verification needs q.
-      text: prompt and committed tokens; the first `prompt` are the prompt's.
-      known: positions whose keys and values the worker has for certain.
-      counted: tokens that it has as prompt or counted as output.
-      whole: its record was expanded by the last round: it has the keys and values of all of it.
-    """
-
-    opening: Open
-    sampled: bool
-    text: list[int] = dataclasses.field(default_factory=list)
-    prompt: int = 0
-    link: Connection | None = None
-    known: int = 0
-    counted: int = 0
-    whole: bool = False
 
 
 class RemoteDraft:
@@ -86,7 +62,7 @@ class RemoteDraft:
         self._connection: Connection | None = None
         self._numbers = itertools.count(1)
         self._epochs = itertools.count(1)
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, SlotText] = {}
         self._absence: Absence = "dead"
         self._overdue = False  # an answer that was waited for did not come
         self._link: Connection | None = None  # that this round's records went to
@@ -101,26 +77,10 @@ class RemoteDraft:
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
     ) -> None:
         """See `roles.BranchingDraft.open`."""
-        opening = Open(
-            number=0,
-            slot=slot,
-            epoch=next(self._epochs),
-            temperature=float(params.temperature),
-            top_k=int(params.top_k),
-            top_p=float(params.top_p),
-            min_p=float(params.min_p),
-            repetition_penalty=float(params.repetition_penalty),
-            frequency_penalty=float(params.frequency_penalty),
-            presence_penalty=float(params.presence_penalty),
-            logit_bias=tuple((int(token), float(bias)) for token, bias in params.logit_bias),
-            seed=int(params.seed),
-            index=int(index),
-            banned=tuple(int(token) for token in banned),
-            ban_before=int(ban_before),
-        )
-        self._slots[slot] = _Slot(
-            opening=opening, sampled=self._q_travels and params.temperature > 0
-        )
+        opening = opening_of(params, index, banned, ban_before)
+        opening = dataclasses.replace(opening, slot=slot, epoch=next(self._epochs))
+        sampled = self._q_travels and params.temperature > 0
+        self._slots[slot] = SlotText(opening=opening, sampled=sampled)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
@@ -129,7 +89,7 @@ class RemoteDraft:
         state.prompt = len(state.text)
         link = self._usable()
         if link is not None:
-            self._teach(link, state)
+            state.teach(link, self._numbers)
 
     def move(self, moves: Sequence[Moved]) -> None:
         """See `roles.BranchingDraft.move`."""
@@ -157,8 +117,8 @@ class RemoteDraft:
             elif winner >= 0:
                 tokens = ()
             if not state.whole:
-                self._teach(link, state)
-            self._moves.append(self._wire(moved, state, winner, limit, tokens))
+                state.teach(link, self._numbers)
+            self._moves.append(state.moved(moved, winner, limit, tokens))
             self._records[moved.slot] = bool(tokens)
             if winner >= 0 and limit and state.sampled:
                 self._asked_q.append(moved.slot)
@@ -178,7 +138,7 @@ class RemoteDraft:
             self._link = None
             return drafted
         for row, (slot, epoch) in enumerate(zip(winner.slots, winner.epochs, strict=True)):
-            if limits[slot] and epoch == self._slots[slot].opening.epoch:
+            if limits[slot] and epoch == self._slots[slot].epoch:
                 drafted[slot] = min(winner.lengths[row], limits[slot])
                 self._proposals.put(slot, winner.tokens[row, : drafted[slot]].tolist())
                 self._asked_q += [slot] if self._slots[slot].sampled else []
@@ -205,7 +165,7 @@ class RemoteDraft:
         forks = tuple(
             Fork(
                 slot=slot,
-                epoch=self._slots[slot].opening.epoch,
+                epoch=self._slots[slot].epoch,
                 counts=tuple(counts[slot].tolist()),
                 follow=given,
             )
@@ -235,7 +195,7 @@ class RemoteDraft:
             np.zeros((*shape, self.k), np.int32),
         )
         for row, (slot, epoch) in enumerate(zip(answer.slots, answer.epochs, strict=True)):
-            if slot in self._slots and epoch == self._slots[slot].opening.epoch:
+            if slot in self._slots and epoch == self._slots[slot].epoch:
                 news.bonus[slot], news.lengths[slot] = answer.bonus[row], answer.lengths[row]
                 news.tokens[slot] = answer.tokens[row]
         self._news = news
@@ -286,43 +246,6 @@ class RemoteDraft:
     def _give_up(self, link: Connection) -> None:
         self._absence = "late" if link.alive else "dead"
         self._overdue = link.alive
-
-    def _teach(self, link: Connection, state: _Slot) -> None:
-        """Gives the worker what it lacks of a slot's text."""
-        opening = state.opening
-        if state.link is not link:
-            state.link, state.known, state.counted = link, 0, 0
-            link.send(dataclasses.replace(opening, number=next(self._numbers)))
-        if state.known < len(state.text):
-            link.send(
-                Prefill(
-                    number=next(self._numbers),
-                    slot=opening.slot,
-                    epoch=opening.epoch,
-                    offset=state.known,
-                    tokens=np.array(state.text[state.known :], np.int32),
-                )
-            )
-            state.known = len(state.text)
-        state.counted = max(state.counted, state.prompt)
-
-    def _wire(
-        self, moved: Moved, state: _Slot, winner: int, limit: int, tokens: tuple[int, ...]
-    ) -> Move:
-        committed = tuple(int(token) for token in state.text[state.counted :])
-        state.counted, state.known = len(state.text), moved.position
-        return Move(
-            slot=moved.slot,
-            epoch=state.opening.epoch,
-            position=int(moved.position),
-            pending=int(moved.pending),
-            committed=committed,
-            winner=int(winner),
-            limit=limit if winner >= 0 else 0,
-            tokens=tokens,
-            draft=0,
-            sampled=state.sampled,
-        )
 
     def _send_round(self, link: Connection, moves: list[Move], expand: Expand | None) -> None:
         link.ask(Round(number=next(self._numbers), moves=tuple(moves), expand=expand))
