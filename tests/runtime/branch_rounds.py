@@ -54,6 +54,7 @@ class Seen:
     Attributes:
       texts: by slot, prompt and committed tokens, the pending one last.
       sources: by slot, where the record came from.
+      moves: by slot, what the draft was told.
       moved: pages when the records were in place; `record` is as it was then.
       grown: pages after the expansion, and `followed` the record.
       output: [B, V] tokens counted.
@@ -64,6 +65,7 @@ class Seen:
     texts: Mapping[int, tuple[int, ...]]
     requests: Mapping[int, Request]
     sources: Mapping[int, str]
+    moves: Mapping[int, Moved]
     moved: np.ndarray
     record: Record
     grown: np.ndarray
@@ -138,6 +140,7 @@ class Rounds:
                 texts={slot: tuple(text) for slot, text in self._texts.items()},
                 requests={slot: self._requests[slot] for slot in moves},
                 sources=sources,
+                moves={move.slot: move for move in moved},
                 moved=pages,
                 record=record,
                 grown=layered(self._draft),
