@@ -84,3 +84,15 @@ def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_e
         assert output.text == LONG[:30]
         for name in ("acceptance_histogram", "hit_rate", "fallbacks"):
             assert done[number].metrics[name] == output.metrics[name]
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("call", ["news", "move", "expand"])
+def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at):
+    """What the draft did not take, it is told again."""
+    parts = ssd(spell(LONG), draft=breaking(call, at), backup="ngram")
+    parts.engine.add(request())
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    (output,) = outputs(drain(parts.engine)).values()
+    assert output.text == LONG
