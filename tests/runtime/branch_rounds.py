@@ -58,7 +58,7 @@ class Seen:
       moved: pages when the records were in place; `record` is as it was then.
       grown: pages after the expansion, and `followed` the record.
       output: [B, V] tokens counted.
-      counts: [B, K + 1], the fan-outs.
+      counts: [B, K + 1], the fan-outs; 0 of slots without a record, whatever they are given.
       forwards: of the model, in order, as tokens a row: of new records, and of the expansion.
     """
 
@@ -133,8 +133,10 @@ class Rounds:
         for slot in moves:
             own = self._fan_out(slot, int(record.proposal.length[slot]))
             counts[slot, : len(own)] = own
+        asked = counts.copy()
+        asked[[slot not in moves for slot in range(self._draft.slots)], 0] = self._draft.branches
         follow = np.array([sources.get(slot) == "host" for slot in range(self._draft.slots)])
-        self._draft.expand(counts, follow=follow, lowered=self._lowered, forwards=self._forwards)
+        self._draft.expand(asked, follow=follow, lowered=self._lowered, forwards=self._forwards)
         self.seen.append(
             Seen(
                 texts={slot: tuple(text) for slot, text in self._texts.items()},

@@ -81,9 +81,9 @@ def test_branches_of_accepted_records_start_one_forward_later(script):
     _, rounds, longer = script
     for seen in rounds:
         for slot in seen.texts:
-            for k, _, one in branches(seen, slot):
+            for number, k, _ in seen.branches(slot):
                 late = k == length(seen, slot) and not longer
-                assert len(one.tokens) == K - late
+                assert seen.news.lengths[slot, number] == K - late
 
 
 def test_rows_without_a_branch_say_so(script):
