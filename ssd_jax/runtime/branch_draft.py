@@ -80,7 +80,7 @@ class BranchDraft:
             self._pages, self._scratch, self._history, self._expansion, Move(*packed)
         )
 
-    def draft(self, limits: np.ndarray) -> None:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> None:
         """See `roles.BranchingDraft.draft`."""
         rows = limits > 0
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
@@ -97,6 +97,7 @@ class BranchDraft:
             np.ones(self.slots, np.int32),
             np.where(rows, self._move.position, IDLE).astype(np.int32),
             limits.astype(np.int32),
+            lowered.astype(np.int32),
             sampling,
         )
         for index in range(1, int(limits.max())):
@@ -107,6 +108,7 @@ class BranchDraft:
                 self._record,
                 np.int32(index),
                 rows,
+                lowered.astype(np.int32),
                 sampling,
             )
 

@@ -118,7 +118,7 @@ class Controller:
             moves.append(moved)
         self._move(moves)
         if waited.any():
-            self._draft.draft(waited)
+            self._draft.draft(waited, lowered=self._lowered())
         return Drafted(lengths, self._draft.proposal(), sources)
 
     def speculate(self) -> None:
@@ -135,12 +135,17 @@ class Controller:
             counts[slot, : len(forks)] = forks
             follow[slot] = not state.made
             expanded[slot] = (state, forks)
-        planned = self._fan_out.counts(self.k, self._budget, "hit")[: self.k]
-        lowered = np.zeros(self._draft.k, np.int32)
-        lowered[: self.k] = np.array(planned) + 1
         self._live = {}
-        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=self._forwards)
+        self._draft.expand(counts, follow=follow, lowered=self._lowered(), forwards=self._forwards)
         self._expanded = expanded
+
+    def _lowered(self) -> np.ndarray:
+        """D of Saguaro sampling: branches planned for each place, and the token drafted there."""
+        lowered = np.zeros(self._draft.k, np.int32)
+        lowered[: self.k] = (
+            np.array(self._fan_out.counts(self.k, self._budget, "hit")[: self.k]) + 1
+        )
+        return lowered
 
     def _move(self, moves: list[Moved]) -> None:
         """Hands all new records over; those of finished prompts among them."""

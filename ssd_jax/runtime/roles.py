@@ -190,8 +190,11 @@ class BranchingDraft(Protocol):
         """Gives these slots new records; all others have none. Branches are gone."""
         ...
 
-    def draft(self, limits: np.ndarray) -> None:
-        """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is."""
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> None:
+        """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is.
+
+        `lowered` [K]: D of Saguaro sampling for each token.
+        """
         ...
 
     def proposal(self) -> Any:

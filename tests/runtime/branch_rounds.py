@@ -126,7 +126,7 @@ class Rounds:
         self._forwards_since()  # prefills
         self._draft.move(moved)
         if limits.any():
-            self._draft.draft(limits)
+            self._draft.draft(limits, lowered=self._lowered)
         drafting = self._forwards_since()
         record, pages = copied(self._draft._record), layered(self._draft)
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int64)

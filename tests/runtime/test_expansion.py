@@ -22,7 +22,7 @@ def test_records_say_what_a_plain_draft_says(script):
     draft, rounds, _ = script
     found = [(seen, record(seen, slot)) for seen in rounds for slot in seen.texts]
     for (seen, one), run in zip(found, draft.plain([one.whole for _, one in found]), strict=True):
-        lowered = LOWERED if seen.sources[one.index] == "hit" else None
+        lowered = LOWERED if seen.sources[one.index] in ("hit", "draft") else None
         assert_as_plain(one, run, lowered=lowered, c=draft.c)
         if one.support is None:
             assert one.tokens == HOSTED[: len(one.tokens)]
