@@ -111,6 +111,7 @@ class Loaded:
             fan_out=config.fan_out_of(k),
             backup=parse_backup(config.backup or "draft"),
             tokens=self.tokens,
+            longer=k == 1,  # else every branch of k = L would be empty
             settle=settle,
         )
 

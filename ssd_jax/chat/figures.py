@@ -39,6 +39,7 @@ class Figures:
       tokens_per_second: of decoding alone: tokens after each answer's first, over their time.
       first_token_ms: median time from the request to the first token.
       acceptance_length: tokens committed per target forward, bonus included.
+      hit_rate: of the speculation cache, over target forwards.
     """
 
     answers: int
@@ -48,12 +49,13 @@ class Figures:
     tokens_per_second: float | None
     first_token_ms: float | None
     acceptance_length: float | None
+    hit_rate: float | None
 
 
 def figures(answers: Sequence[Answer]) -> Figures:
     """Figures over answers, each token counting alike."""
     outputs = [answer.output for answer in answers]
-    decoded = seconds = rounds = committed = 0.0
+    decoded = seconds = rounds = committed = hits = looked_up = 0.0
     for output in outputs:
         speed, histogram = (
             output.metrics[k] for k in ("tokens_per_second", "acceptance_histogram")
@@ -64,6 +66,9 @@ def figures(answers: Sequence[Answer]) -> Figures:
         for tokens, count in enumerate(histogram or (), start=1):
             rounds += count
             committed += tokens * count
+        if output.metrics["hit_rate"] is not None:
+            looked_up += sum(histogram)
+            hits += output.metrics["hit_rate"] * sum(histogram)
     first = [ms for output in outputs if (ms := output.metrics["ttft_ms"]) is not None]
     return Figures(
         answers=len(answers),
@@ -73,6 +78,7 @@ def figures(answers: Sequence[Answer]) -> Figures:
         tokens_per_second=decoded / seconds if seconds else None,
         first_token_ms=statistics.median(first) if first else None,
         acceptance_length=committed / rounds if rounds else None,
+        hit_rate=hits / looked_up if looked_up else None,
     )
 
 
@@ -84,6 +90,8 @@ def summary(answer: Answer, context: int) -> str:
         parts.append(f"{found.tokens_per_second:.1f} tokens/s")
     if found.acceptance_length is not None:
         parts.append(f"acceptance length {found.acceptance_length:.2f}")
+    if found.hit_rate is not None:
+        parts.append(f"hit rate {found.hit_rate:.2f}")
     parts.append(f"context {answer.context_used} of {context}")
     if answer.stopped:
         parts.append("stopped")
@@ -118,6 +126,9 @@ def stats_table(answers: Sequence[Answer], context: int) -> Table:
         ),
         (f"context used, of {context} tokens", [f"{answers[-1].context_used}"]),
     ]
+    if any(f.hit_rate is not None for f in shown.values()):
+        rates = [number_cell(f.hit_rate, "{:.2f}") for f in shown.values()]
+        rows.insert(-1, ("hit rate", rates))
     columns = [Column[tuple[str, list[str | None]]](title="", cell=lambda r: r[0], justify="left")]
     for place, title in enumerate(shown):
         columns.append(

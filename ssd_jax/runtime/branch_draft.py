@@ -96,7 +96,7 @@ class BranchDraft:
             self._pages, self._scratch, self._history, self._expansion, move
         )
 
-    def draft(self, limits: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """See `roles.BranchingDraft.draft`."""
         rows = limits > 0
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
@@ -113,6 +113,7 @@ class BranchDraft:
             np.ones(self.slots, np.int32),
             np.where(rows, self._move.position, IDLE).astype(np.int32),
             limits.astype(np.int32),
+            lowered.astype(np.int32),
             sampling,
         )
         for index in range(1, int(limits.max())):
@@ -123,6 +124,7 @@ class BranchDraft:
                 self._record,
                 np.int32(index),
                 rows,
+                lowered.astype(np.int32),
                 sampling,
             )
         return limits

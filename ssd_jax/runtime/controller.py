@@ -91,6 +91,8 @@ class Controller:
         """See `roles.Drafter.open`."""
         kind = "none" if self._backup in ("draft", "auto") else self._backup
         self._slots[slot] = _Slot(backup=make(kind, params.seed, index, self._tokens))
+        # What a step that was interrupted has left behind is not to reach new requests.
+        self._moves, self._live = [], {}
         self._draft.open(slot, params, index, banned, ban_before)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
@@ -122,7 +124,7 @@ class Controller:
             moves.append(moved)
         self._move(moves)
         if waited.any():
-            drafted = self._draft.draft(waited)
+            drafted = self._draft.draft(waited, lowered=self._lowered())
             for row in rows:
                 if waited[row.slot]:
                     length = lengths[row.slot] = drafted[row.slot]
@@ -138,16 +140,23 @@ class Controller:
             return
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
         follow = np.zeros(self._draft.slots, bool)
+        expanded = {}
         for slot, state in self._live.items():
             forks = self._fan_out.counts(state.length, self._budget, state.after)
             counts[slot, : len(forks)] = forks
             follow[slot] = not state.made
-            self._expanded[slot] = (state, forks)
-        planned = self._fan_out.counts(self.k, self._budget, "hit")[: self.k]
-        lowered = np.zeros(self._draft.k, np.int32)
-        lowered[: self.k] = np.array(planned) + 1
-        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=self._forwards)
+            expanded[slot] = (state, forks)
         self._live = {}
+        self._draft.expand(counts, follow=follow, lowered=self._lowered(), forwards=self._forwards)
+        self._expanded = expanded
+
+    def _lowered(self) -> np.ndarray:
+        """D of Saguaro sampling: branches planned for each place, and the token drafted there."""
+        lowered = np.zeros(self._draft.k, np.int32)
+        lowered[: self.k] = (
+            np.array(self._fan_out.counts(self.k, self._budget, "hit")[: self.k]) + 1
+        )
+        return lowered
 
     def _settled(self) -> Any:
         assert self._settle is not None
@@ -157,9 +166,9 @@ class Controller:
     def _move(self, moves: list[Moved]) -> None:
         """Hands all new records over; those of finished prompts among them."""
         moves = moves + self._moves
-        self._moves = []
-        self._live = {moved.slot: self._slots[moved.slot] for moved in moves}
+        self._moves, self._expanded = [], {}
         self._draft.move(moves)
+        self._live = {moved.slot: self._slots[moved.slot] for moved in moves}
 
     def _look_up(self, row: DraftRow) -> tuple[Moved, int, str]:
         """How a slot's record goes on, its L, and "hit" or the cause of a fallback: "cold" where
@@ -178,10 +187,10 @@ class Controller:
             pending=row.committed[-1],
             committed=row.committed,
         )
-        if hit is not None and not hit.used:
+        if hit is not None and prepared and not hit.used:
             won = dataclasses.replace(moved, winner=hit.entry.row, limit=row.limit)
             return won, min(len(hit.entry.tokens), row.limit), "hit"
-        # A branch that the text has run along is of an earlier verification: the draft let it go.
+        # The draft has let the branches of earlier verifications go.
         cause = "late" if hit is not None else "miss" if prepared else "cold"
         cause = state.absent or cause
         tokens = state.backup.propose(row.position, row.limit)
@@ -193,12 +202,10 @@ class Controller:
             return
         news = self._draft.news()
         for slot, (state, forks) in self._expanded.items():
-            if isinstance(news, str):
-                state.absent = news
-            elif self._slots[slot] is state and state.cache is not None:
-                state.absent = None
+            state.absent = news if isinstance(news, str) else None
+            if not isinstance(news, str):
+                assert state.cache is not None
                 state.cache.fill(state.start, _entries(news, slot, forks))
-        self._expanded = {}
 
 
 def _entries(news: News, slot: int, forks: Sequence[int]) -> list[Entry]:

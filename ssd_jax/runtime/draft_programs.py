@@ -12,8 +12,8 @@ from ssd_jax.runtime import passes
 from ssd_jax.runtime.passes import Job, Name
 from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation import drafting, history, record
-from ssd_jax.speculation.drafting import Draw
-from ssd_jax.speculation.history import History
+from ssd_jax.speculation.drafting import Draw, Saguaro
+from ssd_jax.speculation.history import Heard, History
 from ssd_jax.speculation.record import Record
 from ssd_jax.speculation.settings import Sampling
 
@@ -49,8 +49,18 @@ class Drafting:
         support = 1 if self.rule == "coupled" else min(self.support, vocab)
         return record.empty(rows, self.k, support, self.candidates(vocab))
 
-    def draw(self, logits: jax.Array, sampling: Sampling, start, step, heard, *, tokens, **more):
-        """See `drafting.draw`."""
+    def draw(
+        self,
+        logits: jax.Array,
+        sampling: Sampling,
+        start: jax.Array,
+        step: jax.Array,
+        heard: Heard,
+        lowered: jax.Array,
+        *,
+        tokens: int,
+    ) -> Draw:
+        """See `drafting.draw`; `lowered` [] or [n] are the D of Saguaro sampling."""
         vocab = logits.shape[1]
         drawn = drafting.draw(
             logits,
@@ -62,7 +72,7 @@ class Drafting:
             support=min(self.support, vocab),
             rule=self.rule,
             candidates=self.candidates(vocab),
-            **more,
+            saguaro=Saguaro(self.saguaro_c, lowered) if self.saguaro_c < 1 else None,
         )
         if self.rule == "coupled":  # its verification looks at no q
             token = drawn.token[:, None]
@@ -73,14 +83,18 @@ class Drafting:
 class DraftPrograms:
     """The draft's compiled programs for one model, batch and context.
 
-    `prefill`: see `passes.prefill_job`. `start`: (parameters, pages, history, record, committed
-    [B, k + 1], unseen [B, 2], counts [B], lengths [B], limits [B], sampling) -> record, pages,
-    history. `committed` are the tokens since the last proposal, padded with -1; the last
-    `counts` (1 or 2) of them are `unseen`, left-aligned, the first of which belongs at position
-    `lengths` (-1: the row keeps the record it has). Row b is to propose `limits[b]` tokens; this
-    draws the first of them. `step`: (parameters, pages, history, record, index [], rows [B] bool,
-    sampling) -> record, pages runs the last drawn token of these rows and draws the next, whose
-    number in the proposal is `index`.
+    `prefill`: see `passes.prefill_job`.
+
+    `start`: (parameters, pages, history, record, committed [B, k + 1], unseen [B, 2], counts [B],
+    lengths [B], limits [B], lowered [k], sampling) -> record, pages, history. `committed` are the
+    tokens since the last proposal, padded with -1; the last `counts` (1 or 2) of them are `unseen`,
+    left-aligned, the first of which belongs at position `lengths` (-1: the row keeps the record it
+    has). Row b is to propose `limits[b]` tokens; this draws the first. `lowered` are the D of
+    Saguaro sampling.
+
+    `step`: (parameters, pages, history, record, index [], rows [B] bool, lowered, sampling) ->
+    record, pages runs the last drawn token of these rows and draws the next, whose number in the
+    proposal is `index`.
 
     Each is one forward. The host loops over them: a loop on the device would copy the parameters
     where XLA cannot see that they stay as they are, and could not stop when the outcome is known.
@@ -134,6 +148,7 @@ class DraftPrograms:
             counts,
             lengths,
             limits,
+            lowered,
             sampling: Sampling,
         ):
             heard = history.add_output(heard, committed)
@@ -149,7 +164,9 @@ class DraftPrograms:
                 pending=jnp.take_along_axis(unseen, last, axis=1)[:, 0],
                 proposal=fresh.proposal._replace(length=limits),
             )
-            fresh = self._draw(parameters, hidden, sampling, 0, heard, fresh, live)
+            fresh = self._draw(
+                parameters, hidden, sampling, jnp.array(0), lowered, heard, fresh, live
+            )
             return record.where(live, fresh, kept), pages, heard
 
         rows = jax.ShapeDtypeStruct((self.slots,), jnp.int32)
@@ -160,6 +177,7 @@ class DraftPrograms:
             rows,
             rows,
             rows,
+            jax.ShapeDtypeStruct((self.drafting.k,), jnp.int32),
             self._sampling_structs(),
         )
         return Job(start, arguments, (1, 2, 3))
@@ -172,19 +190,21 @@ class DraftPrograms:
             kept: Record,
             index,
             rows,
+            lowered,
             sampling: Sampling,
         ):
             live = rows & (index < kept.proposal.length)
             last = jnp.take(jnp.asarray(kept.proposal.tokens), index - 1, axis=1)[:, None]
             positions = jnp.where(live, kept.start + index, -1)[:, None]
             hidden, pages = self._run(parameters, pages, last, positions)
-            drawn = self._draw(parameters, hidden[:, 0], sampling, index, heard, kept, live)
-            return drawn, pages
+            new = self._draw(parameters, hidden[:, 0], sampling, index, lowered, heard, kept, live)
+            return new, pages
 
         arguments = (
             *self._state_structs(),
             jax.ShapeDtypeStruct((), jnp.int32),
             jax.ShapeDtypeStruct((self.slots,), jnp.bool_),
+            jax.ShapeDtypeStruct((self.drafting.k,), jnp.int32),
             self._sampling_structs(),
         )
         return Job(step, arguments, (1, 3))
@@ -193,17 +213,26 @@ class DraftPrograms:
         return passes.step(self.model, parameters, pages, tokens, positions, self.page_size)
 
     def _draw(
-        self, parameters: Parameters, hidden, sampling: Sampling, index, heard, into: Record, live
+        self,
+        parameters: Parameters,
+        hidden: jax.Array,
+        sampling: Sampling,
+        index: jax.Array,
+        lowered: jax.Array,
+        heard: History,
+        into: Record,
+        live: jax.Array,
     ) -> Record:
         """Puts token `index` of the live rows, which follows hidden [B, hidden], into records."""
         every = jnp.arange(self.slots)
         place = jnp.broadcast_to(index, every.shape)
-        drawn: Draw = self.drafting.draw(
+        drawn = self.drafting.draw(
             passes.logits(self.model, parameters, hidden),
             sampling,
             into.start,
             index,
             lambda: history.in_flight(heard, into.proposal.tokens, every, place),
+            lowered[index],
             tokens=self.tokens,
         )
         return record.put(into, drawn, place, live)

@@ -193,8 +193,13 @@ class Engine:
     def _propose(self, jobs: list[Job]) -> Drafted | None:
         if self._drafter is None:
             return None
-        rows = [row for job in jobs if (row := job.draft_row(self._drafter.k)) is not None]
-        return self._drafter.propose(rows) if rows else None
+        told = [(job, row) for job in jobs if (row := job.draft_row(self._drafter.k)) is not None]
+        if not told:
+            return None
+        drafted = self._drafter.propose([row for _, row in told])
+        for job, row in told:  # only now: what a failed drafter did not take, it is told again
+            job.told += len(row.committed)
+        return drafted
 
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]

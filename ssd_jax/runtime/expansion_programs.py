@@ -30,7 +30,6 @@ from ssd_jax.runtime.expansion import Expansion, Move, no_moves
 from ssd_jax.runtime.passes import Job, Name
 from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation import branching, drafting, history, record
-from ssd_jax.speculation.drafting import Saguaro
 from ssd_jax.speculation.history import History
 from ssd_jax.speculation.proposal import as_point_mass_where
 from ssd_jax.speculation.record import Record
@@ -317,16 +316,14 @@ class ExpansionPrograms:
             both = jnp.concatenate([expansion.path, own], axis=1)
             return history.add_output(jax.tree.map(lambda array: array[row], heard), both)
 
-        about = self.base.drafting
-        d = lowered[jnp.minimum(place, self._k - 1)]
-        drawn = about.draw(
+        drawn = self.base.drafting.draw(
             passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
             sampling_of(sampling, row),
             records.start,
             place,
             said,
+            lowered[jnp.minimum(place, self._k - 1)],
             tokens=self.base.tokens,
-            saguaro=Saguaro(about.saguaro_c, d) if about.saguaro_c < 1 else None,
         )
         records = record.put(records, drawn, place, live)
         proposal = records.proposal._replace(length=place + live)

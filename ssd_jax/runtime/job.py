@@ -92,8 +92,7 @@ class Job:
         limit = min(k, sequence.room - 1)
         if limit < 1:
             return None
-        committed, self.told = sequence.output[self.told :], len(sequence.output)
-        return DraftRow(sequence.slot, sequence.cached, committed, limit)
+        return DraftRow(sequence.slot, sequence.cached, sequence.output[self.told :], limit)
 
     def event(self, released: Released) -> TokenEvent:
         """New tokens and text."""

@@ -87,6 +87,7 @@ class ModelDrafter:
             # The record's KV: the pending token and all proposed ones but the last.
             self._cached[row.slot] = row.position + row.limit
         sampling = self._rows.on_device()
+        lowered = np.zeros(self._room, np.int32)
         record, self._pages, self._history = self._programs["start", self._room](
             self._parameters,
             self._pages,
@@ -97,6 +98,7 @@ class ModelDrafter:
             counts,
             lengths,
             limits,
+            lowered,
             sampling,
         )
         for index in range(1, limits.max()):
@@ -107,6 +109,7 @@ class ModelDrafter:
                 record,
                 np.int32(index),
                 lengths >= 0,
+                lowered,
                 sampling,
             )
         self._record = record

@@ -198,8 +198,10 @@ class BranchingDraft(Protocol):
         """Gives these slots new records; all others have none. Branches are gone."""
         ...
 
-    def draft(self, limits: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is.
+
+        `lowered` [K]: D of Saguaro sampling for each token.
 
         Returns: how many tokens there will be [B]: `limits`, or 0 where the draft did not answer.
         """

@@ -77,7 +77,8 @@ def likeliest_probs(
     best, ids = largest(allowed, count)
     top = best[:, :1]
     total = row_sum(jnp.exp((allowed - top) / temperature))
-    p = _filtered(jnp.exp((best - top) / temperature) / total, sampling)
+    within = sampling._replace(top_k=jnp.where(sampling.top_k > count, 0, sampling.top_k))
+    p = _filtered(jnp.exp((best - top) / temperature) / total, within)
     return p / row_sum(p), ids
 
 

@@ -35,6 +35,14 @@ def test_speeds_and_acceptance_lengths_weigh_each_token_alike():
     assert found.acceptance_length == pytest.approx(5 / 3)
 
 
+def test_hit_rates_weigh_each_forward_alike():
+    often = answer(9, mode="ssd", acceptance_histogram=[0, 0, 1], hit_rate=1.0)
+    seldom = answer(9, mode="ssd", acceptance_histogram=[3], hit_rate=1 / 3)
+    assert figures([AR, often, seldom]).hit_rate == pytest.approx(0.5)
+    assert figures([AR, SD]).hit_rate is None
+    assert "hit rate 0.33" in summary(seldom, 2048)
+
+
 def test_what_does_not_apply_is_left_out():
     nothing = answer(1)
     found = figures([nothing])

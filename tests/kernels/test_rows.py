@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.row_sum import LONG, row_sum
-from ssd_jax.kernels.rows import first_best, map_rows
+from ssd_jax.kernels.rows import first_best, largest, map_rows
 
 
 def softmax(block):
@@ -105,3 +105,43 @@ def test_first_best_of_computed_values_is_argmax_of_what_was_computed(width):
     np.testing.assert_array_equal(found, expected)
     alone = jax.jit(lambda x, t: both(x, t)[0])(x, 0.8)
     np.testing.assert_array_equal(alone, expected)
+
+
+def ordered(values, count):
+    """The `count` largest of each row and their ids, equal ones by id."""
+    ids = np.argsort(-values, axis=-1, kind="stable")[:, :count]
+    return np.take_along_axis(values, ids, axis=-1), ids
+
+
+def rows_of_size(size):
+    """Rows whose largest values are scattered, tied within and across blocks, or missing."""
+    rng = np.random.default_rng(size)
+    x = rng.normal(0, 3, (16, size)).astype(np.float32)
+    x[4:8] = rng.integers(0, 3, (4, size))  # ties everywhere
+    x[8] = 7.0
+    x[9] = -np.inf
+    x[10, 3:] = -np.inf  # fewer than are asked for
+    x[11, :-1] = -np.inf
+    x[12, ::64] = 50.0  # two in every block
+    x[13, -5:] = 60.0  # all in the last block, which may be padded
+    x[14, size // 2 :] = -1e30
+    x[15] = np.arange(size)
+    return x
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+@pytest.mark.parametrize("size", [300, 2304, 2305, 3001, 9999])
+def test_largest_is_top_k_and_takes_the_lowest_of_equals(size, count):
+    """Below 2,304 = 2 * 9 * 128 values nine are not looked for in blocks."""
+    x = rows_of_size(size)
+    values, ids = jax.jit(largest, static_argnums=1)(x, count)
+    expected_values, expected_ids = ordered(x, count)
+    np.testing.assert_array_equal(values, expected_values)
+    np.testing.assert_array_equal(ids, expected_ids)
+    assert ids.dtype == jnp.int32
+    np.testing.assert_array_equal(ids, jax.lax.top_k(x, count)[1])
+
+
+def test_largest_may_take_all_there_are():
+    x = rows_of_size(40)
+    np.testing.assert_array_equal(largest(jnp.asarray(x), 40)[1], ordered(x, 40)[1])

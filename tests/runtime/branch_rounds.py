@@ -54,16 +54,18 @@ class Seen:
     Attributes:
       texts: by slot, prompt and committed tokens, the pending one last.
       sources: by slot, where the record came from.
+      moves: by slot, what the draft was told.
       moved: pages when the records were in place; `record` is as it was then.
       grown: pages after the expansion, and `followed` the record.
       output: [B, V] tokens counted.
-      counts: [B, K + 1], the fan-outs.
+      counts: [B, K + 1], the fan-outs; 0 of slots without a record, whatever they are given.
       forwards: of the model, in order, as tokens a row: of new records, and of the expansion.
     """
 
     texts: Mapping[int, tuple[int, ...]]
     requests: Mapping[int, Request]
     sources: Mapping[int, str]
+    moves: Mapping[int, Moved]
     moved: np.ndarray
     record: Record
     grown: np.ndarray
@@ -124,20 +126,23 @@ class Rounds:
         self._forwards_since()  # prefills
         self._draft.move(moved)
         if limits.any():
-            self._draft.draft(limits)
+            self._draft.draft(limits, lowered=self._lowered)
         drafting = self._forwards_since()
         record, pages = copied(self._draft._record), layered(self._draft)
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int64)
         for slot in moves:
             own = self._fan_out(slot, int(record.proposal.length[slot]))
             counts[slot, : len(own)] = own
+        asked = counts.copy()
+        asked[[slot not in moves for slot in range(self._draft.slots)], 0] = self._draft.branches
         follow = np.array([sources.get(slot) == "host" for slot in range(self._draft.slots)])
-        self._draft.expand(counts, follow=follow, lowered=self._lowered, forwards=self._forwards)
+        self._draft.expand(asked, follow=follow, lowered=self._lowered, forwards=self._forwards)
         self.seen.append(
             Seen(
                 texts={slot: tuple(text) for slot, text in self._texts.items()},
                 requests={slot: self._requests[slot] for slot in moves},
                 sources=sources,
+                moves={move.slot: move for move in moved},
                 moved=pages,
                 record=record,
                 grown=layered(self._draft),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 
 import jax
 import pytest
@@ -13,12 +14,14 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
+from ssd_jax.runtime.passes import Job
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.weights.checkpoint import open_checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, parameters
 from tests.runtime.branch_rounds import ALL, Outcome, Request, Rounds, Seen
 from tests.runtime.plain_draft import Plain, Speculation
+from tests.speculation.rows import QUICKLY
 
 SLOTS, K, M, CONTEXT, SUPPORT = 3, 4, 7, 128, 12
 LOWERED = (3, 1, 2, 4)
@@ -93,17 +96,26 @@ class Draft:
         return Rounds(
             BranchDraft(self.programs, self.weights),
             fan_out,
-            forwards=K + longer,
+            forwards=self.programs.base.drafting.k + longer,
             lowered=LOWERED,
             ran=self.ran,
         )
 
 
-def compiled(path, *, scan: bool, c: float) -> Draft:
+def compiled(
+    path: Path, *, scan: bool = False, c: float = 1.0, quickly: bool = True, **drafted
+) -> Draft:
+    """A checkpoint's draft.
+
+    Args:
+      quickly: without the compiler's optimisations, which take longer than all rounds.
+      drafted: fields of `Drafting`.
+    """
     checkpoint = open_checkpoint(str(path))
     execution = dataclasses.replace(FLOAT32, scan_layers=scan, prefill_chunks=(32,))
     model = FunctionalModel(checkpoint.config, execution)
-    drafting = Drafting(k=K, support=SUPPORT, rule="ratio", branches=M, saguaro_c=c)
+    settings = {"k": K, "support": SUPPORT, "rule": "ratio", "branches": M, "saguaro_c": c}
+    drafting = Drafting(**(settings | drafted))
     ran: list[int] = []
     hidden = CausalLM.hidden
 
@@ -111,8 +123,14 @@ def compiled(path, *, scan: bool, c: float) -> Draft:
         jax.debug.callback(lambda: ran.append(tokens.shape[1]))
         return hidden(self, tokens, *rest)
 
+    def compile_quickly(job: Job):
+        jitted = jax.jit(job.function, donate_argnums=job.donate, compiler_options=QUICKLY)
+        return jitted.lower(*job.arguments).compile()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CausalLM, "hidden", counted)
+        if quickly:
+            patch.setattr(Job, "compile", compile_quickly)
         base = DraftPrograms(
             model, slots=SLOTS, context=CONTEXT, tokens=tiny.TOKENS, drafting=drafting
         )
@@ -145,7 +163,7 @@ def branches(seen: Seen, slot: int) -> list[tuple[int, int, Speculation]]:
     proposed = record(seen, slot).tokens
     for number, k, rank in seen.branches(slot):
         text = (*seen.texts[slot], *proposed[:k], int(seen.news.bonus[slot, number]))
-        row = slot * M + number
+        row = slot * seen.news.bonus.shape[1] + number
         one = Speculation.of(seen.expansion.records, row, seen.requests[slot], slot, text)
         found.append((k, rank, one))
     return found

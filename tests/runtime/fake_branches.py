@@ -131,8 +131,9 @@ class FakeBranchingDraft:
         assert branch.path == path, "the branch is not of this outcome"
         return Record(moved.position, branch.tokens[: moved.limit], False, True)
 
-    def draft(self, limits: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         assert limits.shape == (self.slots,)
+        assert lowered.shape == (self.k,)
         waiting = {slot: int(limit) for slot, limit in enumerate(limits) if limit}
         assert waiting, "a call for nothing"
         assert not self._branches, "the records have branches already"

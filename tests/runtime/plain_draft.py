@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.speculation import keys
+from ssd_jax.speculation.keys import Purpose
 from ssd_jax.weights.checkpoint import Checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
@@ -107,8 +109,11 @@ def assert_likeliest(ids: np.ndarray, scores: np.ndarray) -> None:
 
 
 def assert_as_plain(one: Speculation, run: Run, *, lowered=None, c: float = 1.0) -> None:
-    """Candidates, laws and draws of a speculation follow from a run of its whole text."""
-    params = one.request.params
+    """Candidates, laws and draws of a speculation follow from a run of its whole text.
+
+    Args:
+      lowered: D of Saguaro sampling for each token.
+    """
     for step, token in enumerate(one.tokens):
         before = (*one.text, *one.tokens[:step])
         logits, w = run.logits[len(before) - 1], one.candidates[step]
@@ -117,7 +122,7 @@ def assert_as_plain(one: Speculation, run: Run, *, lowered=None, c: float = 1.0)
             continue
         ids, q = one.support[step], one.q[step]
         kept = ids >= 0
-        if params.temperature == 0:
+        if one.request.params.temperature == 0:
             assert token == w[0] == ids[0]
             assert kept.sum() == q[0] == q.sum() == 1
             continue
@@ -131,9 +136,22 @@ def assert_as_plain(one: Speculation, run: Run, *, lowered=None, c: float = 1.0)
             expected = np.where(inside, c * expected, expected)
         np.testing.assert_allclose(q[kept], expected / expected.sum(), rtol=2e-3, atol=1e-5)
         assert not q[~kept].any()
-        with np.errstate(divide="ignore"):
-            scores = np.log(q) + _noise(params.seed, one.index, len(one.text) - 1, step, ids)
-        assert token == ids[scores.argmax()]
+        at = (len(one.text) - 1, step, Purpose.DRAFT)
+        assert token == _drawn(q, ids, one, at)
+
+
+def assert_coupled(one: Speculation, run: Run) -> None:
+    """`assert_as_plain` of tokens drawn with the target's noise, of the whole law."""
+    for step, token in enumerate(one.tokens):
+        before = (*one.text, *one.tokens[:step])
+        logits, w = run.logits[len(before) - 1], one.candidates[step]
+        assert_likeliest(w, allowed(logits, one.request, before))
+        if one.support is None:
+            continue
+        assert one.support[step] == token
+        law = _law(logits, one.request, before)
+        at = (0, len(before), Purpose.TOKEN)
+        assert token == _drawn(law, np.arange(len(law)), one, at)
 
 
 def _law(logits: np.ndarray, request: Request, text: Sequence[int]) -> np.ndarray:
@@ -145,13 +163,16 @@ def _law(logits: np.ndarray, request: Request, text: Sequence[int]) -> np.ndarra
     return next_law(logits, settings, text[:size], text[size:])
 
 
-def _noise(seed: int, index: int, start: int, step: int, ids: np.ndarray) -> np.ndarray:
+def _drawn(q: np.ndarray, ids: np.ndarray, one: Speculation, at: tuple[int, int, Purpose]) -> int:
+    """The token that a law's noise draws, at (start, position, purpose)."""
+    seed, (start, position, purpose) = one.request.params.seed, at
     words = np.array([[seed & 0xFFFFFFFF, seed >> 32]], np.uint32)
-    at = (np.array([index], np.uint32), np.array([start], np.int32), np.array([step], np.int32))
-    return np.asarray(_gumbel(words, *at, ids[None]))[0]
+    where = (np.array([start], np.int32), np.array([position], np.int32))
+    noise = _gumbel(words, np.array([one.index], np.uint32), *where, purpose, ids[None])[0]
+    with np.errstate(divide="ignore"):
+        return ids[(np.log(q) + np.asarray(noise)).argmax()]
 
 
-@jax.jit
-def _gumbel(seed, request, start, step, ids):
-    key = keys.derive(seed, request, start, step, keys.Purpose.DRAFT)
-    return keys.gumbel_of(key, jnp.asarray(ids))
+@functools.partial(jax.jit, static_argnums=4)
+def _gumbel(seed, request, start, position, purpose, ids):
+    return keys.gumbel_of(keys.derive(seed, request, start, position, purpose), jnp.asarray(ids))

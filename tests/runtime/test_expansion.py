@@ -1,9 +1,11 @@
 """Branches of speculation records: what they say, and what they cost."""
 
+import itertools
+
 import numpy as np
 
 from tests.runtime.branch_script import HOSTED, LOWERED, SLOTS, K, M, branches, length, record
-from tests.runtime.plain_draft import allowed, assert_as_plain, assert_likeliest
+from tests.runtime.plain_draft import Speculation, allowed, assert_as_plain, assert_likeliest
 
 
 def test_the_script_has_records_of_every_kind_and_length(script):
@@ -20,11 +22,26 @@ def test_records_say_what_a_plain_draft_says(script):
     draft, rounds, _ = script
     found = [(seen, record(seen, slot)) for seen in rounds for slot in seen.texts]
     for (seen, one), run in zip(found, draft.plain([one.whole for _, one in found]), strict=True):
-        lowered = LOWERED if seen.sources[one.index] == "hit" else None
+        lowered = LOWERED if seen.sources[one.index] in ("hit", "draft") else None
         assert_as_plain(one, run, lowered=lowered, c=draft.c)
         if one.support is None:
             assert one.tokens == HOSTED[: len(one.tokens)]
             np.testing.assert_array_equal(seen.record.proposal.q[one.index, :, 0], 1)
+
+
+def test_a_hit_makes_the_branch_the_record_up_to_its_limit(script):
+    _, rounds, _ = script
+    for before, seen in itertools.pairwise(rounds):
+        for slot, move in seen.moves.items():
+            assert seen.record.start[slot] == move.position
+            assert seen.record.pending[slot] == move.pending
+            if move.winner >= 0:
+                now, row = record(seen, slot), slot * M + move.winner
+                won = Speculation.of(before.expansion.records, row, now.request, slot, now.text)
+                size = min(len(won.tokens), move.limit)
+                assert now.tokens == won.tokens[:size]
+                for field in ("support", "q", "candidates"):
+                    np.testing.assert_array_equal(getattr(now, field), getattr(won, field)[:size])
 
 
 def test_branches_start_with_the_likeliest_bonus_tokens(script):
@@ -64,9 +81,9 @@ def test_branches_of_accepted_records_start_one_forward_later(script):
     _, rounds, longer = script
     for seen in rounds:
         for slot in seen.texts:
-            for k, _, one in branches(seen, slot):
+            for number, k, _ in seen.branches(slot):
                 late = k == length(seen, slot) and not longer
-                assert len(one.tokens) == K - late
+                assert seen.news.lengths[slot, number] == K - late
 
 
 def test_rows_without_a_branch_say_so(script):

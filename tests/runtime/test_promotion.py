@@ -1,5 +1,8 @@
 """Promoting a branch: the draft's pages and counts are those of a draft that saw the text."""
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -78,10 +81,13 @@ def draft(request):
     return request.getfixturevalue(request.param)
 
 
-def of_slot(seen: Seen, slot: int) -> dict[str, np.ndarray]:
+def of_slot(seen: Seen, slot: int) -> dict[str, Any]:
     """Everything that a draft holds of a slot, but for pages beyond its text."""
     end = len(seen.texts[slot]) + length(seen, slot)
-    held = {"moved": seen.moved[:, :, slot, :, : end - 1], "grown": seen.grown[:, :, slot, :, :end]}
+    held: dict[str, Any] = {
+        "moved": seen.moved[:, :, slot, :, : end - 1],
+        "grown": seen.grown[:, :, slot, :, :end],
+    }
     rows = slice(slot * M, (slot + 1) * M)
     held["path"] = seen.expansion.path[rows]
     for name, kept, at in (

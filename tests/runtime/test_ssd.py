@@ -10,6 +10,7 @@ import pytest
 
 from ssd_jax.llm import LLM
 from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.speculation import branching
 from tests import tiny
 from tests.runtime.test_speculative import outputs, requests
 
@@ -162,6 +163,24 @@ def test_text_up_to_the_last_position_of_the_context(checkpoints):
         assert alone.token_ids == spoken.token_ids
         assert len(spoken.token_ids) == 40 - size
         assert spoken.finish_reason == "length"
+
+
+def test_a_shuffled_predictor_changes_speed_only(checkpoints, monkeypatch):
+    right = branching.after_last, branching.before_last
+
+    def others(candidates):
+        return (candidates + 17) % tiny.TOKENS
+
+    def elsewhere(record):
+        return record._replace(candidates=others(record.candidates))
+
+    monkeypatch.setattr(branching, "after_last", lambda c, *rest: right[0](others(c), *rest))
+    monkeypatch.setattr(branching, "before_last", lambda r, forks: right[1](elsewhere(r), forks))
+    llm = ssd(checkpoints["llama"], slots=4, budget="6", dtype="float32", verify="coupled")
+    alone, spoken = (outputs(llm, asked(llm), mode) for mode in ("ar", "ssd"))
+    assert [one.token_ids for one in alone] == [other.token_ids for other in spoken]
+    rates = [out.metrics["hit_rate"] for out in spoken if out.metrics["hit_rate"] is not None]
+    assert np.mean(rates) < 0.1
 
 
 def test_switched_off_and_on_again(many):

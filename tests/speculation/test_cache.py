@@ -41,6 +41,17 @@ def test_a_new_sequence_holds_nothing():
     assert cache.find() is None
 
 
+def test_it_tells_whether_anything_was_prepared_for_a_verification():
+    assert not SpeculationCache(START).prepared(START)
+    cache = three()
+    assert cache.prepared(START)
+    assert not cache.prepared(START + 1)
+    cache.advance([5])
+    cache.fill(START + 1, [])
+    assert not cache.prepared(START)
+    assert not cache.prepared(START + 1)
+
+
 def test_a_branch_keeps_its_rank_for_the_figures():
     cache = cache_of(branch(0, (1, 5), (2,)), branch(1, (1, 6), (3,), rank=1))
     cache.advance([1, 6])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation import drafting, history
+from ssd_jax.speculation.drafting import Saguaro
 from tests.speculation.evidence import ALPHA, p_value
 from tests.speculation.reference import slow_probs
 from tests.speculation.rows import QUICKLY, greedy_and_sampled, rows
@@ -18,11 +19,22 @@ VOCAB, ROWS = 6, 20_000
 LAW = np.array([0.3, 0.05, 0.25, 0.2, 0.15, 0.05])
 
 
-@functools.partial(jax.jit, static_argnames=("support", "rule"), compiler_options=QUICKLY)
-def draw(logits, sampling, start, step, support=VOCAB, rule="ratio"):
+@functools.partial(
+    jax.jit, static_argnames=("support", "rule", "candidates"), compiler_options=QUICKLY
+)
+def draw(logits, sampling, start, step, support=VOCAB, rule="ratio", candidates=0, saguaro=None):
     said = history.empty(*logits.shape)
     return drafting.draw(
-        logits, sampling, start, step, lambda: said, tokens=VOCAB, support=support, rule=rule
+        logits,
+        sampling,
+        start,
+        step,
+        lambda: said,
+        tokens=VOCAB,
+        support=support,
+        rule=rule,
+        candidates=candidates,
+        saguaro=saguaro,
     )
 
 
@@ -112,3 +124,98 @@ def test_steps_and_starts_share_noise_under_the_coupled_rule_only(rule, same):
     late = draw(logits, sampling, start, 1, rule=rule).token
     early = draw(logits, sampling, start + 1, 0, rule=rule).token
     assert bool((late == early).all()) is same
+
+
+SETTINGS = (
+    {"temperature": 0.0},
+    {"temperature": 0.5},
+    {"top_k": 2},
+    {"bias_ids": (1, 4), "bias": (4.0, -4.0)},
+    {"banned": (2, 3), "ban_before": 9},
+)
+BEST = ([0, 2, 3, 4], [0, 2, 3, 4], [0, 2, 3, 4], [1, 0, 2, 3], [0, 4, 1, 5])
+
+
+@pytest.mark.parametrize("size", [VOCAB, 1500])
+def test_candidates_are_the_likeliest_allowed_tokens_whatever_temperature_and_filters(size):
+    """Ids beyond those that exist are none; and without a draw they are the same."""
+    logits = np.full((len(SETTINGS), size), 50.0, np.float32)
+    logits[:, :VOCAB] = np.log(LAW)
+    start = jnp.arange(len(SETTINGS))
+    drawn = draw(logits, rows(*SETTINGS), start, 2, support=3, candidates=VOCAB)
+    for row, best in enumerate(BEST):
+        assert drawn.candidates[row, :4].tolist() == best
+    # What cannot be said is no candidate; a bias of ids beyond the vocabulary is none.
+    forbidden = [6 - int((row == -1).sum()) for row in np.asarray(drawn.candidates)]
+    assert forbidden == [6, 6, 6, 6, 4]
+    alone = jax.jit(
+        lambda logits, sampling, position: drafting.candidates(
+            logits,
+            sampling,
+            position,
+            lambda: history.empty(*logits.shape),
+            tokens=VOCAB,
+            count=VOCAB,
+        ),
+        compiler_options=QUICKLY,
+    )(logits, rows(*SETTINGS), start + 3)
+    np.testing.assert_array_equal(alone, drawn.candidates)
+
+
+@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+def test_asking_for_candidates_changes_no_draw(rule):
+    logits, sampling, start, step = many({"temperature": 0.9})
+    sampling = sampling._replace(temperature=sampling.temperature.at[::3].set(0.0))
+    plain = draw(logits, sampling, start, step, support=3, rule=rule)
+    more = draw(logits, sampling, start, step, support=3, rule=rule, candidates=4)
+    for one, other in zip(plain[:3], more[:3], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (np.asarray(more.token)[::3] == 0).all()
+    assert plain.candidates.shape == (ROWS, 0)
+
+
+def lowered(q: np.ndarray, ids, d: int, c: float) -> np.ndarray:
+    """q with its best d tokens of `LAW` multiplied by C, normalised."""
+    best = np.argsort(-LAW, kind="stable")[:d]
+    q = np.where(np.isin(ids, best), c * q, q)
+    return q / q.sum()
+
+
+@pytest.mark.parametrize("c", [0.0, 0.4])
+@pytest.mark.parametrize("support", [4, VOCAB])
+def test_saguaro_tokens_are_drawn_from_the_lowered_q_that_is_kept(support, c):
+    """Truncated and renormalised first; the noise of the row decides the token only, never q."""
+    logits, sampling, start, step = many({"temperature": 1.3})
+    plain = draw(logits, sampling, start, step, support=support)
+    drawn = draw(
+        *(logits, sampling, start, step),
+        support=support,
+        candidates=VOCAB,
+        saguaro=Saguaro(c, jnp.array(2)),
+    )
+    q = np.asarray(drawn.q, np.float64)
+    assert (q == q[0]).all()
+    ids = np.asarray(plain.support[0])
+    expected = lowered(np.asarray(plain.q[0], np.float64), ids, 2, c)
+    np.testing.assert_array_equal(drawn.support[0], np.where(expected > 0, ids, -1))
+    np.testing.assert_allclose(q[0], expected, rtol=1e-5)
+    counts = np.bincount(np.asarray(drawn.token), minlength=VOCAB)[ids]
+    assert counts.sum() == ROWS
+    assert p_value(counts, q[0]) > ALPHA
+    # The same test tells this law from the one before it was lowered.
+    assert p_value(counts, np.asarray(plain.q[0], np.float64)) <= ALPHA
+
+
+def test_saguaro_leaves_greedy_rows_and_laws_that_it_would_cover_alone():
+    """D may differ from row to row; the set is of the draft's logits, also where filters differ."""
+    settings = ({"temperature": 0.0}, {"top_k": 2}, {"top_k": 3}, {}, {})
+    logits = jnp.tile(jnp.log(jnp.asarray(LAW, jnp.float32)), (5, 1))
+    d = jnp.array([2, 2, 2, 0, VOCAB])
+    drawn = draw(logits, rows(*settings), jnp.arange(5), 0, candidates=6, saguaro=Saguaro(0.0, d))
+    plain = draw(logits, rows(*settings), jnp.arange(5), 0)
+    for row in (0, 1, 4):
+        np.testing.assert_array_equal(drawn.q[row], plain.q[row])
+        np.testing.assert_array_equal(drawn.support[row], plain.support[row])
+        assert drawn.token[row] == plain.token[row]
+    np.testing.assert_allclose(drawn.q[2], [0, 0, 0, 1, 0, 0], atol=1e-7)  # of 0, 2 and 3
+    np.testing.assert_allclose(drawn.q[3], plain.q[3], rtol=1e-6)

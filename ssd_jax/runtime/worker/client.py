@@ -123,14 +123,14 @@ class RemoteDraft:
             if winner >= 0 and limit and state.sampled:
                 self._asked_q.append(moved.slot)
 
-    def draft(self, limits: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """See `roles.BranchingDraft.draft`; waits for the worker."""
         drafted = np.zeros(self.slots, np.int32)
         link = self._link
         if link is None:
             return drafted
         moves = [dataclasses.replace(m, draft=int(limits[m.slot])) for m in self._moves]
-        self._send_round(link, moves, None)
+        self._send_round(link, moves, lowered, None)
         winner = link.winner(self._patience)
         if winner is None:
             self._give_up(link)
@@ -171,8 +171,8 @@ class RemoteDraft:
             )
             for slot, given in self._records.items()
         )
-        expand = Expand(forks=forks, lowered=tuple(lowered.tolist()), forwards=forwards)
-        self._send_round(link, self._moves, expand)
+        expand = Expand(forks=forks, forwards=forwards)
+        self._send_round(link, self._moves, lowered, expand)
         for slot in self._records:
             self._slots[slot].whole = True
 
@@ -247,8 +247,16 @@ class RemoteDraft:
         self._absence = "late" if link.alive else "dead"
         self._overdue = link.alive
 
-    def _send_round(self, link: Connection, moves: list[Move], expand: Expand | None) -> None:
-        link.ask(Round(number=next(self._numbers), moves=tuple(moves), expand=expand))
+    def _send_round(
+        self, link: Connection, moves: list[Move], lowered: np.ndarray, expand: Expand | None
+    ) -> None:
+        message = Round(
+            number=next(self._numbers),
+            moves=tuple(moves),
+            lowered=tuple(lowered.tolist()),
+            expand=expand,
+        )
+        link.ask(message)
         self._moves = []
 
     def _take_q(self) -> None:

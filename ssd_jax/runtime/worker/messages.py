@@ -156,7 +156,6 @@ class Expand:
     """See `roles.BranchingDraft.expand`."""
 
     forks: tuple[Fork, ...]
-    lowered: tuple[int, ...]
     forwards: int
 
     def check(self, about: Hello) -> None:
@@ -166,18 +165,30 @@ class Expand:
             if len(fork.counts) != about.k + 1 or min(fork.counts) < 0:
                 raise ProtocolError(f"{fork.counts} is no fan-out for K = {about.k}")
             _within("number of branches", sum(fork.counts), about.branches + 1)
-        if len(self.lowered) != about.k or min(self.lowered) < 0:
-            raise ProtocolError(f"{self.lowered} does not fit K = {about.k}")
         _within("forwards", self.forwards - 1, about.k + 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """New records of all slots that go on, and their expansion. Without moves records stay."""
+    """New records of all slots that go on, and their expansion. Without moves records stay.
+
+    Attributes:
+      lowered: [K], D of Saguaro sampling for each token that is drafted.
+    """
 
     number: int
     moves: tuple[Move, ...]
+    lowered: tuple[int, ...]
     expand: Expand | None
+
+    def check(self, about: Hello) -> None:
+        """Raises: ProtocolError: it does not fit."""
+        if len(self.lowered) != about.k or min(self.lowered) < 0:
+            raise ProtocolError(f"{self.lowered} does not fit K = {about.k}")
+        for move in self.moves:
+            move.check(about)
+        if self.expand is not None:
+            self.expand.check(about)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -146,15 +146,17 @@ class Session:
         slot.length = end
 
     def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Any]:
-        for part in (*message.moves, *([message.expand] if message.expand else [])):
-            part.check(self._about)
+        message.check(self._about)
+        lowered = np.array(message.lowered, np.int32)
         moves = [move for move in message.moves if self._current(move)]
         if message.moves:
-            yield from self._move(draft, message.number, moves)
+            yield from self._move(draft, message, moves, lowered)
         if message.expand is not None:
-            yield from self._expand(draft, message.number, message.expand)
+            yield from self._expand(draft, message.number, message.expand, lowered)
 
-    def _move(self, draft: GrowingDraft, number: int, moves: list[Move]) -> Iterator[Winner]:
+    def _move(
+        self, draft: GrowingDraft, message: Round, moves: list[Move], lowered: np.ndarray
+    ) -> Iterator[Winner]:
         limits = np.zeros(self._about.slots, np.int32)
         for move in moves:
             slot = self._slots[move.slot]
@@ -179,12 +181,14 @@ class Session:
             ]
         )
         if limits.any():
-            draft.draft(limits)
+            draft.draft(limits, lowered=lowered)
         wanted = [move for move in moves if move.draft or (move.sampled and move.winner >= 0)]
         if wanted:
-            yield _winner(number, wanted, draft.proposal())
+            yield _winner(message.number, wanted, draft.proposal())
 
-    def _expand(self, draft: GrowingDraft, number: int, expand: Expand) -> Iterator[Speculations]:
+    def _expand(
+        self, draft: GrowingDraft, number: int, expand: Expand, lowered: np.ndarray
+    ) -> Iterator[Speculations]:
         forks = [fork for fork in expand.forks if self._current(fork)]
         if not forks:  # an engine waits for an answer to every round
             yield _speculations(number, [], no_news(self._about), complete=True)
@@ -193,7 +197,6 @@ class Session:
         follow = np.zeros(self._about.slots, bool)
         for fork in forks:
             counts[fork.slot], follow[fork.slot] = fork.counts, fork.follow
-        lowered = np.array(expand.lowered, np.int32)
         draft.expand(counts, follow=follow, lowered=lowered, forwards=1)
         done = 1
         for _ in range(1, expand.forwards):

@@ -103,7 +103,8 @@ class ScriptedDraft:
             records[slot] = Record(moved.position, tokens, bool(moved.tokens))
         self._records, self._branches = records, {}
 
-    def draft(self, limits: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+        assert lowered.shape == (K,)
         for slot in np.flatnonzero(limits):
             record = self._records[slot]
             assert not record.tokens

@@ -61,8 +61,8 @@ MOVE = Move(
     sampled=True,
 )
 FORK = Fork(slot=1, epoch=1, counts=(M, 0, 0, 0), follow=False)
-EXPAND = Expand(forks=(FORK,), lowered=(2, 2, 2), forwards=K)
-ROUND = Round(number=3, moves=(MOVE,), expand=EXPAND)
+EXPAND = Expand(forks=(FORK,), forwards=K)
+ROUND = Round(number=3, moves=(MOVE,), lowered=(2, 2, 2), expand=EXPAND)
 
 
 class Talk:
@@ -108,7 +108,7 @@ def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forw
 def test_q_is_sent_for_sampled_rows_alone():
     for sampled in (False, True):
         move = dataclasses.replace(MOVE, draft=2, sampled=sampled)
-        talk = Talk(HELLO, OPEN, PREFILL, Round(number=3, moves=(move,), expand=None))
+        talk = Talk(HELLO, OPEN, PREFILL, change(ROUND, moves=(move,), expand=None))
         (winner,) = talk.answers[1:]
         assert isinstance(winner, Winner)
         assert winner.lengths == [2]
@@ -183,7 +183,8 @@ def with_fork(**changes):
         with_move(draft=K + 1),
         with_expand(forwards=0),
         with_expand(forwards=K + 2),
-        with_expand(lowered=(1,)),
+        change(ROUND, lowered=(1,)),
+        change(ROUND, lowered=(1, 1, -1)),
         with_fork(slot=-1),
         with_fork(counts=(M + 1, 0, 0, 0)),
         with_fork(counts=(M, 0)),

@@ -1,0 +1,98 @@
+"""What SSD does when nothing was prepared, when it came too late, and when a call fails."""
+
+import pytest
+
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import DraftRow
+from tests.runtime.fake_branches import FakeBranchingDraft
+from tests.runtime.test_engine import LONG, drain, ids, outputs, request, spell
+from tests.runtime.watched import ssd
+
+
+def test_where_nothing_was_prepared_the_row_is_cold():
+    parts = ssd(spell(LONG), width=0, backup="draft")
+    parts.engine.add(request())
+    (output,) = outputs(drain(parts.engine)).values()
+    assert output.text == LONG
+    assert output.metrics["hit_rate"] == 0
+    assert set(output.metrics["fallbacks"]) == {"cold"}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "sources"),
+    [
+        ([(3, 1), (5, 2), (6, 1)], ["hit", "late", "cold"]),  # along the tokens of a branch
+        ([(4, 2)], ["late"]),  # the same, in a single step
+        ([(3, 1), None, (4, 1), (7, 3)], ["hit", "miss", "late"]),  # into the path of one
+    ],
+)
+def test_a_branch_of_an_earlier_verification_is_late_and_never_wins(rounds, sources):
+    """The draft let its branches go when the record moved on."""
+    controller, text = ssd(spell(LONG), k=4).controller, iter(ids(LONG))
+    controller.open(0, SamplingParams(), 0, [], 0)
+    controller.prefill(0, [65, 66, 67], 0, last=True)
+    controller.speculate()
+    for each in rounds:
+        if each is None:
+            controller.speculate()
+        else:
+            position, count = each
+            controller.propose([DraftRow(0, position, [next(text) for _ in range(count)], 4)])
+    assert controller.sources() == sources
+
+
+def breaking(call, at):
+    """Makes drafts whose call of this name raises when it is made for the `at`-th time."""
+
+    def make(script, **settings):
+        draft = FakeBranchingDraft(script, **settings)
+        works, left = getattr(draft, call), [at]
+
+        def fail(*args, **kwargs):
+            left[0] -= 1
+            if not left[0]:
+                raise RuntimeError("the draft is out of order")
+            return works(*args, **kwargs)
+
+        setattr(draft, call, fail)
+        return draft
+
+    return make
+
+
+@pytest.mark.parametrize("sizes", [(9, 1), (9,)])
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("call", ["open", "prefill", "move", "draft", "proposal", "expand", "news"])
+def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_ever(
+    call, at, sizes
+):
+    """So does an interrupt, which may come at any place."""
+    settings = {"rank": lambda prompt, position: position % 9, "backup": "draft"}
+    parts = ssd(spell(LONG), draft=breaking(call, at), **settings)
+    failed = [parts.engine.add(request([65] * size, max_tokens=20)) for size in (1, 1, 9)]
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    for number in failed:
+        parts.engine.cancel(number)
+    later = [request(range(65, 65 + size), max_tokens=30) for size in sizes]
+    numbers = [parts.engine.add(each) for each in later]
+    done = outputs(drain(parts.engine))
+    for number, each in zip(numbers, later, strict=True):
+        alone = ssd(spell(LONG), **settings)
+        alone.engine.add(each)
+        (output,) = outputs(drain(alone.engine)).values()
+        assert output.text == LONG[:30]
+        for name in ("acceptance_histogram", "hit_rate", "fallbacks"):
+            assert done[number].metrics[name] == output.metrics[name]
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("call", ["news", "move", "expand"])
+def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at):
+    """What the draft did not take, it is told again."""
+    parts = ssd(spell(LONG), draft=breaking(call, at), backup="ngram")
+    parts.engine.add(request())
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    (output,) = outputs(drain(parts.engine)).values()
+    assert output.text == LONG
