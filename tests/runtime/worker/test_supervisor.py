@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -194,6 +195,15 @@ def test_a_worker_that_cannot_start_says_why_in_its_own_words(how, words):
     with pytest.raises(InputError, match="the draft worker cannot start") as raised:
         worker.wait_ready()
     assert words in str(raised.value)
+    worker.close()
+
+
+def test_a_worker_of_a_model_that_is_not_there_says_so(tmp_path):
+    missing = str(tmp_path / "no-model")
+    worker = DraftWorker(dataclasses.replace(SETTINGS, source=missing))
+    worker.start()
+    with pytest.raises(InputError, match="the draft worker cannot start: .*no-model"):
+        worker.wait_ready()
     worker.close()
 
 
