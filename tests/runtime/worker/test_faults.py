@@ -16,7 +16,15 @@ from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.messages import Speculations, Winner
 from ssd_jax.runtime.worker.placement import connector
 from ssd_jax.runtime.worker.session import Session
-from tests.runtime.worker.scripted import HELLO, K, ScriptedDraft, only_misses, run_of
+from tests.runtime.worker.scripted import (
+    HELLO,
+    K,
+    ScriptedDraft,
+    only_misses,
+    request,
+    run_of,
+    text,
+)
 from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND
 
 
@@ -307,3 +315,25 @@ def test_a_worker_refuses_an_engine_that_expects_another(field):
     with served(hello=other) as run:
         assert f"the worker's {field} is another" in run.draft.trouble
         assert HELLO.token not in run.draft.trouble
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(backup):
+    with served(backup=backup) as run:
+        running, done = {}, []
+        for step in range(400):
+            if step % 3 == 0:
+                number = run.engine.add(request(step, max_tokens=20 + step % 30))
+                running[number] = text(20 + step % 30)
+            if step % 7 == 5:
+                run.engine.cancel(max(running))  # it waits, or runs, or has only begun
+            for event in run.engine.step():
+                if event.output is not None:
+                    expected = running.pop(event.request_id)
+                    done.append(event.output.finish_reason)
+                    found = event.output.token_ids
+                    assert found == expected[: len(found)]
+                    assert event.output.finish_reason == "cancelled" or found == expected
+        assert min(done.count("length"), done.count("cancelled")) > 10
+        assert run.draft.counters["connections"] == 1
+        assert run.draft.trouble == ""

@@ -202,7 +202,7 @@ def test_a_worker_of_a_model_that_is_not_there_says_so(tmp_path):
     missing = str(tmp_path / "no-model")
     worker = DraftWorker(dataclasses.replace(SETTINGS, source=missing))
     worker.start()
-    with pytest.raises(InputError, match="the draft worker cannot start: .*no-model"):
+    with pytest.raises(InputError, match=r"the draft worker cannot start: .*no-model"):
         worker.wait_ready()
     worker.close()
 
