@@ -1,0 +1,75 @@
+"""Sampled text of SSD over a worker process follows the law of the model, also when q gets lost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from ssd_jax.llm import LLM
+from tests.runtime import law
+from tests.speculation.evidence import ALPHA
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    return law.write_checkpoints(tmp_path_factory.mktemp("law"))
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoints):
+    target, draft = checkpoints
+    opened = LLM(
+        str(target),
+        mode="ssd",
+        draft=str(draft),
+        dtype="float32",
+        slots=4,
+        k="2",
+        budget="2",
+        proposal_support="2",
+        backup="draft",
+        context=32,
+        draft_placement="process",
+        compile_cache=jax.config.jax_compilation_cache_dir,
+    )
+    opened.loaded.worker.patience = 120.0
+    with opened:
+        yield opened
+
+
+def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost(checkpoints, llm):
+    engine = llm.engine
+    (draft,) = llm.loaded.worker.drafts
+    take, rng, lost = draft._take_q, np.random.default_rng(5), []
+
+    def lossy():
+        lost.append(bool(draft._asked_q) and rng.random() < 0.2)
+        if lost[-1]:
+            draft._asked_q = []
+        take()
+
+    draft._take_q = lossy
+    metrics = law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine)
+    assert sum(lost) > 50
+    assert draft.counters == {"connections": 1}
+    rates = [each["hit_rate"] for each in metrics if each["hit_rate"] is not None]
+    assert 0.1 < np.mean(rates) < 0.99
+
+
+def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):
+    engine = law.engine_with(llm, "ssd", lambda drafter: drafter)
+    proposals = llm.loaded.worker.drafts[-1]._proposals
+    put = proposals.put_q
+
+    def put_mixed(slot, winner):
+        both = (winner.q > 0).all(axis=-1, keepdims=True)
+        mixed = np.where(both, winner.q[..., ::-1], winner.q)
+        return put(slot, dataclasses.replace(winner, q=mixed))
+
+    proposals.put_q = put_mixed
+    outputs, _ = law.run(engine, law.requests(llm))
+    found = law.p_values(law.laws_of(checkpoints[0]), outputs)
+    assert min(found.values()) <= ALPHA
