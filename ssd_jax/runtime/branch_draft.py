@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.models.functional import Parameters
@@ -44,6 +45,7 @@ class BranchDraft:
         self._scratch = programs.new_scratch()
         self._expansion = programs.new_expansion()
         self._news: Any = None
+        self._proposed: Any = None
         self._rows = SamplingRows(self.slots, base.model.config.vocab_size)
         self._move = no_moves(self.slots, self.k)
 
@@ -145,10 +147,11 @@ class BranchDraft:
                 lowered.astype(np.int32),
                 sampling,
             )
-        self._news.copy_to_host_async()
+        self._proposed = jnp.asarray(self._record.proposal.tokens)
+        for array in (self._news, self._proposed):
+            array.copy_to_host_async()
 
     def news(self) -> News:
         """See `roles.BranchingDraft.news`."""
         packed = np.asarray(self._news)
-        proposed = np.asarray(self._record.proposal.tokens)
-        return News(proposed, packed[..., 0], packed[..., 1], packed[..., 2:])
+        return News(np.asarray(self._proposed), packed[..., 0], packed[..., 1], packed[..., 2:])
