@@ -7,12 +7,12 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.cores import Cores
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
-from ssd_jax.speculation.backup import KINDS
+from ssd_jax.speculation.backup import KINDS, HostKind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, parse
 
 MODES = ("ar", "sd", "ssd", "auto")
@@ -78,7 +78,7 @@ class Config:
     draft_placement: str | None = _field(
         None,
         "where the draft of mode ssd runs: inline is the target's devices, one after the other; "
-        "process is a worker process on this host's processor",
+        "process is a worker process on this host's processor, others are not built yet",
         ("auto", "inline", "submesh", "process"),
     )
     draft_cores: str | None = _field(
@@ -103,10 +103,15 @@ class Config:
         "C of Saguaro sampling, 0 to 1: less hits more often and accepts less; default 1 (off)",
     )
     backup: str | None = _field(
-        None, "what mode ssd proposes after a miss; default draft: it waits for the draft", KINDS
+        None,
+        "what mode ssd proposes after a miss; default draft: it waits for the draft; auto is not "
+        "built yet",
+        KINDS,
     )
     predict: str | None = _field(
-        None, "how bonus tokens are predicted: plain is by the draft's law", ("plain", "noise")
+        None,
+        "how bonus tokens are predicted: plain is by the draft's law; noise is not built yet",
+        ("plain", "noise"),
     )
     verify: str = _field(
         "ratio",
@@ -178,13 +183,18 @@ class Config:
             return 0
         return BUDGET if self.budget is None else int(self.budget)
 
+    @property
+    def host_backup(self) -> HostKind | None:
+        """What a miss proposes without the draft; None waits for it."""
+        return None if self.backup in (None, "draft") else cast("HostKind", self.backup)
+
     def fan_out_of(self, k: int) -> FanOut:
         """A new fan-out policy for K = k.
 
         Raises:
           InputError: a list that does not fit.
         """
-        return parse(self.fan_out or "geometric", k, self.branches)
+        return parse("geometric" if self.fan_out is None else self.fan_out, k, self.branches)
 
     @property
     def cores(self) -> Cores:
@@ -196,7 +206,8 @@ class Config:
         if value in (None, word):
             return
         if not value.isdecimal() or not least <= int(value) <= most:
-            raise InputError(f"{name} = {value!r} is unknown; give {word} or {least} to {most}")
+            also = f"{word} or " if word != "auto" else ""  # which is for later
+            raise InputError(f"{name} = {value!r} is impossible; give {also}{least} to {most}")
 
     def _check_range(self, name: str, low: float, high: float, *, also: str = "") -> None:
         value = getattr(self, name)
@@ -207,7 +218,7 @@ class Config:
 
     def _check_draft(self) -> None:
         """Settings that exclude each other."""
-        if self.mode == "ssd" and self.draft_model is None:
+        if self.mode == "ssd" and not self.draft_model:
             raise InputError(
                 "mode = 'ssd' needs a draft model: a source; with draft = 'ngram' use mode = sd"
             )

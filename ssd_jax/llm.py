@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ssd_jax import compat
-from ssd_jax.config import DEFAULT_CONTEXT, Config, check_names
+from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config, check_names
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.opened import OpenedModel, open_model
@@ -193,15 +193,28 @@ class LLM:
 
     def _check_memory(self) -> None:
         """On CPU a batch that cannot fit would end the process without a word."""
+        config = self.config
         models = [self.target] if self.draft is None else [self.target, self.draft]
-        structs = [m.model.page_structs(self.config.slots, self.context) for m in models]
+        structs = [m.model.page_structs(config.slots, self.context) for m in models]
+        if self.draft is not None and config.branches:
+            rows, k = config.slots * config.branches, max(self._ks)
+            model = self.draft.model
+            support = SUPPORT if config.proposal_support is None else config.proposal_support
+            ids = model.config.vocab_size if support == "full" else int(support)
+            structs += [
+                model.branch_structs(config.slots, k, config.branches),
+                jax.ShapeDtypeStruct((rows, k, 2 * ids), np.float32),  # q and its ids
+                jax.ShapeDtypeStruct((rows, model.config.vocab_size), np.float32),  # logits
+            ]
         needed = sum(struct.size * struct.dtype.itemsize for struct in jax.tree.leaves(structs))
         present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if jax.default_backend() == "cpu" and needed > present:
             raise InputError(
-                f"slots = {self.config.slots} of context = {self.context} need "
-                f"{needed / 2**30:.1f} GiB for keys and values, this machine has "
+                f"slots = {config.slots} of context = {self.context}"
+                f"{f' with budget = {config.branches}' if config.branches else ''} need "
+                f"{needed / 2**30:.1f} GiB for keys, values and proposals, this machine has "
                 f"{present / 2**30:.1f}; lower one of them"
+                f"{', or --proposal_support' if config.branches else ''}"
             )
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -26,7 +26,6 @@ from ssd_jax.runtime.roles import Drafter
 from ssd_jax.runtime.target import DeviceTarget
 from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
-from ssd_jax.speculation.backup import parse_backup
 from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
 
@@ -108,8 +107,8 @@ class Loaded:
             draft,
             k=k,
             budget=config.branches,
-            fan_out=config.fan_out_of(k),
-            backup=parse_backup(config.backup or "draft"),
+            fan_out=lambda: config.fan_out_of(k),
+            backup=config.host_backup,
             tokens=self.tokens,
             longer=k == 1,  # else every branch of k = L would be empty
             settle=settle,

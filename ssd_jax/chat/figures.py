@@ -39,7 +39,7 @@ class Figures:
       tokens_per_second: of decoding alone: tokens after each answer's first, over their time.
       first_token_ms: median time from the request to the first token.
       acceptance_length: tokens committed per target forward, bonus included.
-      hit_rate: of the speculation cache, over target forwards.
+      hit_rate: hits / rounds with a look-up.
     """
 
     answers: int
@@ -67,8 +67,10 @@ def figures(answers: Sequence[Answer]) -> Figures:
             rounds += count
             committed += tokens * count
         if output.metrics["hit_rate"] is not None:
-            looked_up += sum(histogram)
-            hits += output.metrics["hit_rate"] * sum(histogram)
+            misses, rate = sum(output.metrics["fallbacks"].values()), output.metrics["hit_rate"]
+            count = round(misses / (1 - rate)) if misses else sum(histogram)
+            looked_up += count
+            hits += count - misses
     first = [ms for output in outputs if (ms := output.metrics["ttft_ms"]) is not None]
     return Figures(
         answers=len(answers),

@@ -30,6 +30,8 @@ def run(arguments: Sequence[str]) -> int:
     if given["suite"] == "perplexity":
         _check_text(given)
     ks = _ks(given)
+    if len(ks) == 1 and given["k"] is None:
+        given["k"] = str(ks[0])
     config = settings.config_of(given)
     prompts = load_prompts(given["prompts"]) if given["suite"] == "prompts" else []
     llm = open_llm(config, ks=ks)

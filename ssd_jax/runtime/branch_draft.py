@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.models.functional import Parameters
@@ -44,6 +45,7 @@ class BranchDraft:
         self._scratch = programs.new_scratch()
         self._expansion = programs.new_expansion()
         self._news: Any = None
+        self._proposed: Any = None
         self._rows = SamplingRows(self.slots, base.model.config.vocab_size)
         self._move = no_moves(self.slots, self.k)
 
@@ -154,7 +156,9 @@ class BranchDraft:
         )
         for _ in range(1, forwards):
             self.grow(lowered)
-        self._news.copy_to_host_async()
+        self._proposed = jnp.asarray(self._record.proposal.tokens)
+        for array in (self._news, self._proposed):
+            array.copy_to_host_async()
 
     def grow(self, lowered: np.ndarray) -> None:
         """One forward more of all branches; see `roles.BranchingDraft.expand`."""
@@ -170,7 +174,7 @@ class BranchDraft:
 
     def announced(self) -> Callable[[], News]:
         """Waits for the branches as they are now, also when they have been grown since."""
-        news, tokens = self._news, self._record.proposal.tokens
+        news, tokens = self._news, self._proposed
         news.copy_to_host_async()
 
         def wait() -> News:

@@ -86,7 +86,7 @@ class DraftPrograms:
     `prefill`: see `passes.prefill_job`.
 
     `start`: (parameters, pages, history, record, committed [B, k + 1], unseen [B, 2], counts [B],
-    lengths [B], limits [B], lowered [k], sampling) -> record, pages, history. `committed` are the
+    lengths [B], limits [B], lowered [B, k], sampling) -> record, pages, history. `committed` are
     tokens since the last proposal, padded with -1; the last `counts` (1 or 2) of them are `unseen`,
     left-aligned, the first of which belongs at position `lengths` (-1: the row keeps the record it
     has). Row b is to propose `limits[b]` tokens; this draws the first. `lowered` are the D of
@@ -177,7 +177,7 @@ class DraftPrograms:
             rows,
             rows,
             rows,
-            jax.ShapeDtypeStruct((self.drafting.k,), jnp.int32),
+            jax.ShapeDtypeStruct((self.slots, self.drafting.k), jnp.int32),
             self._sampling_structs(),
         )
         return Job(start, arguments, (1, 2, 3))
@@ -204,7 +204,7 @@ class DraftPrograms:
             *self._state_structs(),
             jax.ShapeDtypeStruct((), jnp.int32),
             jax.ShapeDtypeStruct((self.slots,), jnp.bool_),
-            jax.ShapeDtypeStruct((self.drafting.k,), jnp.int32),
+            jax.ShapeDtypeStruct((self.slots, self.drafting.k), jnp.int32),
             self._sampling_structs(),
         )
         return Job(step, arguments, (1, 3))
@@ -232,7 +232,7 @@ class DraftPrograms:
             into.start,
             index,
             lambda: history.in_flight(heard, into.proposal.tokens, every, place),
-            lowered[index],
+            lowered[:, index],
             tokens=self.tokens,
         )
         return record.put(into, drawn, place, live)

@@ -1,10 +1,10 @@
 """The engine: requests enter and leave slots between rounds; one `step` is one round.
 
 Order within a step, which keeps the device busy: read the outcome of the round in flight (the only
-wait), commit integers, dispatch a prefill chunk, the proposals and the next round, and only then
-turn tokens into text, look for stop strings and hand out events. A round dispatched past a stop
-string is discarded before anything counts it. Autoregressive decoding is the same loop without a
-drafter.
+wait), commit integers, dispatch a prefill chunk, the proposals and the next round, let the drafter
+work ahead, and only then turn tokens into text, look for stop strings and hand out events. A round
+dispatched past a stop string is discarded before anything counts it. Autoregressive decoding is the
+same loop without a drafter.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Engine:
         self._collect()
         self._admit()
         self._dispatch_prefill()
+        self._prompt_drafter()
         self._dispatch_forward()
         if self._drafter is not None:
             self._drafter.speculate()
@@ -166,10 +167,21 @@ class Engine:
         else:
             pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
             self._in_flight.append(_InFlight(pending, [(0, job, 0, None)], self._clock()))
-        if self._drafter is not None:
-            last = end == len(prompt)
-            self._drafter.prefill(sequence.slot, chunk, sequence.cached, last=last)
         sequence.cached = end
+
+    def _prompt_drafter(self) -> None:
+        """Gives the drafter what the target has of the prompts."""
+        if self._drafter is None:
+            return
+        for slot, job in self._running.items():
+            assert job.sequence is not None
+            prompt, most = job.request.prompt_ids, self._target.max_chunk
+            known = min(job.sequence.cached, len(prompt))
+            for begin in range(job.prompted, known, most):
+                end = min(begin + most, known)
+                last = end == len(prompt)
+                self._drafter.prefill(slot, prompt[begin:end], begin, last=last)
+                job.prompted = end
 
     def _dispatch_forward(self) -> None:
         tokens = np.zeros(self._target.slots, np.int32)

@@ -40,13 +40,13 @@ class ExpansionPrograms:
     """Compiled programs beside those of `DraftPrograms`, for the same rows.
 
     With B slots, M branches, K tokens:
-    `expand`: (parameters, pages, scratch, history, record, counts [B, K + 1], lowered [K],
+    `expand`: (parameters, pages, scratch, history, record, counts [B, K + 1], lowered [B, K],
     sampling) -> pages, scratch, expansion, news. `counts` are the fan-outs F_0..F_L, `lowered` the
     D of Saguaro sampling at each place of the branches' proposals. `news` [B, M, K + 2] int32 tells
     the host of every branch its bonus token (-1: no branch), how many tokens it has, and those.
     `grow`: (parameters, pages, scratch, history, expansion, lowered, sampling) -> pages, scratch,
     expansion, news.
-    `promote`: (pages, scratch, history, expansion, record, Move) -> pages, history, record.
+    `promote`: (pages, scratch, history, expansion, Move) -> pages, history, record.
     `follow`: (parameters, pages, history, record, rows [B] bool, sampling) -> pages, record.
     """
 
@@ -133,7 +133,7 @@ class ExpansionPrograms:
             *self._state_structs(),
             jax.eval_shape(self.base.new_record),
             jax.ShapeDtypeStruct((self.base.slots, self._k + 1), jnp.int32),
-            jax.ShapeDtypeStruct((self._k,), jnp.int32),
+            jax.ShapeDtypeStruct((self.base.slots, self._k), jnp.int32),
             self._sampling_structs(),
         )
         return Job(expand, arguments, (1, 2))
@@ -173,7 +173,7 @@ class ExpansionPrograms:
         arguments = (
             *self._state_structs(),
             jax.eval_shape(self.new_expansion),
-            jax.ShapeDtypeStruct((self._k,), jnp.int32),
+            jax.ShapeDtypeStruct((self.base.slots, self._k), jnp.int32),
             self._sampling_structs(),
         )
         return Job(grow, arguments, (1, 2, 4))
@@ -322,7 +322,7 @@ class ExpansionPrograms:
             records.start,
             place,
             said,
-            lowered[jnp.minimum(place, self._k - 1)],
+            lowered[row, jnp.minimum(place, self._k - 1)],
             tokens=self.base.tokens,
         )
         records = record.put(records, drawn, place, live)

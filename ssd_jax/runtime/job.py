@@ -23,7 +23,7 @@ from ssd_jax.runtime.stop_strings import Released, TextStream
 class Job:
     """Attributes:
     sequence: committed tokens, once it has a slot.
-    told: output tokens that the drafter knows.
+    prompted, told: tokens of the prompt and of the output that the drafter knows.
     logprobs: of the committed tokens, if asked for.
     """
 
@@ -32,6 +32,7 @@ class Job:
     text: TextStream
     times: RequestTimes
     sequence: Sequence | None = None
+    prompted: int = 0
     told: int = 0
     logprobs: list[TokenLogprobs] | None = None
 
@@ -92,7 +93,8 @@ class Job:
         limit = min(k, sequence.room - 1)
         if limit < 1:
             return None
-        return DraftRow(sequence.slot, sequence.cached, sequence.output[self.told :], limit)
+        untold = sequence.output[self.told :]
+        return DraftRow(sequence.slot, sequence.cached, untold, limit, sequence.room)
 
     def event(self, released: Released) -> TokenEvent:
         """New tokens and text."""

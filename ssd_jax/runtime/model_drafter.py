@@ -87,7 +87,7 @@ class ModelDrafter:
             # The record's KV: the pending token and all proposed ones but the last.
             self._cached[row.slot] = row.position + row.limit
         sampling = self._rows.on_device()
-        lowered = np.zeros(self._room, np.int32)
+        lowered = np.zeros((slots, self._room), np.int32)
         record, self._pages, self._history = self._programs["start", self._room](
             self._parameters,
             self._pages,

@@ -73,14 +73,17 @@ class DraftRow:
 
     Attributes:
       position: absolute position of the pending token.
-      committed: tokens committed since the slot's last proposal; the last one is pending.
+      committed: tokens committed since the slot's last proposal; the last one is pending. What a
+        `propose` that failed was told comes again.
       limit: most tokens to propose, at least 1.
+      room: tokens that may still be committed.
     """
 
     slot: int
     position: int
     committed: Sequence[int]
     limit: int
+    room: int = 2**31
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,7 @@ class Drafter(Protocol):
         ...
 
     def speculate(self) -> None:
-        """Works ahead; called in every step, when its verification is dispatched."""
+        """Works ahead; called in every step, after its verification, if any, was dispatched."""
         ...
 
 
@@ -201,7 +204,7 @@ class BranchingDraft(Protocol):
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is.
 
-        `lowered` [K]: D of Saguaro sampling for each token.
+        `lowered` [B, K]: D of Saguaro sampling for each token.
 
         Returns: how many tokens there will be [B]: `limits`, or 0 where the draft did not answer.
         """
@@ -219,7 +222,7 @@ class BranchingDraft(Protocol):
         Args:
           counts: [B, K + 1], F_0..F_L of each slot.
           follow: [B] bool, slots whose record has tokens that the draft did not make.
-          lowered: [K], D of Saguaro sampling for each token of the branches.
+          lowered: [B, K], D of Saguaro sampling for each token of the branches.
           forwards: how many; the first gives branches of k < L a token, those of k = L start with
             the second.
         """

@@ -11,12 +11,11 @@ from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from ssd_jax.errors import InputError
 from ssd_jax.speculation.ngram import NgramIndex
 
 HostKind = Literal["none", "ngram", "random"]
-Kind = Literal["auto", HostKind, "draft"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS = ("auto", *get_args(HostKind), "draft")
+"""What may be asked for."""
 
 
 class Backup(Protocol):
@@ -92,15 +91,3 @@ def make(kind: HostKind, seed: int, request: int, tokens: int) -> Backup:
     if kind == "random":
         return RandomBackup(seed, request, tokens)
     return NgramBackup() if kind == "ngram" else NoBackup()
-
-
-def parse_backup(text: str) -> Kind:
-    """The backup that a user asks for.
-
-    Raises:
-      InputError: an unknown one.
-    """
-    for kind in KINDS:
-        if text == kind:
-            return kind
-    raise InputError(f"backup = {text!r} is unknown; one of {list(KINDS)}")

@@ -181,7 +181,10 @@ def _listed(text: str, part: str, k: int, budget: int, example: str) -> tuple[in
     if counts[-1] < 1:
         raise refuse(f"the entry of k = {k} is {counts[-1]} and must be at least 1")
     if sum(counts) != budget:
-        raise refuse(f"{part!r} sums to {sum(counts)}, and budget = {budget}")
+        raise InputError(
+            f"fan_out = {text!r}: {part!r} sums to {sum(counts)}, and budget = {budget}; give "
+            f"--budget={sum(counts)}, or a list such as {example}"
+        )
     return tuple(counts)
 
 

@@ -36,8 +36,10 @@ def test_speeds_and_acceptance_lengths_weigh_each_token_alike():
 
 
 def test_hit_rates_weigh_each_forward_alike():
-    often = answer(9, mode="ssd", acceptance_histogram=[0, 0, 1], hit_rate=1.0)
-    seldom = answer(9, mode="ssd", acceptance_histogram=[3], hit_rate=1 / 3)
+    often = answer(9, mode="ssd", acceptance_histogram=[0, 0, 1], hit_rate=1.0, fallbacks={})
+    # The last of these four forwards had room for one token and looked nothing up.
+    causes = {"miss": 1, "cold": 1}
+    seldom = answer(9, mode="ssd", acceptance_histogram=[4], hit_rate=1 / 3, fallbacks=causes)
     assert figures([AR, often, seldom]).hit_rate == pytest.approx(0.5)
     assert figures([AR, SD]).hit_rate is None
     assert "hit rate 0.33" in summary(seldom, 2048)

@@ -101,9 +101,9 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
     [
         (["--temperature=-1"], "temperature = -1.0 is out of range"),
         (["--top_p=0"], "top_p = 0.0 is out of range"),
-        (["--k=abc"], "k = 'abc' is unknown; give auto or 1 to 16"),
-        (["--k=17"], "k = '17' is unknown"),
-        (["--proposal_support=some"], "proposal_support = 'some' is unknown"),
+        (["--k=abc"], "k = 'abc' is impossible; give 1 to 16"),
+        (["--k=17"], "k = '17' is impossible"),
+        (["--proposal_support=some"], "proposal_support = 'some' is impossible; give full or 1"),
         (["--target="], "target is empty"),
         (["--top_k=-3"], "top_k = -3"),
         (["--max_tokens=0"], "max_tokens = 0"),
@@ -123,7 +123,7 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--mode=ssd", "--draft=x", "--backup=auto"], "not built yet"),
         (["--mode=ssd", "--draft=x", "--backup=luck"], "backup = 'luck' is unknown"),
         (["--mode=ssd", "--draft=x", "--predict=noise"], "not built yet"),
-        (["--mode=ssd", "--draft=x", "--budget=1"], "give auto or 2 to 256"),
+        (["--mode=ssd", "--draft=x", "--budget=1"], "budget = '1' is impossible; give 2 to 256"),
         (["--mode=ssd", "--draft=x", "--saguaro_c=1.5"], "saguaro_c = 1.5 is out of range"),
         (["--mode=ssd", "--draft=x", "--fan_out=1,2"], "k = 0..4 needs 5"),
         (

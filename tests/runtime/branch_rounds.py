@@ -101,7 +101,8 @@ class Rounds:
         ran: list[int],
     ) -> None:
         self._draft, self._fan_out, self._forwards, self._ran = draft, fan_out, forwards, ran
-        self._lowered = np.array([*lowered, *[1] * draft.k][: draft.k])
+        row = np.array([*lowered, *[1] * draft.k][: draft.k])
+        self._lowered = np.tile(row, (draft.slots, 1))
         self._texts: dict[int, list[int]] = {}
         self._requests: dict[int, Request] = {}
         self.seen: list[Seen] = []

@@ -40,7 +40,7 @@ class Expansion:
     lengths: dict[int, int]
     counts: dict[int, tuple[int, ...]]
     follow: dict[int, bool]
-    lowered: tuple[int, ...]
+    lowered: set[tuple[int, ...]]
     forwards: int
 
 
@@ -113,11 +113,11 @@ class FakeBranchingDraft:
         text += moved.committed
         assert (moved.position, moved.pending) == (len(text) - 1, text[-1])
         if slot in self._new:
-            assert not moved.committed
             assert moved.winner < 0
         else:
-            assert moved.committed
             assert slot in self._records, "a slot that had a record has none"
+            # The same place again is an interrupted round, done once more.
+            assert moved.committed or moved.position == self._records[slot].start
         self._new.discard(slot)
         if moved.winner < 0:
             assert moved.limit == 0
@@ -133,7 +133,7 @@ class FakeBranchingDraft:
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         assert limits.shape == (self.slots,)
-        assert lowered.shape == (self.k,)
+        assert lowered.shape == (self.slots, self.k)
         waiting = {slot: int(limit) for slot, limit in enumerate(limits) if limit}
         assert waiting, "a call for nothing"
         assert not self._branches, "the records have branches already"
@@ -148,6 +148,9 @@ class FakeBranchingDraft:
         return limits
 
     def proposal(self) -> list[list[int]]:
+        return self._proposals()
+
+    def _proposals(self) -> list[list[int]]:
         return [
             list(self._records[slot].tokens) if slot in self._records else []
             for slot in range(self.slots)
@@ -161,13 +164,13 @@ class FakeBranchingDraft:
         assert counts.any(), "a call for nothing"
         assert counts.shape == (self.slots, self.k + 1)
         assert follow.shape == (self.slots,)
-        assert lowered.shape == (self.k,)
+        assert lowered.shape == (self.slots, self.k)
         assert counts.min() >= 0
         assert 1 <= forwards <= self.k + 1
         for slot in range(self.slots):
             forks = counts[slot].tolist()
             record = None if slot in self._new else self._records.get(slot)
-            if record is None:
+            if record is None or not any(forks):
                 assert not any(forks)
                 assert not follow[slot]
                 continue
@@ -188,7 +191,7 @@ class FakeBranchingDraft:
                 lengths,
                 {slot: tuple(counts[slot, : last + 1].tolist()) for slot, last in lengths.items()},
                 {slot: bool(follow[slot]) for slot in lengths},
-                tuple(lowered.tolist()),
+                {tuple(lowered[slot].tolist()) for slot in lengths},
                 forwards,
             )
         )
@@ -198,7 +201,7 @@ class FakeBranchingDraft:
         self._untold = False
         self.calls.append("news")
         proposed = np.zeros((self.slots, self.k), np.int32)
-        for slot, tokens in enumerate(self.proposal()):
+        for slot, tokens in enumerate(self._proposals()):
             proposed[slot, : len(tokens)] = tokens
         shape = self.slots, self.branches
         bonus, lengths = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)

@@ -44,7 +44,8 @@ def test_one_forward_more_gives_that_branch_a_token_more(k, draft_k):
     assert output.text == LONG[:41]
     assert output.metrics["hit_rate"] == 1
     assert set(parts.controller.lengths()) == {k}
-    assert {expansion.forwards for expansion in parts.draft.expansions} == {k + 1}
+    assert parts.draft.expansions[0].forwards == k + 1
+    assert max(expansion.forwards for expansion in parts.draft.expansions) == k + 1
 
 
 @pytest.mark.parametrize("wrong", [2, 3, 5])
@@ -134,7 +135,7 @@ def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
         (1, 1, 2),
         (1, 1, 1, 1),
         (1, 1, 0, 2),
-        (1, 1, 2),
+        (3, 0, 1),  # of three more tokens, only one leaves room for another proposal
     ]
     assert parts.draft.drafted == [{0: 3}]
     assert [moved.winner for (moved,) in parts.draft.moves] == [-1, 0, 2, 0, -1, 2]
@@ -153,7 +154,9 @@ def test_what_is_not_proposed_is_not_observed():
 def test_lowered_are_the_planned_branches_and_one_at_every_place():
     policy = Listed(hit=(3, 0, 1, 2), miss=(0, 0, 0, 6))
     _, parts = write(fan_out=policy, budget=6, draft_k=5, backup="draft", rank=only(3, 6))
-    assert {expansion.lowered for expansion in parts.draft.expansions} == {(4, 1, 2, 0, 0)}
+    assert set.union(*(expansion.lowered for expansion in parts.draft.expansions)) == {
+        (4, 1, 2, 0, 0)
+    }
 
 
 def test_a_smaller_budget_than_the_drafts_is_kept_to():
@@ -181,7 +184,27 @@ def test_a_round_moves_once_expands_once_and_drafts_only_for_rows_that_wait(back
         else:  # a prompt has ended, or nothing has
             assert called in ([], ["move", "expand"])
     assert seen == ({False, True} if backup == "draft" else {False})
-    assert {expansion.forwards for expansion in parts.draft.expansions} == {3}
+    # Fewer where no sequence has room for three more.
+    assert max(expansion.forwards for expansion in parts.draft.expansions) == 3
+    assert [expansion.forwards for expansion in parts.draft.expansions[:9]] == [3] * 9
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expanded"),
+    [
+        (9, [((8,), 3), ((3, 3, 2), 3), ((3, 3, 2), 3)]),
+        (8, [((8,), 3), ((3, 3, 2), 3), ((4, 3, 1), 2)]),
+        (3, [((8,), 2)]),
+        (2, []),
+        (1, []),
+    ],
+)
+def test_the_tree_shrinks_with_the_room_that_is_left(tokens, expanded):
+    """A branch whose outcome leaves no room for a proposal is none; but s_L is run."""
+    output, parts = write(params={"max_tokens": tokens}, k=3, budget=8)
+    assert output.text == LONG[:tokens]
+    found = [(expansion.counts[0], expansion.forwards) for expansion in parts.draft.expansions]
+    assert found == expanded
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 12}, {"context": 15, "max_tokens": 99}])

@@ -96,3 +96,32 @@ def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at):
         drain(parts.engine)
     (output,) = outputs(drain(parts.engine)).values()
     assert output.text == LONG
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("call", ["news", "move", "draft", "proposal", "expand"])
+def test_after_an_interrupt_the_cache_hits_again(call, at):
+    """What is told twice is taken once, by cache, backup and draft."""
+    settings = {"backup": "draft", "rank": lambda prompt, position: 0 if position % 5 else None}
+    parts = ssd(spell(LONG), draft=breaking(call, at), **settings)
+    for size in (1, 3):
+        parts.engine.add(request([65] * size))
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    done = outputs(drain(parts.engine))
+    assert len(done) == 2
+    for output in done.values():
+        assert output.text == LONG
+        assert output.metrics["hit_rate"] > 0.3
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_prompt_that_the_draft_did_not_take_is_told_again(at):
+    parts = ssd(spell(LONG), draft=breaking("prefill", at), rank=lambda *_: 0)
+    for size in (5, 9):
+        parts.engine.add(request(range(65, 65 + size)))
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    for output in outputs(drain(parts.engine)).values():
+        assert output.text == LONG
+        assert output.metrics["hit_rate"] > 0.5

@@ -166,3 +166,16 @@ def test_a_slot_is_used_again_in_the_round_after_its_request_has_ended(backup):
     done = outputs(drain(parts.engine))
     assert [done[number].text for number in numbers] == [LONG[: 1 + n] for n in range(9)]
     assert [done[number].metrics["hit_rate"] for number in numbers[2:]] == [1, 0, 1, 0, 1, 0, 1]
+
+
+def test_a_request_is_not_changed_by_what_others_taught_a_policy():
+    """Fan-out learns from its own sequence alone: hits, and with them L and keys, stay the same."""
+    rank = lambda prompt, position: (position * 7) % 5  # noqa: E731
+    parts = ssd(spell(LONG), fan_out="geometric", backup="draft", rank=rank, slots=1)
+    for number in range(4):
+        parts.engine.add(request([65 + number], max_tokens=40))
+    found = list(outputs(drain(parts.engine)).values())
+    assert len(found) == 4
+    for output in found:
+        assert output.metrics["acceptance_histogram"] == found[0].metrics["acceptance_histogram"]
+        assert 0 < output.metrics["hit_rate"] < 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.roles import Drafted, DraftRow
-from ssd_jax.speculation.backup import Kind
+from ssd_jax.speculation.backup import HostKind
 from ssd_jax.speculation.fan_out import FanOut, parse
 from tests.runtime.fake_branches import FakeBranchingDraft, Script
 from tests.runtime.fakes import Clock, FakeTarget, Letters
@@ -59,7 +59,7 @@ def ssd(
     draft_k: int | None = None,
     budget: int = 8,
     fan_out: FanOut | str = "uniform",
-    backup: Kind = "none",
+    backup: HostKind | Literal["draft"] = "none",
     longer: bool = False,
     slots: int = 2,
     context: int = 64,
@@ -78,8 +78,8 @@ def ssd(
         branching,
         k=k,
         budget=budget,
-        fan_out=parse(fan_out, k, budget) if isinstance(fan_out, str) else fan_out,
-        backup=backup,
+        fan_out=lambda: parse(fan_out, k, budget) if isinstance(fan_out, str) else fan_out,
+        backup=None if backup == "draft" else backup,
         tokens=TOKENS,
         longer=longer,
     )

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ssd_jax.errors import InputError
 from ssd_jax.speculation.backup import (
-    KINDS,
     NgramBackup,
     NoBackup,
     RandomBackup,
     make,
-    parse_backup,
 )
 from ssd_jax.speculation.ngram import NgramIndex
 from tests.speculation.evidence import ALPHA, p_value
@@ -99,13 +96,3 @@ def test_each_kind_is_made():
     assert isinstance(make("ngram", 0, 0, TOKENS), NgramBackup)
     made = make("random", 5, 6, TOKENS)
     assert made.propose(7, 8) == RandomBackup(5, 6, TOKENS).propose(7, 8)
-
-
-def test_every_documented_backup_is_accepted():
-    assert [parse_backup(kind) for kind in KINDS] == ["auto", "none", "ngram", "random", "draft"]
-
-
-@pytest.mark.parametrize("text", ["", "jit", "n-gram", "Random"])
-def test_an_unknown_backup_is_refused(text):
-    with pytest.raises(InputError, match=f"backup = '{text}' is unknown; one of .*'auto', 'none'"):
-        parse_backup(text)

@@ -53,7 +53,11 @@ def test_policies_to_come_are_named_as_such(word):
         ("4,3,3,2,4/4,3,3,2,4/4,3,3,2,4", 16, "'4/4' is not an integer"),
         ("4,4,4,4", 16, "'4,4,4,4' has 4 entries, and k = 0..4 needs 5; give a list such as"),
         ("4,3,3,2,4/8,8", 16, "'8,8' has 2 entries, and k = 0..4 needs 5"),
-        ("4,3,3,2,5", 16, "'4,3,3,2,5' sums to 17, and budget = 16; give a list such as"),
+        (
+            "4,3,3,2,5",
+            16,
+            "'4,3,3,2,5' sums to 17, and budget = 16; give --budget=17, or a list such as",
+        ),
         ("4,3,3,2,4/9,1,1,1,1", 16, "'9,1,1,1,1' sums to 13, and budget = 16"),
         ("4,-1,3,6,4", 16, "-1 is negative; give a list such as"),
         ("4,3,3,6,0", 16, "the entry of k = 4 is 0 and must be at least 1; give a list such as"),

@@ -93,6 +93,7 @@ class RemoteDraft:
 
     def move(self, moves: Sequence[Moved]) -> None:
         """See `roles.BranchingDraft.move`."""
+        self._flush()
         link = self._link = self._usable()
         told, self._news = self._news, None
         self._moves, self._records, self._asked_q = [], {}, []
@@ -102,7 +103,8 @@ class RemoteDraft:
             state.whole = state.whole and link is not None and slot in moved_slots
         for moved in moves:
             state = self._slots[moved.slot]
-            state.text += moved.committed
+            # What an interrupted step has told already comes again.
+            state.text[moved.position + 1 - len(moved.committed) :] = moved.committed
             tokens = tuple(int(token) for token in moved.tokens)
             winner, limit = moved.winner, len(tokens)
             if winner >= 0:
@@ -151,6 +153,7 @@ class RemoteDraft:
 
     def settled(self) -> Any:
         """The proposals with their q: waits for what is still on its way."""
+        self._flush()
         self._take_q()
         return self._proposals.now()
 
@@ -170,11 +173,12 @@ class RemoteDraft:
                 follow=given,
             )
             for slot, given in self._records.items()
+            if counts[slot].any()  # a record near the end of its text has no branches
         )
         expand = Expand(forks=forks, forwards=forwards)
         self._send_round(link, self._moves, lowered, expand)
-        for slot in self._records:
-            self._slots[slot].whole = True
+        for fork in forks:
+            self._slots[fork.slot].whole = True
 
     def news(self) -> News | Absence:
         """See `roles.BranchingDraft.news`; waits no longer than its patience."""
@@ -253,11 +257,17 @@ class RemoteDraft:
         message = Round(
             number=next(self._numbers),
             moves=tuple(moves),
-            lowered=tuple(lowered.tolist()),
+            lowered=lowered,
             expand=expand,
         )
         link.ask(message)
         self._moves = []
+
+    def _flush(self) -> None:
+        """Sends records that nobody expands: at the end of a text they have no branches."""
+        if self._moves and self._link is not None:
+            nothing = np.zeros((self.slots, self.k), np.int32)
+            self._send_round(self._link, self._moves, nothing, None)
 
     def _take_q(self) -> None:
         """Puts the q that was asked for into the proposals; without it they stay point masses."""

@@ -173,18 +173,18 @@ class Round:
     """New records of all slots that go on, and their expansion. Without moves records stay.
 
     Attributes:
-      lowered: [K], D of Saguaro sampling for each token that is drafted.
+      lowered: [B, K] int32, D of Saguaro sampling for each token that is drafted.
     """
 
     number: int
     moves: tuple[Move, ...]
-    lowered: tuple[int, ...]
+    lowered: np.ndarray
     expand: Expand | None
 
     def check(self, about: Hello) -> None:
         """Raises: ProtocolError: it does not fit."""
-        if len(self.lowered) != about.k or min(self.lowered) < 0:
-            raise ProtocolError(f"{self.lowered} does not fit K = {about.k}")
+        _shape(self.lowered, (about.slots, about.k), "i")
+        _all_within(self.lowered, 0, 2**31)
         for move in self.moves:
             move.check(about)
         if self.expand is not None:

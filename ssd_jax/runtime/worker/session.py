@@ -147,7 +147,7 @@ class Session:
 
     def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Any]:
         message.check(self._about)
-        lowered = np.array(message.lowered, np.int32)
+        lowered = message.lowered
         moves = [move for move in message.moves if self._current(move)]
         if message.moves:
             yield from self._move(draft, message, moves, lowered)

@@ -104,7 +104,7 @@ class ScriptedDraft:
         self._records, self._branches = records, {}
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        assert lowered.shape == (K,)
+        assert lowered.shape == (SLOTS, K)
         for slot in np.flatnonzero(limits):
             record = self._records[slot]
             assert not record.tokens
@@ -126,6 +126,8 @@ class ScriptedDraft:
         assert forwards == 1
         assert not self._branches
         for slot, record in self._records.items():
+            if not counts[slot].any():
+                continue
             assert follow[slot] == record.host
             last = len(record.tokens)
             assert counts[slot, last] >= 1
@@ -280,8 +282,8 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none") -> Run:
         draft,
         k=K,
         budget=M,
-        fan_out=parse("uniform", K, M),
-        backup=backup,
+        fan_out=lambda: parse("uniform", K, M),
+        backup=None if backup == "draft" else backup,
         tokens=128,
         settle=draft.settled,
     )

@@ -55,7 +55,9 @@ def test_a_worker_in_good_health_misses_nothing_but_what_it_did_not_prepare(back
         stats = run.draft.stats()
         assert stats is not None
         assert (stats.cut, stats.stale) == (0, 0)
-        assert stats.forwards == K * stats.rounds
+        # At the end of a text the branches need fewer.
+        assert K * stats.rounds - 3 * 5 <= stats.forwards <= K * stats.rounds
+        assert "q late" not in run.draft.counters
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])

@@ -62,7 +62,7 @@ MOVE = Move(
 )
 FORK = Fork(slot=1, epoch=1, counts=(M, 0, 0, 0), follow=False)
 EXPAND = Expand(forks=(FORK,), forwards=K)
-ROUND = Round(number=3, moves=(MOVE,), lowered=(2, 2, 2), expand=EXPAND)
+ROUND = Round(number=3, moves=(MOVE,), lowered=np.full((2, K), 2, np.int32), expand=EXPAND)
 
 
 class Talk:
@@ -183,8 +183,8 @@ def with_fork(**changes):
         with_move(draft=K + 1),
         with_expand(forwards=0),
         with_expand(forwards=K + 2),
-        change(ROUND, lowered=(1,)),
-        change(ROUND, lowered=(1, 1, -1)),
+        change(ROUND, lowered=ROUND.lowered[:, 1:]),
+        change(ROUND, lowered=ROUND.lowered - 3),
         with_fork(slot=-1),
         with_fork(counts=(M + 1, 0, 0, 0)),
         with_fork(counts=(M, 0)),
