@@ -215,9 +215,8 @@ class Winner:
     def check(self, about: Hello) -> None:
         """Raises: ProtocolError: shapes, slots, lengths or ids do not fit. q is checked by row."""
         rows, sampled = len(self.slots), len(self.sampled)
-        _shape(self.slots, (rows,), "i")
-        _shape(self.epochs, (rows,), "i")
-        _shape(self.lengths, (rows,), "i")
+        for array in (self.slots, self.epochs, self.lengths):
+            _shape(array, (rows,), "i")
         _shape(self.tokens, (rows, about.k), "i")
         _shape(self.support, (sampled, about.k, about.support), "i")
         _shape(self.q, (sampled, about.k, about.support), "f")
@@ -249,8 +248,8 @@ class Speculations:
     def check(self, about: Hello) -> None:
         """Raises: ProtocolError: shapes, slots, lengths or ids do not fit."""
         rows = len(self.slots)
-        _shape(self.slots, (rows,), "i")
-        _shape(self.epochs, (rows,), "i")
+        for array in (self.slots, self.epochs):
+            _shape(array, (rows,), "i")
         _shape(self.bonus, (rows, about.branches), "i")
         _shape(self.lengths, (rows, about.branches), "i")
         _shape(self.tokens, (rows, about.branches, about.k), "i")
@@ -272,7 +271,6 @@ class Stats:
     """What this stream has cost the worker.
 
     Attributes:
-      number: of the `Ping`.
       rounds: with an expansion.
       forwards: of expansions.
       cut: expansions that the next round ended early.
