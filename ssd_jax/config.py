@@ -100,7 +100,8 @@ class Config:
     )
     saguaro_c: float | None = _field(
         None,
-        "C of Saguaro sampling, 0 to 1: less hits more often and accepts less; default 1 (off)",
+        "C of Saguaro sampling, 0 to 1: a smaller one usually hits more and accepts less; "
+        "default 1 (off)",
     )
     backup: str | None = _field(
         None,

@@ -16,7 +16,6 @@ from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import IDLE, Moved, News
 from ssd_jax.runtime.rows import SamplingRows
-from ssd_jax.runtime.target import pad_chunk
 
 
 class BranchDraft:
@@ -59,14 +58,9 @@ class BranchDraft:
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
-        chunks = self._base.model.execution.prefill_chunks
-        limit = max(chunks)
-        for begin in range(0, len(tokens), limit):
-            part = tokens[begin : begin + limit]
-            padded, where = pad_chunk(slot, part, offset + begin, chunks)
-            self._pages, self._history, _ = self._base["prefill", padded.shape[1]](
-                self._parameters, self._pages, self._history, padded, where
-            )
+        self._pages, self._history = self._base.prefill(
+            self._parameters, self._pages, self._history, slot, tokens, offset
+        )
 
     def move(self, moves: Sequence[Moved]) -> None:
         """See `roles.BranchingDraft.move`. Any number of tokens may have been committed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.runtime import passes
 from ssd_jax.runtime.passes import Job, Name
 from ssd_jax.runtime.rows import SamplingRows
+from ssd_jax.runtime.target import pad_chunk
 from ssd_jax.speculation import drafting, history, record
 from ssd_jax.speculation.drafting import Draw, Saguaro
 from ssd_jax.speculation.history import Heard, History
@@ -124,6 +126,25 @@ class DraftPrograms:
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
         return self._compiled[name]
+
+    def prefill(
+        self,
+        parameters: Parameters,
+        pages: AllPages,
+        heard: History,
+        slot: int,
+        tokens: Sequence[int],
+        offset: int,
+    ) -> tuple[AllPages, History]:
+        """Writes the keys and values of any number of prompt tokens of a slot, in chunks."""
+        chunks = self.model.execution.prefill_chunks
+        most = max(chunks)
+        for begin in range(0, len(tokens), most):
+            part = tokens[begin : begin + most]
+            padded, where = pad_chunk(slot, part, offset + begin, chunks)
+            program = self["prefill", padded.shape[1]]
+            pages, heard, _ = program(parameters, pages, heard, padded, where)
+        return pages, heard
 
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""

@@ -12,7 +12,6 @@ from ssd_jax.runtime.draft_programs import UNSEEN, DraftPrograms
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import IDLE, Drafted, DraftRow, Traits
 from ssd_jax.runtime.rows import SamplingRows
-from ssd_jax.runtime.target import pad_chunk
 
 
 class ModelDrafter:
@@ -56,14 +55,9 @@ class ModelDrafter:
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `roles.Drafter.prefill`."""
-        chunks = self._programs.model.execution.prefill_chunks
-        limit = max(chunks)
-        for begin in range(0, len(tokens), limit):
-            part = tokens[begin : begin + limit]
-            padded, where = pad_chunk(slot, part, offset + begin, chunks)
-            self._pages, self._history, _ = self._programs["prefill", padded.shape[1]](
-                self._parameters, self._pages, self._history, padded, where
-            )
+        self._pages, self._history = self._programs.prefill(
+            self._parameters, self._pages, self._history, slot, tokens, offset
+        )
         self._cached[slot] = offset + len(tokens)
 
     def speculate(self) -> None:

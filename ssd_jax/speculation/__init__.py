@@ -1,4 +1,5 @@
-"""The algorithm: sampling law, randomness, and (next) proposals, verification, outcomes, cache.
+"""The algorithm: sampling law, randomness, proposals, verification, records and their branches.
 
-Pure functions of arrays; nothing here knows of devices or models.
+Pure functions of arrays, and pure host code (fan-out, speculation cache, backups, n-grams); nothing
+here knows of devices or models.
 """

@@ -18,7 +18,8 @@ from tests.models.golden import our_logits
 from tests.speculation.evidence import ALPHA, p_value
 from tests.speculation.reference import next_law
 
-COUNT = 3  # tokens of a text that are compared; one more is asked for, so that L is 2 at first
+COUNT = 3  # tokens of a text that are compared
+MORE = 3  # that are asked for, so that no proposal and no branch is cut before
 LETTERS = (97, 98, 99)
 # The bias leaves three letters, so that counts are large, and the prompt has all their pairs, so
 # that n-grams always match. Frequency penalties tell tokens in flight from tokens that are not.
@@ -71,7 +72,7 @@ def requests(llm):
     asked = [
         llm.request(
             PROMPT,
-            SamplingParams(max_tokens=COUNT + 1, ignore_eos=True, seed=11, **chosen),
+            SamplingParams(max_tokens=COUNT + MORE, ignore_eos=True, seed=11, **chosen),
             index,
         )
         for index, chosen in enumerate(settings)
@@ -159,7 +160,7 @@ def assert_lawful(llm, laws, engine):
     """Sampled texts follow the law, greedy ones are plain decoding; returns metrics of requests."""
     outputs, metrics = run(engine, requests(llm))
     assert len(outputs) == 2 * EACH + GREEDY
-    params = SamplingParams(max_tokens=COUNT + 1, ignore_eos=True, **GREEDILY)
+    params = SamplingParams(max_tokens=COUNT + MORE, ignore_eos=True, **GREEDILY)
     (plain,) = llm.generate([PROMPT], params, mode="ar")
     greedy = {tuple(outputs[2 * EACH + index]) for index in range(GREEDY)}
     assert greedy == {tuple(plain.token_ids)}
