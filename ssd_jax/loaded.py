@@ -42,15 +42,16 @@ class Roles:
 
 
 class InlineDraft(NamedTuple):
-    """A draft in the target's process.
+    """A draft in the target's process, which loads and compiles what is first asked for.
 
     Attributes:
-      expansion: where branches are made.
+      plain: programs of mode sd, which prepare no branches.
+      branching: programs of mode ssd.
     """
 
-    programs: DraftPrograms
-    expansion: ExpansionPrograms | None
-    parameters: list[jax.Array]
+    parameters: Callable[[], list[jax.Array]]
+    plain: Callable[[], DraftPrograms]
+    branching: Callable[[], ExpansionPrograms]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Loaded:
     """Programs and parameters, shared by every engine.
 
     Attributes:
-      inline: gives the draft in this process, which it loads when first called; None without one.
+      inline: the draft in this process; None without a draft model.
       worker: where the draft of mode ssd is, if not in this process.
       exact: the exactness that holds, "bitwise" or "law".
     """
@@ -66,7 +67,7 @@ class Loaded:
     config: Config
     programs: Programs
     parameters: list[jax.Array]
-    inline: Callable[[], InlineDraft] | None
+    inline: InlineDraft | None
     worker: DraftWorker | None
     tokens: int
     exact: str
@@ -87,9 +88,8 @@ class Loaded:
             return self._controller(k)
         if self.inline is None:
             return NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
-        draft = self.inline()
-        temperature = config.draft_temperature
-        return ModelDrafter(draft.programs, draft.parameters, k=k, temperature=temperature)
+        parameters, temperature = self.inline.parameters(), config.draft_temperature
+        return ModelDrafter(self.inline.plain(), parameters, k=k, temperature=temperature)
 
     def _controller(self, k: int) -> Controller:
         config, settle = self.config, None
@@ -98,10 +98,10 @@ class Loaded:
             settle = draft.settled
         else:
             assert self.inline is not None
-            inline = self.inline()
-            assert inline.expansion is not None
             draft = BranchDraft(
-                inline.expansion, inline.parameters, temperature=config.draft_temperature
+                self.inline.branching(),
+                self.inline.parameters(),
+                temperature=config.draft_temperature,
             )
         return Controller(
             draft,
@@ -171,13 +171,10 @@ def load(
         )
         inline = None
         if draft is not None:
-            branching = config.mode == "ssd" and not elsewhere
-            weights = draft_loads or draft.load
-            inline = functools.cache(
-                functools.partial(_inline, draft, room, drafting, weights, branching=branching)
-            )
+            inline = _inline(draft, room, drafting, draft_loads or draft.load)
             if not elsewhere:
-                inline()
+                (inline.branching if config.mode == "ssd" else inline.plain)()
+                inline.parameters()
         loaded = parameters.result()
         exact = _exactness(config, programs, loaded)
         if worker is not None:
@@ -199,11 +196,15 @@ def _inline(
     room: Mapping[str, int],
     drafting: Drafting,
     weights: Callable[[], list[jax.Array]],
-    *,
-    branching: bool,
 ) -> InlineDraft:
-    programs = DraftPrograms(draft.model, **room, drafting=drafting)
-    return InlineDraft(programs, ExpansionPrograms(programs) if branching else None, weights())
+    plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
+    return InlineDraft(
+        parameters=functools.cache(weights),
+        plain=functools.cache(lambda: DraftPrograms(draft.model, **room, drafting=plain)),
+        branching=functools.cache(
+            lambda: ExpansionPrograms(DraftPrograms(draft.model, **room, drafting=drafting))
+        ),
+    )
 
 
 def _worker_settings(

@@ -18,7 +18,7 @@ from ssd_jax.runtime.worker.placement import DraftWorker
 from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.runtime.worker.supervisor import Supervisor
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.scripted import HELLO, only_misses, run_of
+from tests.runtime.worker.scripted import HELLO, only_misses, request, run_of, text
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and /proc of Linux")
 SETTINGS = WorkerSettings(
@@ -43,6 +43,10 @@ def working(*, patience=10.0, backup="none"):
         yield worker, run_of(worker.draft(), backup=backup)
     finally:
         worker.close()
+
+
+def outputs(events):
+    return [event.output for event in events if event.output is not None]
 
 
 def ended(pid):
@@ -81,19 +85,19 @@ def test_a_worker_that_is_killed_is_started_again_and_catches_up(backup):
 def test_a_worker_that_dies_in_the_middle_of_a_text_joins_it_again():
     """The text goes on without it, and the new one is told all of it."""
     with working() as (worker, run):
-        killed = False
-
-        def wanted(found):
-            return run.draft.counters["connections"] == 2 and found["dead"] and found["miss"]
-
-        end = time.monotonic() + 60
-        while True:
-            assert time.monotonic() < end
-            if not killed:
-                os.kill(worker.supervisor.pid, signal.SIGKILL)
-                killed = True
-            if wanted(run.generate(count=1, size=500)):
-                break
+        run.engine.add(request(0, max_tokens=500))
+        for _ in range(20):
+            assert not outputs(run.engine.step())
+        os.kill(worker.supervisor.pid, signal.SIGKILL)
+        while not run.draft.counters["dead"]:
+            assert not outputs(run.engine.step())
+        eventually(lambda: worker.supervisor.starts == 2)
+        done = []
+        while not done:
+            done = outputs(run.engine.step())
+            time.sleep(0.01)  # for the stream to be there before the text ends
+        assert done[0].token_ids == text(500)
+        assert {"dead", "miss"} <= {*done[0].metrics["fallbacks"]}
         run.until(only_misses)
         assert run.draft.counters["connections"] == 2
 
