@@ -151,6 +151,18 @@ def run_paired(
     )
 
 
+def joined(results: Sequence[BenchResult]) -> BenchResult:
+    """One result of several that ran the same variants on the same prompts."""
+    first = results[0]
+    return dataclasses.replace(
+        first,
+        runs=tuple(
+            dataclasses.replace(same[0], results=sum((runs.results for runs in same), ()))
+            for same in zip(*(result.runs for result in results), strict=True)
+        ),
+    )
+
+
 def alternating_orders(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Orders to cycle through: the rotations of `names`, then those of its reverse.
 

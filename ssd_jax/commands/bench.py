@@ -18,6 +18,8 @@ from ssd_jax.commands.loading import load, open_llm
 from ssd_jax.config import MAX_K, MODES
 from ssd_jax.errors import InputError, NotBuiltYetError
 
+_NOWHERE = dict.fromkeys(("draft_placement", "target_cores", "draft_cores"))
+
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
@@ -26,14 +28,19 @@ def run(arguments: Sequence[str]) -> int:
     given = dict(settings.parse(values, "bench", arguments))
     if given["suite"] not in suites.SUITES:
         raise InputError(f"suite = {given['suite']!r} is unknown; one of {list(suites.SUITES)}")
+    apart = given["suite"] == "accounting"  # its models run in processes of their own
+    if apart:
+        given["modes"] = given["modes"] or ["ar", "sd", "ssd"]
     _settle_modes(given)
+    if apart:
+        _check_accounting(given)
     if given["suite"] == "perplexity":
         _check_text(given)
     ks = _ks(given)
     if len(ks) == 1 and given["k"] is None:
         given["k"] = str(ks[0])
-    config = settings.config_of(given)
-    prompts = load_prompts(given["prompts"]) if given["suite"] == "prompts" else []
+    config = settings.config_of(given | _NOWHERE if apart else given)
+    prompts = load_prompts(given["prompts"]) if apart or given["suite"] == "prompts" else []
     llm = open_llm(config, ks=ks)
     for prompt in prompts:
         llm.request(prompt.content, settings.params_of(given))
@@ -42,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
             f"window = {given['window']} is more than the context of {llm.context}; lower one or "
             "raise the other"
         )
-    load(llm)
+    if not apart:
+        load(llm)
     environment = describe()
     shown = {
         name: value for name, value in given.items() if name not in ("help", "h") and value != []
@@ -58,6 +66,19 @@ def run(arguments: Sequence[str]) -> int:
     if given["json"]:
         print(json.dumps(document))
     return 0
+
+
+def _check_accounting(given: Mapping[str, Any]) -> None:
+    if set(given["modes"]) != {"ar", "sd", "ssd"}:
+        raise InputError(
+            f"modes = {','.join(given['modes'])!r}: suite = 'accounting' compares ar, sd and ssd"
+        )
+    if given["draft_placement"] not in (None, "auto", "process"):
+        raise InputError(
+            f"draft_placement = {given['draft_placement']!r}: suite = 'accounting' gives the draft "
+            "a process of its own; leave it out"
+        )
+    suites.core_groups(given)
 
 
 def _check_text(given: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from ssd_jax.bench import overhead, perplexity, report, step
+from ssd_jax.bench import accounting, overhead, perplexity, report, step
 from ssd_jax.bench.acceptance import acceptance, acceptance_json, acceptance_table
 from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.costs import costs_json, costs_table, time_round
+from ssd_jax.bench.generation import prompt_result
 from ssd_jax.bench.prompts import Prompt
-from ssd_jax.bench.run import PromptResult, Variant, run_paired
+from ssd_jax.bench.run import Variant, run_paired
 from ssd_jax.commands.loading import progress_bar
 from ssd_jax.commands.settings import params_of
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.cores import Cores, require_usable, shown, usable_cores
 from ssd_jax.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -90,21 +92,51 @@ def _variant(job: Job, mode: str, k: int | None) -> Variant:
     return lambda prompt: prompt_result(job.llm, prompt, params, mode, k)
 
 
-def prompt_result(
-    llm: LLM, prompt: Prompt, params: SamplingParams, mode: str, k: int | None
-) -> PromptResult:
-    """Runs one prompt alone and notes when each token came."""
-    request = llm.request(prompt.content, params, prompt.index)
-    started, ids, times = time.perf_counter(), [], []
-    for event in llm.run([request], mode, k):
-        now = time.perf_counter()
-        ids += event.token_ids
-        times += [now] * len(event.token_ids)
-        if event.output is not None:
-            return PromptResult.from_times(
-                ids, started=started, token_times=times, metrics=event.output.metrics
-            )
-    raise AssertionError("a request ends with an output")
+def accountings(job: Job) -> Report:
+    """AR, SD and SSD with the cores counted in two ways, in processes of their own."""
+    config, given = job.llm.config, job.given
+    ks = tuple(job.ks) or (config.speculated,)
+    plan = accounting.Plan(config=config, groups=core_groups(given), ks=ks, params=params_of(given))
+    with progress_bar("prompts", unit="runs") as progress:
+        result = accounting.measure(plan, job.prompts, warmup=given["warmup"], progress=progress)
+    found = accounting.gains(result)
+    document = report.bench_json(result, settings=job.settings, environment=job.environment)
+    document |= {"suite": "accounting", "gains": accounting.gains_json(found)}
+    tables = [report.bench_table(result), accounting.gains_table(found)]
+    if accepted := acceptance(result):
+        tables.insert(1, acceptance_table(accepted))
+        document["acceptance"] = acceptance_json(accepted)
+    return tables, document
+
+
+def core_groups(given: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The cores of the two roles, as given; else the halves of those that can be used.
+
+    Raises:
+      InputError: cores that overlap or cannot be used, or fewer than two.
+    """
+    cores = Cores.parse(given["target_cores"], given["draft_cores"])
+    for name, asked in (("target_cores", cores.target), ("draft_cores", cores.draft)):
+        if asked is not None:
+            require_usable(name, asked)
+    usable = usable_cores()
+    if len(usable) < 2:
+        raise InputError(
+            f"suite = 'accounting' gives target and draft cores of their own, and there "
+            f"{'is core ' + shown(usable) if usable else 'are none that can be set'}; use "
+            "--suite=prompts"
+        )
+    if cores.target is None and cores.draft is None:
+        half = sorted(usable)[: len(usable) // 2]
+        return tuple(half), tuple(sorted(usable - {*half}))
+    target = cores.target or tuple(sorted(usable - {*(cores.draft or ())}))
+    draft = cores.draft or tuple(sorted(usable - {*target}))
+    if not target or not draft:
+        raise InputError(
+            f"target_cores = {given['target_cores']!r} and draft_cores = {given['draft_cores']!r} "
+            f"leave one of the two without cores; there are {shown(usable)}"
+        )
+    return target, draft
 
 
 def _costs(job: Job, mode: str, k: int | None):
@@ -220,6 +252,7 @@ def perplexities(job: Job) -> Report:
 
 SUITES: dict[str, Callable[[Job], Report]] = {
     "prompts": prompts,
+    "accounting": accountings,
     "step": steps,
     "overhead": overheads,
     "perplexity": perplexities,
