@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 FORWARDS = ("expand", "grow")
 """Kinds of work that are one draft forward of all branches."""
+WORK = ("prefill", "draft", "promote", *FORWARDS)
+"""All kinds of work."""
 
 _KEPT = 64  # spans of the target; a draft that is later than that hides nothing
 
