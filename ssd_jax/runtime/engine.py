@@ -24,6 +24,7 @@ from ssd_jax.runtime.request import FinishReason, Request, TokenEvent
 from ssd_jax.runtime.roles import IDLE, Drafted, Drafter, Pending, Target
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
+from ssd_jax.runtime.trace import EngineTrace, RowTrace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +32,14 @@ class _InFlight:
     """A dispatched program and the jobs whose rows count.
 
     Attributes:
+      prompt: tokens of the prompt that it finishes; 0 in a round.
       activity: see `Drafted.activity`.
     """
 
     pending: Pending
     rows: list[tuple[int, Job, Plan]]
     dispatched: float
+    prompt: int = 0
     activity: Activity | None = None
 
 
@@ -49,6 +52,7 @@ class Engine:
       eos_ids: all end-of-sequence ids of the checkpoint.
       drafter: proposes tokens for the target to verify; None decodes one by one.
       clock: seconds, monotonic.
+      trace: takes down what happens when; None where nobody looks.
     """
 
     def __init__(
@@ -59,12 +63,14 @@ class Engine:
         *,
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        trace: EngineTrace | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._decoder = decoder
         self._eos_ids = eos_ids
         self._clock = clock
+        self._trace = trace
         self._ids = itertools.count()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by slot
@@ -110,25 +116,31 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Runs one round; returns what became known of the one before."""
+        self._mark(None)
         self._collect()
+        self._mark("read")
         self._admit()
         self._dispatch_prefill()
         self._prompt_drafter()
+        self._mark("admit")
         self._dispatch_forward()
         if self._drafter is not None:
             self._drafter.speculate()
+        self._mark("dispatch")
         self._account()
         committed, self._committed = self._committed, []
         events = [self._event(job, tokens) for job, tokens in committed]
         events += [job.final("cancelled", job.text.finish()) for job in self._cancelled]
         self._cancelled.clear()
+        self._mark("text")
         return [event for event in events if event.token_ids or event.text or event.output]
 
     def _collect(self) -> None:
         for flight in self._in_flight:
             outcomes = flight.pending.read()
             now = self._clock()
-            self._times.read(now, more=flight is not self._in_flight[-1])
+            span = self._times.read(now, more=flight is not self._in_flight[-1])
+            traced = []
             for row, job, plan in flight.rows:
                 if job.sequence is None or job.finished:
                     continue
@@ -137,6 +149,23 @@ class Engine:
                 if job.finished:
                     self._running.pop(job.sequence.slot)
                 self._committed.append((job, tokens))
+                if self._trace is not None:
+                    accepted = int(outcomes.accepted[row])
+                    traced.append(
+                        RowTrace(
+                            job.sequence.slot,
+                            job.request_id,
+                            plan.source,
+                            plan.proposed,
+                            accepted,
+                            tokens,
+                        )
+                    )
+            if self._trace is not None and traced:
+                if flight.prompt:
+                    self._trace.prefill(span, traced[0].request, flight.prompt)
+                else:
+                    self._trace.round(span, traced)
         self._in_flight.clear()
 
     def _admit(self) -> None:
@@ -179,7 +208,7 @@ class Engine:
             self._target.prefill(sequence.slot, chunk, sequence.cached)
         else:
             pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
-            self._in_flight.append(_InFlight(pending, [(0, job, Plan())], now))
+            self._in_flight.append(_InFlight(pending, [(0, job, Plan())], now, len(prompt)))
         sequence.cached = end
 
     def _prompt_drafter(self) -> None:
@@ -208,12 +237,13 @@ class Engine:
         if not jobs:
             return
         drafted = self._propose([job for _, job in jobs])
+        self._mark("propose")
         now = self._clock()
         self._times.dispatched(now)
         pending = self._target.forward(tokens, lengths, drafted)
         activity = None if drafted is None else drafted.activity
         rows = [(slot, job, _plan(drafted, slot)) for slot, job in jobs]
-        self._in_flight.append(_InFlight(pending, rows, now, activity))
+        self._in_flight.append(_InFlight(pending, rows, now, activity=activity))
 
     def _propose(self, jobs: list[Job]) -> Drafted | None:
         if self._drafter is None:
@@ -233,6 +263,13 @@ class Engine:
                 for slot, job, plan in flight.rows:
                     plan.cost = self._times.cost(slot, flight.activity)
                     job.times.drafted(flight.activity.spans)
+                if self._trace is not None:
+                    self._trace.draft(flight.activity.spans)
+
+    def _mark(self, what: str | None) -> None:
+        """Ends what the host was doing, in the trace."""
+        if self._trace is not None:
+            self._trace.host(what, self._clock())
 
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]
