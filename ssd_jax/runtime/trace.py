@@ -141,7 +141,7 @@ class EngineTrace:
     def __init__(self, trace: Trace, number: int) -> None:
         self._trace, self._number = trace, number
         self._rounds = 0
-        self._host = 0.0
+        self._host = self._drafted = 0.0
 
     def prefill(self, span: tuple[float, float], request: int, tokens: int) -> None:
         """The target has finished a prompt."""
@@ -157,8 +157,11 @@ class EngineTrace:
     def draft(self, spans: Iterable[Busy]) -> None:
         """The draft has told of its work."""
         for span in spans:
+            # Clocks that are compared again may differ from before by the error of that.
+            begin = max(span.begin, self._drafted)
+            self._drafted = max(span.end, begin)
             args = {"slots": list(span.slots)}
-            self._trace.add(self._number, "draft", span.what, span.begin, span.end, args)
+            self._trace.add(self._number, "draft", span.what, begin, self._drafted, args)
 
     def host(self, what: str | None, now: float) -> None:
         """What the host has done since the last call ends now; None is nothing."""

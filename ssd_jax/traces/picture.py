@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ssd_jax.errors import InputError
+from ssd_jax.runtime.activity import FORWARDS
 from ssd_jax.traces.read import EngineLanes, Slice
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ _DRAFT = {
     "expand": _Style("draft forward", "#0072B2"),
     "grow": _Style("draft forward", "#0072B2"),
     "draft": _Style("just-in-time draft", "#CC79A7"),
-    "promote": _Style("promotion", "#56B4E9"),
+    "promote": _Style("promotion", "#E69F00"),
     "prefill": _PREFILL,
 }
+_EXPOSED = _Style("draft forward, not hidden", "#56B4E9")
 _TARGET_LANE, _DRAFT_LANE, _HEIGHT = 1.0, 0.0, 0.72
 _NARROW = 0.022  # of the width: a slice that has no room for a word
 
@@ -98,13 +100,13 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(12, 3.6), layout="constrained")
     used = _target(axes, engine.target, (begin, end), start)
     if engine.draft:
-        used |= _draft(axes, engine.draft, (begin, end), start)
+        used |= _draft(axes, engine, (begin, end), start)
     axes.set_yticks([_TARGET_LANE, _DRAFT_LANE][: 1 + bool(engine.draft)])
     axes.set_yticklabels(["target", "draft"][: 1 + bool(engine.draft)], fontsize=12)
     bottom = _DRAFT_LANE if engine.draft else _TARGET_LANE
     axes.set_ylim(bottom - 0.5, _TARGET_LANE + 0.5)
     axes.set_xlim(begin - start, end - start)
-    axes.set_xlabel("ms")
+    axes.set_xlabel("ms (+n: tokens that a round committed)")
     axes.set_title(title(engine, rounds), loc="left", fontsize=12)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -117,7 +119,12 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     ]
     labels = [style.label for style in used]
     figure.legend(
-        patches, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=10
+        patches,
+        labels,
+        loc="outside lower center",
+        ncols=min(len(labels), 5),
+        frameon=False,
+        fontsize=10,
     )
     try:
         figure.savefig(path, dpi=150)
@@ -154,14 +161,29 @@ def _target(
 
 
 def _draft(
-    axes: Axes, slices: Iterable[Slice], between: tuple[float, float], zero: float
+    axes: Axes, engine: EngineLanes, between: tuple[float, float], zero: float
 ) -> dict[_Style, None]:
     used: dict[_Style, None] = {}
-    for each in _within(slices, between):
+    for each in _within(engine.draft, between):
         style = _DRAFT.get(each.name, _PLAIN)
         used[style] = None
         _bar(axes, each, style, _DRAFT_LANE, between, zero, "")
+        if each.name in FORWARDS:
+            for gap in gaps(engine.target, max(each.begin, between[0]), min(each.end, between[1])):
+                used[_EXPOSED] = None
+                _bar(axes, Slice("", *gap, {}), _EXPOSED, _DRAFT_LANE, between, zero, "")
     return used
+
+
+def gaps(target: Iterable[Slice], begin: float, end: float) -> list[tuple[float, float]]:
+    """When the target was idle between two times; its slices are in order."""
+    found = []
+    for each in target:
+        if each.end > begin and each.begin < end:
+            if each.begin > begin:
+                found.append((begin, each.begin))
+            begin = each.end
+    return [*found, (begin, end)] if begin < end else found
 
 
 def _round_style(each: Slice) -> _Style:
