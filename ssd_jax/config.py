@@ -133,6 +133,11 @@ class Config:
         "log-probabilities of the model, or after penalties, temperature and truncation",
         ("raw", "processed"),
     )
+    trace: str | None = _field(
+        None,
+        "file for a trace of what target and draft did when, which ssd-jax trace draws and "
+        "ui.perfetto.dev shows",
+    )
     compile_cache: str = _field(
         "auto", "directory of compiled programs; auto is the user's cache, off keeps none"
     )
@@ -143,6 +148,8 @@ class Config:
             choices, value = field.metadata["choices"], getattr(self, field.name)
             if choices and value is not None and value not in choices:
                 raise InputError(f"{field.name} = {value!r} is unknown; one of {list(choices)}")
+        if self.trace == "":
+            raise InputError("trace is empty; give a file such as trace.json")
         if not self.target:
             raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
         self._check_number("k", "auto", MAX_K)

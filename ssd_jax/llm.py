@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
@@ -20,6 +21,7 @@ from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
 from ssd_jax.runtime.sequence import check
+from ssd_jax.runtime.trace import Trace
 from ssd_jax.text.detokenizer import Detokenizer
 from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.text.vocabulary import require_same
@@ -68,6 +70,10 @@ class LLM:
             raise InputError("give either config or settings, not both")
         check_names(settings)
         self.config = config or Config(**settings)
+        self._trace = None if self.config.trace is None else Trace(self.config.trace)
+        if self._trace is not None:
+            # Also when the program ends before `close`, by Ctrl-C for one.
+            self._at_end = weakref.finalize(self, self._trace.write_at_the_end)
         if self.config.compile_cache != "off":
             compat.use_compile_cache(compile_cache(self.config.compile_cache))
         # Before JAX counts the cores for its threads.
@@ -107,9 +113,16 @@ class LLM:
         )
 
     def close(self) -> None:
-        """Ends what runs beside this process; it ends with this process in any case."""
+        """Ends what runs beside this process and writes the trace; at the latest both happen when
+        this process ends.
+
+        Raises:
+          OSError: the trace cannot be written.
+        """
         if self._loaded is not None:
             self._loaded.close()
+        if self._trace is not None and self._at_end.detach():
+            self._trace.write()
 
     def __enter__(self) -> LLM:
         return self
@@ -157,8 +170,13 @@ class LLM:
         if (mode, k) not in self._engines:
             roles = self.loaded.roles(mode, k)
             decoder = functools.partial(Detokenizer, self.tokenizer)
+            trace = None
+            if self._trace is not None:
+                shared = roles.drafter is not None and roles.drafter.traits.on_device
+                name = f"{mode} k={k}" if k else mode
+                trace = self._trace.engine(name, shared_device=shared)
             self._engines[mode, k] = Engine(
-                roles.target, decoder, self.tokenizer.eos_ids, drafter=roles.drafter
+                roles.target, decoder, self.tokenizer.eos_ids, drafter=roles.drafter, trace=trace
             )
         return self._engines[mode, k]
 

@@ -92,10 +92,10 @@ class Loaded:
         return ModelDrafter(self.inline.plain(), parameters, k=k, temperature=temperature)
 
     def _controller(self, k: int) -> Controller:
-        config, settle = self.config, None
+        config, settle, activity = self.config, None, None
         if self.worker is not None:
             draft = self.worker.draft()
-            settle = draft.settled
+            settle, activity = draft.settled, draft.activity
         else:
             assert self.inline is not None
             draft = BranchDraft(
@@ -112,6 +112,7 @@ class Loaded:
             tokens=self.tokens,
             longer=k == 1,  # else every branch of k = L would be empty
             settle=settle,
+            activity=activity,
         )
 
 

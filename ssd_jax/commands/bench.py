@@ -28,6 +28,8 @@ def run(arguments: Sequence[str]) -> int:
     given = dict(settings.parse(values, "bench", arguments))
     if given["suite"] not in suites.SUITES:
         raise InputError(f"suite = {given['suite']!r} is unknown; one of {list(suites.SUITES)}")
+    if given["trace"] is not None and given["suite"] not in ("prompts", "overhead"):
+        raise InputError(f"trace is for decoding; suite = {given['suite']!r} does none")
     apart = given["suite"] == "accounting"  # its models run in processes of their own
     if apart:
         given["modes"] = given["modes"] or ["ar", "sd", "ssd"]

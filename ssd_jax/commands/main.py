@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": "measure speed on prompt sets, or the cost of a forward",
     "convert": "write a checkpoint that loads in seconds",
     "demo": "answer one prompt and show the speed",
+    "trace": "draw what --trace wrote: target and draft, round by round",
 }
 _INTERRUPTED = 130
 

@@ -61,7 +61,7 @@ def parse(
         raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")
     if len(rest) < len(files):
         raise InputError(f"{files[len(rest)]} is missing; usage: {usage}")
-    if values["config"].value is not None:
+    if "config" in values and values["config"].value is not None:
         path = Path(values["config"].value)
         known = set(values) - {"config", "help", "h"}
         for name, value in read_toml(path, known).items():

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -176,6 +177,10 @@ class BranchDraft:
             return News(np.asarray(tokens), packed[..., 0], packed[..., 1], packed[..., 2:])
 
         return wait
+
+    def finish(self) -> None:
+        """Waits for all that was dispatched."""
+        jax.block_until_ready(self._pages)
 
     def news(self) -> News:
         """See `roles.BranchingDraft.news`."""

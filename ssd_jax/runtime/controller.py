@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ssd_jax.runtime.activity import Activity
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import BranchingDraft, Drafted, DraftRow, Traits
 from ssd_jax.runtime.speculated import Found, Speculated
@@ -33,6 +34,7 @@ class Controller:
       longer: one forward more, so that branches of k = L have K tokens, too.
       settle: of a draft elsewhere: gives the proposals with all their q. The round's message then
         goes out when the target's forward is dispatched, not when its verification is.
+      activity: of a draft elsewhere: what it has done since the last call.
     """
 
     def __init__(
@@ -46,10 +48,11 @@ class Controller:
         tokens: int,
         longer: bool = False,
         settle: Callable[[], Any] | None = None,
+        activity: Callable[[], Activity] | None = None,
     ) -> None:
         self.traits = Traits(proposes="distribution", on_device=settle is None)
         self.k = k
-        self._settle = settle
+        self._settle, self._activity = settle, activity
         self._draft = draft
         self._budget = budget
         self._fan_out = fan_out
@@ -100,7 +103,14 @@ class Controller:
                 self._slots[int(slot)].drafted(int(drafted[slot]))
         sources = {slot: each.source for slot, each in found.items()}
         settle = None if self._settle is None else self._settled
-        return Drafted(lengths, self._draft.proposal(), sources, settle)
+        return Drafted(
+            lengths,
+            self._draft.proposal(),
+            sources,
+            settle,
+            looks={slot: each.look for slot, each in found.items() if each.look is not None},
+            activity=None if self._activity is None else self._activity(),
+        )
 
     def speculate(self) -> None:
         """See `roles.Drafter.speculate`."""

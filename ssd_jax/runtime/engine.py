@@ -17,21 +17,30 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ssd_jax.runtime.activity import Activity, TargetTimes
 from ssd_jax.runtime.job import Job
-from ssd_jax.runtime.metrics import RequestTimes
+from ssd_jax.runtime.metrics import Plan, RequestTimes
 from ssd_jax.runtime.request import FinishReason, Request, TokenEvent
 from ssd_jax.runtime.roles import IDLE, Drafted, Drafter, Pending, Target
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
+from ssd_jax.runtime.trace import EngineTrace, RowTrace
 
 
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    """A dispatched program and the jobs whose rows count, each with its L and its source."""
+    """A dispatched program and the jobs whose rows count.
+
+    Attributes:
+      prompt: tokens of the prompt that it finishes; 0 in a round.
+      activity: see `Drafted.activity`.
+    """
 
     pending: Pending
-    rows: list[tuple[int, Job, int, str | None]]
+    rows: list[tuple[int, Job, Plan]]
     dispatched: float
+    prompt: int = 0
+    activity: Activity | None = None
 
 
 class Engine:
@@ -43,6 +52,7 @@ class Engine:
       eos_ids: all end-of-sequence ids of the checkpoint.
       drafter: proposes tokens for the target to verify; None decodes one by one.
       clock: seconds, monotonic.
+      trace: takes down what happens when; None where nobody looks.
     """
 
     def __init__(
@@ -53,16 +63,19 @@ class Engine:
         *,
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        trace: EngineTrace | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._decoder = decoder
         self._eos_ids = eos_ids
         self._clock = clock
+        self._trace = trace
         self._ids = itertools.count()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by slot
         self._in_flight: list[_InFlight] = []
+        self._times = TargetTimes()
         self._cancelled: list[Job] = []
         self._committed: list[tuple[Job, list[int]]] = []  # not yet turned into events
 
@@ -103,34 +116,61 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Runs one round; returns what became known of the one before."""
+        self._mark(None)
         self._collect()
+        self._mark("read")
         self._admit()
         self._dispatch_prefill()
         self._prompt_drafter()
+        self._mark("admit")
         self._dispatch_forward()
         if self._drafter is not None:
             self._drafter.speculate()
+        self._mark("dispatch")
+        self._account()
         committed, self._committed = self._committed, []
         events = [self._event(job, tokens) for job, tokens in committed]
         events += [job.final("cancelled", job.text.finish()) for job in self._cancelled]
         self._cancelled.clear()
+        self._mark("text")
         return [event for event in events if event.token_ids or event.text or event.output]
 
     def _collect(self) -> None:
         for flight in self._in_flight:
             outcomes = flight.pending.read()
             now = self._clock()
-            for row, job, proposed, source in flight.rows:
+            span = self._times.read(now, more=flight is not self._in_flight[-1])
+            traced = []
+            for row, job, plan in flight.rows:
                 if job.sequence is None or job.finished:
                     continue
                 seconds = now - flight.dispatched
-                tokens = job.commit(outcomes, row, proposed, source, seconds, now)
+                tokens = job.commit(outcomes, row, plan, seconds, now)
                 if job.finished:
                     self._running.pop(job.sequence.slot)
                 self._committed.append((job, tokens))
+                if self._trace is not None:
+                    accepted = int(outcomes.accepted[row])
+                    traced.append(
+                        RowTrace(
+                            job.sequence.slot,
+                            job.request_id,
+                            plan.source,
+                            plan.proposed,
+                            accepted,
+                            tokens,
+                        )
+                    )
+            if self._trace is not None and traced:
+                if flight.prompt:
+                    self._trace.prefill(span, traced[0].request, flight.prompt)
+                else:
+                    self._trace.round(span, traced)
         self._in_flight.clear()
 
     def _admit(self) -> None:
+        if not self._running:
+            self._times.idle()
         free = [slot for slot in range(self._target.slots) if slot not in self._running]
         for slot in free:
             if not self._waiting:
@@ -162,11 +202,13 @@ class Engine:
         prompt = job.request.prompt_ids
         end = min(sequence.cached + self._target.max_chunk, len(prompt))
         chunk = prompt[sequence.cached : end]
+        now = self._clock()
+        self._times.dispatched(now)
         if end < len(prompt):
             self._target.prefill(sequence.slot, chunk, sequence.cached)
         else:
             pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
-            self._in_flight.append(_InFlight(pending, [(0, job, 0, None)], self._clock()))
+            self._in_flight.append(_InFlight(pending, [(0, job, Plan())], now, len(prompt)))
         sequence.cached = end
 
     def _prompt_drafter(self) -> None:
@@ -195,12 +237,13 @@ class Engine:
         if not jobs:
             return
         drafted = self._propose([job for _, job in jobs])
+        self._mark("propose")
+        now = self._clock()
+        self._times.dispatched(now)
         pending = self._target.forward(tokens, lengths, drafted)
-        proposed, sources = np.zeros(len(tokens), int), {}
-        if drafted is not None:
-            proposed, sources = drafted.lengths, drafted.sources
-        rows = [(slot, job, int(proposed[slot]), sources.get(slot)) for slot, job in jobs]
-        self._in_flight.append(_InFlight(pending, rows, self._clock()))
+        activity = None if drafted is None else drafted.activity
+        rows = [(slot, job, _plan(drafted, slot)) for slot, job in jobs]
+        self._in_flight.append(_InFlight(pending, rows, now, activity=activity))
 
     def _propose(self, jobs: list[Job]) -> Drafted | None:
         if self._drafter is None:
@@ -212,6 +255,21 @@ class Engine:
         for job, row in told:  # only now: what a failed drafter did not take, it is told again
             job.told += len(row.committed)
         return drafted
+
+    def _account(self) -> None:
+        """Charges the draft's work to the rounds that it was for."""
+        for flight in self._in_flight:
+            if flight.activity is not None:
+                for slot, job, plan in flight.rows:
+                    plan.cost = self._times.cost(slot, flight.activity)
+                    job.times.drafted(flight.activity.spans)
+                if self._trace is not None:
+                    self._trace.draft(flight.activity.spans)
+
+    def _mark(self, what: str | None) -> None:
+        """Ends what the host was doing, in the trace."""
+        if self._trace is not None:
+            self._trace.host(what, self._clock())
 
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]
@@ -240,3 +298,13 @@ class Engine:
         slot = job.sequence.slot
         if self._running.get(slot) is job:  # a request that ended by length has left it already
             del self._running[slot]
+
+
+def _plan(drafted: Drafted | None, slot: int) -> Plan:
+    if drafted is None:
+        return Plan()
+    return Plan(
+        proposed=int(drafted.lengths[slot]),
+        source=drafted.sources.get(slot),
+        look=drafted.looks.get(slot),
+    )

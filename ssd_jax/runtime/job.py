@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from ssd_jax.runtime.metrics import RequestTimes, Verified
+from ssd_jax.runtime.metrics import Plan, RequestTimes, Verified
 from ssd_jax.runtime.request import (
     FinishReason,
     Request,
@@ -45,16 +45,14 @@ class Job:
         self,
         outcomes: Outcomes,
         row: int,
-        proposed: int,
-        source: str | None,
+        plan: Plan,
         seconds: float,
         now: float,
     ) -> list[int]:
         """Takes a round's outcome from a row; returns the tokens that were committed.
 
         Args:
-          proposed: L of this row.
-          source: see `Drafted.sources`.
+          plan: of this row.
           seconds: from the round's dispatch until now.
         """
         sequence = self.sequence
@@ -69,10 +67,10 @@ class Job:
         if not first:
             verified = Verified(
                 committed=len(emitted),
-                proposed=proposed,
                 accepted=accepted,
-                source=source,
                 seconds=seconds,
+                read=now,
+                **vars(plan),
             )
             if len(tokens) < len(emitted):
                 verified.truncate(len(tokens))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+
+from ssd_jax.runtime.activity import Busy, DraftCost, overlap
+from ssd_jax.runtime.roles import Look
 
 REQUEST_KEYS = (
     "tokens_per_second",
@@ -20,12 +24,16 @@ REQUEST_KEYS = (
     "acceptance_length_on_hit",
     "acceptance_length_on_miss",
     "hit_rate",
+    "hit_rate_by_k",
+    "hit_rate_by_rank",
     "hidden_draft_share",
+    "hidden_draft_share_on_hit",
     "round_ms",
     "verify_ms",
     "verify_idle_ms",
     "step_ms",
     "fallbacks",
+    "wasted_draft_tokens",
     "bytes_per_round",
 )
 
@@ -36,22 +44,39 @@ def empty() -> dict[str, Any]:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Verified:
+class Plan:
+    """What a request knows of a round before its outcome.
+
+    Attributes:
+      proposed: L.
+      source: "hit", or the cause of a fallback, where a speculation cache was looked up.
+      look: what the look-up found.
+      cost: of the proposal, where the draft has devices of its own.
+    """
+
+    proposed: int = 0
+    source: str | None = None
+    look: Look | None = None
+    cost: DraftCost | None = None
+
+
+@dataclasses.dataclass(kw_only=True)
+class Verified(Plan):
     """One target forward, as one request saw it.
 
     Attributes:
       committed: tokens it added to the output.
-      proposed: L.
       accepted: k.
-      source: "hit", or the cause of a fallback, where a speculation cache was looked up.
       seconds: from its dispatch until its outcome was read.
+      read: when that was.
+      alone: whether the draft did nothing meanwhile; None where that is not known.
     """
 
     committed: int
-    proposed: int
     accepted: int
-    source: str | None = None
     seconds: float
+    read: float = 0.0
+    alone: bool | None = None
 
     def truncate(self, committed: int) -> None:
         """Keeps the first `committed` tokens; what lies behind an end was never proposed."""
@@ -83,6 +108,13 @@ class RequestTimes:
     def verified(self, verified: Verified) -> None:
         """Notes a round after the first token."""
         self.rounds.append(verified)
+
+    def drafted(self, spans: Collection[Busy]) -> None:
+        """Takes the draft's work since the last proposal, beside the last round."""
+        if self.rounds:
+            last = self.rounds[-1]
+            beside = [(span.begin, span.end) for span in spans]
+            last.alone = not overlap(last.read - last.seconds, last.read, beside)
 
     def keep(self, count: int) -> None:
         """Forgets whatever happened after the first `count` tokens."""
@@ -119,7 +151,7 @@ class RequestTimes:
             seconds = [verified.seconds for verified in self.rounds]
             metrics["verify_ms"] = 1e3 * float(np.median(seconds))
         if self.speculative and self.rounds:
-            metrics |= _acceptance(self.rounds) | _cache(self.rounds)
+            metrics |= _acceptance(self.rounds) | _cache(self.rounds) | _draft(self.rounds)
         return metrics
 
 
@@ -150,9 +182,54 @@ def _cache(rounds: list[Verified]) -> dict[str, Any]:
     hits = [verified.committed for verified in looked_up if verified.source == "hit"]
     misses = [verified.committed for verified in looked_up if verified.source != "hit"]
     causes = Counter(verified.source for verified in looked_up if verified.source != "hit")
+    looks = [verified.look for verified in looked_up if verified.look is not None]
     return {
         "hit_rate": len(hits) / len(looked_up),
+        **_by_outcome(looks),
         "acceptance_length_on_hit": float(np.mean(hits)) if hits else None,
         "acceptance_length_on_miss": float(np.mean(misses)) if misses else None,
         "fallbacks": dict(causes),
     }
+
+
+def _by_outcome(looks: list[Look]) -> dict[str, Any]:
+    """By k: (hits, look-ups) where k tokens were accepted. By rank: (hits, look-ups), where a
+    branch of this rank had been prepared for the k that came."""
+    if not looks:
+        return {}
+    by_k = [
+        (sum(look.rank is not None for look in of_k), len(of_k))
+        for k in range(1 + max(look.k for look in looks))
+        for of_k in [[look for look in looks if look.k == k]]
+    ]
+    by_rank = [
+        (sum(look.rank == rank for look in looks), sum(look.prepared > rank for look in looks))
+        for rank in range(max(look.prepared for look in looks))
+    ]
+    return {
+        "hit_rate_by_k": by_k,
+        "hit_rate_by_rank": by_rank,
+        "wasted_draft_tokens": sum(look.wasted for look in looks),
+    }
+
+
+def _draft(rounds: list[Verified]) -> dict[str, Any]:
+    """What a draft with devices of its own did for these rounds; see `activity`."""
+    costs = [verified.cost for verified in rounds if verified.cost is not None]
+    if not costs:
+        return {}
+    on_hit = [v.cost for v in rounds if v.cost is not None and v.source == "hit"]
+    steps = [seconds for cost in costs for seconds in cost.steps]
+    alone = [verified.seconds for verified in rounds if verified.alone]
+    return {
+        "hidden_draft_share": _hidden(costs),
+        "hidden_draft_share_on_hit": _hidden(on_hit),
+        "step_ms": 1e3 * float(np.median(steps)) if steps else None,
+        "verify_idle_ms": 1e3 * float(np.median(alone)) if alone else None,
+        "bytes_per_round": float(np.mean([cost.bytes for cost in costs])),
+    }
+
+
+def _hidden(costs: list[DraftCost]) -> float | None:
+    busy = sum(cost.busy for cost in costs)
+    return sum(cost.hidden for cost in costs) / busy if busy else None

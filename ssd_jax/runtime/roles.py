@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from ssd_jax.runtime.activity import Activity
 from ssd_jax.runtime.request import SamplingParams
 
 IDLE = -1
@@ -49,6 +50,23 @@ class Pending(Protocol):
         ...
 
 
+class Look(NamedTuple):
+    """A look-up of an outcome (k, t*) in the speculation cache.
+
+    Attributes:
+      k: accepted tokens.
+      prepared: branches that there were for this k.
+      rank: place of t* among their bonus tokens, from 0; None where it was not prepared for, or
+        where there was another reason to propose no branch.
+      wasted: tokens of all branches that do not become the proposal.
+    """
+
+    k: int
+    prepared: int
+    rank: int | None
+    wasted: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Drafted:
     """Proposed tokens of a round, perhaps still being computed.
@@ -59,12 +77,16 @@ class Drafted:
       sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
       settle: gives the proposal with each q that is still on its way, after waiting for it; to be
         called when the tokens' forward is dispatched. None where nothing is on its way.
+      looks: by slot, what the look-ups found.
+      activity: of a draft with devices of its own, since the last proposal.
     """
 
     lengths: np.ndarray
     proposal: Any
     sources: Mapping[int, str] = dataclasses.field(default_factory=dict)
     settle: Callable[[], Any] | None = None
+    looks: Mapping[int, Look] = dataclasses.field(default_factory=dict)
+    activity: Activity | None = None
 
 
 @dataclasses.dataclass(frozen=True)

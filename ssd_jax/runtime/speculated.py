@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ssd_jax.runtime.roles import Absence, DraftRow, Moved, News
+from ssd_jax.runtime.roles import Absence, DraftRow, Look, Moved, News
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.cache import Entry, SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut
@@ -21,11 +21,13 @@ class Found(NamedTuple):
       source: "hit", or the cause of a fallback: "cold" where nothing was prepared, "miss" where
         nothing for this outcome, "late" where what was prepared came too late, or why there was no
         news at all (`roles.Absence`).
+      look: for the metrics; None where the outcome was told before.
     """
 
     moved: Moved
     length: int
     source: str
+    look: Look | None = None
 
     @property
     def after(self) -> After:
@@ -59,6 +61,7 @@ class Speculated:
         self._length = 0
         self._after: After = "miss"
         self._absent: Absence | None = None  # why there was no news of its branches
+        self._branches: list[Entry] = []  # as far as there was news
         self.prompted: Moved | None = None
         """The record that a finished prompt begins with, until the draft has it."""
         self.made = True
@@ -76,10 +79,11 @@ class Speculated:
     def look_up(self, row: DraftRow) -> Found:
         """Matches the committed tokens against the branches."""
         assert self._cache is not None
-        prepared = self._cache.prepared(self._start)
+        prepared, looked = self._cache.prepared(self._start), None
         if new := _last(row.committed, row.position - self._taken):
+            looked = min(len(new) - 1, self._length)
             if self._length:
-                self._fan_out.observe(min(len(new) - 1, self._length), self._length, self._after)
+                self._fan_out.observe(looked, self._length, self._after)
             self._backup.extend(new)
             self._cache.advance(new)
             self._taken, self._room = row.position, row.room
@@ -92,19 +96,27 @@ class Speculated:
         )
         if hit is not None and prepared and not hit.used:
             won = dataclasses.replace(moved, winner=hit.entry.row, limit=row.limit)
-            return Found(won, min(len(hit.entry.tokens), row.limit), "hit")
+            length = min(len(hit.entry.tokens), row.limit)
+            return Found(won, length, "hit", self._look(looked, hit.entry.rank, length))
         # The draft has let the branches of earlier verifications go.
         cause = "late" if hit is not None else "miss" if prepared else "cold"
         cause = self._absent or cause
         tokens = self._backup.propose(row.position, row.limit)
-        return Found(dataclasses.replace(moved, tokens=tokens), len(tokens), cause)
+        missed = dataclasses.replace(moved, tokens=tokens)
+        return Found(missed, len(tokens), cause, self._look(looked, None, 0))
+
+    def _look(self, k: int | None, rank: int | None, used: int) -> Look | None:
+        if k is None:
+            return None
+        made = sum(len(entry.tokens) for entry in self._branches)
+        return Look(k, sum(entry.k == k for entry in self._branches), rank, made - used)
 
     def move(self, found: Found) -> None:
         """Goes on with a record that the draft has."""
         self._start = self._told = found.moved.position
         self._length, self._after = found.length, found.after
         self.made, self.prompted = not found.moved.tokens, None
-        self._absent = None
+        self._absent, self._branches = None, []
 
     def drafted(self, length: int) -> None:
         """Takes the L of a record that was drafted just in time."""
@@ -153,6 +165,7 @@ class Speculated:
             for row, (k, rank) in enumerate(ranks)
             if bonus[row] >= 0
         ]
+        self._branches = entries
         self._cache.fill(self._start, entries)
 
 

@@ -36,7 +36,7 @@ def edited(edits: Sequence[Edit]) -> Iterator[None]:
             made: dict = {}
             exec(compile(source, f"<edited {name}>", "exec"), vars(module), made)
             for other in list(sys.modules.values()):
-                if other.__name__.startswith("ssd_jax.speculation"):
+                if other.__name__.startswith("ssd_jax."):
                     for attribute, value in list(vars(other).items()):
                         if value is original:
                             stack.enter_context(mock.patch.object(other, attribute, made[name]))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ssd_jax.runtime.activity import Activity
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Absence, Moved, News
 from ssd_jax.runtime.worker.connection import Connection
@@ -24,7 +25,6 @@ from ssd_jax.runtime.worker.messages import (
     Fork,
     Hello,
     Move,
-    Ping,
     Round,
     Stats,
 )
@@ -211,8 +211,15 @@ class RemoteDraft:
         if link is None or not link.ready:
             return None
         number = next(self._numbers)
-        link.send(Ping(number=number))
+        link.ping(number)
         return link.stats(number, timeout)
+
+    def activity(self) -> Activity:
+        """What the worker has done since this was last called, as far as it has said."""
+        link = self._connection
+        if link is None:
+            return Activity()
+        return link.activity({slot: state.epoch for slot, state in self._slots.items()})
 
     def wait_ready(self, timeout: float) -> bool:
         """Waits for a worker that agrees to the `Hello`."""
@@ -244,6 +251,7 @@ class RemoteDraft:
             self._absence = "stale"
         else:
             self._overdue = False
+            link.keep_time(self._numbers)
             return link
         return None
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter
-from collections.abc import Callable
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
 
+from ssd_jax.runtime.activity import Activity, Busy
 from ssd_jax.runtime.worker import codec
+from ssd_jax.runtime.worker.clocks import ClockOffset
 from ssd_jax.runtime.worker.messages import (
     Hello,
+    Ping,
     ProtocolError,
     Refused,
     Round,
@@ -20,10 +24,12 @@ from ssd_jax.runtime.worker.messages import (
     Stats,
     Welcome,
     Winner,
+    Work,
 )
 from ssd_jax.runtime.worker.server import METHOD, UNLIMITED
 
 _T = TypeVar("_T")
+_KEPT = 1024  # spans of work that nobody has asked for
 
 
 class Connection:
@@ -33,10 +39,23 @@ class Connection:
       address: host:port.
       hello: what the worker must be.
       counters: where ignored messages and broken streams are counted.
+      clock: the engine's.
     """
 
-    def __init__(self, address: str, hello: Hello, counters: Counter[str]) -> None:
-        self._hello, self._counters = hello, counters
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        counters: Counter[str],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._hello, self._counters, self._clock = hello, counters, clock
+        self._offset = ClockOffset()
+        self._work: deque[tuple[Work, float, dict[int, int]]] = deque(maxlen=_KEPT)
+        self._worked_until = 0.0  # on the worker's clock
+        self._sent = self._received = 0  # bytes; each is changed by one thread only
+        self._counted = 0
         self._changed = threading.Condition()
         self._asked = 0
         self._speculations: Speculations | None = None
@@ -53,7 +72,43 @@ class Connection:
 
     def send(self, message: Any) -> None:
         """Queues a message."""
-        self._outbox.put(codec.encode(message))
+        data = codec.encode(message)
+        self._sent += len(data)
+        self._outbox.put(data)
+
+    def ping(self, number: int) -> None:
+        """Asks for `Stats`."""
+        with self._changed:
+            self._offset.asked(number, self._clock())
+        self.send(Ping(number=number))
+
+    def keep_time(self, numbers: Iterator[int]) -> None:
+        """Asks what the worker's clock shows, if it is time to."""
+        while self._offset.due(self._clock()):
+            self.ping(next(numbers))
+
+    def activity(self, epochs: dict[int, int]) -> Activity:
+        """What the worker has done, by our clock, since this was last called.
+
+        Args:
+          epochs: of the slots, to tell whose work it was.
+        """
+        with self._changed:
+            work, total = list(self._work), self._sent + self._received
+            self._work.clear()
+            spans = [
+                Busy(
+                    span.what,
+                    min(begin, received),
+                    min(end, received),  # whatever the clocks say: it was told afterwards
+                    [slot for slot, epoch in whose.items() if epochs.get(slot) == epoch],
+                )
+                for span, received, whose in work
+                if (begin := self._offset.ours(span.begin)) is not None
+                and (end := self._offset.ours(span.end)) is not None
+            ]
+        count, self._counted = total - self._counted, total
+        return Activity(tuple(spans), count)
 
     def ask(self, message: Round) -> None:
         """Sends a round; answers to earlier ones are no longer kept."""
@@ -108,6 +163,7 @@ class Connection:
         trouble = "the worker ended the stream"
         try:
             for data in self._call:
+                self._received += len(data)
                 message = codec.decode(data)
                 if isinstance(message, Refused):
                     trouble = f"the worker refused: {message.reason}"
@@ -131,9 +187,12 @@ class Connection:
             case Welcome():
                 self.ready = True
             case Stats():
+                message.check()
                 self._stats = message
+                self._offset.answered(message.number, message.clock, self._clock())
             case Speculations() | Winner():
                 message.check(self._hello)
+                self._take_work(message)
                 if message.number != self._asked or self._replayed(message):
                     self._counters["ignored"] += 1
                 elif isinstance(message, Winner):
@@ -142,6 +201,14 @@ class Connection:
                     self._speculations = message
             case _:
                 raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
+
+    def _take_work(self, message: Speculations | Winner) -> None:
+        """Keeps the work that an answer tells of; what was told before counts once."""
+        whose = dict(zip(message.slots.tolist(), message.epochs.tolist(), strict=True))
+        for span in message.work:
+            if span.begin >= self._worked_until:
+                self._work.append((span, self._clock(), whose))
+                self._worked_until = span.end
 
     def _replayed(self, message: Speculations | Winner) -> bool:
         """Whether the same was said before: what has been used once must not change."""

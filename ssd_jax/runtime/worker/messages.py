@@ -7,11 +7,17 @@ is a `ProtocolError`, never an index out of range.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ssd_jax.runtime.activity import WORK
 from ssd_jax.runtime.request import MAX_STOP_IDS
+
+MAX_WORK = 256
+"""Most spans of work that an answer tells of."""
+_LATEST = 1e10  # seconds on a monotonic clock: three hundred years
 
 
 class ProtocolError(Exception):
@@ -192,6 +198,19 @@ class Round:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """A span of the worker's work; see `activity.Busy`.
+
+    Attributes:
+      begin, end: seconds on the worker's monotonic clock.
+    """
+
+    what: str
+    begin: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Winner:
     """Tokens of records that the draft made, and their q.
 
@@ -201,6 +220,7 @@ class Winner:
       tokens: [R, K] int32.
       sampled: those of `slots` whose q was asked for, S of them.
       support, q: [S, K, N] int32 and float32; see `speculation.proposal.Proposal`.
+      work: what the worker has done since its last answer.
     """
 
     number: int
@@ -211,9 +231,11 @@ class Winner:
     sampled: tuple[int, ...]
     support: np.ndarray
     q: np.ndarray
+    work: tuple[Work, ...] = ()
 
     def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: shapes, slots, lengths or ids do not fit. q is checked by row."""
+        """Raises: ProtocolError: something does not fit. q is checked by row."""
+        _check_work(self.work)
         rows, sampled = len(self.slots), len(self.sampled)
         for array in (self.slots, self.epochs, self.lengths):
             _shape(array, (rows,), "i")
@@ -235,6 +257,7 @@ class Speculations:
       slots, epochs: [R] int32.
       bonus, lengths: [R, M] int32.
       tokens: [R, M, K] int32.
+      work: what the worker has done since its last answer.
     """
 
     number: int
@@ -244,9 +267,11 @@ class Speculations:
     bonus: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
+    work: tuple[Work, ...] = ()
 
     def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: shapes, slots, lengths or ids do not fit."""
+        """Raises: ProtocolError: something does not fit."""
+        _check_work(self.work)
         rows = len(self.slots)
         for array in (self.slots, self.epochs):
             _shape(array, (rows,), "i")
@@ -276,6 +301,7 @@ class Stats:
       cut: expansions that the next round ended early.
       stale: messages and rows that came too late or twice.
       busy: seconds at work on rounds.
+      clock: seconds that the worker's monotonic clock shows, by which `Work` is told.
     """
 
     number: int
@@ -284,6 +310,28 @@ class Stats:
     cut: int
     stale: int
     busy: float
+    clock: float
+
+    def check(self) -> None:
+        """Raises: ProtocolError: times or counts that cannot be."""
+        counts = self.rounds, self.forwards, self.cut, self.stale
+        if min(counts) < 0 or not _is_time(self.busy) or not _is_time(self.clock):
+            raise ProtocolError(f"figures that cannot be: {self}")
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and 0 <= seconds < _LATEST
+
+
+def _check_work(work: Sequence[Work]) -> None:
+    _within("number of spans of work", len(work), MAX_WORK + 1)
+    until = 0.0
+    for span in work:
+        if span.what not in WORK:
+            raise ProtocolError(f"{span.what[:40]!r} is no work")
+        if not (_is_time(span.begin) and _is_time(span.end) and until <= span.begin <= span.end):
+            raise ProtocolError(f"work from {span.begin} to {span.end}, after {until}")
+        until = span.end
 
 
 def _within(name: str, value: int, end: int) -> None:

@@ -25,7 +25,9 @@ from ssd_jax.runtime.worker.messages import (
     Stats,
     Welcome,
     Winner,
+    Work,
 )
+from ssd_jax.runtime.worker.work_log import WorkLog
 
 
 class GrowingDraft(BranchingDraft, Protocol):
@@ -37,6 +39,10 @@ class GrowingDraft(BranchingDraft, Protocol):
 
     def announced(self) -> Callable[[], News]:
         """Waits for the branches as they are now, also when they have been grown since."""
+        ...
+
+    def finish(self) -> None:
+        """Waits for all that was dispatched."""
         ...
 
 
@@ -58,16 +64,23 @@ class Session:
       about: what the worker is; a `Hello` must say the same.
       draft: makes the draft, when a `Hello` was right.
       called: whether another round waits: an expansion is then not grown any further.
+      clock: seconds, monotonic.
     """
 
     def __init__(
-        self, about: Hello, draft: Callable[[], GrowingDraft], called: Callable[[], bool]
+        self,
+        about: Hello,
+        draft: Callable[[], GrowingDraft],
+        called: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._about, self._new, self._called = about, draft, called
+        self._about, self._new, self._called, self._clock = about, draft, called, clock
+        self._work = WorkLog(clock)
         self._draft: GrowingDraft | None = None
         self._slots = [_Slot() for _ in range(about.slots)]
         self._last = 0  # number of the last message
-        self._stats = Stats(number=0, rounds=0, forwards=0, cut=0, stale=0, busy=0.0)
+        self._stats = Stats(number=0, rounds=0, forwards=0, cut=0, stale=0, busy=0.0, clock=0.0)
 
     def handle(self, message: Any) -> Iterator[Any]:
         """Executes a message; yields the answers as they are known.
@@ -92,11 +105,11 @@ class Session:
             case Prefill():
                 self._prefill(self._draft, message)
             case Round():
-                began = time.perf_counter()
+                began = self._clock()
                 yield from self._round(self._draft, message)
-                self._count(busy=time.perf_counter() - began)
+                self._count(busy=self._clock() - began)
             case Ping():
-                yield dataclasses.replace(self._stats, number=message.number)
+                yield dataclasses.replace(self._stats, number=message.number, clock=self._clock())
 
     def _greet(self, hello: Hello) -> Welcome:
         for field in dataclasses.fields(Hello):
@@ -142,8 +155,11 @@ class Session:
             raise ProtocolError(
                 f"tokens at {message.offset} to {end - 1}, where {slot.length} are known"
             )
+        self._work.begin()
         draft.prefill(message.slot, tokens, message.offset)
         slot.length = end
+        draft.finish()  # so that its time is not another's
+        self._work.end("prefill")
 
     def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Any]:
         message.check(self._about)
@@ -152,6 +168,8 @@ class Session:
         if message.moves:
             yield from self._move(draft, message, moves, lowered)
         if message.expand is not None:
+            if not moves:
+                self._work.begin()
             yield from self._expand(draft, message.number, message.expand, lowered)
 
     def _move(
@@ -166,6 +184,7 @@ class Session:
             limits[move.slot] = move.draft
         if not moves:
             return
+        self._work.begin()
         draft.move(
             [
                 Moved(
@@ -184,21 +203,25 @@ class Session:
             draft.draft(limits, lowered=lowered)
         wanted = [move for move in moves if move.draft or (move.sampled and move.winner >= 0)]
         if wanted:
-            yield _winner(message.number, wanted, draft.proposal())
+            proposal = _on_host(draft.proposal())
+            self._work.end("draft" if limits.any() else "promote")
+            yield _winner(message.number, wanted, proposal, self._work.take())
+            self._work.begin()
 
     def _expand(
         self, draft: GrowingDraft, number: int, expand: Expand, lowered: np.ndarray
     ) -> Iterator[Speculations]:
         forks = [fork for fork in expand.forks if self._current(fork)]
         if not forks:  # an engine waits for an answer to every round
-            yield _speculations(number, [], no_news(self._about), complete=True)
+            work = self._work.take()
+            yield _speculations(number, [], no_news(self._about), complete=True, work=work)
             return
         counts = np.zeros((self._about.slots, self._about.k + 1), np.int32)
         follow = np.zeros(self._about.slots, bool)
         for fork in forks:
             counts[fork.slot], follow[fork.slot] = fork.counts, fork.follow
         draft.expand(counts, follow=follow, lowered=lowered, forwards=1)
-        done = 1
+        done, what = 1, "expand"
         for _ in range(1, expand.forwards):
             if self._called():
                 self._count(cut=1)
@@ -207,9 +230,14 @@ class Session:
             known = draft.announced()
             draft.grow(lowered)
             done += 1
-            yield _speculations(number, forks, known(), complete=False)
+            news = known()
+            self._work.end(what)
+            what = "grow"
+            yield _speculations(number, forks, news, complete=False, work=self._work.take())
         self._count(rounds=1, forwards=done)
-        yield _speculations(number, forks, draft.announced()(), complete=True)
+        news = draft.announced()()
+        self._work.end(what)
+        yield _speculations(number, forks, news, complete=True, work=self._work.take())
 
     def _current(self, part: Prefill | Move | Any) -> bool:
         """Whether it is of the slot's present request; counts those that are not."""
@@ -228,18 +256,24 @@ def _int32(values: list[int]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def _winner(number: int, wanted: list[Move], proposal: Any) -> Winner:
+def _on_host(proposal: Any) -> Any:
+    """A proposal whose arrays have been waited for."""
+    return proposal._replace(**{name: np.asarray(a) for name, a in proposal._asdict().items()})
+
+
+def _winner(number: int, wanted: list[Move], proposal: Any, work: tuple[Work, ...]) -> Winner:
     rows = _int32([move.slot for move in wanted])
     sampled = [move.slot for move in wanted if move.sampled]
     return Winner(
         number=number,
         slots=rows,
         epochs=_int32([move.epoch for move in wanted]),
-        lengths=np.asarray(proposal.length)[rows],
-        tokens=np.asarray(proposal.tokens)[rows],
+        lengths=proposal.length[rows],
+        tokens=proposal.tokens[rows],
         sampled=tuple(sampled),
-        support=np.asarray(proposal.support)[sampled],
-        q=np.asarray(proposal.q)[sampled],
+        support=proposal.support[sampled],
+        q=proposal.q[sampled],
+        work=work,
     )
 
 
@@ -254,7 +288,9 @@ def no_news(about: Hello) -> News:
     )
 
 
-def _speculations(number: int, forks: list[Any], news: News, *, complete: bool) -> Speculations:
+def _speculations(
+    number: int, forks: list[Any], news: News, *, complete: bool, work: tuple[Work, ...]
+) -> Speculations:
     rows = _int32([fork.slot for fork in forks])
     return Speculations(
         number=number,
@@ -264,4 +300,5 @@ def _speculations(number: int, forks: list[Any], news: News, *, complete: bool) 
         bonus=news.bonus[rows],
         lengths=news.lengths[rows],
         tokens=news.tokens[rows],
+        work=work,
     )

@@ -169,6 +169,9 @@ class ScriptedDraft:
                 news.tokens[slot, row, : len(branch.tokens)] = branch.tokens
         return lambda: news
 
+    def finish(self) -> None:
+        pass
+
     def news(self) -> News:
         return self.announced()()
 
@@ -286,6 +289,7 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none") -> Run:
         backup=None if backup == "draft" else backup,
         tokens=128,
         settle=draft.settled,
+        activity=draft.activity,
     )
     target = ScriptedTarget()
     return Run(Engine(target, Silent, frozenset(), drafter=controller), target, draft)

@@ -18,6 +18,7 @@ from ssd_jax.runtime.worker.messages import (
     Stats,
     Welcome,
     Winner,
+    Work,
 )
 from tests.runtime.worker.scripted import HELLO
 from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND
@@ -51,10 +52,11 @@ MESSAGES = [
     ROUND,
     dataclasses.replace(ROUND, moves=(), expand=None),
     WINNER,
+    dataclasses.replace(WINNER, work=(Work(what="grow", begin=0.1, end=1e9),) * 2),
     dataclasses.replace(WINNER, sampled=(), support=WINNER.support[:0], q=WINNER.q[:0]),
     SPECULATIONS,
     Ping(number=1),
-    Stats(number=1, rounds=2, forwards=3, cut=4, stale=5, busy=0.5),
+    Stats(number=1, rounds=2, forwards=3, cut=4, stale=5, busy=0.5, clock=1e5),
 ]
 
 

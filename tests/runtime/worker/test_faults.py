@@ -140,8 +140,8 @@ class Rogue(Session):
 
     change = None
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
         self.said = []
 
     def handle(self, message):

@@ -1,0 +1,43 @@
+"""`ssd-jax trace`: draws what `--trace` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from ssd_jax.commands import settings
+from ssd_jax.errors import InputError
+from ssd_jax.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
+from ssd_jax.traces.read import read_trace
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("output", None, "the picture; default: FILE.png", flag_values=values)
+    flags.DEFINE_integer(
+        "from",
+        None,
+        f"first round to draw; default: {WARM_UP}, after a warm-up",
+        flag_values=values,
+    )
+    flags.DEFINE_integer("rounds", ROUNDS, "rounds to draw", flag_values=values)
+    flags.DEFINE_string(
+        "engine",
+        None,
+        "engine to draw, such as 'ssd k=4'; default: the last one with a draft of its own",
+        flag_values=values,
+    )
+    given = settings.parse(values, "trace", arguments, files=["FILE"])
+    path = Path(given["FILE"])
+    output = Path(given["output"] or f"{path}.png")
+    if not output.parent.is_dir():
+        raise InputError(f"output = '{output}': there is no directory '{output.parent}'")
+    engine = choose(read_trace(path), given["engine"])
+    rounds = window(engine, given["from"], given["rounds"])
+    draw(engine, rounds, output)
+    print(title(engine, rounds))
+    print(output)
+    return 0

@@ -1,0 +1,106 @@
+"""When target and draft were at work, and how much of the draft's work the target hid.
+
+Times are seconds of the engine's clock. The target counts as busy from the dispatch of a program
+until the last outcome that was dispatched by then has been read. No thread watches the device: that
+span has the host's dispatch (a fraction of a millisecond) at its beginning, and, where the host
+comes to read late, what the device then waits for it at its end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+FORWARDS = ("expand", "grow")
+"""Kinds of work that are one draft forward of all branches."""
+WORK = ("prefill", "draft", "promote", *FORWARDS)
+"""All kinds of work."""
+
+_KEPT = 64  # spans of the target; a draft that is later than that hides nothing
+
+
+class Busy(NamedTuple):
+    """A piece of a draft's work.
+
+    Attributes:
+      what: "prefill", "draft" (just in time), "promote" (a winner's keys and values, its q read),
+        or one of `FORWARDS`; a wait for the device ends each.
+      begin, end: seconds.
+      slots: whose.
+    """
+
+    what: str
+    begin: float
+    end: float
+    slots: Collection[int] = ()
+
+
+class Activity(NamedTuple):
+    """What a draft elsewhere has done since it was last asked.
+
+    Attributes:
+      spans: its work, as far as it has been told.
+      bytes: sent to it and received from it, without what the transport adds.
+    """
+
+    spans: tuple[Busy, ...] = ()
+    bytes: int = 0
+
+
+class DraftCost(NamedTuple):
+    """What the proposal of one slot has cost the draft.
+
+    Attributes:
+      busy, hidden: seconds of work for this slot (and others beside it), and how many of them ran
+        while the target was busy.
+      steps: seconds of each forward of the branches.
+      bytes: see `Activity.bytes`, of all slots.
+    """
+
+    busy: float
+    hidden: float
+    steps: tuple[float, ...]
+    bytes: int
+
+
+class TargetTimes:
+    """When the target was busy lately."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._since: float | None = None
+
+    def idle(self) -> None:
+        """Nothing that was dispatched will be read."""
+        self._since = None
+
+    def dispatched(self, now: float) -> None:
+        """A program was dispatched."""
+        if self._since is None:
+            self._since = now
+
+    def read(self, now: float, *, more: bool) -> tuple[float, float]:
+        """An outcome has been read; `more` says whether another one is on its way.
+
+        Returns: when the target was busy with it: (begin, end).
+        """
+        begin = now if self._since is None else self._since
+        self._since = now if more else None
+        self._spans.append((begin, now))
+        return begin, now
+
+    def cost(self, slot: int, activity: Activity) -> DraftCost:
+        """What the draft's work has cost a slot."""
+        spans = [span for span in activity.spans if slot in span.slots]
+        return DraftCost(
+            busy=sum(span.end - span.begin for span in spans),
+            hidden=sum(overlap(span.begin, span.end, self._spans) for span in spans),
+            steps=tuple(span.end - span.begin for span in spans if span.what in FORWARDS),
+            bytes=activity.bytes,
+        )
+
+
+def overlap(begin: float, end: float, others: Iterable[tuple[float, float]]) -> float:
+    """Seconds of one span that lie within others, which do not overlap each other."""
+    return sum(max(0.0, min(end, last) - max(begin, first)) for first, last in others)

@@ -1,0 +1,1 @@
+"""Reading and drawing what `--trace` wrote."""

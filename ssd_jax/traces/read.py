@@ -1,0 +1,123 @@
+"""The lanes of a trace file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.activity import overlap
+from ssd_jax.runtime.trace import FORMAT, LANES, PRODUCER
+
+
+class Slice(NamedTuple):
+    """Something that took time; milliseconds."""
+
+    name: str
+    begin: float
+    end: float
+    args: Mapping[str, Any]
+
+    @property
+    def sources(self) -> list[str]:
+        """Of a round: "hit" or the cause of a fallback, for each row with a look-up."""
+        return [row["source"] for row in self.args.get("rows", ()) if row["source"] is not None]
+
+    @property
+    def committed(self) -> int:
+        """Of a round: tokens of all rows."""
+        return sum(len(row["tokens"]) for row in self.args.get("rows", ()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineLanes:
+    """One engine.
+
+    Attributes:
+      name: such as "ssd k=4".
+      target: prefills and rounds, by time.
+      draft: its work, by time; empty where it has no devices of its own.
+      host: what the engine's thread did.
+    """
+
+    name: str
+    target: Sequence[Slice]
+    draft: Sequence[Slice]
+    host: Sequence[Slice]
+
+    @property
+    def rounds(self) -> list[Slice]:
+        """The target's slices that are no prefill."""
+        return [each for each in self.target if "round" in each.args]
+
+    def hidden_share(self, begin: float = -math.inf, end: float = math.inf) -> float | None:
+        """Draft time beside target time / draft time, of work between two times; None without."""
+        target = [(each.begin, each.end) for each in self.target]
+        spans = [(max(s.begin, begin), min(s.end, end)) for s in self.draft]
+        spans = [(first, last) for first, last in spans if first < last]
+        busy = sum(last - first for first, last in spans)
+        return sum(overlap(*span, target) for span in spans) / busy if busy else None
+
+
+def read_trace(path: Path) -> list[EngineLanes]:
+    """The engines of a file that `--trace` wrote.
+
+    Raises:
+      InputError: unreadable, no JSON, another program's trace, or damaged.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}; give a file that --trace wrote") from None
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+        raise InputError(f"{path} has no traceEvents; give a file that --trace wrote")
+    about = document.get("otherData")
+    if not isinstance(about, dict) or about.get("producer") != PRODUCER:
+        raise InputError(f"{path} is another program's trace; give a file that --trace wrote")
+    if about.get("format") != FORMAT:
+        raise InputError(
+            f"{path} has format {about.get('format')!r}, this version reads {FORMAT}; trace again"
+        )
+    try:
+        return _engines(document["traceEvents"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is damaged: {error!r}; trace again") from None
+
+
+def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:
+    names: dict[int, str] = {}
+    lanes: dict[tuple[int, str], list[Slice]] = {}
+    lane_of = {thread: lane for lane, thread in LANES.items()}
+    for event in events:
+        engine = event["pid"]
+        if event["ph"] == "M":
+            if event["name"] == "process_name":
+                names[engine] = str(event["args"]["name"])
+            continue
+        lanes.setdefault((engine, lane_of[event["tid"]]), []).append(_slice(event))
+    return [
+        EngineLanes(
+            name=name,
+            **{
+                lane: sorted(lanes.get((engine, lane), ()), key=lambda each: each.begin)
+                for lane in LANES
+            },
+        )
+        for engine, name in names.items()
+    ]
+
+
+def _slice(event: Mapping[str, Any]) -> Slice:
+    begin, lasts = float(event["ts"]), float(event["dur"])
+    if not (math.isfinite(begin) and 0 <= lasts < math.inf):
+        raise ValueError(f"a slice at {begin} that lasts {lasts}")
+    found = Slice(str(event["name"]), begin / 1e3, (begin + lasts) / 1e3, dict(event["args"]))
+    for row in found.args.get("rows", ()):
+        _ = row["source"], len(row["tokens"])  # which the properties need
+    return found
