@@ -12,7 +12,7 @@ from typing import Any, cast
 from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.cores import Cores
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
-from ssd_jax.speculation.backup import KINDS, HostKind
+from ssd_jax.speculation.backup import KINDS, Kind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, parse
 
 MODES = ("ar", "sd", "ssd", "auto")
@@ -105,8 +105,8 @@ class Config:
     )
     backup: str | None = _field(
         None,
-        "what mode ssd proposes after a miss; default draft: it waits for the draft; auto is not "
-        "built yet",
+        "what mode ssd proposes after a miss; draft waits for the draft, auto (the default) only "
+        "as long as that pays",
         KINDS,
     )
     predict: str | None = _field(
@@ -192,9 +192,9 @@ class Config:
         return BUDGET if self.budget is None else int(self.budget)
 
     @property
-    def host_backup(self) -> HostKind | None:
-        """What a miss proposes without the draft; None waits for it."""
-        return None if self.backup in (None, "draft") else cast("HostKind", self.backup)
+    def backup_kind(self) -> Kind:
+        """What a miss of mode ssd proposes."""
+        return cast("Kind", self.backup or "auto")
 
     def fan_out_of(self, k: int) -> FanOut:
         """A new fan-out policy for K = k.
@@ -260,7 +260,6 @@ class Config:
         later = {
             "draft_placement": ("inline or process", ("auto", "submesh")),
             "budget": (f"{LEAST_BUDGET} to {MAX_BUDGET}", ("auto",)),
-            "backup": ("none, ngram, random or draft", ("auto",)),
             "predict": ("plain", ("noise",)),
         }
         for name, (instead, values) in later.items():

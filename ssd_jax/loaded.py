@@ -108,7 +108,7 @@ class Loaded:
             k=k,
             budget=config.branches,
             fan_out=lambda: config.fan_out_of(k),
-            backup=config.host_backup,
+            backup=config.backup_kind,
             tokens=self.tokens,
             longer=k == 1,  # else every branch of k = L would be empty
             settle=settle,

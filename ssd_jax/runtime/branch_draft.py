@@ -46,6 +46,7 @@ class BranchDraft:
         self._expansion = programs.new_expansion()
         self._news: Any = None
         self._proposed: Any = None
+        self._forwards = 0  # of the expansion
         self._rows = SamplingRows(self.slots, base.model.config.vocab_size)
         self._move = no_moves(self.slots, self.k)
 
@@ -149,6 +150,7 @@ class BranchDraft:
             lowered.astype(np.int32),
             sampling,
         )
+        self._forwards = 1
         for _ in range(1, forwards):
             self.grow(lowered)
         self._proposed = jnp.asarray(self._record.proposal.tokens)
@@ -157,6 +159,7 @@ class BranchDraft:
 
     def grow(self, lowered: np.ndarray) -> None:
         """One forward more of all branches; see `roles.BranchingDraft.expand`."""
+        self._forwards += 1
         self._pages, self._scratch, self._expansion, self._news = self._programs["grow"](
             self._parameters,
             self._pages,
@@ -169,12 +172,13 @@ class BranchDraft:
 
     def announced(self) -> Callable[[], News]:
         """Waits for the branches as they are now, also when they have been grown since."""
-        news, tokens = self._news, self._proposed
+        news, tokens, forwards = self._news, self._proposed, self._forwards
         news.copy_to_host_async()
 
         def wait() -> News:
             packed = np.asarray(news)
-            return News(np.asarray(tokens), packed[..., 0], packed[..., 1], packed[..., 2:])
+            bonus, lengths, said = packed[..., 0], packed[..., 1], packed[..., 2:]
+            return News(np.asarray(tokens), bonus, lengths, said, forwards)
 
         return wait
 
@@ -182,6 +186,6 @@ class BranchDraft:
         """Waits for all that was dispatched."""
         jax.block_until_ready(self._pages)
 
-    def news(self) -> News:
-        """See `roles.BranchingDraft.news`."""
+    def news(self, forwards: int) -> News:
+        """See `roles.BranchingDraft.news`; all forwards are dispatched already."""
         return self.announced()()

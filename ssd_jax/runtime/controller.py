@@ -8,17 +8,22 @@ expand (`speculate`). A row that misses does not touch the others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ssd_jax.runtime.activity import Activity
+from ssd_jax.runtime.activity import FORWARDS, Activity
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import BranchingDraft, Drafted, DraftRow, Traits
+from ssd_jax.runtime.roles import Absence, BranchingDraft, Drafted, DraftRow, News, Traits
 from ssd_jax.runtime.speculated import Found, Speculated
-from ssd_jax.speculation.backup import HostKind, make
+from ssd_jax.speculation.backup import Kind, host_kind, make
 from ssd_jax.speculation.fan_out import After, FanOut
+from ssd_jax.speculation.pace import Pace
+
+Expanded = dict[int, tuple[Speculated, tuple[int, ...]]]
+"""Sequences by slot, with F_0..F_L of their records."""
 
 
 class Controller:
@@ -29,12 +34,15 @@ class Controller:
       k: most tokens of a proposal, at most the draft's.
       budget: M, branches a slot, at most the draft's.
       fan_out: makes the policy of a sequence.
-      backup: what a miss proposes; None waits for the draft.
+      backup: what a miss proposes: "draft" waits for the draft, "auto" as long as that pays.
       tokens: how many ids the tokenizer has.
       longer: one forward more, so that branches of k = L have K tokens, too.
       settle: of a draft elsewhere: gives the proposals with all their q. The round's message then
         goes out when the target's forward is dispatched, not when its verification is.
-      activity: of a draft elsewhere: what it has done since the last call.
+      activity: of a draft elsewhere: what it has done since the last call. Without it nothing is
+        known of the draft's speed, and whatever can be waited for is.
+      pace: decides what is waited for.
+      clock: seconds, monotonic.
     """
 
     def __init__(
@@ -44,11 +52,13 @@ class Controller:
         k: int,
         budget: int,
         fan_out: Callable[[], FanOut],
-        backup: HostKind | None,
+        backup: Kind,
         tokens: int,
         longer: bool = False,
         settle: Callable[[], Any] | None = None,
         activity: Callable[[], Activity] | None = None,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.traits = Traits(proposes="distribution", on_device=settle is None)
         self.k = k
@@ -56,12 +66,16 @@ class Controller:
         self._draft = draft
         self._budget = budget
         self._fan_out = fan_out
-        self._backup: HostKind | None = backup
+        self._backup: Kind = backup
         self._tokens = tokens
         self._forwards = k + longer
         self._slots: dict[int, Speculated] = {}
         self._live: dict[int, Speculated] = {}  # with a record that has no branches yet
-        self._expanded: dict[int, tuple[Speculated, tuple[int, ...]]] = {}  # with F_0..F_L
+        self._expanded: Expanded = {}
+        self._news: News | Absence = "dead"
+        self._pace, self._clock = pace or Pace(), clock
+        self._last: dict[int, Speculated] = {}  # rows of the last round, which began then
+        self._began = 0.0
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
@@ -72,7 +86,7 @@ class Controller:
             k=self.k,
             budget=self._budget,
             fan_out=self._fan_out(),
-            backup=make(self._backup or "none", params.seed, index, self._tokens),
+            backup=make(host_kind(self._backup), params.seed, index, self._tokens),
             room=params.max_tokens,
         )
         # What a step that was interrupted has left behind is not to reach new requests.
@@ -86,15 +100,17 @@ class Controller:
 
     def propose(self, rows: Sequence[DraftRow]) -> Drafted:
         """See `roles.Drafter.propose`."""
-        self._hear()
-        lengths = np.zeros(self._draft.slots, np.int32)
-        waited = np.zeros(self._draft.slots, np.int32)
-        found = {row.slot: self._slots[row.slot].look_up(row) for row in rows}
+        began = self._clock()
+        heard = self._hear()
         for row in rows:
-            if self._backup is None and found[row.slot].source != "hit":
-                waited[row.slot] = row.limit
-                found[row.slot] = found[row.slot]._replace(length=row.limit)
-            lengths[row.slot] = found[row.slot].length
+            self._slots[row.slot].take(row)
+        found = {row.slot: self._slots[row.slot].look_up(row) for row in rows}
+        self._note(began, rows, found)
+        self._wait(heard, rows, found)
+        waited = self._just_in_time(rows, found)
+        lengths = np.zeros(self._draft.slots, np.int32)
+        for slot, each in found.items():
+            lengths[slot] = each.length
         self._move(found)
         if waited.any():
             drafted = self._draft.draft(waited, lowered=self._lowered("miss"))
@@ -109,7 +125,7 @@ class Controller:
             sources,
             settle,
             looks={slot: each.look for slot, each in found.items() if each.look is not None},
-            activity=None if self._activity is None else self._activity(),
+            activity=self._worked(int(waited.max())),
         )
 
     def speculate(self) -> None:
@@ -131,6 +147,8 @@ class Controller:
             follow[slot] = not each.made
         forwards = min(self._forwards, max(each.forwards() for each, _ in expanded.values()))
         self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
+        for each, _ in expanded.values():
+            each.expanded(forwards)
         self._expanded = expanded
 
     def _lowered(self, after: After) -> np.ndarray:
@@ -159,11 +177,77 @@ class Controller:
             self._slots[slot].move(each)
             self._live[slot] = self._slots[slot]
 
-    def _hear(self) -> None:
-        """Puts what the draft has speculated into the caches."""
-        if not self._expanded:
-            return
-        news = self._draft.news()
+    def _hear(self) -> Expanded:
+        """Puts what the draft has speculated so far into the caches; returns whose it was."""
         expanded, self._expanded = self._expanded, {}
-        for each, forks in expanded.values():
-            each.hear(news, forks)
+        if expanded:
+            self._news = self._draft.news(1)
+            for each, forks in expanded.values():
+                each.hear(self._news, forks)
+        return expanded
+
+    def _wait(self, heard: Expanded, rows: Sequence[DraftRow], found: dict[int, Found]) -> None:
+        """Waits for more tokens of the branches that were hit, if that pays."""
+        hits = any(each.more for each in found.values())
+        if not heard or not hits or isinstance(self._news, str):
+            return
+        more = self._pace.worth(
+            "branches",
+            [self._slots[slot].expected(each.length, each.more) for slot, each in found.items()],
+        )
+        if not more:
+            return
+        news = self._draft.news(self._news.forwards + more)
+        if isinstance(news, str):
+            return
+        for row in rows:
+            if found[row.slot].more:
+                each, forks = heard[row.slot]
+                each.hear(news, forks)
+                found[row.slot] = each.look_up(row)
+
+    def _just_in_time(self, rows: Sequence[DraftRow], found: dict[int, Found]) -> np.ndarray:
+        """How many tokens [B] to wait for where there was no hit; changes L in `found`."""
+        waited = np.zeros(self._draft.slots, np.int32)
+        missed = [row for row in rows if found[row.slot].source != "hit"]
+        if self._backup not in ("auto", "draft") or not missed:
+            return waited
+        forwards = max(row.limit for row in missed)
+        if self._backup == "auto":
+            forwards = self._pace.worth("record", [self._worth(row) for row in missed])
+        for row in missed:
+            length = waited[row.slot] = min(forwards, row.limit)
+            found[row.slot] = found[row.slot]._replace(length=length)
+        return waited
+
+    def _worth(self, row: DraftRow) -> list[float]:
+        """What a row's round is expected to bring with 0, 1, ... tokens, the next hit included."""
+        tokens = self._slots[row.slot].expected(0, row.limit)
+        return [
+            count + self._pace.next_round(empty=length == 0) for length, count in enumerate(tokens)
+        ]
+
+    def _note(self, began: float, rows: Sequence[DraftRow], found: dict[int, Found]) -> None:
+        """Tells the pace of the round that has ended, where another follows it."""
+        last, self._last = self._last, {row.slot: self._slots[row.slot] for row in rows}
+        gone_on = [row for row in rows if last.get(row.slot) is self._slots[row.slot]]
+        if gone_on:
+            self._pace.round(sum(len(row.committed) for row in gone_on), began - self._began)
+        for row in gone_on:
+            each = self._slots[row.slot]
+            self._pace.committed(len(row.committed), hit=each.after == "hit")
+            self._pace.look(empty=not each.length, hit=found[row.slot].source == "hit")
+        self._began = began
+
+    def _worked(self, drafted: int) -> Activity | None:
+        """What the draft has done; tells the pace how long each forward took."""
+        if self._activity is None:
+            return None
+        activity = self._activity()
+        for span in activity.spans:
+            seconds = span.end - span.begin
+            if span.what in FORWARDS:
+                self._pace.forward("branches", seconds)
+            elif span.what == "draft" and drafted:
+                self._pace.forward("record", seconds / drafted)
+        return activity

@@ -186,12 +186,14 @@ class News(NamedTuple):
       bonus: [B, M] int32, bonus token of each branch's outcome; -1 is no branch.
       lengths: [B, M] int32, tokens so far.
       tokens: [B, M, K] int32.
+      forwards: how many have made them.
     """
 
     proposed: np.ndarray
     bonus: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
+    forwards: int
 
 
 class BranchingDraft(Protocol):
@@ -250,8 +252,11 @@ class BranchingDraft(Protocol):
         """
         ...
 
-    def news(self) -> News | Absence:
-        """Waits for the branches, or says why there are none."""
+    def news(self, forwards: int) -> News | Absence:
+        """Waits until that many forwards have made the branches, or says why there are none.
+
+        It may be asked again for more of the same expansion.
+        """
         ...
 
 

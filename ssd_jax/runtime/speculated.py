@@ -10,6 +10,7 @@ from ssd_jax.runtime.roles import Absence, DraftRow, Look, Moved, News
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.cache import Entry, SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut
+from ssd_jax.speculation.pace import Acceptance
 
 
 class Found(NamedTuple):
@@ -22,12 +23,14 @@ class Found(NamedTuple):
         nothing for this outcome, "late" where what was prepared came too late, or why there was no
         news at all (`roles.Absence`).
       look: for the metrics; None where the outcome was told before.
+      more: tokens that a hit will have beyond these, if it is waited for.
     """
 
     moved: Moved
     length: int
     source: str
     look: Look | None = None
+    more: int = 0
 
     @property
     def after(self) -> After:
@@ -58,8 +61,14 @@ class Speculated:
         self._taken = 0  # position up to which cache and backup know the text
         self._told = 0  # and up to which the draft knows it
         self._start = 0  # of the record that is verified next
-        self._length = 0
-        self._after: After = "miss"
+        self.length = 0
+        """L of that record."""
+        self.after: After = "miss"
+        """Where it comes from."""
+        self._acceptance = Acceptance()
+        self._planned = 0  # forwards of the expansion of this record
+        self._prepared = False  # whether branches were there when the outcome was taken
+        self._looked: int | None = None  # its k, if it was a new one
         self._absent: Absence | None = None  # why there was no news of its branches
         self._branches: list[Entry] = []  # as far as there was news
         self.prompted: Moved | None = None
@@ -76,17 +85,22 @@ class Speculated:
             self._cache = SpeculationCache(self._start)
             self.prompted = Moved(slot=self._slot, position=self._start, pending=tokens[-1])
 
-    def look_up(self, row: DraftRow) -> Found:
-        """Matches the committed tokens against the branches."""
+    def take(self, row: DraftRow) -> None:
+        """Takes the outcome of the last verification."""
         assert self._cache is not None
-        prepared, looked = self._cache.prepared(self._start), None
+        self._prepared, self._looked = self._cache.prepared(self._start), None
         if new := _last(row.committed, row.position - self._taken):
-            looked = min(len(new) - 1, self._length)
-            if self._length:
-                self._fan_out.observe(looked, self._length, self._after)
+            self._looked = min(len(new) - 1, self.length)
+            if self.length:
+                self._fan_out.observe(self._looked, self.length, self.after)
+                self._acceptance.observe(self._looked, self.length)
             self._backup.extend(new)
             self._cache.advance(new)
             self._taken, self._room = row.position, row.room
+
+    def look_up(self, row: DraftRow) -> Found:
+        """Matches the committed tokens, all of them taken, against the branches."""
+        assert self._cache is not None
         hit = self._cache.find()
         moved = Moved(
             slot=row.slot,
@@ -94,18 +108,28 @@ class Speculated:
             pending=row.committed[-1],
             committed=_last(row.committed, row.position - self._told),
         )
-        if hit is not None and prepared and not hit.used:
+        if hit is not None and self._prepared and not hit.used:
             won = dataclasses.replace(moved, winner=hit.entry.row, limit=row.limit)
             length = min(len(hit.entry.tokens), row.limit)
-            return Found(won, length, "hit", self._look(looked, hit.entry.rank, length))
+            more = min(self._most(hit.entry.k), row.limit) - length
+            return Found(won, length, "hit", self._look(hit.entry.rank, length), max(more, 0))
         # The draft has let the branches of earlier verifications go.
-        cause = "late" if hit is not None else "miss" if prepared else "cold"
+        cause = "late" if hit is not None else "miss" if self._prepared else "cold"
         cause = self._absent or cause
         tokens = self._backup.propose(row.position, row.limit)
         missed = dataclasses.replace(moved, tokens=tokens)
-        return Found(missed, len(tokens), cause, self._look(looked, None, 0))
+        return Found(missed, len(tokens), cause, self._look(None, 0))
 
-    def _look(self, k: int | None, rank: int | None, used: int) -> Look | None:
+    def expected(self, length: int, more: int) -> list[float]:
+        """Tokens that a round is expected to commit with `length` to `length + more` proposed."""
+        return [self._acceptance.tokens(length + n) for n in range(more + 1)]
+
+    def _most(self, k: int) -> int:
+        """Tokens that a branch of this k will have when its expansion is complete."""
+        return min(self._planned - (k == self.length), self._k)
+
+    def _look(self, rank: int | None, used: int) -> Look | None:
+        k = self._looked
         if k is None:
             return None
         made = sum(len(entry.tokens) for entry in self._branches)
@@ -114,13 +138,13 @@ class Speculated:
     def move(self, found: Found) -> None:
         """Goes on with a record that the draft has."""
         self._start = self._told = found.moved.position
-        self._length, self._after = found.length, found.after
+        self.length, self.after = found.length, found.after
         self.made, self.prompted = not found.moved.tokens, None
         self._absent, self._branches = None, []
 
     def drafted(self, length: int) -> None:
         """Takes the L of a record that was drafted just in time."""
-        self._length = length
+        self.length = length
 
     def forks(self) -> tuple[int, ...] | None:
         """F_0..F_L for the record; None where no outcome leaves room for another proposal.
@@ -128,25 +152,29 @@ class Speculated:
         An outcome with k accepted tokens leaves room for one if k + 1 tokens, one proposed and the
         bonus after it may still be committed. k = L is kept all the same: its row runs s_L.
         """
-        last = min(self._length, self._room - 3)
+        last = min(self.length, self._room - 3)
         if last < 0:
             return None
-        if last == self._length:
-            return self._fan_out.counts(last, self._budget, self._after)
-        most = self._fan_out.counts(last, self._budget - 1, self._after)
-        return (*most, *[0] * (self._length - last - 1), 1)
+        if last == self.length:
+            return self._fan_out.counts(last, self._budget, self.after)
+        most = self._fan_out.counts(last, self._budget - 1, self.after)
+        return (*most, *[0] * (self.length - last - 1), 1)
 
     def forwards(self) -> int:
         """How many bring every branch to the most tokens that its outcome leaves room for."""
-        return self._room - (2 if self._length else 1)  # branches of k = L start one later
+        return self._room - (2 if self.length else 1)  # branches of k = L start one later
 
     def lowered(self, after: After) -> list[int]:
         """D of Saguaro sampling for the K tokens of a record that comes from there: the branches
         planned at each place, and the token drafted there."""
         return [count + 1 for count in self._fan_out.counts(self._k, self._budget, after)[:-1]]
 
+    def expanded(self, forwards: int) -> None:
+        """Takes how many forwards the branches of the record will get."""
+        self._planned = forwards
+
     def hear(self, news: News | Absence, forks: Sequence[int]) -> None:
-        """Takes what the draft has speculated, numbered as in `speculation.branching`."""
+        """Takes what the draft has speculated so far, numbered as in `speculation.branching`."""
         if isinstance(news, str):
             self._absent = news
             return
@@ -160,7 +188,7 @@ class Speculated:
                 path=(*proposed[:k], int(bonus[row])),
                 rank=rank,
                 tokens=tuple(tokens[row, : lengths[row]].tolist()),
-                complete=True,
+                complete=news.forwards >= self._planned,
             )
             for row, (k, rank) in enumerate(ranks)
             if bonus[row] >= 0

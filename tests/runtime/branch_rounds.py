@@ -151,7 +151,7 @@ class Rounds:
                 output=np.array(self._draft._history.output),
                 counts=counts,
                 expansion=copied(self._draft._expansion),
-                news=self._draft.news(),
+                news=self._draft.news(1),
                 forwards=(drafting, self._forwards_since()),
             )
         )

@@ -196,7 +196,8 @@ class FakeBranchingDraft:
             )
         )
 
-    def news(self) -> News:
+    def news(self, forwards: int) -> News:
+        assert forwards == 1
         assert self._untold, "there is no news"
         self._untold = False
         self.calls.append("news")
@@ -211,7 +212,7 @@ class FakeBranchingDraft:
                 if branch is not None:
                     bonus[slot, row], lengths[slot, row] = branch.path[-1], len(branch.tokens)
                     tokens[slot, row, : len(branch.tokens)] = branch.tokens
-        return News(proposed, bonus, lengths, tokens)
+        return News(proposed, bonus, lengths, tokens, self.expansions[-1].forwards)
 
     def _branch(self, slot: int, record: Record, k: int, rank: int, forwards: int) -> Branch | None:
         """The tail rule: branches of k = L start one forward later."""

@@ -79,7 +79,7 @@ def ssd(
         k=k,
         budget=budget,
         fan_out=lambda: parse(fan_out, k, budget) if isinstance(fan_out, str) else fan_out,
-        backup=None if backup == "draft" else backup,
+        backup=backup,
         tokens=TOKENS,
         longer=longer,
     )

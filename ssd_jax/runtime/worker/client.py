@@ -180,12 +180,12 @@ class RemoteDraft:
         for fork in forks:
             self._slots[fork.slot].whole = True
 
-    def news(self) -> News | Absence:
+    def news(self, forwards: int) -> News | Absence:
         """See `roles.BranchingDraft.news`; waits no longer than its patience."""
         link = self._link
-        answer = None
+        answer, made = None, 0
         if self._awaited and link is not None:
-            answer = link.speculations(self._patience)
+            answer, made = link.speculations(forwards, self._patience)
             if answer is None:
                 self._give_up(link)
         if answer is None:
@@ -197,6 +197,7 @@ class RemoteDraft:
             np.full(shape, -1, np.int32),
             np.zeros(shape, np.int32),
             np.zeros((*shape, self.k), np.int32),
+            made,
         )
         for row, (slot, epoch) in enumerate(zip(answer.slots, answer.epochs, strict=True)):
             if slot in self._slots and epoch == self._slots[slot].epoch:

@@ -59,6 +59,7 @@ class Connection:
         self._changed = threading.Condition()
         self._asked = 0
         self._speculations: Speculations | None = None
+        self._parts = 0  # answers to the last round; each tells of a forward more
         self._winner: Winner | None = None
         self._stats: Stats | None = None
         self.alive, self.ready = True, False
@@ -114,6 +115,7 @@ class Connection:
         """Sends a round; answers to earlier ones are no longer kept."""
         with self._changed:
             self._asked, self._speculations, self._winner = message.number, None, None
+            self._parts = 0
         self.send(message)
 
     @property
@@ -121,14 +123,20 @@ class Connection:
         """Whether the worker has got as far as the last round that was sent."""
         return not self._asked or self._speculations is not None or self._winner is not None
 
-    def speculations(self, timeout: float) -> Speculations | None:
-        """The complete answer to the last round; after `timeout` seconds whatever has come."""
+    def speculations(self, forwards: int, timeout: float) -> tuple[Speculations | None, int]:
+        """The answer to the last round after that many forwards, or the complete one.
 
-        def complete() -> Speculations | None:
+        Returns: it, or after `timeout` seconds whatever has come; and how many forwards made it.
+        """
+
+        def enough() -> Speculations | None:
             found = self._speculations
-            return found if found is not None and found.complete else None
+            done = found is not None and (found.complete or self._parts >= forwards)
+            return found if done else None
 
-        return self._wait(complete, timeout) or self._speculations
+        self._wait(enough, timeout)
+        with self._changed:
+            return self._speculations, self._parts
 
     def winner(self, timeout: float) -> Winner | None:
         """The records that the last round asked for; None if they do not come in time."""
@@ -193,12 +201,15 @@ class Connection:
             case Speculations() | Winner():
                 message.check(self._hello)
                 self._take_work(message)
-                if message.number != self._asked or self._replayed(message):
+                if message.number < self._asked:
+                    self._counters["overtaken"] += 1
+                elif message.number > self._asked or self._replayed(message):
                     self._counters["ignored"] += 1
                 elif isinstance(message, Winner):
                     self._winner = message
                 else:
                     self._speculations = message
+                    self._parts += 1
             case _:
                 raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
 

@@ -285,6 +285,7 @@ def no_news(about: Hello) -> News:
         np.full(shape, -1, np.int32),
         np.zeros(shape, np.int32),
         np.zeros((*shape, about.k), np.int32),
+        0,
     )
 
 

@@ -17,6 +17,8 @@ from ssd_jax.runtime.roles import Moved, News
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.speculation.fan_out import parse
+from ssd_jax.speculation.pace import Pace
+from tests.runtime.paces import Patient
 
 SLOTS, K, M, N = 2, 3, 6, 2
 PROMPT = 5
@@ -73,6 +75,7 @@ class ScriptedDraft:
         self._counted: dict[int, list[int]] = {}
         self._records: dict[int, Record] = {}
         self._branches: dict[int, list[Branch]] = {}
+        self._forwards = 0
 
     def open(self, slot, params, index, banned, ban_before) -> None:
         self._texts[slot], self._counted[slot] = [], []
@@ -125,6 +128,7 @@ class ScriptedDraft:
     def expand(self, counts, *, follow, lowered, forwards) -> None:
         assert forwards == 1
         assert not self._branches
+        self._forwards = 1
         for slot, record in self._records.items():
             if not counts[slot].any():
                 continue
@@ -145,6 +149,7 @@ class ScriptedDraft:
                         self._more(record, branch)
 
     def grow(self, lowered) -> None:
+        self._forwards += 1
         for slot, branches in self._branches.items():
             for branch in branches:
                 self._more(self._records[slot], branch)
@@ -161,6 +166,7 @@ class ScriptedDraft:
             np.full(shape, -1, np.int32),
             np.zeros(shape, np.int32),
             np.zeros((*shape, K), np.int32),
+            self._forwards,
         )
         for slot, branches in self._branches.items():
             for row, branch in enumerate(branches):
@@ -172,7 +178,7 @@ class ScriptedDraft:
     def finish(self) -> None:
         pass
 
-    def news(self) -> News:
+    def news(self, forwards: int) -> News:
         return self.announced()()
 
 
@@ -279,17 +285,18 @@ def text(size: int) -> list[int]:
     return [said_at(position) for position in range(PROMPT, PROMPT + size)]
 
 
-def run_of(draft: RemoteDraft, *, backup: Any = "none") -> Run:
-    """An engine over a remote draft."""
+def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None) -> Run:
+    """An engine over a remote draft, which by default waits for all that is to come."""
     controller = Controller(
         draft,
         k=K,
         budget=M,
         fan_out=lambda: parse("uniform", K, M),
-        backup=None if backup == "draft" else backup,
+        backup=backup,
         tokens=128,
         settle=draft.settled,
         activity=draft.activity,
+        pace=pace or Patient(),
     )
     target = ScriptedTarget()
     return Run(Engine(target, Silent, frozenset(), drafter=controller), target, draft)

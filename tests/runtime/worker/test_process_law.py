@@ -10,6 +10,7 @@ import pytest
 
 from ssd_jax.llm import LLM
 from tests.runtime import law
+from tests.runtime.paces import Moody
 from tests.speculation.evidence import ALPHA
 
 
@@ -30,7 +31,7 @@ def llm(checkpoints):
         k="2",
         budget="2",
         proposal_support="2",
-        backup="draft",
+        backup="auto",
         context=32,
         draft_placement="process",
         compile_cache=jax.config.jax_compilation_cache_dir,
@@ -40,7 +41,7 @@ def llm(checkpoints):
         yield opened
 
 
-def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost(checkpoints, llm):
+def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(checkpoints, llm):
     engine = llm.engine
     (draft,) = llm.loaded.worker.drafts
     take, rng, lost = draft._take_q, np.random.default_rng(5), []
@@ -52,6 +53,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost(checkpoints, llm):
         take()
 
     draft._take_q = lossy
+    engine._drafter._pace = Moody()
     metrics = law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine)
     assert sum(lost) > 50
     assert draft.counters == {"connections": 1}

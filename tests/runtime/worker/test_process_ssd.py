@@ -18,8 +18,10 @@ import pytest
 from ssd_jax.llm import LLM
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.speculation.pace import Pace
 from ssd_jax.text.detokenizer import Detokenizer
 from tests import tiny
+from tests.runtime.paces import Hasty, Moody, Patient
 from tests.runtime.test_speculative import outputs, requests
 
 PATIENCE = 120.0  # no answer is late here, however busy the machine is
@@ -62,10 +64,11 @@ def alike(made):
         yield llm
 
 
-def engine_of(llm, **settings):
-    """A new engine over a stream of its own."""
+def engine_of(llm, *, pace=None, **settings):
+    """A new engine over a stream of its own; it waits for all that is to come."""
     config = dataclasses.replace(llm.config, **settings)
     roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
+    roles.drafter._pace = pace or Patient()
     decoder = functools.partial(Detokenizer, llm.tokenizer)
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter)
 
@@ -105,14 +108,21 @@ def shuffle_outcomes(draft):
     """Each third time the branches are told to be for one another's outcomes."""
     told, calls = draft.news, itertools.count()
 
-    def news():
-        found = told()
+    def news(forwards):
+        found = told(forwards)
         if next(calls) % 3 == 2:
             found = found._replace(bonus=np.roll(found.bonus, 1, axis=1))
             draft._news = found
         return found
 
     draft.news = news
+
+
+@pytest.mark.parametrize("pace", [Hasty, Moody, Pace])
+def test_text_does_not_depend_on_what_is_waited_for(many, pace):
+    asked = requests(many, "coupled")
+    found = run(engine_of(many, pace=pace(), backup="auto"), asked)
+    assert [one.token_ids for one in found] == [one.token_ids for one in outputs(many, asked, "ar")]
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])
