@@ -89,6 +89,7 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
 
         matplotlib.use("agg")
         import matplotlib.pyplot as plt
+        from matplotlib.patches import Rectangle
     except ImportError:
         raise InputError(
             "drawing needs matplotlib; pip install 'ssd-jax[plot]', or open the trace at "
@@ -114,7 +115,7 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
     patches = [
-        plt.Rectangle((0, 0), 1, 1, facecolor=style.color, hatch=style.hatch, edgecolor="white")
+        Rectangle((0, 0), 1, 1, facecolor=style.color, hatch=style.hatch, edgecolor="white")
         for style in used
     ]
     labels = [style.label for style in used]
