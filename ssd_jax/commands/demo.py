@@ -123,7 +123,7 @@ def _name(mode: str, config: Config) -> str:
         return f"ar ({config.dtype})"
     draft = "n-gram" if config.draft_model is None else config.draft_model
     if draft == config.target:
-        draft = f"itself in {config.draft_dtype or config.dtype}"
+        draft = f"own {config.draft_dtype or config.dtype}"
     return f"{mode} ({draft}, k={config.speculated})"
 
 

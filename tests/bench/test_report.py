@@ -218,7 +218,7 @@ def test_the_demo_table_has_only_columns_with_values():
 
 def test_the_widest_demo_table_fits_a_terminal_with_nothing_cut():
     row = SpeedRow(
-        mode="ssd (itself in int8, k=3)",
+        mode="ssd (own int8, k=3)",
         tokens_per_second=121.4,
         ratio=11.72,
         first_token_ms=1190,

@@ -135,7 +135,7 @@ def test_demo_answers_in_every_mode_and_compares_the_ids(
     assert "ar (float32)" in out
     assert "sd (n-gram, k=8)" in out
     assert re.search(r"\nsd \(n-gram.* yes", out)
-    assert re.search(r"\nssd \(itself in int8, k=3\).* yes", out)
+    assert re.search(r"\nssd \(own int8, k=3\).* yes", out)
     assert "the target verifies in" in out
     assert re.sub(r"\s", "", f"round by round: {tmp_path}/ssd_jax/demo-trace.png") in re.sub(
         r"\s", "", out
