@@ -69,9 +69,9 @@ def _identical(row: SpeedRow) -> Text | None:
 
 _COLUMNS: tuple[Column[SpeedRow], ...] = (
     Column(title="mode", cell=lambda row: Text(row.mode, style="cyan"), justify="left"),
-    Column(title="tokens/s", cell=lambda row: number_cell(row.tokens_per_second, "{:.1f}")),
+    Column(title="tokens\n/s", cell=lambda row: number_cell(row.tokens_per_second, "{:.1f}")),
     Column(title="ratio", cell=lambda row: number_cell(row.ratio, "{:.2f}x")),
-    Column(title="first\ntoken ms", cell=lambda row: number_cell(row.first_token_ms, "{:.0f}")),
+    Column(title="first\ntoken\nms", cell=lambda row: number_cell(row.first_token_ms, "{:.0f}")),
     Column(title="accepted\nlength", cell=lambda row: number_cell(row.acceptance_length, "{:.2f}")),
     Column(title="hit\nrate", cell=lambda row: number_cell(row.hit_rate, "{:.2f}")),
     Column(title="hidden\ndraft", cell=lambda row: number_cell(row.hidden_draft_share, "{:.2f}")),

@@ -172,7 +172,7 @@ def _draft(
         if each.name in FORWARDS:
             for gap in gaps(engine.target, max(each.begin, between[0]), min(each.end, between[1])):
                 used[_EXPOSED] = None
-                _bar(axes, Slice("", *gap, {}), _EXPOSED, _DRAFT_LANE, between, zero, "")
+                _bar(axes, Slice("", *gap, {}), _EXPOSED, _DRAFT_LANE, between, zero, None)
     return used
 
 
@@ -208,15 +208,16 @@ def _bar(
     lane: float,
     between: tuple[float, float],
     zero: float,
-    words: str,
+    words: str | None,
 ) -> None:
+    """Draws a slice; with None for words as a part of another, without an outline."""
     begin, end = max(each.begin, between[0]), min(each.end, between[1])
     axes.broken_barh(
         [(begin - zero, end - begin)],
         (lane - _HEIGHT / 2, _HEIGHT),
         facecolor=style.color,
         edgecolor="white",
-        linewidth=0.8,
+        linewidth=0 if words is None else 0.8,
         hatch=style.hatch,
     )
     if words and end - begin > _NARROW * (between[1] - between[0]):
