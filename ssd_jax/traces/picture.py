@@ -123,7 +123,7 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
         patches,
         labels,
         loc="outside lower center",
-        ncols=min(len(labels), 5),
+        ncols=min(len(labels), 6),
         frameon=False,
         fontsize=10,
     )
