@@ -28,10 +28,12 @@ class RoundCosts:
     Attributes:
       draft_ms: from the request for proposals until they are there.
       verify_ms: from dispatch until the outcome is there.
+      gain: what SSD with the same K reached in decoding, over SD.
     """
 
     draft_ms: Estimate
     verify_ms: Estimate
+    gain: Estimate | None = None
 
     @property
     def ceiling(self) -> float:
@@ -97,6 +99,9 @@ def costs_table(costs: Mapping[str, RoundCosts]) -> Table:
         Column(title="draft ms", cell=lambda row: estimate_cell(row[1].draft_ms, "{:.1f}")),
         Column(title="verify ms", cell=lambda row: estimate_cell(row[1].verify_ms, "{:.1f}")),
         Column(title="ceiling", cell=lambda row: number_cell(row[1].ceiling, "{:.2f}x")),
+        Column(title="ssd / sd", cell=lambda row: estimate_cell(row[1].gain, "{:.2f}x")),
     ]
     notes = ["ceiling: 1 + draft / verify, what hiding the draft behind verification would gain"]
+    if any(each.gain is not None for each in costs.values()):
+        notes.append("ssd / sd: what SSD gained in tokens/s, hits, misses and waits included")
     return build_table(columns, list(costs.items()), title="a round by its parts", notes=notes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -36,9 +37,28 @@ class SpeedRow:
     identical: bool | None = None
 
 
-def summary_table(rows: Sequence[SpeedRow], *, title: str | None = None) -> Table:
-    """A table of modes, one a row."""
-    return build_table(_COLUMNS, rows, title=title)
+def summary_table(
+    rows: Sequence[SpeedRow], *, title: str | None = None, notes: Sequence[str] = ()
+) -> Table:
+    """A table of modes, one a row, with notes below."""
+    return build_table(_COLUMNS, rows, title=title, notes=notes)
+
+
+def draft_cost(metrics: Mapping[str, Any], k: int, branches: int) -> str | None:
+    """What a draft on devices of its own costs beside the target, in words; None if unknown.
+
+    Args:
+      metrics: of an SSD run.
+      k, branches: K and M.
+    """
+    step, verify = metrics["step_ms"], metrics["verify_ms"]
+    if not step or not verify:
+        return None
+    fits = "which hides them" if k * step <= verify else "so it waits for its draft"
+    return (
+        f"a round has {k} draft forwards of {branches} branches, {step:.0f} ms each;\n"
+        f"the target verifies in {verify:.0f} ms, {fits}"
+    )
 
 
 def _identical(row: SpeedRow) -> Text | None:
@@ -49,11 +69,11 @@ def _identical(row: SpeedRow) -> Text | None:
 
 _COLUMNS: tuple[Column[SpeedRow], ...] = (
     Column(title="mode", cell=lambda row: Text(row.mode, style="cyan"), justify="left"),
-    Column(title="tokens/s", cell=lambda row: number_cell(row.tokens_per_second, "{:.1f}")),
+    Column(title="tokens\n/s", cell=lambda row: number_cell(row.tokens_per_second, "{:.1f}")),
     Column(title="ratio", cell=lambda row: number_cell(row.ratio, "{:.2f}x")),
-    Column(title="first token ms", cell=lambda row: number_cell(row.first_token_ms, "{:.0f}")),
-    Column(title="accepted length", cell=lambda row: number_cell(row.acceptance_length, "{:.2f}")),
-    Column(title="hit rate", cell=lambda row: number_cell(row.hit_rate, "{:.2f}")),
-    Column(title="hidden draft", cell=lambda row: number_cell(row.hidden_draft_share, "{:.2f}")),
+    Column(title="first\ntoken\nms", cell=lambda row: number_cell(row.first_token_ms, "{:.0f}")),
+    Column(title="accepted\nlength", cell=lambda row: number_cell(row.acceptance_length, "{:.2f}")),
+    Column(title="hit\nrate", cell=lambda row: number_cell(row.hit_rate, "{:.2f}")),
+    Column(title="hidden\ndraft", cell=lambda row: number_cell(row.hidden_draft_share, "{:.2f}")),
     Column(title="identical", cell=_identical),
 )

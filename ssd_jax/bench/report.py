@@ -123,6 +123,8 @@ def _notes(result: BenchResult, summaries: list[VariantSummary]) -> list[str]:
         notes.append(f"same ids: as {result.variants[0]} in every repeat")
     elif summaries[0].identical is not None:
         notes.append("same ids: in every repeat")
+    if any("hidden_draft_share" in summary.metrics for summary in summaries):
+        notes.append("hidden draft: share of the draft's time beside the target's")
     if count < FEWEST_FOR_INTERVAL:
         notes.append(f"no 95% intervals: they need {FEWEST_FOR_INTERVAL} prompts or more")
     else:

@@ -49,6 +49,12 @@ def summarize(result: BenchResult) -> list[VariantSummary]:
     return [_summary(result.of(name), base) for name in result.variants]
 
 
+def speed_ratio(result: BenchResult, variant: str, base: str) -> Estimate | None:
+    """Decoding speed of one variant against another, paired by prompt."""
+    one, other = (_by_prompt(result.of(name), _speed) for name in (variant, base))
+    return stats.ratio_interval(*stats.paired(one, other))
+
+
 def prompt_rows(result: BenchResult) -> list[dict[str, Any]]:
     """A JSON object for each prompt and variant, with the lists of its repeats."""
     base = {runs.prompt.key: runs for runs in result.of(result.variants[0])}

@@ -17,6 +17,7 @@ from ssd_jax.bench.costs import costs_json, costs_table, time_round
 from ssd_jax.bench.generation import prompt_result
 from ssd_jax.bench.prompts import Prompt
 from ssd_jax.bench.run import Variant, run_paired
+from ssd_jax.bench.summary import speed_ratio
 from ssd_jax.commands.loading import progress_bar
 from ssd_jax.commands.settings import params_of
 from ssd_jax.errors import InputError
@@ -66,9 +67,12 @@ def prompts(job: Job) -> Report:
     if accepted := acceptance(result):
         tables.append(acceptance_table(accepted))
         document["acceptance"] = acceptance_json(accepted)
-    costs = {
-        name: _costs(job, mode, k) for name, (mode, k) in _variants(job).items() if mode == "sd"
-    }
+    costs = {}
+    for name, (mode, k) in _variants(job).items():
+        if mode == "sd":
+            found, ssd = _costs(job, mode, k), f"ssd k={k}"
+            gain = speed_ratio(result, ssd, name) if ssd in variants else None
+            costs[name] = dataclasses.replace(found, gain=gain)
     if costs:
         tables.append(costs_table(costs))
         document["costs"] = costs_json(costs)

@@ -21,7 +21,7 @@ from ssd_jax.runtime.activity import Activity, TargetTimes
 from ssd_jax.runtime.job import Job
 from ssd_jax.runtime.metrics import Plan, RequestTimes
 from ssd_jax.runtime.request import FinishReason, Request, TokenEvent
-from ssd_jax.runtime.roles import IDLE, Drafted, Drafter, Pending, Target
+from ssd_jax.runtime.roles import ABSENCES, IDLE, Drafted, Drafter, Pending, Target
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.runtime.trace import EngineTrace, RowTrace
@@ -150,20 +150,13 @@ class Engine:
                     self._running.pop(job.sequence.slot)
                 self._committed.append((job, tokens))
                 if self._trace is not None:
-                    accepted = int(outcomes.accepted[row])
+                    slot, accepted = job.sequence.slot, int(outcomes.accepted[row])
                     traced.append(
-                        RowTrace(
-                            job.sequence.slot,
-                            job.request_id,
-                            plan.source,
-                            plan.proposed,
-                            accepted,
-                            tokens,
-                        )
+                        RowTrace(slot, job.request_id, plan.source, plan.proposed, accepted, tokens)
                     )
-            if self._trace is not None and traced:
+            if self._trace is not None:
                 if flight.prompt:
-                    self._trace.prefill(span, traced[0].request, flight.prompt)
+                    self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
                 else:
                     self._trace.round(span, traced)
         self._in_flight.clear()
@@ -262,7 +255,8 @@ class Engine:
             if flight.activity is not None:
                 for slot, job, plan in flight.rows:
                     plan.cost = self._times.cost(slot, flight.activity)
-                    job.times.drafted(flight.activity.spans)
+                    if plan.source not in ABSENCES:  # else it may have worked without a word
+                        job.times.drafted(flight.activity.spans)
                 if self._trace is not None:
                     self._trace.draft(flight.activity.spans)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -176,6 +176,7 @@ class Moved:
 Absence = Literal["late", "stale", "dead"]
 """Why there is no news: it did not come in time, the draft is still at an earlier round and was not
 asked, or there is no draft now."""
+ABSENCES: tuple[Absence, ...] = get_args(Absence)
 
 
 class News(NamedTuple):

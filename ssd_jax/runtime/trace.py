@@ -149,7 +149,7 @@ class EngineTrace:
         self._trace.add(self._number, "target", "prefill", *span, args)
 
     def round(self, span: tuple[float, float], rows: Sequence[RowTrace]) -> None:
-        """The target has verified, or decoded a token a row."""
+        """The target has verified, or decoded a token a row; no rows if all had ended."""
         args = {"round": self._rounds, "rows": [row._asdict() for row in rows]}
         self._rounds += 1
         self._trace.add(self._number, "target", _name(rows), *span, args)
@@ -172,6 +172,8 @@ class EngineTrace:
 
 def _name(rows: Sequence[RowTrace]) -> str:
     """What a round is called; viewers colour slices by their names."""
+    if not rows:
+        return "discarded"
     sources = [row.source for row in rows if row.source is not None]
     if not sources:
         return "verify" if any(row.L for row in rows) else "forward"

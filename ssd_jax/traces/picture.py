@@ -89,6 +89,7 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
 
         matplotlib.use("agg")
         import matplotlib.pyplot as plt
+        from matplotlib.patches import Rectangle
     except ImportError:
         raise InputError(
             "drawing needs matplotlib; pip install 'ssd-jax[plot]', or open the trace at "
@@ -114,7 +115,7 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
     patches = [
-        plt.Rectangle((0, 0), 1, 1, facecolor=style.color, hatch=style.hatch, edgecolor="white")
+        Rectangle((0, 0), 1, 1, facecolor=style.color, hatch=style.hatch, edgecolor="white")
         for style in used
     ]
     labels = [style.label for style in used]
@@ -122,7 +123,7 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
         patches,
         labels,
         loc="outside lower center",
-        ncols=min(len(labels), 5),
+        ncols=min(len(labels), 6),
         frameon=False,
         fontsize=10,
     )
@@ -171,7 +172,7 @@ def _draft(
         if each.name in FORWARDS:
             for gap in gaps(engine.target, max(each.begin, between[0]), min(each.end, between[1])):
                 used[_EXPOSED] = None
-                _bar(axes, Slice("", *gap, {}), _EXPOSED, _DRAFT_LANE, between, zero, "")
+                _bar(axes, Slice("", *gap, {}), _EXPOSED, _DRAFT_LANE, between, zero, None)
     return used
 
 
@@ -207,15 +208,16 @@ def _bar(
     lane: float,
     between: tuple[float, float],
     zero: float,
-    words: str,
+    words: str | None,
 ) -> None:
+    """Draws a slice; with None for words as a part of another, without an outline."""
     begin, end = max(each.begin, between[0]), min(each.end, between[1])
     axes.broken_barh(
         [(begin - zero, end - begin)],
         (lane - _HEIGHT / 2, _HEIGHT),
         facecolor=style.color,
         edgecolor="white",
-        linewidth=0.8,
+        linewidth=0 if words is None else 0.8,
         hatch=style.hatch,
     )
     if words and end - begin > _NARROW * (between[1] - between[0]):

@@ -9,9 +9,11 @@ import pytest
 from rich.console import Console
 
 from ssd_jax.bench import environment, report
-from ssd_jax.bench.demo import SpeedRow, summary_table
+from ssd_jax.bench.costs import RoundCosts, costs_json, costs_table
+from ssd_jax.bench.demo import SpeedRow, draft_cost, summary_table
 from ssd_jax.bench.run import BenchResult, run_paired
-from ssd_jax.bench.summary import summarize
+from ssd_jax.bench.stats import median_interval
+from ssd_jax.bench.summary import speed_ratio, summarize
 from tests.bench import fakes
 
 
@@ -72,6 +74,13 @@ def test_equal_ids_are_identical():
     base, sd = summarize(measure())
     assert (base.identical, sd.identical) == (None, 8)
     assert "yes" in rendered(report.bench_table(measure()))
+
+
+def test_one_different_token_makes_the_table_say_no():
+    table = rendered(report.bench_table(measure(ids=lambda i: [i, 2, 3 + (i == 5)])))
+    assert "no\n" in table.replace(" ", "")
+    assert "7/8" in table
+    assert "yes" not in table
 
 
 def test_one_different_token_makes_a_prompt_not_identical_and_is_located():
@@ -202,9 +211,55 @@ def test_the_demo_table_has_only_columns_with_values():
     table = rendered(summary_table(rows, title="SmolLM2"))
     assert "SmolLM2" in table
     assert "1.50x" in table
-    assert "hit rate" not in table
+    assert "hit" not in table
     assert "yes" in table
     assert "no" in rendered(summary_table([SpeedRow(mode="sd", identical=False)]))
+
+
+def test_the_widest_demo_table_fits_a_terminal_with_nothing_cut():
+    row = SpeedRow(
+        mode="ssd (own int8, k=3)",
+        tokens_per_second=121.4,
+        ratio=11.72,
+        first_token_ms=1190,
+        acceptance_length=12.95,
+        hit_rate=1.0,
+        hidden_draft_share=0.62,
+        identical=True,
+    )
+    table = rendered(summary_table([row], notes=["a note"]), width=80)
+    for shown in (row.mode, "121.4", "11.72x", "1190", "12.95", "1.00", "0.62", "yes", "a note"):
+        assert shown in table
+    assert all(word in table for word in ("tokens", "token", "length", "identical"))
+
+
+@pytest.mark.parametrize(("step", "words"), [(20, "which hides them"), (30, "it waits for its")])
+def test_a_draft_is_said_to_be_hidden_where_its_forwards_fit_under_a_verification(step, words):
+    cost = draft_cost({"step_ms": step, "verify_ms": 85.0}, 4, 8)
+    assert cost is not None
+    assert words in cost
+    assert f"4 draft forwards of 8 branches, {step} ms each" in cost
+    assert draft_cost({"step_ms": None, "verify_ms": 85.0}, 4, 8) is None
+
+
+def test_what_ssd_gained_stands_beside_the_ceiling():
+    def sd(prompt):
+        return fakes.result(tokens_per_second=10 + prompt.index)
+
+    def ssd(prompt):
+        return fakes.result(tokens_per_second=15 + 1.5 * prompt.index)
+
+    result = run_paired({"sd k=4": sd, "ssd k=4": ssd}, fakes.prompts(8), warmup=0, repeats=1)
+    gain = speed_ratio(result, "ssd k=4", "sd k=4")
+    assert gain is not None
+    assert gain.median == pytest.approx(1.5)
+    ms = {"draft_ms": median_interval([30.0]), "verify_ms": median_interval([40.0])}
+    for found, shown in ((gain, True), (None, False)):
+        costs = {"sd k=4": RoundCosts(**ms, gain=found)}
+        table = rendered(costs_table(costs))
+        assert "1.75x" in table
+        assert ("ssd / sd" in table) is ("1.50x" in table) is shown
+        assert costs_json(costs)["sd k=4"]["ceiling"] == pytest.approx(1.75)
 
 
 def test_the_commit_is_null_where_the_package_is_not_a_checkout(tmp_path):

@@ -125,20 +125,30 @@ def test_what_is_not_built_exits_2(capsys):
     assert "suite = 'speed' is unknown" in capsys.readouterr().err
 
 
-def test_demo_answers_in_every_mode_and_compares_the_ids(tiny_checkpoint, capsys, monkeypatch):
+def test_demo_answers_in_every_mode_and_compares_the_ids(
+    tiny_checkpoint, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL)
     out, _ = run(capsys, *arguments)
     assert "Name three uses of a paperclip." in out
     assert "ar (float32)" in out
     assert "sd (n-gram, k=8)" in out
-    assert re.search(r"sd \(n-gram.* yes", out)
+    assert re.search(r"\nsd \(n-gram.* yes", out)
+    assert re.search(r"\nssd \(own int8, k=3\).* yes", out)
+    assert "the target verifies in" in out
+    assert re.sub(r"\s", "", f"round by round: {tmp_path}/ssd_jax/demo-trace.png") in re.sub(
+        r"\s", "", out
+    )
+    assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
 
     def another_text(llm, prompt, params, *, mode):
         return llm.run([llm.request(prompt + mode, params)], mode)
 
     monkeypatch.setattr(LLM, "stream", another_text)
-    out, _ = run(capsys, *arguments)
-    assert re.search(r"sd \(n-gram.* no", out)
+    out, _ = run(capsys, *arguments, "--mode=sd", "--draft=ngram")
+    assert re.search(r"\nsd \(n-gram.* no", out)
+    assert "ssd" not in out
 
 
 def test_a_converted_checkpoint_generates_the_same(tiny_checkpoint, tmp_path, capsys):

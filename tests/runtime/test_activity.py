@@ -128,6 +128,9 @@ def test_a_verification_is_idle_where_no_draft_works_beside_it():
     assert measured(ACTIVITIES)["verify_idle_ms"] == pytest.approx(10_000)
     busy = Activity((Busy("grow", 25, 26, [1]),), 0)
     assert measured((*ACTIVITIES[:2], busy))["verify_idle_ms"] is None
+    # What a late draft has done meanwhile is not known.
+    late = ("hit", "stale", "late")
+    assert measured((ACTIVITIES[0], Activity(), Activity()), late)["verify_idle_ms"] is None
 
 
 def test_a_draft_that_reports_nothing_has_no_share():

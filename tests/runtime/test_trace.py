@@ -119,6 +119,7 @@ def row(source, proposed=0):
 @pytest.mark.parametrize(
     ("rows", "name"),
     [
+        ([], "discarded"),
         ([row(None)], "forward"),
         ([row(None), row(None, 3)], "verify"),
         ([row("late"), row("late"), row(None)], "verify: late"),
