@@ -13,7 +13,8 @@ from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.cores import Cores
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
 from ssd_jax.speculation.backup import KINDS, HostKind
-from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, parse
+from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
+from ssd_jax.speculation.fan_out_flag import parse
 
 MODES = ("ar", "sd", "ssd", "auto")
 DEFAULT_CONTEXT = 2048
@@ -95,8 +96,9 @@ class Config:
     fan_out: str | None = _field(
         None,
         "how mode ssd divides its branches over the numbers of accepted tokens: uniform, "
-        "geometric, or a list of k + 1 numbers such as 4,3,3,2,4 (after a slash: after a miss); "
-        "default geometric",
+        "geometric (learns one acceptance rate), measured (one for each place, and how fast misses "
+        "become rarer), or a list of k + 1 numbers such as 4,3,3,2,4 (after a slash: after a "
+        "miss); default geometric",
     )
     saguaro_c: float | None = _field(
         None,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ssd_jax.runtime.roles import Absence, DraftRow, Moved, News
 from ssd_jax.speculation.backup import Backup
-from ssd_jax.speculation.cache import Entry, SpeculationCache
-from ssd_jax.speculation.fan_out import After, FanOut
+from ssd_jax.speculation.cache import Entry, Hit, SpeculationCache
+from ssd_jax.speculation.fan_out import After, FanOut, Verified
 
 
 class Found(NamedTuple):
@@ -59,6 +60,7 @@ class Speculated:
         self._length = 0
         self._after: After = "miss"
         self._absent: Absence | None = None  # why there was no news of its branches
+        self._prepared: Counter[int] = Counter()  # branches of the record by k
         self.prompted: Moved | None = None
         """The record that a finished prompt begins with, until the draft has it."""
         self.made = True
@@ -77,13 +79,14 @@ class Speculated:
         """Matches the committed tokens against the branches."""
         assert self._cache is not None
         prepared = self._cache.prepared(self._start)
-        if new := _last(row.committed, row.position - self._taken):
-            if self._length:
-                self._fan_out.observe(min(len(new) - 1, self._length), self._length, self._after)
+        new = _last(row.committed, row.position - self._taken)
+        if new:
             self._backup.extend(new)
             self._cache.advance(new)
             self._taken, self._room = row.position, row.room
         hit = self._cache.find()
+        if new:
+            self._learn(len(new) - 1, hit if prepared else None)
         moved = Moved(
             slot=row.slot,
             position=row.position,
@@ -99,12 +102,21 @@ class Speculated:
         tokens = self._backup.propose(row.position, row.limit)
         return Found(dataclasses.replace(moved, tokens=tokens), len(tokens), cause)
 
+    def _learn(self, accepted: int, hit: Hit | None) -> None:
+        """Tells the fan-out what became of the record, and of the branches prepared for it."""
+        verified = Verified(min(accepted, self._length), self._length, self._after)
+        if accepted == verified.accepted:
+            rank = hit.entry.rank if hit is not None and not hit.used else None
+            verified = verified._replace(prepared=self._prepared[accepted], rank=rank)
+        self._fan_out.observe(verified)
+
     def move(self, found: Found) -> None:
         """Goes on with a record that the draft has."""
         self._start = self._told = found.moved.position
         self._length, self._after = found.length, found.after
         self.made, self.prompted = not found.moved.tokens, None
         self._absent = None
+        self._prepared.clear()
 
     def drafted(self, length: int) -> None:
         """Takes the L of a record that was drafted just in time."""
@@ -154,6 +166,7 @@ class Speculated:
             if bonus[row] >= 0
         ]
         self._cache.fill(self._start, entries)
+        self._prepared = Counter(entry.k for entry in entries)
 
 
 def _last(tokens: Sequence[int], count: int) -> Sequence[int]:

@@ -109,8 +109,8 @@ class Told:
         self.counts = Listed(**lists).counts
         self.observed = []
 
-    def observe(self, accepted, length, after):
-        self.observed.append((accepted, length, after))
+    def observe(self, verified):
+        self.observed.append(tuple(verified))
 
 
 def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
@@ -128,7 +128,13 @@ def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
     # for; 12 13 14 drafted just in time, and 15; 16 17 and 18, which is the last.
     assert parts.controller.lengths() == [2, 2, 3, 3, 2]
     assert parts.controller.sources() == ["hit", "hit", "hit", "miss", "hit"]
-    assert policy.observed == [(2, 2, "hit"), (0, 2, "hit"), (3, 3, "hit"), (3, 3, "miss")]
+    assert policy.observed == [
+        (0, 0, "miss", 4, 0),  # the prompt
+        (2, 2, "hit", 2, 0),
+        (0, 2, "hit", 1, 0),
+        (3, 3, "hit", 1, None),
+        (3, 3, "miss", 2, 0),
+    ]
     assert [expansion.counts[0] for expansion in parts.draft.expansions] == [
         (4,),
         (1, 1, 2),
@@ -145,10 +151,25 @@ def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
     assert metrics["acceptance_length_on_miss"] == 4
 
 
-def test_what_is_not_proposed_is_not_observed():
+def test_ranks_are_observed_also_where_nothing_was_proposed():
     policy = Told(hit=(2, 2), miss=(2, 2))
-    write(fan_out=policy, k=1, budget=4)
-    assert policy.observed == []
+    write(fan_out=policy, k=1, budget=4, rank=lambda prompt, position: position)
+    assert policy.observed[:3] == [
+        (0, 0, "miss", 4, 3),
+        (0, 0, "hit", 4, None),
+        (0, 0, "miss", 4, None),
+    ]
+
+
+def test_branches_that_were_not_heard_of_are_not_observed_as_prepared():
+    """News that is absent says nothing about where the bonus token would have been."""
+    policy = Told(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
+    parts = ssd(spell(LONG), fan_out=policy, budget=4)
+    told, parts.draft.news = parts.draft.news, lambda: told() and "late"
+    parts.engine.add(request([72], max_tokens=12))
+    drain(parts.engine)
+    assert len(policy.observed) > 5
+    assert {observed[3:] for observed in policy.observed} == {(0, None)}
 
 
 def test_lowered_are_the_planned_branches_and_one_at_every_place():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ssd_jax.errors import InputError, NotBuiltYetError
-from ssd_jax.speculation.fan_out import Geometric, Uniform, parse
+from ssd_jax.speculation.fan_out import Geometric, Uniform
+from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.speculation.measured import Measured
 
 
 def test_lists_are_used_as_they_are():
@@ -33,9 +35,10 @@ def test_a_list_shrinks_in_proportion_with_the_budget():
 def test_words_name_policies():
     assert isinstance(parse("uniform", 4, 16), Uniform)
     assert isinstance(parse("geometric", 4, 16), Geometric)
+    assert isinstance(parse("measured", 4, 16), Measured)
 
 
-@pytest.mark.parametrize("word", ["measured", "confidence"])
+@pytest.mark.parametrize("word", ["confidence"])
 def test_policies_to_come_are_named_as_such(word):
     with pytest.raises(NotBuiltYetError, match=f"fan_out = '{word}' is not built yet; use uniform"):
         parse(word, 4, 16)
@@ -44,8 +47,12 @@ def test_policies_to_come_are_named_as_such(word):
 @pytest.mark.parametrize(
     ("text", "budget", "complaint"),
     [
-        ("unifrom", 16, "is unknown; give uniform, geometric, or 5 integers .* 4,3,3,3,3"),
-        ("16", 16, "is unknown; give uniform, geometric, or 5 integers"),
+        (
+            "unifrom",
+            16,
+            "is unknown; give uniform, geometric, measured, or 5 integers .* 4,3,3,3,3",
+        ),
+        ("16", 16, "is unknown; give uniform, geometric, measured, or 5 integers"),
         ("", 16, "is unknown"),
         ("4,3,x,2,4", 16, "'x' is not an integer; give a list such as 4,3,3,3,3"),
         ("4,3,3.5,2,4", 16, "'3.5' is not an integer"),

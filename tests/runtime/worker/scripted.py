@@ -16,7 +16,7 @@ from ssd_jax.runtime.request import Request, SamplingParams
 from ssd_jax.runtime.roles import Moved, News
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.messages import Hello
-from ssd_jax.speculation.fan_out import parse
+from ssd_jax.speculation.fan_out_flag import parse
 
 SLOTS, K, M, N = 2, 3, 6, 2
 PROMPT = 5
