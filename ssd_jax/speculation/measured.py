@@ -56,9 +56,12 @@ class Exponent:
 
     def of(self, ranks: Ranks) -> float:
         """The estimate, within [.3, 3]."""
-        places = [place for place in ranks.looked if place]
-        seen = [(place, ranks.looked[place], ranks.found[place]) for place in places]
-        seen.append((1, self._weight, self._weight / 2))  # (1/2)^1 misses
+        seen = [(1, self._weight, self._weight / 2)]  # (1/2)^1 misses
+        seen += [
+            (place, float(looked), float(ranks.found[place]))
+            for place, looked in ranks.looked.items()
+            if place
+        ]
         low, high = _LEAST, _MOST
         for _ in range(_HALVINGS):
             middle = (low + high) / 2

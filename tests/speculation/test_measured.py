@@ -14,9 +14,9 @@ from tests.speculation.test_fan_out import BUDGETS, LENGTHS
 FINE = 100_000
 
 
-def verified(rng: np.random.Generator, rates: list[float], *, after="hit") -> Verified:
+def verified(rng: np.random.Generator, rates: list[float]) -> Verified:
     kept = rng.random(len(rates)) < rates
-    return Verified(int(np.argmin([*kept, False])), len(rates), after)
+    return Verified(int(np.argmin([*kept, False])), len(rates), "hit")
 
 
 def test_before_anything_is_known_it_is_the_geometric_policy():
