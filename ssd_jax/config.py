@@ -113,7 +113,8 @@ class Config:
     )
     predict: str | None = _field(
         None,
-        "how bonus tokens are predicted: plain is by the draft's law; noise is not built yet",
+        "how mode ssd predicts bonus tokens of sampled requests: plain by the draft's law, noise "
+        "by that and the noise that will draw them; default noise",
         ("plain", "noise"),
     )
     verify: str = _field(
@@ -191,6 +192,11 @@ class Config:
         """What a miss proposes without the draft; None waits for it."""
         return None if self.backup in (None, "draft") else cast("HostKind", self.backup)
 
+    @property
+    def prediction(self) -> str:
+        """How bonus tokens of sampled requests are predicted."""
+        return "noise" if self.predict is None else self.predict
+
     def fan_out_of(self, k: int) -> FanOut:
         """A new fan-out policy for K = k.
 
@@ -256,7 +262,6 @@ class Config:
             "draft_placement": ("inline or process", ("auto", "submesh")),
             "budget": (f"{LEAST_BUDGET} to {MAX_BUDGET}", ("auto",)),
             "backup": ("none, ngram, random or draft", ("auto",)),
-            "predict": ("plain", ("noise",)),
         }
         for name, (instead, values) in later.items():
             if getattr(self, name) in values:

@@ -129,6 +129,10 @@ class BranchDraft:
         """See `roles.BranchingDraft.proposal`."""
         return self._record.proposal
 
+    def confidence(self) -> np.ndarray:
+        """See `roles.BranchingDraft.confidence`."""
+        return np.asarray(self._record.confidence)
+
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
@@ -173,7 +177,8 @@ class BranchDraft:
 
         def wait() -> News:
             packed = np.asarray(news)
-            return News(np.asarray(tokens), packed[..., 0], packed[..., 1], packed[..., 2:])
+            of_tokens = np.split(packed[..., 2:], 2, axis=-1)
+            return News(np.asarray(tokens), packed[..., 0], packed[..., 1], *of_tokens)
 
         return wait
 

@@ -22,11 +22,13 @@ class Found(NamedTuple):
       source: "hit", or the cause of a fallback: "cold" where nothing was prepared, "miss" where
         nothing for this outcome, "late" where what was prepared came too late, or why there was no
         news at all (`roles.Absence`).
+      confidence: the draft's in its tokens, where that is known.
     """
 
     moved: Moved
     length: int
     source: str
+    confidence: tuple[int, ...] = ()
 
     @property
     def after(self) -> After:
@@ -61,6 +63,7 @@ class Speculated:
         self._after: After = "miss"
         self._absent: Absence | None = None  # why there was no news of its branches
         self._prepared: Counter[int] = Counter()  # branches of the record by k
+        self._confidence: tuple[int, ...] = ()  # the draft's in the record's tokens, if known
         self.prompted: Moved | None = None
         """The record that a finished prompt begins with, until the draft has it."""
         self.made = True
@@ -95,7 +98,8 @@ class Speculated:
         )
         if hit is not None and prepared and not hit.used:
             won = dataclasses.replace(moved, winner=hit.entry.row, limit=row.limit)
-            return Found(won, min(len(hit.entry.tokens), row.limit), "hit")
+            length = min(len(hit.entry.tokens), row.limit)
+            return Found(won, length, "hit", hit.entry.confidence)
         # The draft has let the branches of earlier verifications go.
         cause = "late" if hit is not None else "miss" if prepared else "cold"
         cause = self._absent or cause
@@ -108,7 +112,7 @@ class Speculated:
         if accepted == verified.accepted:
             rank = hit.entry.rank if hit is not None and not hit.used else None
             verified = verified._replace(prepared=self._prepared[accepted], rank=rank)
-        self._fan_out.observe(verified)
+        self._fan_out.observe(verified._replace(confidence=self._confidence))
 
     def move(self, found: Found) -> None:
         """Goes on with a record that the draft has."""
@@ -117,10 +121,21 @@ class Speculated:
         self.made, self.prompted = not found.moved.tokens, None
         self._absent = None
         self._prepared.clear()
+        self._confidence = found.confidence[: found.length]
 
     def drafted(self, length: int) -> None:
         """Takes the L of a record that was drafted just in time."""
         self._length = length
+
+    @property
+    def asks_confidence(self) -> bool:
+        """Whether the fan-out would like to know of tokens that were drafted just in time."""
+        drafted = self.made and self._length > len(self._confidence)
+        return drafted and self._fan_out.reads_confidence
+
+    def tell_confidence(self, confidence: Sequence[int]) -> None:
+        """Takes the draft's confidence in the record's tokens."""
+        self._confidence = tuple(confidence[: self._length])
 
     def forks(self) -> tuple[int, ...] | None:
         """F_0..F_L for the record; None where no outcome leaves room for another proposal.
@@ -132,8 +147,8 @@ class Speculated:
         if last < 0:
             return None
         if last == self._length:
-            return self._fan_out.counts(last, self._budget, self._after)
-        most = self._fan_out.counts(last, self._budget - 1, self._after)
+            return self._fan_out.counts(last, self._budget, self._after, self._confidence)
+        most = self._fan_out.counts(last, self._budget - 1, self._after, self._confidence)
         return (*most, *[0] * (self._length - last - 1), 1)
 
     def forwards(self) -> int:
@@ -153,13 +168,15 @@ class Speculated:
         assert self._cache is not None
         ranks = [(k, rank) for k, count in enumerate(forks) for rank in range(count)]
         proposed = news.proposed[self._slot].tolist()
-        bonus, lengths, tokens = (a[self._slot] for a in (news.bonus, news.lengths, news.tokens))
+        arrays = (news.bonus, news.lengths, news.tokens, news.confidence)
+        bonus, lengths, tokens, confidence = (array[self._slot] for array in arrays)
         entries = [
             Entry(
                 row=row,
                 path=(*proposed[:k], int(bonus[row])),
                 rank=rank,
                 tokens=tuple(tokens[row, : lengths[row]].tolist()),
+                confidence=tuple(confidence[row, : lengths[row]].tolist()),
                 complete=True,
             )
             for row, (k, rank) in enumerate(ranks)

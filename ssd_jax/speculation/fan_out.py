@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 After = Literal["hit", "miss"]
 """Where the tokens being verified came from: a prepared branch, or a backup or nothing."""
@@ -32,6 +32,7 @@ class Verified(NamedTuple):
       after: where they came from.
       prepared: bonus tokens that were prepared for this k; 0 where nothing is known of them.
       rank: place of the bonus token among those, from 0; None where it is none of them.
+      confidence: see `FanOut.counts`.
     """
 
     accepted: int
@@ -39,21 +40,31 @@ class Verified(NamedTuple):
     after: After
     prepared: int = 0
     rank: int | None = None
+    confidence: Sequence[int] = ()
 
 
 class FanOut(Protocol):
     """A policy of one sequence, so that its text depends on no other.
 
     It may look at anything but noise and the tokens that a branch will propose.
+
+    Attributes:
+      reads_confidence: whether it looks at the draft's confidence in the proposed tokens.
     """
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
+    reads_confidence: ClassVar[bool]
+
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """F_0..F_L: they sum to `budget`, F_L >= 1, the others may be 0.
 
         Args:
           length: L in 0..K, proposed tokens that are being verified.
           budget: M, at least 1.
           after: where those tokens came from.
+          confidence: the draft's in each of them, as a class of `confidence.EDGES`; empty where
+            nothing is known of it, and where branches are planned before the tokens are drawn.
         """
         ...
 
@@ -66,7 +77,11 @@ class FanOut(Protocol):
 class Uniform:
     """The same for every k; what does not divide goes to the smallest k."""
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
+    reads_confidence: ClassVar[bool] = False
+
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """See `FanOut.counts`."""
         return divide([1.0] * (length + 1), budget)
 
@@ -84,10 +99,14 @@ class Listed:
       hit, miss: K + 1 counts each, the last one at least 1.
     """
 
+    reads_confidence: ClassVar[bool] = False
+
     hit: tuple[int, ...]
     miss: tuple[int, ...]
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """See `FanOut.counts`."""
         listed = self.hit if after == "hit" else self.miss
         return divide([*listed[:length], sum(listed[length:])], budget)
@@ -109,6 +128,8 @@ class Geometric:
       r: exponent of the power law.
     """
 
+    reads_confidence: ClassVar[bool] = False
+
     def __init__(self, *, acceptance: float = FIRST_GUESS, r: float = 1.0) -> None:
         self._r = r
         self._accepted: dict[After, float] = dict.fromkeys(("hit", "miss"), acceptance * WEIGHT)
@@ -118,7 +139,9 @@ class Geometric:
         """The estimate of a, within [.01, .99]."""
         return rate(self._accepted[after], self._judged[after])
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """See `FanOut.counts`."""
         chances = odds([self.acceptance(after)] * length)
         return divide([p ** (1 / (1 + self._r)) for p in chances], budget)

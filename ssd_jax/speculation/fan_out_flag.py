@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ssd_jax.errors import InputError, NotBuiltYetError
+from ssd_jax.errors import InputError
+from ssd_jax.speculation.confidence import Confidence
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, Geometric, Listed, Uniform
 from ssd_jax.speculation.measured import Measured
 
@@ -12,22 +13,22 @@ _POLICIES: dict[str, Callable[[], FanOut]] = {
     "uniform": Uniform,
     "geometric": Geometric,
     "measured": Measured,
+    "confidence": Confidence,
 }
-_LATER = ("confidence",)
 
 
 def parse(text: str, k: int, budget: int) -> FanOut:
     """The policy that a user asks for.
 
     Args:
-      text: uniform, geometric, measured, or K + 1 integers for k = 0..K such as 4,3,3,2,4; a
-        second list after a slash holds where the tokens being verified were no prepared branch.
+      text: uniform, geometric, measured, confidence, or K + 1 integers for k = 0..K such as
+        4,3,3,2,4; a second list after a slash holds where the tokens being verified were no
+        prepared branch.
       k: K, at least 1.
       budget: M; each list sums to it.
 
     Raises:
       InputError: an unknown word, an impossible list or budget.
-      NotBuiltYetError: a policy that has not landed yet.
     """
     if budget < LEAST_BUDGET:
         raise InputError(
@@ -35,8 +36,6 @@ def parse(text: str, k: int, budget: int) -> FanOut:
         )
     if text in _POLICIES:
         return _POLICIES[text]()
-    if text in _LATER:
-        raise NotBuiltYetError(f"fan_out = {text!r}", f"{', '.join(_POLICIES)} or a list")
     example = ",".join(map(str, Uniform().counts(k, budget, "hit")))
     if "," not in text:
         raise InputError(

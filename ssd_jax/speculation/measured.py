@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from ssd_jax.speculation.fan_out import (
     FIRST_GUESS,
@@ -94,6 +95,8 @@ class Measured:
       weight: how many observations each guess is worth.
     """
 
+    reads_confidence: ClassVar[bool] = False
+
     def __init__(self, *, acceptance: float = FIRST_GUESS, weight: float = WEIGHT) -> None:
         self._guess, self._weight = acceptance, weight
         self._accepted: defaultdict[After, Counter[int]] = defaultdict(Counter)  # by place
@@ -120,13 +123,15 @@ class Measured:
             ]
         )
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """See `FanOut.counts`."""
         return divide([p ** (1 / (1 + self.r)) for p in self.odds(length, after)], budget)
 
     def observe(self, verified: Verified) -> None:
         """See `FanOut.observe`."""
-        accepted, length, after, prepared, rank = verified
+        accepted, length, after, prepared, rank, _ = verified
         self._accepted[after].update(range(accepted))
         self._judged[after].update(range(min(accepted + 1, length)))
         self._ranks.observe(prepared, rank)

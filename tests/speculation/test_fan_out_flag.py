@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.errors import InputError, NotBuiltYetError
+from ssd_jax.errors import InputError
+from ssd_jax.speculation.confidence import Confidence
 from ssd_jax.speculation.fan_out import Geometric, Uniform
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.measured import Measured
@@ -36,12 +37,7 @@ def test_words_name_policies():
     assert isinstance(parse("uniform", 4, 16), Uniform)
     assert isinstance(parse("geometric", 4, 16), Geometric)
     assert isinstance(parse("measured", 4, 16), Measured)
-
-
-@pytest.mark.parametrize("word", ["confidence"])
-def test_policies_to_come_are_named_as_such(word):
-    with pytest.raises(NotBuiltYetError, match=f"fan_out = '{word}' is not built yet; use uniform"):
-        parse(word, 4, 16)
+    assert isinstance(parse("confidence", 4, 16), Confidence)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +46,9 @@ def test_policies_to_come_are_named_as_such(word):
         (
             "unifrom",
             16,
-            "is unknown; give uniform, geometric, measured, or 5 integers .* 4,3,3,3,3",
+            "is unknown; give uniform, geometric, measured, confidence, or 5 integers .* 4,3,3,3,3",
         ),
-        ("16", 16, "is unknown; give uniform, geometric, measured, or 5 integers"),
+        ("16", 16, "is unknown; give uniform, geometric, measured, confidence, or 5 integers"),
         ("", 16, "is unknown"),
         ("4,3,x,2,4", 16, "'x' is not an integer; give a list such as 4,3,3,3,3"),
         ("4,3,3.5,2,4", 16, "'3.5' is not an integer"),
@@ -75,7 +71,6 @@ def test_policies_to_come_are_named_as_such(word):
 def test_an_impossible_fan_out_is_refused_with_its_remedy(text, budget, complaint):
     with pytest.raises(InputError, match=complaint) as refused:
         parse(text, 4, budget)
-    assert not isinstance(refused.value, NotBuiltYetError)
     assert f"fan_out = {text!r}" in str(refused.value)
 
 

@@ -26,6 +26,7 @@ from ssd_jax.runtime.worker.messages import (
     Welcome,
     Winner,
 )
+from ssd_jax.speculation.confidence import UNKNOWN
 
 
 class GrowingDraft(BranchingDraft, Protocol):
@@ -184,7 +185,7 @@ class Session:
             draft.draft(limits, lowered=lowered)
         wanted = [move for move in moves if move.draft or (move.sampled and move.winner >= 0)]
         if wanted:
-            yield _winner(message.number, wanted, draft.proposal())
+            yield _winner(message.number, wanted, draft.proposal(), draft.confidence())
 
     def _expand(
         self, draft: GrowingDraft, number: int, expand: Expand, lowered: np.ndarray
@@ -228,7 +229,7 @@ def _int32(values: list[int]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def _winner(number: int, wanted: list[Move], proposal: Any) -> Winner:
+def _winner(number: int, wanted: list[Move], proposal: Any, confidence: np.ndarray) -> Winner:
     rows = _int32([move.slot for move in wanted])
     sampled = [move.slot for move in wanted if move.sampled]
     return Winner(
@@ -237,6 +238,7 @@ def _winner(number: int, wanted: list[Move], proposal: Any) -> Winner:
         epochs=_int32([move.epoch for move in wanted]),
         lengths=np.asarray(proposal.length)[rows],
         tokens=np.asarray(proposal.tokens)[rows],
+        confidence=confidence[rows],
         sampled=tuple(sampled),
         support=np.asarray(proposal.support)[sampled],
         q=np.asarray(proposal.q)[sampled],
@@ -246,11 +248,13 @@ def _winner(number: int, wanted: list[Move], proposal: Any) -> Winner:
 def no_news(about: Hello) -> News:
     """No branches."""
     shape = about.slots, about.branches
+    of_tokens = (*shape, about.k)
     return News(
         np.zeros((about.slots, about.k), np.int32),
         np.full(shape, -1, np.int32),
         np.zeros(shape, np.int32),
-        np.zeros((*shape, about.k), np.int32),
+        np.zeros(of_tokens, np.int32),
+        np.full(of_tokens, UNKNOWN, np.int32),
     )
 
 
@@ -264,4 +268,5 @@ def _speculations(number: int, forks: list[Any], news: News, *, complete: bool) 
         bonus=news.bonus[rows],
         lengths=news.lengths[rows],
         tokens=news.tokens[rows],
+        confidence=news.confidence[rows],
     )

@@ -16,6 +16,7 @@ from ssd_jax.runtime.request import Request, SamplingParams
 from ssd_jax.runtime.roles import Moved, News
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.messages import Hello
+from ssd_jax.speculation.confidence import UNKNOWN
 from ssd_jax.speculation.fan_out_flag import parse
 
 SLOTS, K, M, N = 2, 3, 6, 2
@@ -154,6 +155,9 @@ class ScriptedDraft:
         if len(branch.tokens) < K:
             branch.tokens.append(said_at(at) if at % 7 else 2)  # wrong at each seventh position
 
+    def confidence(self) -> np.ndarray:
+        return np.full((SLOTS, K), UNKNOWN, np.int32)
+
     def announced(self) -> Callable[[], News]:
         shape = SLOTS, M
         news = News(
@@ -161,6 +165,7 @@ class ScriptedDraft:
             np.full(shape, -1, np.int32),
             np.zeros(shape, np.int32),
             np.zeros((*shape, K), np.int32),
+            np.full((*shape, K), UNKNOWN, np.int32),
         )
         for slot, branches in self._branches.items():
             for row, branch in enumerate(branches):
