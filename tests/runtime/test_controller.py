@@ -174,6 +174,57 @@ def test_branches_that_were_not_heard_of_are_not_observed_as_prepared():
     assert {observed[3:] for observed in policy.observed} == {(0, None)}
 
 
+class Confident(Told):
+    """Notes the confidence that it was given, by the record's length."""
+
+    reads_confidence = True
+
+    def __init__(self, **lists):
+        super().__init__(**lists)
+        self._counts, self.given = self.counts, []
+        self.counts = self.noting
+
+    def noting(self, length, budget, after, confidence=()):
+        self.given.append((length, tuple(confidence)))
+        return self._counts(length, budget, after)
+
+    def observe(self, verified):
+        self.observed.append((verified.length, tuple(verified.confidence)))
+
+
+@pytest.mark.parametrize("backup", ["draft", "ngram"])
+def test_a_fan_out_is_told_the_drafts_confidence_in_the_tokens_under_verification(backup):
+    """Of branches with their news, of just-in-time drafts when asked for; of host tokens never."""
+    policy = Confident(hit=(2, 1, 1, 2), miss=(2, 1, 1, 2))
+    output, parts = write(
+        fan_out=policy,
+        budget=6,
+        backup=backup,
+        rank=lambda prompt, position: None if position % 4 == 1 else 0,
+        confidence=lambda position: position % 8,
+    )
+    assert output.text == LONG
+    expected, drafts = [], 0
+    for rows, drafted in parts.controller.rounds:
+        begin, length = rows[0].position + 1, int(drafted.lengths[0])
+        known = drafted.sources[0] == "hit" or backup == "draft"
+        confidence = [at % 8 for at in range(begin, begin + length)] if known else []
+        expected.append((length, tuple(confidence)))
+        drafts += drafted.sources[0] != "hit" and length > 0
+    assert policy.observed == [(0, ()), *expected][: len(policy.observed)]
+    planned = (3, ())  # D of Saguaro sampling is planned before there are tokens
+    assert {each for each in policy.given if each[0] == 3} <= {*expected, planned}
+    assert sum(each in expected and each != planned for each in policy.given) > 5
+    assert drafts > 0
+    assert parts.draft.calls.count("confidence") == (drafts if backup == "draft" else 0)
+
+
+def test_confidence_is_asked_for_only_where_the_fan_out_reads_it():
+    _, parts = write(fan_out="measured", budget=6, backup="draft", rank=only(3, 6))
+    assert "draft" in parts.draft.calls
+    assert "confidence" not in parts.draft.calls
+
+
 def test_lowered_are_the_planned_branches_and_one_at_every_place():
     policy = Listed(hit=(3, 0, 1, 2), miss=(0, 0, 0, 6))
     _, parts = write(fan_out=policy, budget=6, draft_k=5, backup="draft", rank=only(3, 6))
