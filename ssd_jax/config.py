@@ -97,8 +97,8 @@ class Config:
         None,
         "how mode ssd divides its branches over the numbers of accepted tokens: uniform, "
         "geometric (learns one acceptance rate), measured (one for each place, and how fast misses "
-        "become rarer), confidence (by the draft's probabilities of its tokens), or a list of k + 1 numbers such as 4,3,3,2,4 (after a slash: after a "
-        "miss); default geometric",
+        "become rarer), confidence (by the draft's probabilities of its tokens), or a list of "
+        "k + 1 numbers such as 4,3,3,2,4 (after a slash: after a miss); default geometric",
     )
     saguaro_c: float | None = _field(
         None,

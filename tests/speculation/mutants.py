@@ -114,7 +114,13 @@ EXPERIMENTS = {
         scenario=Scenario(target=TARGET, draft=DRAFT, settings=({"presence_penalty": 1.0},))
     ),
     "late q": Experiment(scenario=Scenario(target=TARGET, draft=DRAFT, serve=half_late)),
-    "Saguaro sampling": Experiment(scenario=Scenario(target=TARGET, draft=DRAFT, lowered=2)),
+    "Saguaro sampling": Experiment(
+        scenario=Scenario(
+            target=np.array([(0.02, 0.27, 0.14, 0.57)] * 4),
+            draft=np.array([(0.53, 0.24, 0.15, 0.08)] * 4),
+            lowered=1,
+        )
+    ),
     "greedy beside sampled": Experiment(
         scenario=Scenario(target=TARGET, draft=DRAFT, settings=({"temperature": 0.0}, {}))
     ),
