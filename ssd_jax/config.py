@@ -13,7 +13,8 @@ from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.cores import Cores
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
 from ssd_jax.speculation.backup import KINDS, Kind
-from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, parse
+from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
+from ssd_jax.speculation.fan_out_flag import parse
 
 MODES = ("ar", "sd", "ssd", "auto")
 DEFAULT_CONTEXT = 2048
@@ -95,8 +96,9 @@ class Config:
     fan_out: str | None = _field(
         None,
         "how mode ssd divides its branches over the numbers of accepted tokens: uniform, "
-        "geometric, or a list of k + 1 numbers such as 4,3,3,2,4 (after a slash: after a miss); "
-        "default geometric",
+        "geometric (learns one acceptance rate), measured (one for each place, and how fast misses "
+        "become rarer), confidence (by the draft's probabilities of its tokens), or a list of "
+        "k + 1 numbers such as 4,3,3,2,4 (after a slash: after a miss); default geometric",
     )
     saguaro_c: float | None = _field(
         None,
@@ -111,7 +113,8 @@ class Config:
     )
     predict: str | None = _field(
         None,
-        "how bonus tokens are predicted: plain is by the draft's law; noise is not built yet",
+        "how mode ssd predicts bonus tokens of sampled requests: plain by the draft's law, noise "
+        "by that and the noise that will draw them; default noise",
         ("plain", "noise"),
     )
     verify: str = _field(
@@ -196,6 +199,11 @@ class Config:
         """What a miss of mode ssd proposes."""
         return cast("Kind", self.backup or "auto")
 
+    @property
+    def prediction(self) -> str:
+        """How bonus tokens of sampled requests are predicted."""
+        return "noise" if self.predict is None else self.predict
+
     def fan_out_of(self, k: int) -> FanOut:
         """A new fan-out policy for K = k.
 
@@ -260,7 +268,6 @@ class Config:
         later = {
             "draft_placement": ("inline or process", ("auto", "submesh")),
             "budget": (f"{LEAST_BUDGET} to {MAX_BUDGET}", ("auto",)),
-            "predict": ("plain", ("noise",)),
         }
         for name, (instead, values) in later.items():
             if getattr(self, name) in values:

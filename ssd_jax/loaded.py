@@ -147,6 +147,8 @@ def load(
         rule=config.verify,
         branches=config.branches,
         saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
+        predict=config.prediction,
+        confident=config.fan_out == "confidence",
     )
     elsewhere = config.draft_placement == "process"
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
@@ -231,6 +233,8 @@ def _worker_settings(
         dtype=config.draft_dtype or config.dtype,
         support=drafting.support,
         saguaro_c=drafting.saguaro_c,
+        predict=drafting.predict,
+        confident=drafting.confident,
         draft_temperature=config.draft_temperature,
         compile_cache=None if cache == "off" else str(compile_cache(cache)),
         cores=cores,

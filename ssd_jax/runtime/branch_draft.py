@@ -131,6 +131,10 @@ class BranchDraft:
         """See `roles.BranchingDraft.proposal`."""
         return self._record.proposal
 
+    def confidence(self) -> np.ndarray:
+        """See `roles.BranchingDraft.confidence`."""
+        return np.asarray(self._record.confidence)
+
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
@@ -177,8 +181,9 @@ class BranchDraft:
 
         def wait() -> News:
             packed = np.asarray(news)
-            bonus, lengths, said = packed[..., 0], packed[..., 1], packed[..., 2:]
-            return News(np.asarray(tokens), bonus, lengths, said, forwards)
+            said, confidence = np.split(packed[..., 2:], 2, axis=-1)
+            bonus, lengths = packed[..., 0], packed[..., 1]
+            return News(np.asarray(tokens), bonus, lengths, said, confidence, forwards)
 
         return wait
 

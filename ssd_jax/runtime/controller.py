@@ -132,6 +132,11 @@ class Controller:
         """See `roles.Drafter.speculate`."""
         if any(each.prompted for each in self._slots.values()):
             self._move({})
+        asking = {slot: each for slot, each in self._live.items() if each.asks_confidence}
+        if asking:
+            confidence = self._draft.confidence()
+            for slot, each in asking.items():
+                each.tell_confidence(confidence[slot].tolist())
         expanded = {
             slot: (each, forks)
             for slot, each in self._live.items()

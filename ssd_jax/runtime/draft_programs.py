@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.runtime import passes
 from ssd_jax.runtime.passes import Job, Name
@@ -34,6 +35,9 @@ class Drafting:
       rule: the verification's, "ratio" or "coupled"; coupled proposals ship no q.
       branches: M, most branches a sequence; 0 where none are made.
       saguaro_c: C of Saguaro sampling; 1 is plain sampling.
+      predict: how bonus tokens of sampled rows are ranked: "plain" by the draft's law, "noise" by
+        the noise of their verification as well.
+      confident: whether draws report the draft's probability of their tokens.
     """
 
     k: int
@@ -41,15 +45,19 @@ class Drafting:
     rule: str
     branches: int = 0
     saguaro_c: float = 1.0
+    predict: str = "plain"
+    confident: bool = False
 
     def candidates(self, vocab: int) -> int:
         """W: enough for all branches to be of one k, whose drafted token is no candidate."""
         return min(self.branches + 1, vocab) if self.branches else 0
 
-    def empty(self, rows: int, vocab: int) -> Record:
-        """Idle records."""
+    def empty(self, rows: int, model: ModelConfig) -> Record:
+        """Idle records of a model."""
+        vocab = model.vocab_size
         support = 1 if self.rule == "coupled" else min(self.support, vocab)
-        return record.empty(rows, self.k, support, self.candidates(vocab))
+        hidden = model.hidden_size if self.branches and self.predict == "noise" else 0
+        return record.empty(rows, self.k, support, self.candidates(vocab), hidden)
 
     def draw(
         self,
@@ -75,6 +83,7 @@ class Drafting:
             rule=self.rule,
             candidates=self.candidates(vocab),
             saguaro=Saguaro(self.saguaro_c, lowered) if self.saguaro_c < 1 else None,
+            confident=self.confident,
         )
         if self.rule == "coupled":  # its verification looks at no q
             token = drawn.token[:, None]
@@ -156,7 +165,7 @@ class DraftPrograms:
 
     def new_record(self) -> Record:
         """Idle records of every slot."""
-        return self.drafting.empty(self.slots, self.model.config.vocab_size)
+        return self.drafting.empty(self.slots, self.model.config)
 
     def _start_job(self) -> Job:
         def start(
@@ -256,7 +265,7 @@ class DraftPrograms:
             lowered[:, index],
             tokens=self.tokens,
         )
-        return record.put(into, drawn, place, live)
+        return record.put(into, drawn, hidden, place, live)
 
     def _state_structs(self):
         return (

@@ -16,6 +16,7 @@ a scratch of K tokens a branch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from ssd_jax.runtime.draft_programs import DraftPrograms
 from ssd_jax.runtime.expansion import Expansion, Move, no_moves
 from ssd_jax.runtime.passes import Job, Name
 from ssd_jax.runtime.rows import SamplingRows
-from ssd_jax.speculation import branching, drafting, history, record
+from ssd_jax.speculation import branching, drafting, history, prediction, record
 from ssd_jax.speculation.history import History
 from ssd_jax.speculation.proposal import as_point_mass_where
 from ssd_jax.speculation.record import Record
@@ -42,8 +43,9 @@ class ExpansionPrograms:
     With B slots, M branches, K tokens:
     `expand`: (parameters, pages, scratch, history, record, counts [B, K + 1], lowered [B, K],
     sampling) -> pages, scratch, expansion, news. `counts` are the fan-outs F_0..F_L, `lowered` the
-    D of Saguaro sampling at each place of the branches' proposals. `news` [B, M, K + 2] int32 tells
-    the host of every branch its bonus token (-1: no branch), how many tokens it has, and those.
+    D of Saguaro sampling at each place of the branches' proposals. `news` [B, M, 2 K + 2] int32
+    tells the host of every branch its bonus token (-1: no branch), how many tokens it has, those,
+    and the draft's confidence in them.
     `grow`: (parameters, pages, scratch, history, expansion, lowered, sampling) -> pages, scratch,
     expansion, news.
     `promote`: (pages, scratch, history, expansion, Move) -> pages, history, record.
@@ -75,7 +77,7 @@ class ExpansionPrograms:
         """No branches."""
         rows = self.base.slots * self.branches
         path = jnp.full((rows, self._k + 1), -1, jnp.int32)
-        return Expansion(self.base.drafting.empty(rows, self._vocab), path)
+        return Expansion(self.base.drafting.empty(rows, self._model.config), path)
 
     def _expand_job(self) -> Job:
         def expand(
@@ -91,7 +93,16 @@ class ExpansionPrograms:
             length = jnp.asarray(kept.proposal.length)
             forks = branching.forks(counts, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
-            bonus = branching.before_last(kept, forks)
+            places = jnp.broadcast_to(jnp.arange(self._k), (self.base.slots, self._k))
+            ranked = self._ranked(
+                lambda: passes.logits(self._model, parameters, kept.hidden),
+                kept,
+                places,
+                kept.candidates,
+                heard,
+                sampling,
+            )
+            bonus = branching.before_last(kept._replace(candidates=ranked), forks)
             tail = (forks.k == length[:, None]) & (forks.rank == 0)
             position = kept.start[:, None] + jnp.where(tail, length[:, None], forks.k + 1)
             index = jnp.maximum(length - 1, 0)[:, None]
@@ -114,12 +125,19 @@ class ExpansionPrograms:
             grown = self.new_expansion().records._replace(
                 start=position.reshape(-1), pending=bonus.reshape(-1)
             )
+            logits = passes.logits(self._model, parameters, hidden)
             grown, c = self._draw(
-                parameters, hidden, heard, Expansion(grown, path), lowered, sampling, forked
+                logits, hidden, heard, Expansion(grown, path), lowered, sampling, forked
             )
             at_tail = jnp.argmax(tail, axis=1)[:, None, None]
-            c_last = c.reshape(*tail.shape, -1)
-            c_last = jnp.take_along_axis(c_last, at_tail, axis=1)[:, 0]
+            c_last = self._ranked(
+                lambda: jnp.take_along_axis(logits, at_tail, axis=1),
+                kept,
+                length[:, None],
+                jnp.take_along_axis(c.reshape(*tail.shape, -1), at_tail, axis=1),
+                heard,
+                sampling,
+            )[:, 0]
             bonus = jnp.where(forked, bonus, branching.after_last(c_last, kept, forks))
             # Branches of k = L begin behind s_L, which the tail has just run.
             start = kept.start[:, None] + forks.k + 1
@@ -164,8 +182,9 @@ class ExpansionPrograms:
                 written=jnp.full(shape, -1),
                 depth=jnp.where(live, length, -1).reshape(shape),
             )
+            logits = passes.logits(self._model, parameters, hidden)
             records, _ = self._draw(
-                parameters, hidden, heard, expansion, lowered, sampling, live.reshape(shape)
+                logits, hidden, heard, expansion, lowered, sampling, live.reshape(shape)
             )
             expansion = expansion._replace(records=records)
             return pages, scratch, expansion, self._news(expansion)
@@ -246,8 +265,10 @@ class ExpansionPrograms:
                 tokens=self.base.tokens,
                 count=self.base.drafting.candidates(self._vocab),
             ).reshape(kept.candidates.shape)
-            candidates = jnp.where(live[:, :, None], found, kept.candidates)
-            return pages, kept._replace(candidates=candidates)
+            live = live[:, :, None]
+            candidates = jnp.where(live, found, kept.candidates)
+            states = jnp.where(live, hidden[..., : kept.hidden.shape[2]], kept.hidden)
+            return pages, kept._replace(candidates=candidates, hidden=states)
 
         state = self._state_structs()
         arguments = (
@@ -292,9 +313,45 @@ class ExpansionPrograms:
         assert grown is not None
         return hidden, pages, grown
 
+    def _ranked(
+        self,
+        read: Callable[[], jax.Array],
+        kept: Record,
+        before: jax.Array,
+        plain: jax.Array,
+        heard: History,
+        sampling: Sampling,
+    ) -> jax.Array:
+        """Candidates [B, n, W] for the bonus tokens after `before` [B, n] proposed ones.
+
+        Args:
+          read: gives the logits there, [B, n, V].
+          plain: [B, n, W] likeliest tokens there: what greedy rows get, and all without noise.
+        """
+        if self.base.drafting.predict == "plain":
+            return plain
+        hot = sampling.temperature > 0
+        row = jnp.repeat(jnp.arange(self.base.slots), before.shape[1])
+        count = before.reshape(-1)
+
+        def by_noise() -> jax.Array:
+            found = prediction.by_noise(
+                read().reshape(-1, self._vocab),
+                sampling_of(sampling, row),
+                kept.start[row],
+                count,
+                lambda: history.in_flight(heard, jnp.asarray(kept.proposal.tokens), row, count),
+                tokens=self.base.tokens,
+                count=plain.shape[2],
+                rule=self.base.drafting.rule,
+            )
+            return jnp.where(hot[:, None, None], found.reshape(plain.shape), plain)
+
+        return jax.lax.cond(jnp.any(hot), by_noise, lambda: plain)
+
     def _draw(
         self,
-        parameters: Parameters,
+        logits: jax.Array,
         hidden: jax.Array,
         heard: History,
         expansion: Expansion,
@@ -302,7 +359,9 @@ class ExpansionPrograms:
         sampling: Sampling,
         live: jax.Array,
     ) -> tuple[Record, jax.Array]:
-        """Draws the next token of every branch from hidden [B, M, hidden], for the live ones.
+        """Draws the next token of every branch from logits [B, M, V], for the live ones.
+
+        `hidden` [B, M, hidden] is what they were read from.
 
         Returns: the records [B * M], and the candidates [B * M, W] of all, the tail's among them.
         """
@@ -317,7 +376,7 @@ class ExpansionPrograms:
             return history.add_output(jax.tree.map(lambda array: array[row], heard), both)
 
         drawn = self.base.drafting.draw(
-            passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
+            logits.reshape(-1, self._vocab),
             sampling_of(sampling, row),
             records.start,
             place,
@@ -325,14 +384,16 @@ class ExpansionPrograms:
             lowered[row, jnp.minimum(place, self._k - 1)],
             tokens=self.base.tokens,
         )
-        records = record.put(records, drawn, place, live)
+        states = hidden.reshape(-1, hidden.shape[-1])
+        records = record.put(records, drawn, states, place, live)
         proposal = records.proposal._replace(length=place + live)
         return records._replace(proposal=proposal), drawn.candidates
 
     def _news(self, expansion: Expansion) -> jax.Array:
         records = expansion.records
         head = jnp.stack([expansion.path[:, -1], jnp.asarray(records.proposal.length)], axis=1)
-        told = jnp.concatenate([head, jnp.asarray(records.proposal.tokens)], axis=1)
+        tokens = jnp.asarray(records.proposal.tokens)
+        told = jnp.concatenate([head, tokens, records.confidence], axis=1)
         return told.reshape(self.base.slots, self.branches, -1)
 
     def _state_structs(self) -> tuple[Any, ...]:

@@ -187,6 +187,7 @@ class News(NamedTuple):
       bonus: [B, M] int32, bonus token of each branch's outcome; -1 is no branch.
       lengths: [B, M] int32, tokens so far.
       tokens: [B, M, K] int32.
+      confidence: [B, M, K] int32, the draft's in each token; see `speculation.confidence`.
       forwards: how many have made them.
     """
 
@@ -194,6 +195,7 @@ class News(NamedTuple):
     bonus: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
+    confidence: np.ndarray
     forwards: int
 
 
@@ -237,6 +239,10 @@ class BranchingDraft(Protocol):
 
     def proposal(self) -> Any:
         """The records' proposals, for the target."""
+        ...
+
+    def confidence(self) -> np.ndarray:
+        """Waits for the draft's confidence in tokens drafted just in time [B, K]; -1 is unknown."""
         ...
 
     def expand(

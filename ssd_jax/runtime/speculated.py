@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ssd_jax.runtime.roles import Absence, DraftRow, Look, Moved, News
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.cache import Entry, SpeculationCache
-from ssd_jax.speculation.fan_out import After, FanOut
+from ssd_jax.speculation.fan_out import After, FanOut, Verified
 from ssd_jax.speculation.pace import Acceptance
 
 
@@ -24,6 +24,7 @@ class Found(NamedTuple):
         news at all (`roles.Absence`).
       look: for the metrics; None where the outcome was told before.
       more: tokens that a hit will have beyond these, if it is waited for.
+      confidence: the draft's in its tokens, where that is known.
     """
 
     moved: Moved
@@ -31,6 +32,7 @@ class Found(NamedTuple):
     source: str
     look: Look | None = None
     more: int = 0
+    confidence: tuple[int, ...] = ()
 
     @property
     def after(self) -> After:
@@ -71,6 +73,7 @@ class Speculated:
         self._looked: int | None = None  # its k, if it was a new one
         self._absent: Absence | None = None  # why there was no news of its branches
         self._branches: list[Entry] = []  # as far as there was news
+        self._confidence: tuple[int, ...] = ()  # the draft's in the record's tokens, if known
         self.prompted: Moved | None = None
         """The record that a finished prompt begins with, until the draft has it."""
         self.made = True
@@ -91,12 +94,10 @@ class Speculated:
         self._prepared, self._looked = self._cache.prepared(self._start), None
         if new := _last(row.committed, row.position - self._taken):
             self._looked = min(len(new) - 1, self.length)
-            if self.length:
-                self._fan_out.observe(self._looked, self.length, self.after)
-                self._acceptance.observe(self._looked, self.length)
             self._backup.extend(new)
             self._cache.advance(new)
             self._taken, self._room = row.position, row.room
+            self._learn(len(new) - 1)
 
     def look_up(self, row: DraftRow) -> Found:
         """Matches the committed tokens, all of them taken, against the branches."""
@@ -112,7 +113,8 @@ class Speculated:
             won = dataclasses.replace(moved, winner=hit.entry.row, limit=row.limit)
             length = min(len(hit.entry.tokens), row.limit)
             more = min(self._most(hit.entry.k), row.limit) - length
-            return Found(won, length, "hit", self._look(hit.entry.rank, length), max(more, 0))
+            look = self._look(hit.entry.rank, length)
+            return Found(won, length, "hit", look, max(more, 0), hit.entry.confidence)
         # The draft has let the branches of earlier verifications go.
         cause = "late" if hit is not None else "miss" if self._prepared else "cold"
         cause = self._absent or cause
@@ -135,16 +137,40 @@ class Speculated:
         made = sum(len(entry.tokens) for entry in self._branches)
         return Look(k, sum(entry.k == k for entry in self._branches), rank, made - used)
 
+    def _learn(self, accepted: int) -> None:
+        """Learns what became of the record, and of the branches that were prepared for it."""
+        assert self._cache is not None
+        hit = self._cache.find() if self._prepared else None
+        verified = Verified(min(accepted, self.length), self.length, self.after)
+        if self.length:
+            self._acceptance.observe(verified.accepted, self.length)
+        if accepted == verified.accepted:
+            prepared = sum(entry.k == accepted for entry in self._branches)
+            rank = hit.entry.rank if hit is not None and not hit.used else None
+            verified = verified._replace(prepared=prepared, rank=rank)
+        self._fan_out.observe(verified._replace(confidence=self._confidence))
+
     def move(self, found: Found) -> None:
         """Goes on with a record that the draft has."""
         self._start = self._told = found.moved.position
         self.length, self.after = found.length, found.after
         self.made, self.prompted = not found.moved.tokens, None
         self._absent, self._branches = None, []
+        self._confidence = found.confidence[: found.length]
 
     def drafted(self, length: int) -> None:
         """Takes the L of a record that was drafted just in time."""
         self.length = length
+
+    @property
+    def asks_confidence(self) -> bool:
+        """Whether the fan-out would like to know of tokens that were drafted just in time."""
+        drafted = self.made and self.length > len(self._confidence)
+        return drafted and self._fan_out.reads_confidence
+
+    def tell_confidence(self, confidence: Sequence[int]) -> None:
+        """Takes the draft's confidence in the record's tokens."""
+        self._confidence = tuple(confidence[: self.length])
 
     def forks(self) -> tuple[int, ...] | None:
         """F_0..F_L for the record; None where no outcome leaves room for another proposal.
@@ -156,8 +182,8 @@ class Speculated:
         if last < 0:
             return None
         if last == self.length:
-            return self._fan_out.counts(last, self._budget, self.after)
-        most = self._fan_out.counts(last, self._budget - 1, self.after)
+            return self._fan_out.counts(last, self._budget, self.after, self._confidence)
+        most = self._fan_out.counts(last, self._budget - 1, self.after, self._confidence)
         return (*most, *[0] * (self.length - last - 1), 1)
 
     def forwards(self) -> int:
@@ -181,13 +207,15 @@ class Speculated:
         assert self._cache is not None
         ranks = [(k, rank) for k, count in enumerate(forks) for rank in range(count)]
         proposed = news.proposed[self._slot].tolist()
-        bonus, lengths, tokens = (a[self._slot] for a in (news.bonus, news.lengths, news.tokens))
+        arrays = (news.bonus, news.lengths, news.tokens, news.confidence)
+        bonus, lengths, tokens, confidence = (array[self._slot] for array in arrays)
         entries = [
             Entry(
                 row=row,
                 path=(*proposed[:k], int(bonus[row])),
                 rank=rank,
                 tokens=tuple(tokens[row, : lengths[row]].tolist()),
+                confidence=tuple(confidence[row, : lengths[row]].tolist()),
                 complete=news.forwards >= self._planned,
             )
             for row, (k, rank) in enumerate(ranks)

@@ -23,6 +23,7 @@ class Entry:
       rank: place of t* among the bonus tokens prepared for this k, from 0.
       tokens: what it proposes, as far as known.
       complete: no more tokens will come.
+      confidence: the draft's in each of them; see `fan_out.FanOut.counts`.
     """
 
     row: int
@@ -30,6 +31,7 @@ class Entry:
     rank: int = 0
     tokens: tuple[int, ...] = ()
     complete: bool = False
+    confidence: tuple[int, ...] = ()
 
     @property
     def k(self) -> int:

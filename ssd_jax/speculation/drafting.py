@@ -12,8 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.kernels.row_sum import row_sum
 from ssd_jax.kernels.rows import first_best, largest, map_rows
 from ssd_jax.speculation import keys
+from ssd_jax.speculation.confidence import EDGES, UNKNOWN
 from ssd_jax.speculation.history import Heard
 from ssd_jax.speculation.keys import Purpose
 from ssd_jax.speculation.probs import allowed_logits, likeliest_probs, sampled_probs
@@ -29,12 +31,14 @@ class Draw(NamedTuple):
       support: [B, N] int32 ids, padded with -1.
       q: [B, N] float32 probabilities the token was drawn with; a point mass for greedy rows.
       candidates: [B, W] int32, the likeliest tokens before Saguaro sampling, for branches.
+      confidence: [B] int32, class of the draft's probability of the token (`confidence.EDGES`).
     """
 
     token: jax.Array
     support: jax.Array
     q: jax.Array
     candidates: jax.Array
+    confidence: jax.Array
 
 
 class Saguaro(NamedTuple):
@@ -61,6 +65,7 @@ def draw(
     rule: str = "ratio",
     candidates: int = 0,
     saguaro: Saguaro | None = None,
+    confident: bool = False,
 ) -> Draw:
     """Draws the token that follows `step` proposed ones.
 
@@ -76,6 +81,8 @@ def draw(
       rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.
       candidates: W, how many of the likeliest tokens to report.
       saguaro: of sampled rows; None leaves q alone.
+      confident: whether to report the draft's probability of the token: of its law before Saguaro
+        sampling, in greedy rows at temperature 1.
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
@@ -89,6 +96,7 @@ def draw(
         jnp.where(first, best[:, None], -1),
         jnp.broadcast_to(first.astype(jnp.float32), (best.shape[0], support)),
         likeliest,
+        _greedy_confidence(allowed) if confident else jnp.full_like(best, UNKNOWN),
     )
 
     def sampled() -> Draw:
@@ -97,6 +105,7 @@ def draw(
             ids = jnp.broadcast_to(jnp.arange(support, dtype=jnp.int32), q.shape)
         else:
             q, ids = likeliest_probs(allowed, support, sampling)
+        before = q
         if saguaro is not None:
             q = lower(q, ids, likeliest, saguaro.lowered, saguaro.c)
         if rule == "coupled":
@@ -107,11 +116,15 @@ def draw(
         chosen = jnp.argmax(jnp.log(q) + noise, axis=-1)[:, None]
         token = jnp.take_along_axis(ids, chosen, axis=-1)[:, 0].astype(jnp.int32)
         hot = sampling.temperature > 0
+        told = greedy.confidence
+        if confident:
+            told = jnp.where(hot, _class(jnp.take_along_axis(before, chosen, axis=-1)[:, 0]), told)
         return Draw(
             jnp.where(hot, token, greedy.token),
             jnp.where(hot[:, None], jnp.where(q > 0, ids, -1), greedy.support),
             jnp.where(hot[:, None], q, greedy.q),
             likeliest,
+            told,
         )
 
     return jax.lax.cond(jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
@@ -131,6 +144,15 @@ def candidates(
     Other arguments as `draw`.
     """
     return _candidates(allowed_logits(logits, sampling, position, heard, tokens), count)
+
+
+def _greedy_confidence(allowed: jax.Array) -> jax.Array:
+    best = jnp.max(allowed, axis=-1, keepdims=True)
+    return _class(1 / row_sum(jnp.exp(allowed - best))[:, 0])
+
+
+def _class(probability: jax.Array) -> jax.Array:
+    return jnp.sum(probability[:, None] >= jnp.array(EDGES), axis=-1, dtype=jnp.int32)
 
 
 def _candidates(allowed: jax.Array, count: int) -> jax.Array:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, Protocol
-
-from ssd_jax.errors import InputError, NotBuiltYetError
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 After = Literal["hit", "miss"]
 """Where the tokens being verified came from: a prepared branch, or a backup or nothing."""
@@ -19,26 +17,59 @@ After = Literal["hit", "miss"]
 LEAST_BUDGET = 2
 """Branches a sequence needs: one for k = L, and one for anything else."""
 
-_LATER = ("measured", "confidence")
-_FIRST_GUESS, _WEIGHT = 0.8, 8.0  # the acceptance rate before anything is known, worth 8 tokens
+FIRST_GUESS, WEIGHT = 0.8, 8.0
+"""The acceptance rate before anything is known, and the number of tokens that it is worth."""
+
 _LIMITS = (0.01, 0.99)
 
 
-class FanOut(Protocol):
-    """A policy. It may look at anything but noise and the tokens that a branch will propose."""
+class Verified(NamedTuple):
+    """What became of a verification.
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
+    Attributes:
+      accepted: proposed tokens that were kept, k.
+      length: proposed tokens, L.
+      after: where they came from.
+      prepared: bonus tokens that were prepared for this k; 0 where nothing is known of them.
+      rank: place of the bonus token among those, from 0; None where it is none of them.
+      confidence: see `FanOut.counts`.
+    """
+
+    accepted: int
+    length: int
+    after: After
+    prepared: int = 0
+    rank: int | None = None
+    confidence: Sequence[int] = ()
+
+
+class FanOut(Protocol):
+    """A policy of one sequence, so that its text depends on no other.
+
+    It may look at anything but noise and the tokens that a branch will propose.
+
+    Attributes:
+      reads_confidence: whether it looks at the draft's confidence in the proposed tokens.
+    """
+
+    reads_confidence: ClassVar[bool]
+
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """F_0..F_L: they sum to `budget`, F_L >= 1, the others may be 0.
 
         Args:
           length: L in 0..K, proposed tokens that are being verified.
           budget: M, at least 1.
           after: where those tokens came from.
+          confidence: the draft's in each of them, as a class of `confidence.EDGES`; empty where
+            nothing is known of it, and where branches are planned before the tokens are drawn.
         """
         ...
 
-    def observe(self, accepted: int, length: int, after: After) -> None:
-        """Learns from a verification: `accepted` of `length` proposed tokens were kept."""
+    def observe(self, verified: Verified) -> None:
+        """Learns from a verification of this sequence."""
         ...
 
 
@@ -46,11 +77,15 @@ class FanOut(Protocol):
 class Uniform:
     """The same for every k; what does not divide goes to the smallest k."""
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
-        """See `FanOut.counts`."""
-        return _counts([1.0] * (length + 1), budget)
+    reads_confidence: ClassVar[bool] = False
 
-    def observe(self, accepted: int, length: int, after: After) -> None:
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """See `FanOut.counts`."""
+        return divide([1.0] * (length + 1), budget)
+
+    def observe(self, verified: Verified) -> None:
         """See `FanOut.observe`; there is nothing to learn."""
 
 
@@ -64,15 +99,19 @@ class Listed:
       hit, miss: K + 1 counts each, the last one at least 1.
     """
 
+    reads_confidence: ClassVar[bool] = False
+
     hit: tuple[int, ...]
     miss: tuple[int, ...]
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """See `FanOut.counts`."""
         listed = self.hit if after == "hit" else self.miss
-        return _counts([*listed[:length], sum(listed[length:])], budget)
+        return divide([*listed[:length], sum(listed[length:])], budget)
 
-    def observe(self, accepted: int, length: int, after: After) -> None:
+    def observe(self, verified: Verified) -> None:
         """See `FanOut.observe`; there is nothing to learn."""
 
 
@@ -89,26 +128,44 @@ class Geometric:
       r: exponent of the power law.
     """
 
-    def __init__(self, *, acceptance: float = _FIRST_GUESS, r: float = 1.0) -> None:
+    reads_confidence: ClassVar[bool] = False
+
+    def __init__(self, *, acceptance: float = FIRST_GUESS, r: float = 1.0) -> None:
         self._r = r
-        self._accepted: dict[After, float] = dict.fromkeys(("hit", "miss"), acceptance * _WEIGHT)
-        self._judged: dict[After, float] = dict.fromkeys(("hit", "miss"), _WEIGHT)
+        self._accepted: dict[After, float] = dict.fromkeys(("hit", "miss"), acceptance * WEIGHT)
+        self._judged: dict[After, float] = dict.fromkeys(("hit", "miss"), WEIGHT)
 
     def acceptance(self, after: After) -> float:
         """The estimate of a, within [.01, .99]."""
-        low, high = _LIMITS
-        return min(max(self._accepted[after] / self._judged[after], low), high)
+        return rate(self._accepted[after], self._judged[after])
 
-    def counts(self, length: int, budget: int, after: After) -> tuple[int, ...]:
+    def counts(
+        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """See `FanOut.counts`."""
-        a = self.acceptance(after)
-        odds = [a**k * (1 - a) for k in range(length)] + [a**length]
-        return _counts([p ** (1 / (1 + self._r)) for p in odds], budget)
+        chances = odds([self.acceptance(after)] * length)
+        return divide([p ** (1 / (1 + self._r)) for p in chances], budget)
 
-    def observe(self, accepted: int, length: int, after: After) -> None:
+    def observe(self, verified: Verified) -> None:
         """See `FanOut.observe`; tokens after the first rejected one were not judged."""
+        accepted, length, after, *_ = verified
         self._accepted[after] += accepted
         self._judged[after] += min(accepted + 1, length)
+
+
+def rate(accepted: float, judged: float) -> float:
+    """An acceptance rate, within [.01, .99]."""
+    low, high = _LIMITS
+    return min(max(accepted / judged, low), high)
+
+
+def odds(rates: Sequence[float]) -> list[float]:
+    """P(k) for k = 0..L, if token i, once it is judged, is accepted with rates[i - 1]."""
+    found, reached = [], 1.0
+    for a in rates:
+        found.append(reached * (1 - a))
+        reached *= a
+    return [*found, reached]
 
 
 def share(weights: Sequence[float], total: int) -> tuple[int, ...]:
@@ -128,67 +185,7 @@ def share(weights: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def parse(text: str, k: int, budget: int) -> FanOut:
-    """The policy that a user asks for.
-
-    Args:
-      text: uniform, geometric, or K + 1 integers for k = 0..K such as 4,3,3,2,4; a second list
-        after a slash holds where the tokens being verified were no prepared branch.
-      k: K, at least 1.
-      budget: M; each list sums to it.
-
-    Raises:
-      InputError: an unknown word, an impossible list or budget.
-      NotBuiltYetError: a policy that has not landed yet.
-    """
-    if budget < LEAST_BUDGET:
-        raise InputError(
-            f"budget = {budget} is too small for fan_out = {text!r}; give at least {LEAST_BUDGET}"
-        )
-    if text == "uniform":
-        return Uniform()
-    if text == "geometric":
-        return Geometric()
-    if text in _LATER:
-        raise NotBuiltYetError(f"fan_out = {text!r}", "uniform, geometric or a list")
-    example = ",".join(map(str, Uniform().counts(k, budget, "hit")))
-    if "," not in text:
-        raise InputError(
-            f"fan_out = {text!r} is unknown; give uniform, geometric, or {k + 1} integers that "
-            f"sum to the budget, such as {example}"
-        )
-    hit, slash, miss = text.partition("/")
-    prepared = _listed(text, hit, k, budget, example)
-    return Listed(prepared, _listed(text, miss, k, budget, example) if slash else prepared)
-
-
-def _listed(text: str, part: str, k: int, budget: int, example: str) -> tuple[int, ...]:
-    """One list of `fan_out = text`, checked."""
-
-    def refuse(what: str) -> InputError:
-        return InputError(f"fan_out = {text!r}: {what}; give a list such as {example}")
-
-    counts = []
-    for word in part.split(","):
-        try:
-            counts.append(int(word))
-        except ValueError:
-            raise refuse(f"{word!r} is not an integer") from None
-    if len(counts) != k + 1:
-        raise refuse(f"{part!r} has {len(counts)} entries, and k = 0..{k} needs {k + 1}")
-    if min(counts) < 0:
-        raise refuse(f"{min(counts)} is negative")
-    if counts[-1] < 1:
-        raise refuse(f"the entry of k = {k} is {counts[-1]} and must be at least 1")
-    if sum(counts) != budget:
-        raise InputError(
-            f"fan_out = {text!r}: {part!r} sums to {sum(counts)}, and budget = {budget}; give "
-            f"--budget={sum(counts)}, or a list such as {example}"
-        )
-    return tuple(counts)
-
-
-def _counts(weights: Sequence[float], budget: int) -> tuple[int, ...]:
+def divide(weights: Sequence[float], budget: int) -> tuple[int, ...]:
     """`share`, with at least 1 for the last."""
     counts = share(weights, budget)
     return counts if counts[-1] else (*share(weights[:-1], budget - 1), 1)

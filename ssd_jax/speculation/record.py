@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.speculation.confidence import UNKNOWN
 from ssd_jax.speculation.drafting import Draw
 from ssd_jax.speculation.proposal import Array, Proposal, blank
 
@@ -25,26 +26,36 @@ class Record(NamedTuple):
       proposal: K proposed tokens, L of them real.
       candidates: [n, K, W] int32, c_0..c_{K-1}: the likeliest tokens at the place of each proposed
         one, likeliest first, -1 where there are none.
+      confidence: [n, K] int32, the draft's in each proposed token; see `drafting.Draw`.
+      hidden: [n, K, H] float32, the model's states from which the laws at these places were read,
+        so that they can be read again; H = 0 where nobody will.
     """
 
     start: jax.Array
     pending: jax.Array
     proposal: Proposal
     candidates: jax.Array
+    confidence: jax.Array
+    hidden: jax.Array
 
 
-def empty(rows: int, k: int, support: int, candidates: int) -> Record:
+def empty(rows: int, k: int, support: int, candidates: int, hidden: int = 0) -> Record:
     """Idle rows."""
     return Record(
         jnp.full(rows, -1, jnp.int32),
         jnp.zeros(rows, jnp.int32),
         blank(rows, k, support),
         jnp.full((rows, k, candidates), -1, jnp.int32),
+        jnp.full((rows, k), UNKNOWN, jnp.int32),
+        jnp.zeros((rows, k, hidden), jnp.float32),
     )
 
 
-def put(record: Record, draw: Draw, place: jax.Array, live: jax.Array) -> Record:
-    """Draws of the rows that are `live` [n] bool, as token `place` [n] of their proposals."""
+def put(record: Record, draw: Draw, hidden: jax.Array, place: jax.Array, live: jax.Array) -> Record:
+    """Draws of the rows that are `live` [n] bool, as token `place` [n] of their proposals.
+
+    `hidden` [n, hidden] is what they were drawn from; it is kept where the record has room for it.
+    """
     rows = jnp.arange(place.shape[0])
     place = jnp.where(live, place, record.candidates.shape[1])  # outside: dropped
 
@@ -55,7 +66,12 @@ def put(record: Record, draw: Draw, place: jax.Array, live: jax.Array) -> Record
     proposal = Proposal(
         put_in(tokens, draw.token), length, put_in(support, draw.support), put_in(q, draw.q)
     )
-    return record._replace(proposal=proposal, candidates=put_in(record.candidates, draw.candidates))
+    return record._replace(
+        proposal=proposal,
+        candidates=put_in(record.candidates, draw.candidates),
+        confidence=put_in(record.confidence, draw.confidence),
+        hidden=put_in(record.hidden, hidden[:, : record.hidden.shape[2]]),
+    )
 
 
 def where(rows: jax.Array, these: Record, those: Record) -> Record:

@@ -122,7 +122,7 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--target_cores=5000"], "there is no core 5000"),
         (["--mode=ssd", "--draft=x", "--backup=auto"], "not built yet"),
         (["--mode=ssd", "--draft=x", "--backup=luck"], "backup = 'luck' is unknown"),
-        (["--mode=ssd", "--draft=x", "--predict=noise"], "not built yet"),
+        (["--mode=ssd", "--draft=x", "--predict=luck"], "predict = 'luck' is unknown"),
         (["--mode=ssd", "--draft=x", "--budget=1"], "budget = '1' is impossible; give 2 to 256"),
         (["--mode=ssd", "--draft=x", "--saguaro_c=1.5"], "saguaro_c = 1.5 is out of range"),
         (["--mode=ssd", "--draft=x", "--fan_out=1,2"], "k = 0..4 needs 5"),

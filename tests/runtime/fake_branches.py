@@ -9,6 +9,7 @@ import numpy as np
 
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Moved, News
+from ssd_jax.speculation.confidence import UNKNOWN
 
 Script = Callable[[Sequence[int], int], int]
 FILLER = 1000
@@ -55,6 +56,7 @@ class FakeBranchingDraft:
       rank: place of the right bonus token among the candidates, by (prompt, position); None is
         nowhere.
       width: how many candidates a place has.
+      confidence: the draft's in the token at a position.
       budget: branches that every record must get; None is all of them.
     """
 
@@ -69,9 +71,11 @@ class FakeBranchingDraft:
         wrong: Callable[[int], bool] = lambda position: False,
         rank: Callable[[Sequence[int], int], int | None] = lambda prompt, position: 0,
         width: int = 99,
+        confidence: Callable[[int], int] = lambda position: 7,
     ) -> None:
         self.slots, self.k, self.branches = slots, k, branches
         self._script, self._wrong, self._rank, self._width = script, wrong, rank, width
+        self._confidence = confidence
         self._budget = branches if budget is None else budget
         self._texts: list[list[int]] = [[] for _ in range(slots)]
         self._prompts = [0] * slots  # their lengths, while the text is no longer
@@ -156,6 +160,17 @@ class FakeBranchingDraft:
             for slot in range(self.slots)
         ]
 
+    def confidence(self) -> np.ndarray:
+        """Of drafted tokens alone; others are unknown."""
+        assert self.calls[-1] == "draft", "not of tokens drafted in this round"
+        self.calls.append("confidence")
+        found = np.full((self.slots, self.k), UNKNOWN, np.int32)
+        for slot in self.drafted[-1]:
+            record = self._records[slot]
+            for place in range(len(record.tokens)):
+                found[slot, place] = self._confidence(record.start + 1 + place)
+        return found
+
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
@@ -207,12 +222,18 @@ class FakeBranchingDraft:
         shape = self.slots, self.branches
         bonus, lengths = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
         tokens = np.zeros((*shape, self.k), np.int32)
+        confidence = np.full((*shape, self.k), UNKNOWN, np.int32)
         for slot, branches in self._branches.items():
             for row, branch in enumerate(branches):
                 if branch is not None:
                     bonus[slot, row], lengths[slot, row] = branch.path[-1], len(branch.tokens)
                     tokens[slot, row, : len(branch.tokens)] = branch.tokens
-        return News(proposed, bonus, lengths, tokens, self.expansions[-1].forwards)
+                    begin = len(self._texts[slot]) + len(branch.path)
+                    confidence[slot, row, : len(branch.tokens)] = [
+                        self._confidence(begin + place) for place in range(len(branch.tokens))
+                    ]
+        forwards = self.expansions[-1].forwards
+        return News(proposed, bonus, lengths, tokens, confidence, forwards)
 
     def _branch(self, slot: int, record: Record, k: int, rank: int, forwards: int) -> Branch | None:
         """The tail rule: branches of k = L start one forward later."""

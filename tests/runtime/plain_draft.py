@@ -154,6 +154,27 @@ def assert_coupled(one: Speculation, run: Run) -> None:
         assert token == _drawn(law, np.arange(len(law)), one, at)
 
 
+def assert_foreseen(
+    ids: np.ndarray, logits: np.ndarray, one: Speculation, before: int, *, without: int | None
+) -> None:
+    """These are the first bonus tokens in the order of the draft's law and the round's noise.
+
+    Args:
+      logits: after the text and `before` proposed tokens.
+      without: the proposed token there, which cannot be the bonus token.
+    """
+    text = (*one.text, *one.tokens[:before])
+    law = _law(logits, one.request, text)
+    at = (len(one.text) - 1, len(text), Purpose.BONUS)
+    with np.errstate(divide="ignore"):
+        drawn = np.log(law) + _noise(one, at, np.arange(len(law)))
+    behind = allowed(logits, one.request, text) - 1000
+    scores = np.where(law > 0, drawn, behind)
+    if without is not None:
+        scores[without] = -np.inf
+    assert_likeliest(ids, scores)
+
+
 def _law(logits: np.ndarray, request: Request, text: Sequence[int]) -> np.ndarray:
     settings = dataclasses.asdict(request.params)
     bias = request.params.logit_bias
@@ -165,12 +186,17 @@ def _law(logits: np.ndarray, request: Request, text: Sequence[int]) -> np.ndarra
 
 def _drawn(q: np.ndarray, ids: np.ndarray, one: Speculation, at: tuple[int, int, Purpose]) -> int:
     """The token that a law's noise draws, at (start, position, purpose)."""
+    with np.errstate(divide="ignore"):
+        return ids[(np.log(q) + _noise(one, at, ids)).argmax()]
+
+
+def _noise(one: Speculation, at: tuple[int, int, Purpose], ids: np.ndarray) -> np.ndarray:
+    """Gumbel noise of ids at (start, position, purpose)."""
     seed, (start, position, purpose) = one.request.params.seed, at
     words = np.array([[seed & 0xFFFFFFFF, seed >> 32]], np.uint32)
     where = (np.array([start], np.int32), np.array([position], np.int32))
     noise = _gumbel(words, np.array([one.index], np.uint32), *where, purpose, ids[None])[0]
-    with np.errstate(divide="ignore"):
-        return ids[(np.log(q) + np.asarray(noise)).argmax()]
+    return np.asarray(noise)
 
 
 @functools.partial(jax.jit, static_argnums=4)

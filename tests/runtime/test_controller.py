@@ -105,12 +105,14 @@ def test_after_nothing_was_proposed_all_branches_are_for_the_next_token():
 class Told:
     """Lists that note what was observed."""
 
+    reads_confidence = False
+
     def __init__(self, **lists):
         self.counts = Listed(**lists).counts
         self.observed = []
 
-    def observe(self, accepted, length, after):
-        self.observed.append((accepted, length, after))
+    def observe(self, verified):
+        self.observed.append(tuple(verified[:5]))
 
 
 def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
@@ -128,7 +130,13 @@ def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
     # for; 12 13 14 drafted just in time, and 15; 16 17 and 18, which is the last.
     assert parts.controller.lengths() == [2, 2, 3, 3, 2]
     assert parts.controller.sources() == ["hit", "hit", "hit", "miss", "hit"]
-    assert policy.observed == [(2, 2, "hit"), (0, 2, "hit"), (3, 3, "hit"), (3, 3, "miss")]
+    assert policy.observed == [
+        (0, 0, "miss", 4, 0),  # the prompt
+        (2, 2, "hit", 2, 0),
+        (0, 2, "hit", 1, 0),
+        (3, 3, "hit", 1, None),
+        (3, 3, "miss", 2, 0),
+    ]
     assert [expansion.counts[0] for expansion in parts.draft.expansions] == [
         (4,),
         (1, 1, 2),
@@ -145,10 +153,76 @@ def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
     assert metrics["acceptance_length_on_miss"] == 4
 
 
-def test_what_is_not_proposed_is_not_observed():
+def test_ranks_are_observed_also_where_nothing_was_proposed():
     policy = Told(hit=(2, 2), miss=(2, 2))
-    write(fan_out=policy, k=1, budget=4)
-    assert policy.observed == []
+    write(fan_out=policy, k=1, budget=4, rank=lambda prompt, position: position)
+    assert policy.observed[:3] == [
+        (0, 0, "miss", 4, 3),
+        (0, 0, "hit", 4, None),
+        (0, 0, "miss", 4, None),
+    ]
+
+
+def test_branches_that_were_not_heard_of_are_not_observed_as_prepared():
+    """News that is absent says nothing about where the bonus token would have been."""
+    policy = Told(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
+    parts = ssd(spell(LONG), fan_out=policy, budget=4)
+    told, parts.draft.news = parts.draft.news, lambda forwards: told(forwards) and "late"
+    parts.engine.add(request([72], max_tokens=12))
+    drain(parts.engine)
+    assert len(policy.observed) > 5
+    assert {observed[3:] for observed in policy.observed} == {(0, None)}
+
+
+class Confident(Told):
+    """Notes the confidence that it was given, by the record's length."""
+
+    reads_confidence = True
+
+    def __init__(self, **lists):
+        super().__init__(**lists)
+        self._counts, self.given = self.counts, []
+        self.counts = self.noting
+
+    def noting(self, length, budget, after, confidence=()):
+        self.given.append((length, tuple(confidence)))
+        return self._counts(length, budget, after)
+
+    def observe(self, verified):
+        self.observed.append((verified.length, tuple(verified.confidence)))
+
+
+@pytest.mark.parametrize("backup", ["draft", "ngram"])
+def test_a_fan_out_is_told_the_drafts_confidence_in_the_tokens_under_verification(backup):
+    """Of branches with their news, of just-in-time drafts when asked for; of host tokens never."""
+    policy = Confident(hit=(2, 1, 1, 2), miss=(2, 1, 1, 2))
+    output, parts = write(
+        fan_out=policy,
+        budget=6,
+        backup=backup,
+        rank=lambda prompt, position: None if position % 4 == 1 else 0,
+        confidence=lambda position: position % 8,
+    )
+    assert output.text == LONG
+    expected, drafts = [], 0
+    for rows, drafted in parts.controller.rounds:
+        begin, length = rows[0].position + 1, int(drafted.lengths[0])
+        known = drafted.sources[0] == "hit" or backup == "draft"
+        confidence = [at % 8 for at in range(begin, begin + length)] if known else []
+        expected.append((length, tuple(confidence)))
+        drafts += drafted.sources[0] != "hit" and length > 0
+    assert policy.observed == [(0, ()), *expected][: len(policy.observed)]
+    planned = (3, ())  # D of Saguaro sampling is planned before there are tokens
+    assert {each for each in policy.given if each[0] == 3} <= {*expected, planned}
+    assert sum(each in expected and each != planned for each in policy.given) > 5
+    assert drafts > 0
+    assert parts.draft.calls.count("confidence") == (drafts if backup == "draft" else 0)
+
+
+def test_confidence_is_asked_for_only_where_the_fan_out_reads_it():
+    _, parts = write(fan_out="measured", budget=6, backup="draft", rank=only(3, 6))
+    assert "draft" in parts.draft.calls
+    assert "confidence" not in parts.draft.calls
 
 
 def test_lowered_are_the_planned_branches_and_one_at_every_place():

@@ -38,6 +38,8 @@ PREDICTORS = {
     "shuffled": lambda prompt, position: (sum(prompt) * 31 + position * position * 7) % 11,
 }
 
+SHAPES = ["uniform", "geometric", "measured", "confidence", "last", "first and last"]
+
 
 def fan_out(name, k, budget):
     only_last, first_and_last = [0] * k + [budget], [budget - 1, *[0] * (k - 1), 1]
@@ -70,7 +72,7 @@ def test_plain_decoding_ends_the_requests_in_every_way():
 
 @pytest.mark.parametrize(("slots", "ks"), [(1, (1, 3)), (4, (2, 4))])
 @pytest.mark.parametrize("predictor", PREDICTORS)
-@pytest.mark.parametrize("shape", ["uniform", "geometric", "last", "first and last"])
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("backup", ["none", "ngram", "random", "draft"])
 def test_text_is_that_of_plain_decoding(backup, shape, predictor, slots, ks):
     for k in ks:

@@ -59,30 +59,37 @@ def test_a_draft_that_ships_another_q_is_caught(laws, sparse):
 
 
 SSD = {
-    "few branches, plain draws": {"budget": "2", "proposal_support": "2", "backup": "draft"},
+    "few branches by confidence": {
+        "budget": "2",
+        "proposal_support": "2",
+        "backup": "draft",
+        "fan_out": "confidence",
+    },
     "C = 0, n-grams after a miss": {
         "budget": "2",
         "saguaro_c": 0.0,
         "proposal_support": "full",
         "backup": "ngram",
+        "fan_out": "measured",
     },
     "C = 0.5, random tokens after a miss": {
         "budget": "4",
         "saguaro_c": 0.5,
         "fan_out": "1,0,3/2,1,1",
         "backup": "random",
+        "predict": "plain",
     },
 }
 
 
 @pytest.fixture(scope="module")
 def branching(checkpoints):
-    return open_llm(checkpoints, "ssd", **SSD["few branches, plain draws"])
+    return open_llm(checkpoints, "ssd", **SSD["few branches by confidence"])
 
 
 @pytest.mark.parametrize("case", SSD)
 def test_texts_of_ssd_follow_the_law_on_hits_and_misses(checkpoints, laws, branching, case):
-    first = case == "few branches, plain draws"
+    first = case == "few branches by confidence"
     llm = branching if first else open_llm(checkpoints, "ssd", **SSD[case])
     metrics = assert_lawful(llm, laws, llm.engine)
     rate = np.mean([each["hit_rate"] for each in metrics])

@@ -3,14 +3,18 @@
 Every factor below meets every other one in some case.
 """
 
+import dataclasses
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
 from ssd_jax.llm import LLM
+from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.speculation import branching
+from ssd_jax.text.detokenizer import Detokenizer
 from tests import tiny
 from tests.runtime.test_speculative import outputs, requests
 
@@ -21,22 +25,23 @@ FACTORS = {
     "backup": ("none", "ngram", "random", "draft"),
     "fan_out": ("uniform", "geometric", "list"),
     "slots": (1, 4),
+    "predict": ("noise", "plain"),
 }
 CASES = [
-    # family, dtype, verify, backup, fan_out, slots; then K and M
-    ("llama", "float32", "coupled", "draft", "geometric", 4, 3, 8),
-    ("llama", "bfloat16", "ratio", "ngram", "list", 1, 2, 6),
-    ("llama", "int8", "coupled", "none", "uniform", 1, 4, 7),
-    ("qwen2", "float32", "ratio", "none", "list", 4, 2, 6),
-    ("qwen2", "bfloat16", "coupled", "random", "geometric", 1, 3, 8),
-    ("qwen2", "int8", "ratio", "draft", "uniform", 4, 1, 4),
-    ("qwen3", "float32", "ratio", "random", "uniform", 1, 5, 16),
-    ("qwen3", "bfloat16", "ratio", "none", "geometric", 4, 4, 2),
-    ("qwen3", "int8", "coupled", "ngram", "geometric", 4, 2, 5),
-    ("qwen3", "bfloat16", "coupled", "draft", "list", 1, 2, 6),
-    ("qwen2", "float32", "coupled", "ngram", "uniform", 4, 3, 4),
-    ("llama", "int8", "ratio", "random", "list", 4, 2, 6),
-    ("llama", "bfloat16", "coupled", "random", "uniform", 4, 3, 8),
+    # family, dtype, verify, backup, fan_out, slots, predict; then K and M
+    ("llama", "float32", "coupled", "draft", "geometric", 4, "noise", 3, 8),
+    ("llama", "bfloat16", "ratio", "ngram", "list", 1, "noise", 2, 6),
+    ("llama", "int8", "coupled", "none", "uniform", 1, "noise", 4, 7),
+    ("qwen2", "float32", "ratio", "none", "list", 4, "noise", 2, 6),
+    ("qwen2", "bfloat16", "coupled", "random", "geometric", 1, "noise", 3, 8),
+    ("qwen2", "int8", "ratio", "draft", "uniform", 4, "noise", 1, 4),
+    ("qwen3", "float32", "ratio", "random", "uniform", 1, "noise", 5, 16),
+    ("qwen3", "bfloat16", "ratio", "none", "geometric", 4, "plain", 4, 2),
+    ("qwen3", "int8", "coupled", "ngram", "geometric", 4, "plain", 2, 5),
+    ("qwen3", "bfloat16", "coupled", "draft", "list", 1, "plain", 2, 6),
+    ("qwen2", "float32", "coupled", "ngram", "uniform", 4, "plain", 3, 4),
+    ("llama", "int8", "ratio", "random", "list", 4, "plain", 2, 6),
+    ("llama", "bfloat16", "coupled", "random", "uniform", 4, "plain", 3, 8),
 ]
 LIST = "2,1,3/4,1,1"
 
@@ -70,10 +75,10 @@ def ssd(checkpoint, **settings):
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "verify", "backup", "fan_out", "slots", "k", "budget"), CASES
+    ("family", "dtype", "verify", "backup", "fan_out", "slots", "predict", "k", "budget"), CASES
 )
 def test_text_and_logprobs_equal_autoregressive_decoding(
-    checkpoints, family, dtype, verify, backup, fan_out, slots, k, budget
+    checkpoints, family, dtype, verify, backup, fan_out, slots, predict, k, budget
 ):
     llm = ssd(
         checkpoints[family],
@@ -82,6 +87,7 @@ def test_text_and_logprobs_equal_autoregressive_decoding(
         backup=backup,
         fan_out=LIST if fan_out == "list" else fan_out,
         slots=slots,
+        predict=predict,
         k=str(k),
         budget=str(budget),
         logprobs=1,
@@ -101,19 +107,43 @@ def test_text_and_logprobs_equal_autoregressive_decoding(
 
 @pytest.fixture(scope="module")
 def many(checkpoints):
-    return ssd(checkpoints["qwen3"], slots=4, budget="8", dtype="float32", verify="coupled")
+    """Its programs report confidence, so that they serve every fan-out."""
+    settings = {"budget": "8", "dtype": "float32", "verify": "coupled", "fan_out": "confidence"}
+    return ssd(checkpoints["qwen3"], slots=4, **settings)
 
 
-def test_a_draft_that_is_the_target_has_everything_accepted(checkpoints):
-    """What branches propose is what the draft would have said: nothing else is accepted always."""
+@pytest.mark.parametrize("backup", ["none", "draft"])
+@pytest.mark.parametrize("fan_out", ["uniform", "geometric", "measured", "confidence"])
+def test_every_fan_out_says_what_autoregressive_decoding_says(many, fan_out, backup):
+    config = dataclasses.replace(many.config, fan_out=fan_out, backup=backup)
+    roles = dataclasses.replace(many.loaded, config=config).roles("ssd", config.speculated)
+    decoder, eos_ids = functools.partial(Detokenizer, many.tokenizer), many.tokenizer.eos_ids
+    engine = Engine(roles.target, decoder, eos_ids, drafter=roles.drafter)
+    for each in asked(many):
+        engine.add(each)
+    found = {}
+    while engine.has_work:
+        found |= {e.prompt_index: e.output for e in engine.step() if e.output is not None}
+    expected = {out.prompt_index: out.token_ids for out in outputs(many, asked(many), "ar")}
+    assert {index: output.token_ids for index, output in found.items()} == expected
+    rates = [output.metrics["hit_rate"] for output in found.values()]
+    assert 0 < np.mean([rate for rate in rates if rate is not None]) < 1
+
+
+def test_a_draft_that_is_the_target_has_everything_accepted_and_foresees_every_bonus(checkpoints):
+    """Branches propose what the draft would have said: nothing else is accepted always.
+
+    Of sampled text, too, one branch for k = L is enough: it has the token that the noise draws.
+    """
     target, _ = checkpoints["llama"]
-    llm = ssd((target, target), dtype="float32", budget="10")
-    (output,) = llm.generate(
-        ["0101010101"], SamplingParams(max_tokens=60, ignore_eos=True), mode="ssd"
-    )
-    assert output.metrics["hit_rate"] == 1
-    accepted, judged = np.array(output.metrics["acceptance_by_position"]).T
-    np.testing.assert_array_equal(accepted, judged)
+    llm = ssd((target, target), dtype="float32", budget="2", proposal_support="full", slots=2)
+    settings = {"max_tokens": 60, "ignore_eos": True}
+    for sampled in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_p": 0.9}):
+        params = SamplingParams(**settings, **sampled)
+        (output,) = llm.generate(["0101010101"], params, mode="ssd")
+        assert output.metrics["hit_rate"] == 1
+        accepted, judged = np.array(output.metrics["acceptance_by_position"]).T
+        np.testing.assert_array_equal(accepted, judged)
 
 
 def test_with_a_just_in_time_draft_every_round_accepts_what_sd_accepts(many):

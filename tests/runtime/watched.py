@@ -9,7 +9,8 @@ from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.roles import Drafted, DraftRow
 from ssd_jax.speculation.backup import HostKind
-from ssd_jax.speculation.fan_out import FanOut, parse
+from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.speculation.fan_out_flag import parse
 from tests.runtime.fake_branches import FakeBranchingDraft, Script
 from tests.runtime.fakes import Clock, FakeTarget, Letters
 

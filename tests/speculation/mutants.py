@@ -114,6 +114,13 @@ EXPERIMENTS = {
         scenario=Scenario(target=TARGET, draft=DRAFT, settings=({"presence_penalty": 1.0},))
     ),
     "late q": Experiment(scenario=Scenario(target=TARGET, draft=DRAFT, serve=half_late)),
+    "Saguaro sampling": Experiment(
+        scenario=Scenario(
+            target=np.array([(0.02, 0.27, 0.14, 0.57)] * 4),
+            draft=np.array([(0.53, 0.24, 0.15, 0.08)] * 4),
+            lowered=1,
+        )
+    ),
     "greedy beside sampled": Experiment(
         scenario=Scenario(target=TARGET, draft=DRAFT, settings=({"temperature": 0.0}, {}))
     ),
@@ -239,6 +246,33 @@ MUTANTS = (
         ],
     ),
     Mutant(
+        name="Saguaro set chosen by the bonus noise",
+        experiment="Saguaro sampling",
+        edits=[
+            # The tokens that the verification would draw, and not the likeliest.
+            Edit(
+                drafting,
+                "draw",
+                "lower(q, ids, likeliest, ",
+                "lower(q, ids, jnp.argsort(-(allowed + keys.gumbel(keys.derive(sampling.seed, "
+                "sampling.request, start, position, Purpose.BONUS), allowed.shape[1])), axis=-1)"
+                "[:, :candidates], ",
+            ),
+        ],
+    ),
+    Mutant(
+        name="Saguaro set forgotten in what is kept",
+        experiment="Saguaro sampling",
+        edits=[
+            Edit(
+                drafting,
+                "draw",
+                "jnp.where(hot[:, None], q, greedy.q)",
+                "jnp.where(hot[:, None], before, greedy.q)",
+            ),
+        ],
+    ),
+    Mutant(
         name="logits at a sentinel temperature",
         experiment="greedy beside sampled",
         edits=[
@@ -262,7 +296,7 @@ def experiment(name: str, mutant: Mutant | None = None) -> Iterator[Callable[[in
     if mutant and mutant.serve:
         scenario = replace(scenario, serve=mutant.serve)
     make = simulation.build if mutant or chosen.zero_bits else simulation.programs
-    using = make(scenario.support, scenario.rule)
+    using = make(scenario.support, scenario.rule, scenario.lowered)
     with contextlib.ExitStack() as stack:
         stack.enter_context(edited(mutant.edits if mutant else ()))
         if chosen.zero_bits:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.speculation import drafting, history, verification
+from ssd_jax.speculation.drafting import Saguaro
 from ssd_jax.speculation.proposal import Proposal
 from ssd_jax.speculation.settings import Sampling
 from ssd_jax.speculation.verification import Outcome
@@ -60,6 +61,7 @@ class Scenario:
       settings: of the requests, which share the rows evenly.
       count: tokens looked at.
       support, rule: of `draw` and `verify`.
+      lowered: D of Saguaro sampling with C = 1/2; 0 is none.
       draft_temperature: of sampled rows, the request's own if None.
       serve: what becomes of a drafted proposal before it is verified, from the round's number, the
         proposal, the pending tokens and the round before.
@@ -71,11 +73,12 @@ class Scenario:
     count: int = 2
     support: int = VOCAB
     rule: str = "ratio"
+    lowered: int = 0
     draft_temperature: float | None = None
     serve: Serve = as_drafted
 
 
-def build(support: int, rule: str) -> Programs:
+def build(support: int, rule: str, lowered: int = 0) -> Programs:
     """Fresh programs, traced from what the functions of ssd_jax are when they first run."""
 
     def draft(table, pending, start, said, sampling) -> Proposal:
@@ -90,6 +93,8 @@ def build(support: int, rule: str) -> Programs:
                 tokens=VOCAB,
                 support=support,
                 rule=rule,
+                candidates=lowered,
+                saguaro=Saguaro(0.5, jnp.array(lowered)) if lowered else None,
             )
             return (drawn.token, history.add_output(seen, drawn.token[:, None])), drawn
 
@@ -114,9 +119,9 @@ def build(support: int, rule: str) -> Programs:
 
 
 @functools.cache
-def programs(support: int, rule: str) -> Programs:
+def programs(support: int, rule: str, lowered: int = 0) -> Programs:
     """The programs of the code as it is."""
-    return build(support, rule)
+    return build(support, rule, lowered)
 
 
 def batch(scenario: Scenario, seed: int) -> Sampling:
@@ -128,7 +133,7 @@ def batch(scenario: Scenario, seed: int) -> Sampling:
 
 def rounds(scenario: Scenario, seed: int, using: Programs | None = None) -> Iterator[Before]:
     """Round after round, without end."""
-    using = using or programs(scenario.support, scenario.rule)
+    using = using or programs(scenario.support, scenario.rule, scenario.lowered)
     sampling = batch(scenario, seed)
     drafting_at = sampling
     if scenario.draft_temperature is not None:

@@ -27,7 +27,8 @@ def recorded(tokens, length, candidates) -> Record:
     tokens, length = np.array(tokens, np.int32), np.array(length, np.int32)
     support = tokens[:, :, None]
     proposal = Proposal(tokens, length, support, np.ones(support.shape, np.float32))
-    return Record(length * 0, length * 0, proposal, np.array(candidates, np.int32))  # pyright: ignore[reportArgumentType]
+    nothing = np.full(tokens.shape, -1), np.zeros((*tokens.shape, 0), np.float32)
+    return Record(length * 0, length * 0, proposal, np.array(candidates, np.int32), *nothing)  # pyright: ignore[reportArgumentType]
 
 
 def records(rows: int) -> Record:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation import drafting, history
+from ssd_jax.speculation.confidence import EDGES, UNKNOWN
 from ssd_jax.speculation.drafting import Saguaro
 from tests.speculation.evidence import ALPHA, p_value
 from tests.speculation.reference import slow_probs
@@ -20,9 +21,21 @@ LAW = np.array([0.3, 0.05, 0.25, 0.2, 0.15, 0.05])
 
 
 @functools.partial(
-    jax.jit, static_argnames=("support", "rule", "candidates"), compiler_options=QUICKLY
+    jax.jit,
+    static_argnames=("support", "rule", "candidates", "confident"),
+    compiler_options=QUICKLY,
 )
-def draw(logits, sampling, start, step, support=VOCAB, rule="ratio", candidates=0, saguaro=None):
+def draw(
+    logits,
+    sampling,
+    start,
+    step,
+    support=VOCAB,
+    rule="ratio",
+    candidates=0,
+    saguaro=None,
+    confident=False,
+):
     said = history.empty(*logits.shape)
     return drafting.draw(
         logits,
@@ -35,6 +48,7 @@ def draw(logits, sampling, start, step, support=VOCAB, rule="ratio", candidates=
         rule=rule,
         candidates=candidates,
         saguaro=saguaro,
+        confident=confident,
     )
 
 
@@ -219,3 +233,34 @@ def test_saguaro_leaves_greedy_rows_and_laws_that_it_would_cover_alone():
         assert drawn.token[row] == plain.token[row]
     np.testing.assert_allclose(drawn.q[2], [0, 0, 0, 1, 0, 0], atol=1e-7)  # of 0, 2 and 3
     np.testing.assert_allclose(drawn.q[3], plain.q[3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("support", [3, VOCAB])
+@pytest.mark.parametrize("lowered", [None, 2])
+def test_confidence_is_the_class_of_the_probability_before_saguaro_sampling(support, lowered):
+    settings = {"temperature": 0.6, "top_k": 4}
+    saguaro = None if lowered is None else Saguaro(0.25, jnp.array(lowered))
+    drawn = draw(*many(settings), support=support, candidates=3, saguaro=saguaro, confident=True)
+    law = slow_probs(np.log(LAW), **settings)
+    law = np.where(law >= np.sort(law)[-support], law, 0)
+    law /= law.sum()
+    expected = np.searchsorted(EDGES, law, side="right")
+    tokens = np.asarray(drawn.token)
+    assert len(set(expected[np.unique(tokens)])) > 1
+    np.testing.assert_array_equal(drawn.confidence, expected[tokens])
+
+
+def test_greedy_confidence_is_that_of_the_whole_law_at_temperature_1():
+    """The proposal itself is a point mass, whatever the draft thinks of it."""
+    shapes = [LAW, LAW**4 / (LAW**4).sum(), np.eye(VOCAB)[2] * 0.9 + 0.1 / VOCAB]
+    logits = jnp.log(jnp.asarray(np.array(shapes), jnp.float32)) + 3
+    greedy = rows(*[{"temperature": 0.0}] * 3)
+    drawn = draw(logits, greedy, jnp.arange(3), 0, support=2, confident=True)
+    expected = np.searchsorted(EDGES, [law.max() for law in shapes], side="right")
+    assert len(set(expected)) == 3
+    np.testing.assert_array_equal(drawn.confidence, expected)
+
+
+def test_confidence_is_unknown_where_it_was_not_asked_for():
+    drawn = draw(*many({"temperature": 0.6}), support=3)
+    assert (np.asarray(drawn.confidence) == UNKNOWN).all()

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.fan_out import FanOut, Geometric, Listed, Uniform, share
+from ssd_jax.speculation.fan_out import FanOut, Geometric, Listed, Uniform, Verified, share
 
 LENGTHS, BUDGETS, RATES = (0, 1, 2, 4, 7, 16), (1, 2, 3, 5, 8, 16, 24, 61), (0.01, 0.3, 0.8, 0.99)
 FINE = 10_000  # branches a branch, to see counts before rounding
@@ -95,14 +95,14 @@ def test_geometric_starts_from_a_guess_and_learns_the_acceptance_rate():
     for _ in range(3000):
         length = int(rng.integers(0, 6))
         kept = rng.random(length) < 0.4
-        policy.observe(int(np.argmin([*kept, False])), length, "hit")
+        policy.observe(Verified(int(np.argmin([*kept, False])), length, "hit"))
     assert policy.acceptance("hit") == pytest.approx(0.4, abs=0.03)
 
 
 def test_a_handful_of_rounds_outweighs_the_first_guess():
     policy = Geometric()
     for _ in range(16):
-        policy.observe(0, 4, "hit")
+        policy.observe(Verified(0, 4, "hit"))
     assert policy.acceptance("hit") < 0.3
 
 
@@ -110,17 +110,17 @@ def test_only_judged_tokens_count():
     """Of 4 tokens with 1 accepted the second was rejected, and the rest never looked at."""
     policy = Geometric(acceptance=0.5)
     for _ in range(1000):
-        policy.observe(1, 4, "hit")
+        policy.observe(Verified(1, 4, "hit"))
     assert policy.acceptance("hit") == pytest.approx(0.5)
-    policy.observe(0, 0, "hit")
+    policy.observe(Verified(0, 0, "hit"))
     assert policy.acceptance("hit") == pytest.approx(0.5)
 
 
 def test_the_estimate_stays_within_its_limits():
     always, never = Geometric(), Geometric()
     for _ in range(10_000):
-        always.observe(4, 4, "hit")
-        never.observe(0, 4, "hit")
+        always.observe(Verified(4, 4, "hit"))
+        never.observe(Verified(0, 4, "hit"))
     assert always.acceptance("hit") == 0.99
     assert never.acceptance("hit") == 0.01
 
@@ -129,7 +129,7 @@ def test_what_a_backup_gets_accepted_says_nothing_about_the_draft():
     policy = Geometric()
     before = policy.counts(4, 16, "hit")
     for _ in range(1000):
-        policy.observe(0, 4, "miss")
+        policy.observe(Verified(0, 4, "miss"))
     assert policy.counts(4, 16, "hit") == before
     assert policy.counts(4, 16, "miss")[0] > 10
 

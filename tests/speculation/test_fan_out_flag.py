@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.errors import InputError, NotBuiltYetError
-from ssd_jax.speculation.fan_out import Geometric, Uniform, parse
+from ssd_jax.errors import InputError
+from ssd_jax.speculation.confidence import Confidence
+from ssd_jax.speculation.fan_out import Geometric, Uniform
+from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.speculation.measured import Measured
 
 
 def test_lists_are_used_as_they_are():
@@ -33,19 +36,19 @@ def test_a_list_shrinks_in_proportion_with_the_budget():
 def test_words_name_policies():
     assert isinstance(parse("uniform", 4, 16), Uniform)
     assert isinstance(parse("geometric", 4, 16), Geometric)
-
-
-@pytest.mark.parametrize("word", ["measured", "confidence"])
-def test_policies_to_come_are_named_as_such(word):
-    with pytest.raises(NotBuiltYetError, match=f"fan_out = '{word}' is not built yet; use uniform"):
-        parse(word, 4, 16)
+    assert isinstance(parse("measured", 4, 16), Measured)
+    assert isinstance(parse("confidence", 4, 16), Confidence)
 
 
 @pytest.mark.parametrize(
     ("text", "budget", "complaint"),
     [
-        ("unifrom", 16, "is unknown; give uniform, geometric, or 5 integers .* 4,3,3,3,3"),
-        ("16", 16, "is unknown; give uniform, geometric, or 5 integers"),
+        (
+            "unifrom",
+            16,
+            "is unknown; give uniform, geometric, measured, confidence, or 5 integers .* 4,3,3,3,3",
+        ),
+        ("16", 16, "is unknown; give uniform, geometric, measured, confidence, or 5 integers"),
         ("", 16, "is unknown"),
         ("4,3,x,2,4", 16, "'x' is not an integer; give a list such as 4,3,3,3,3"),
         ("4,3,3.5,2,4", 16, "'3.5' is not an integer"),
@@ -68,7 +71,6 @@ def test_policies_to_come_are_named_as_such(word):
 def test_an_impossible_fan_out_is_refused_with_its_remedy(text, budget, complaint):
     with pytest.raises(InputError, match=complaint) as refused:
         parse(text, 4, budget)
-    assert not isinstance(refused.value, NotBuiltYetError)
     assert f"fan_out = {text!r}" in str(refused.value)
 
 

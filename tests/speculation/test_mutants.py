@@ -24,6 +24,7 @@ NAMED = (
     "L chosen by looking at a dropped token",
     "penalties blind to in-flight tokens",
     "a point-mass row verified with a stale q",
+    "Saguaro set",
     "logits at a sentinel temperature",
 )
 

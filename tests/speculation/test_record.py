@@ -7,11 +7,11 @@ from ssd_jax.speculation import record
 from ssd_jax.speculation.drafting import Draw
 from tests.speculation.rows import QUICKLY
 
-ROWS, K, N, W = 5, 3, 2, 4
+ROWS, K, N, W, H = 5, 3, 2, 4, 6
 
 put = jax.jit(record.put, compiler_options=QUICKLY)
 where = jax.jit(record.where, compiler_options=QUICKLY)
-empty = jax.jit(lambda: record.empty(ROWS, K, N, W), compiler_options=QUICKLY)
+empty = jax.jit(lambda: record.empty(ROWS, K, N, W, H), compiler_options=QUICKLY)
 
 
 def test_a_draw_goes_to_its_own_place_in_the_live_rows_only():
@@ -19,16 +19,18 @@ def test_a_draw_goes_to_its_own_place_in_the_live_rows_only():
     base = np.arange(ROWS, dtype=np.int32)[:, None] + 7
     support, candidates = base * 10 + np.arange(N), base * 100 + np.arange(W)
     q = (1 / (base + np.arange(1.0, N + 1))).astype(np.float32)
-    drawn = Draw(*map(np.asarray, (base[:, 0], support, q, candidates)))  # pyright: ignore[reportArgumentType]
+    confidence = base[:, 0] * 9
+    drawn = Draw(*map(np.asarray, (base[:, 0], support, q, candidates, confidence)))  # pyright: ignore[reportArgumentType]
+    hidden = (base * 1000 + np.arange(H)).astype(np.float32)
     before = empty()
     place, live = np.array([0, 2, 1, 2, K]), np.array([True, True, True, False, True])
-    after = put(before, drawn, place, live)
+    after = put(before, drawn, hidden, place, live)
 
     def in_order(kept: record.Record):
         tokens, _, support, q = kept.proposal
-        return tokens, support, q, kept.candidates
+        return tokens, support, q, kept.candidates, kept.confidence, kept.hidden
 
-    for old, new, values in zip(in_order(before), in_order(after), drawn, strict=True):
+    for old, new, values in zip(in_order(before), in_order(after), (*drawn, hidden), strict=True):
         expected = np.array(old)
         expected[[0, 1, 2], place[:3]] = values[:3]
         np.testing.assert_array_equal(new, expected)
@@ -37,6 +39,13 @@ def test_a_draw_goes_to_its_own_place_in_the_live_rows_only():
     np.testing.assert_array_equal(after.proposal.length, before.proposal.length)
     np.testing.assert_array_equal(after.start, before.start)
     np.testing.assert_array_equal(after.pending, before.pending)
+
+
+def test_states_are_not_kept_where_there_is_no_room_for_them():
+    nothing = np.zeros(1, np.int32)
+    drawn = Draw(nothing, nothing[:, None], np.ones((1, 1), np.float32), nothing[:, None], nothing)  # pyright: ignore[reportArgumentType]
+    after = put(record.empty(1, K, 1, 1), drawn, np.ones((1, H), np.float32), nothing, nothing == 0)
+    assert after.hidden.shape == (1, K, 0)
 
 
 def test_records_are_chosen_row_by_row_with_all_that_is_theirs():

@@ -30,6 +30,7 @@ from ssd_jax.runtime.worker.messages import (
 )
 from ssd_jax.runtime.worker.proposals import HostProposals
 from ssd_jax.runtime.worker.texts import SlotText, opening_of
+from ssd_jax.speculation.confidence import UNKNOWN
 
 PATIENCE = 1.0
 """Seconds that a round waits for a worker."""
@@ -72,6 +73,7 @@ class RemoteDraft:
         self._awaited = False  # the branches of the last `expand`
         self._news: News | None = None
         self._proposals = HostProposals(hello.slots, hello.k, hello.support)
+        self._confidence = np.full((hello.slots, hello.k), UNKNOWN, np.int32)
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
@@ -98,6 +100,7 @@ class RemoteDraft:
         told, self._news = self._news, None
         self._moves, self._records, self._asked_q = [], {}, []
         self._proposals.clear()
+        self._confidence[:] = UNKNOWN
         moved_slots = {moved.slot for moved in moves}
         for slot, state in self._slots.items():
             state.whole = state.whole and link is not None and slot in moved_slots
@@ -143,6 +146,7 @@ class RemoteDraft:
             if limits[slot] and epoch == self._slots[slot].epoch:
                 drafted[slot] = min(winner.lengths[row], limits[slot])
                 self._proposals.put(slot, winner.tokens[row, : drafted[slot]].tolist())
+                self._confidence[slot] = winner.confidence[row]
                 self._asked_q += [slot] if self._slots[slot].sampled else []
         self._take_q()
         return drafted
@@ -150,6 +154,10 @@ class RemoteDraft:
     def proposal(self) -> Any:
         """See `roles.BranchingDraft.proposal`: point masses where q has not come yet."""
         return self._proposals.now()
+
+    def confidence(self) -> np.ndarray:
+        """See `roles.BranchingDraft.confidence`: known since they were drafted."""
+        return self._confidence
 
     def settled(self) -> Any:
         """The proposals with their q: waits for what is still on its way."""
@@ -197,12 +205,14 @@ class RemoteDraft:
             np.full(shape, -1, np.int32),
             np.zeros(shape, np.int32),
             np.zeros((*shape, self.k), np.int32),
+            np.full((*shape, self.k), UNKNOWN, np.int32),
             made,
         )
         for row, (slot, epoch) in enumerate(zip(answer.slots, answer.epochs, strict=True)):
             if slot in self._slots and epoch == self._slots[slot].epoch:
                 news.bonus[slot], news.lengths[slot] = answer.bonus[row], answer.lengths[row]
                 news.tokens[slot] = answer.tokens[row]
+                news.confidence[slot] = answer.confidence[row]
         self._news = news
         return news
 

@@ -37,6 +37,8 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
             rule=about.rule,
             branches=about.branches,
             saguaro_c=settings.saguaro_c,
+            predict=settings.predict,
+            confident=settings.confident,
         )
         programs = ExpansionPrograms(
             DraftPrograms(

@@ -14,6 +14,7 @@ import numpy as np
 
 from ssd_jax.runtime.activity import WORK
 from ssd_jax.runtime.request import MAX_STOP_IDS
+from ssd_jax.speculation.confidence import EDGES, UNKNOWN
 
 MAX_WORK = 256
 """Most spans of work that an answer tells of."""
@@ -217,7 +218,7 @@ class Winner:
     Attributes:
       number: of the round that it answers.
       slots, epochs, lengths: [R] int32.
-      tokens: [R, K] int32.
+      tokens, confidence: [R, K] int32; see `roles.News`.
       sampled: those of `slots` whose q was asked for, S of them.
       support, q: [S, K, N] int32 and float32; see `speculation.proposal.Proposal`.
       work: what the worker has done since its last answer.
@@ -228,6 +229,7 @@ class Winner:
     epochs: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
+    confidence: np.ndarray
     sampled: tuple[int, ...]
     support: np.ndarray
     q: np.ndarray
@@ -240,6 +242,8 @@ class Winner:
         for array in (self.slots, self.epochs, self.lengths):
             _shape(array, (rows,), "i")
         _shape(self.tokens, (rows, about.k), "i")
+        _shape(self.confidence, (rows, about.k), "i")
+        _all_within(self.confidence, UNKNOWN, len(EDGES) + 1)
         _shape(self.support, (sampled, about.k, about.support), "i")
         _shape(self.q, (sampled, about.k, about.support), "f")
         _all_within(self.slots, 0, about.slots)
@@ -256,7 +260,7 @@ class Speculations:
       complete: no more tokens will come.
       slots, epochs: [R] int32.
       bonus, lengths: [R, M] int32.
-      tokens: [R, M, K] int32.
+      tokens, confidence: [R, M, K] int32.
       work: what the worker has done since its last answer.
     """
 
@@ -267,6 +271,7 @@ class Speculations:
     bonus: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
+    confidence: np.ndarray
     work: tuple[Work, ...] = ()
 
     def check(self, about: Hello) -> None:
@@ -278,6 +283,8 @@ class Speculations:
         _shape(self.bonus, (rows, about.branches), "i")
         _shape(self.lengths, (rows, about.branches), "i")
         _shape(self.tokens, (rows, about.branches, about.k), "i")
+        _shape(self.confidence, (rows, about.branches, about.k), "i")
+        _all_within(self.confidence, UNKNOWN, len(EDGES) + 1)
         _all_within(self.slots, 0, about.slots)
         _all_within(self.bonus, -1, about.tokens)
         _all_within(self.lengths, 0, about.k + 1)

@@ -28,6 +28,7 @@ from ssd_jax.runtime.worker.messages import (
     Work,
 )
 from ssd_jax.runtime.worker.work_log import WorkLog
+from ssd_jax.speculation.confidence import UNKNOWN
 
 
 class GrowingDraft(BranchingDraft, Protocol):
@@ -203,9 +204,9 @@ class Session:
             draft.draft(limits, lowered=lowered)
         wanted = [move for move in moves if move.draft or (move.sampled and move.winner >= 0)]
         if wanted:
-            proposal = _on_host(draft.proposal())
+            proposal, confidence = _on_host(draft.proposal()), draft.confidence()
             self._work.end("draft" if limits.any() else "promote")
-            yield _winner(message.number, wanted, proposal, self._work.take())
+            yield _winner(message.number, wanted, proposal, confidence, self._work.take())
             self._work.begin()
 
     def _expand(
@@ -261,7 +262,13 @@ def _on_host(proposal: Any) -> Any:
     return proposal._replace(**{name: np.asarray(a) for name, a in proposal._asdict().items()})
 
 
-def _winner(number: int, wanted: list[Move], proposal: Any, work: tuple[Work, ...]) -> Winner:
+def _winner(
+    number: int,
+    wanted: list[Move],
+    proposal: Any,
+    confidence: np.ndarray,
+    work: tuple[Work, ...],
+) -> Winner:
     rows = _int32([move.slot for move in wanted])
     sampled = [move.slot for move in wanted if move.sampled]
     return Winner(
@@ -270,6 +277,7 @@ def _winner(number: int, wanted: list[Move], proposal: Any, work: tuple[Work, ..
         epochs=_int32([move.epoch for move in wanted]),
         lengths=proposal.length[rows],
         tokens=proposal.tokens[rows],
+        confidence=confidence[rows],
         sampled=tuple(sampled),
         support=proposal.support[sampled],
         q=proposal.q[sampled],
@@ -280,11 +288,13 @@ def _winner(number: int, wanted: list[Move], proposal: Any, work: tuple[Work, ..
 def no_news(about: Hello) -> News:
     """No branches."""
     shape = about.slots, about.branches
+    of_tokens = (*shape, about.k)
     return News(
         np.zeros((about.slots, about.k), np.int32),
         np.full(shape, -1, np.int32),
         np.zeros(shape, np.int32),
-        np.zeros((*shape, about.k), np.int32),
+        np.zeros(of_tokens, np.int32),
+        np.full(of_tokens, UNKNOWN, np.int32),
         0,
     )
 
@@ -301,5 +311,6 @@ def _speculations(
         bonus=news.bonus[rows],
         lengths=news.lengths[rows],
         tokens=news.tokens[rows],
+        confidence=news.confidence[rows],
         work=work,
     )

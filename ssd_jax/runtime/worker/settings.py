@@ -21,6 +21,8 @@ class WorkerSettings:
     dtype: str
     support: int
     saguaro_c: float
+    predict: str
+    confident: bool
     draft_temperature: float | None
     compile_cache: str | None
     cores: tuple[int, ...] | None

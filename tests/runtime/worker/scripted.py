@@ -16,7 +16,8 @@ from ssd_jax.runtime.request import Request, SamplingParams
 from ssd_jax.runtime.roles import Moved, News
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.messages import Hello
-from ssd_jax.speculation.fan_out import parse
+from ssd_jax.speculation.confidence import UNKNOWN
+from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
 from tests.runtime.paces import Patient
 
@@ -159,6 +160,9 @@ class ScriptedDraft:
         if len(branch.tokens) < K:
             branch.tokens.append(said_at(at) if at % 7 else 2)  # wrong at each seventh position
 
+    def confidence(self) -> np.ndarray:
+        return np.full((SLOTS, K), UNKNOWN, np.int32)
+
     def announced(self) -> Callable[[], News]:
         shape = SLOTS, M
         news = News(
@@ -166,6 +170,7 @@ class ScriptedDraft:
             np.full(shape, -1, np.int32),
             np.zeros(shape, np.int32),
             np.zeros((*shape, K), np.int32),
+            np.full((*shape, K), UNKNOWN, np.int32),
             self._forwards,
         )
         for slot, branches in self._branches.items():

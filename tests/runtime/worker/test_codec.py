@@ -30,6 +30,7 @@ WINNER = Winner(
     epochs=np.array([5, 6], np.int32),
     lengths=np.array([1, 2], np.int32),
     tokens=RNG.integers(0, 2**31 - 1, (2, 3), np.int32),
+    confidence=RNG.integers(-1, 8, (2, 3), np.int32),
     sampled=(3,),
     support=RNG.integers(-1, 9, (1, 3, 4)).astype(np.int32),
     q=RNG.random((1, 3, 4), np.float32),
@@ -42,6 +43,7 @@ SPECULATIONS = Speculations(
     bonus=np.array([[4, -1]], np.int32),
     lengths=np.array([[2, 0]], np.int32),
     tokens=np.arange(6, dtype=np.int32).reshape(1, 2, 3),
+    confidence=np.array([[[7, 0, -1], [-1, -1, -1]]], np.int32),
 )
 MESSAGES = [
     HELLO,

@@ -264,6 +264,7 @@ def garbage(**changes):
         garbage(tokens=lambda tokens: tokens[:, :, :1]),
         garbage(bonus=lambda bonus: bonus - 5),
         garbage(lengths=lambda lengths: lengths + 50),
+        garbage(confidence=lambda confidence: confidence + 50),
         garbage(slots=lambda slots: slots + 7),
         garbage(epochs=lambda epochs: epochs.astype(np.float32)),
     ],

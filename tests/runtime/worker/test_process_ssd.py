@@ -53,7 +53,8 @@ def opened(made, *, draft="draft", **settings):
 @pytest.fixture(scope="module")
 def many(made):
     """Four slots; coupled, so that sampled text is the same in all modes, too."""
-    with opened(made, draft_placement="process", slots=4, verify="coupled") as llm:
+    settings = {"slots": 4, "verify": "coupled", "fan_out": "confidence"}
+    with opened(made, draft_placement="process", **settings) as llm:
         yield llm
 
 
@@ -127,7 +128,8 @@ def test_text_does_not_depend_on_what_is_waited_for(many, pace):
 
 @pytest.mark.parametrize("backup", ["none", "draft"])
 def test_rounds_are_those_of_a_draft_in_the_same_process(made, many, backup):
-    with opened(made, slots=4, verify="coupled", backup=backup) as inline:
+    settings = {"verify": "coupled", "fan_out": "confidence", "backup": backup}
+    with opened(made, slots=4, **settings) as inline:
         asked = requests(inline, "coupled")
         one, other = run(inline.engine, asked), run(engine_of(many, backup=backup), asked)
         for name in ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks"):

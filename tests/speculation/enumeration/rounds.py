@@ -21,12 +21,14 @@ class State(NamedTuple):
 
     Speculation that outlives a round (a cache) goes into `cache`, a hashable value. `start` is the
     earliest start whose noise may still be asked for: the pending token's, unless it says so.
+    `learned` is what a policy has seen of earlier rounds, for policies that learn.
     """
 
     text: Text
     round: int = 0
     cache: tuple = ()
     start: int | None = None
+    learned: tuple = ()
 
 
 class Record(NamedTuple):

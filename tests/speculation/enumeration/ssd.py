@@ -35,6 +35,25 @@ class Served(NamedTuple):
     limit: int = 0
 
 
+class Judged(NamedTuple):
+    """What a policy that learns is told of a round.
+
+    Attributes:
+      accepted, length: k of L proposed tokens.
+      hit: whether they were a prepared speculation.
+      prepared: bonus tokens prepared for this k.
+      rank: place of the bonus token among them, if it is there.
+      chances: the draft's probabilities of the proposed tokens.
+    """
+
+    accepted: int
+    length: int
+    hit: bool
+    prepared: int
+    rank: int | None
+    chances: tuple[Fraction, ...]
+
+
 class Situation(NamedTuple):
     """What may be looked at while a record is verified: all of it, later dropped tokens included.
 
@@ -153,6 +172,7 @@ class Ssd:
       optional_step: whether branches after L accepted tokens propose K tokens and not K - 1.
       late: whether the speculation for a state comes a round too late; that round verifies nothing,
         and the next one what is left of the speculation if the text stayed on its path.
+      learns: whether the fan-out looks at what earlier rounds have shown, in `State.learned`.
     """
 
     game: Game
@@ -161,6 +181,7 @@ class Ssd:
     backup: Backup = nothing
     optional_step: bool = False
     late: Callable[[State], bool] = lambda _state: False
+    learns: bool = False
 
     def round(self, state: State, chance: Chance) -> State:
         """One round; the text grows by the accepted tokens and the bonus."""
@@ -195,16 +216,22 @@ class Ssd:
 
     def finish(self, situation: Situation, counts: Counts, chance: Chance) -> State:
         """Verifies, and looks the outcome up among the branches."""
-        state, served, record, _ = situation
+        state, served, record, chances = situation
         arrived = record if self.game.q_arrives(state) else as_points(record)
         text = self.game.verify(self.game, state, arrived, chance)
-        after = State(text, state.round + 1)
+        after = State(text, state.round + 1, learned=state.learned)
         if served.source == LATE:
             if text[len(state.text) :] == self.branch(state, served, chance).tokens[:1]:
                 return after._replace(cache=Served(HIT, served.limit), start=len(state.text) - 1)
             return after._replace(cache=Served(MISS))
         k = len(text) - len(state.text) - 1
-        if text[-1] not in self.rank(self.game, situation, k, counts[k], chance):
+        prepared = self.rank(self.game, situation, k, counts[k], chance)
+        rank = prepared.index(text[-1]) if text[-1] in prepared else None
+        if self.learns:
+            source = served.source == HIT
+            judged = Judged(k, len(record.tokens), source, len(prepared), rank, chances)
+            after = after._replace(learned=(*state.learned, judged))
+        if rank is None:
             return after._replace(cache=Served(MISS))
         tail = k == len(record.tokens) and not self.optional_step
         source = LATE if self.late(after) else HIT

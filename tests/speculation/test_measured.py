@@ -1,0 +1,124 @@
+"""`measured` divides the budget by observed outcomes, and learns how fast misses become rarer."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ssd_jax.speculation.fan_out import Geometric, Verified
+from ssd_jax.speculation.measured import Exponent, Measured, Ranks
+from tests.speculation.test_fan_out import BUDGETS, LENGTHS
+
+FINE = 100_000
+
+
+def verified(rng: np.random.Generator, rates: list[float]) -> Verified:
+    kept = rng.random(len(rates)) < rates
+    return Verified(int(np.argmin([*kept, False])), len(rates), "hit")
+
+
+def test_before_anything_is_known_it_is_the_geometric_policy():
+    for length, budget in itertools.product(LENGTHS, BUDGETS):
+        for after in ("hit", "miss"):
+            expected = Geometric().counts(length, budget, after)
+            assert Measured().counts(length, budget, after) == expected
+
+
+def test_the_whole_budget_is_used_and_the_last_slot_is_never_empty():
+    policy, rng = Measured(), np.random.default_rng(0)
+    for _ in range(200):
+        policy.observe(verified(rng, [0.1, 0.9, 0.5, 0.2])._replace(prepared=3, rank=1))
+    for length, budget in itertools.product(LENGTHS, BUDGETS):
+        counts = policy.counts(length, budget, "hit")
+        assert len(counts) == length + 1
+        assert sum(counts) == budget
+        assert min(counts) >= 0
+        assert counts[-1] >= 1
+
+
+def test_it_learns_the_odds_of_each_k_and_not_one_rate_for_all():
+    policy, rng, rates = Measured(), np.random.default_rng(0), [0.95, 0.3, 0.9]
+    for _ in range(4000):
+        policy.observe(verified(rng, rates))
+    expected = [0.05, 0.95 * 0.7, 0.95 * 0.3 * 0.1, 0.95 * 0.3 * 0.9]
+    np.testing.assert_allclose(policy.odds(3, "hit"), expected, atol=0.02)
+
+
+def test_fan_outs_follow_theorem_12():
+    policy, rng = Measured(), np.random.default_rng(1)
+    for _ in range(3000):
+        policy.observe(verified(rng, [0.9, 0.4]))
+    counts = np.array(policy.counts(2, FINE, "hit")) / FINE
+    weights = np.array(policy.odds(2, "hit")) ** (1 / (1 + policy.r))
+    np.testing.assert_allclose(counts, weights / weights.sum(), atol=1e-4)
+
+
+def test_records_of_other_lengths_teach_what_they_can():
+    """The odds are conditioned on L: short records say nothing of the places behind them."""
+    policy, rng = Measured(), np.random.default_rng(2)
+    for _ in range(3000):
+        policy.observe(verified(rng, [0.8, 0.5, 0.2][: rng.integers(1, 4)]))
+    np.testing.assert_allclose(policy.odds(1, "hit"), [0.2, 0.8], atol=0.03)
+    np.testing.assert_allclose(policy.odds(3, "hit"), [0.2, 0.4, 0.32, 0.08], atol=0.03)
+
+
+def test_hits_and_misses_are_learned_apart():
+    policy = Measured()
+    before = policy.counts(4, 16, "hit")
+    for _ in range(1000):
+        policy.observe(Verified(0, 4, "miss"))
+    assert policy.counts(4, 16, "hit") == before
+    assert policy.counts(4, 16, "miss")[0] > 10
+
+
+def test_rates_stay_within_their_limits():
+    always, never = Measured(), Measured()
+    for _ in range(10_000):
+        always.observe(Verified(4, 4, "hit"))
+        never.observe(Verified(0, 4, "hit"))
+    np.testing.assert_allclose(always.odds(1, "hit"), [0.01, 0.99])
+    np.testing.assert_allclose(never.odds(1, "hit"), [0.99, 0.01])
+
+
+@pytest.mark.parametrize("ever", [1.0, 0.5])
+@pytest.mark.parametrize("r", [0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_law_is_found_whatever_was_prepared(r, ever):
+    """Censored by how much was prepared; and whatever share the first place has."""
+    ranks, rng = Ranks(), np.random.default_rng(3)
+    for _ in range(20_000):
+        prepared = int(rng.integers(0, 12))
+        place = int((rng.random() / ever) ** (-1 / r))
+        ranks.observe(prepared, place if place < prepared else None)
+    assert Exponent().of(ranks) == pytest.approx(r, rel=0.1)
+
+
+def test_the_exponent_is_1_until_something_is_known_and_within_limits_ever_after():
+    assert Exponent().of(Ranks()) == pytest.approx(1, abs=1e-3)
+    near, far = Ranks(), Ranks()
+    for _ in range(1000):
+        near.observe(8, 1)
+        far.observe(8, None)
+    assert Exponent().of(near) == pytest.approx(3, abs=1e-3)
+    assert Exponent().of(far) == pytest.approx(0.3, abs=1e-3)
+
+
+def test_the_first_place_says_nothing_of_the_exponent():
+    """However often it is found: fan-outs do not depend on a constant factor of the miss rate."""
+    ranks = Ranks()
+    for _ in range(1000):
+        ranks.observe(8, 0)
+    assert Exponent().of(ranks) == pytest.approx(1, abs=1e-3)
+
+
+def test_misses_that_do_not_get_rarer_flatten_the_fan_out_less():
+    """A large r makes branches beyond the first ones worthless, and the fan-out even."""
+    steep, flat = Measured(), Measured()
+    for _ in range(500):
+        steep.observe(Verified(0, 0, "hit", prepared=8, rank=1))
+        flat.observe(Verified(0, 0, "hit", prepared=8, rank=None))
+    assert steep.r == pytest.approx(3, abs=1e-3)
+    assert flat.r == pytest.approx(0.3, abs=1e-3)
+    spread = [np.ptp(policy.counts(4, 64, "hit")[:-1]) for policy in (steep, flat)]
+    assert spread[0] < spread[1]
