@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
+from tests.runtime import plain_draft
 from tests.runtime.branch_script import LOWERED, branches, compiled, length, record, scripted
 from tests.runtime.plain_draft import allowed, assert_as_plain, assert_foreseen, assert_likeliest
 
@@ -50,6 +51,20 @@ def test_bonus_tokens_are_those_that_the_noise_would_draw(foreseeing):
     sources = check_bonus_tokens(*foreseeing)
     for source in ("hit", "draft", "host"):
         assert {(source, True, True), (source, False, True)} <= sources
+
+
+def test_they_are_not_those_of_a_round_that_starts_elsewhere(foreseeing):
+    """So the test above tells the noise of one round from that of another."""
+    draft, rounds = foreseeing
+    with pytest.MonkeyPatch.context() as patch:
+        noise = plain_draft._noise
+        patch.setattr(
+            plain_draft,
+            "_noise",
+            lambda one, at, ids: noise(one, (at[0] + 1, *at[1:]), ids),
+        )
+        with pytest.raises(AssertionError):
+            check_bonus_tokens(draft, rounds)
 
 
 def test_records_and_branches_are_drawn_as_without_it(foreseeing):

@@ -2,7 +2,9 @@
 
 import pytest
 
+from ssd_jax.runtime.activity import DraftCost
 from ssd_jax.runtime.metrics import REQUEST_KEYS, RequestTimes, Verified
+from ssd_jax.runtime.roles import Look
 
 
 def times(*tokens, arrived=0.0):
@@ -127,3 +129,27 @@ def test_look_ups_after_the_end_do_not_count():
     assert summary["acceptance_length_on_hit"] == pytest.approx((4 + 2) / 2)
     measured.keep(1)
     assert measured.summary()["hit_rate"] is None
+
+
+def test_what_the_draft_did_for_rounds_after_the_end_does_not_count():
+    measured = speculative(tokens=11)
+    for number, source in enumerate(("hit", "miss", "hit")):
+        measured.verified(
+            Verified(
+                committed=4,
+                proposed=3,
+                accepted=3,
+                source=source,
+                seconds=0.1,
+                look=Look(number, 2, 0 if source == "hit" else None, 10),
+                cost=DraftCost(2.0, 1.0 + number / 2, (1.0,), 100 * number),
+            )
+        )
+    measured.keep(7)  # the first token, one whole round, and two tokens of the second
+    summary = measured.summary()
+    assert summary["hit_rate_by_k"] == [(1, 1), (0, 1)]
+    assert summary["hit_rate_by_rank"] == [(1, 2), (0, 2)]
+    assert summary["wasted_draft_tokens"] == 20
+    assert summary["hidden_draft_share"] == pytest.approx(2.5 / 4)
+    assert summary["hidden_draft_share_on_hit"] == pytest.approx(1 / 2)
+    assert summary["bytes_per_round"] == pytest.approx(50)
