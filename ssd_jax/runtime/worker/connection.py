@@ -21,13 +21,15 @@ from ssd_jax.runtime.worker.messages import (
     Welcome,
     Winner,
 )
-from ssd_jax.runtime.worker.server import METHOD, UNLIMITED
+from ssd_jax.runtime.worker.transport import METHOD, options
 
 _T = TypeVar("_T")
 
 
 class Connection:
     """A stream to a worker. When it fails it stays failed: `alive` is then False.
+
+    `refused` tells whether that was because the worker did not agree to the `Hello`.
 
     Args:
       address: host:port.
@@ -42,10 +44,11 @@ class Connection:
         self._speculations: Speculations | None = None
         self._winner: Winner | None = None
         self._stats: Stats | None = None
-        self.alive, self.ready = True, False
+        self.address = address
+        self.alive, self.ready, self.refused = True, False, False
         self.trouble = ""
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(address, options=UNLIMITED)
+        self._channel = grpc.insecure_channel(address, options=options(hello))
         stream = self._channel.stream_stream(METHOD)
         self._call = stream(iter(self._outbox.get, None), wait_for_ready=False)
         self.send(hello)
@@ -110,6 +113,7 @@ class Connection:
             for data in self._call:
                 message = codec.decode(data)
                 if isinstance(message, Refused):
+                    self.refused = not self.ready
                     trouble = f"the worker refused: {message.reason}"
                     break
                 with self._changed:
@@ -120,11 +124,15 @@ class Connection:
             trouble = f"the worker sent {error}"
         except grpc.RpcError as error:
             trouble = f"the stream broke: {_code_of(error)}"
-        with self._changed:
-            self.alive, self.trouble = False, trouble
-            self._changed.notify_all()
-        self._outbox.put(None)
-        self._call.cancel()
+        except Exception as error:  # whatever it is, nobody is to wait for answers from here
+            self._counters["garbage"] += 1
+            trouble = f"an answer of the worker could not be taken: {error!r}"
+        finally:
+            with self._changed:
+                self.alive, self.trouble = False, trouble
+                self._changed.notify_all()
+            self._outbox.put(None)
+            self._call.cancel()
 
     def _take(self, message: Any) -> None:
         match message:

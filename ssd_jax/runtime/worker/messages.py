@@ -214,7 +214,7 @@ class Winner:
 
     def check(self, about: Hello) -> None:
         """Raises: ProtocolError: shapes, slots, lengths or ids do not fit. q is checked by row."""
-        rows, sampled = len(self.slots), len(self.sampled)
+        rows, sampled = self.slots.size, len(self.sampled)
         for array in (self.slots, self.epochs, self.lengths):
             _shape(array, (rows,), "i")
         _shape(self.tokens, (rows, about.k), "i")
@@ -247,7 +247,7 @@ class Speculations:
 
     def check(self, about: Hello) -> None:
         """Raises: ProtocolError: shapes, slots, lengths or ids do not fit."""
-        rows = len(self.slots)
+        rows = self.slots.size
         for array in (self.slots, self.epochs):
             _shape(array, (rows,), "i")
         _shape(self.bonus, (rows, about.branches), "i")

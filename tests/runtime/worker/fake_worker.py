@@ -31,6 +31,6 @@ def main(how: list[str]) -> None:
         if "exit" in how:
             print("the last words", file=sys.stderr, flush=True)
             sys.exit(7)
-        return serve(lambda called: Session(settings.hello, ScriptedDraft, called))
+        return serve(lambda called: Session(settings.hello, ScriptedDraft, called), settings.hello)
 
     run(start)
