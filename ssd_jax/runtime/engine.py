@@ -20,7 +20,7 @@ import numpy as np
 from ssd_jax.runtime.job import Job
 from ssd_jax.runtime.metrics import RequestTimes
 from ssd_jax.runtime.request import FinishReason, Request, TokenEvent
-from ssd_jax.runtime.roles import IDLE, Drafted, Drafter, Pending, Target
+from ssd_jax.runtime.roles import IDLE, Drafted, Drafter, DraftRow, Pending, Target
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
 
@@ -194,24 +194,24 @@ class Engine:
                 jobs.append((slot, job))
         if not jobs:
             return
-        drafted = self._propose([job for _, job in jobs])
+        drafted, told = self._propose([job for _, job in jobs])
         pending = self._target.forward(tokens, lengths, drafted)
+        for job, row in told:  # only now: what a failed drafter did not take, it is told again
+            job.told += len(row.committed)
         proposed, sources = np.zeros(len(tokens), int), {}
         if drafted is not None:
             proposed, sources = drafted.lengths, drafted.sources
         rows = [(slot, job, int(proposed[slot]), sources.get(slot)) for slot, job in jobs]
         self._in_flight.append(_InFlight(pending, rows, self._clock()))
 
-    def _propose(self, jobs: list[Job]) -> Drafted | None:
+    def _propose(self, jobs: list[Job]) -> tuple[Drafted | None, list[tuple[Job, DraftRow]]]:
+        """Proposals, and what the drafter was told for them."""
         if self._drafter is None:
-            return None
+            return None, []
         told = [(job, row) for job in jobs if (row := job.draft_row(self._drafter.k)) is not None]
         if not told:
-            return None
-        drafted = self._drafter.propose([row for _, row in told])
-        for job, row in told:  # only now: what a failed drafter did not take, it is told again
-            job.told += len(row.committed)
-        return drafted
+            return None, []
+        return self._drafter.propose([row for _, row in told]), told
 
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]

@@ -147,9 +147,7 @@ def _end(state: _State) -> None:
         process.wait()
 
 
-def _watch(
-    state: _State, settings: WorkerSettings, command: Sequence[str], startup: float
-) -> None:
+def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> None:
     """Runs one worker after another."""
     pause = _FIRST_PAUSE
     while True:
@@ -248,7 +246,7 @@ def _report(output: IO[bytes], last: deque[str]) -> dict[str, Any]:
     Lines before it, which others may write, go to `last`.
     """
     while line := output.readline(_LONGEST_LINE):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             told = json.loads(line)
             if isinstance(told, dict) and (
                 type(told.get("port")) is int or isinstance(told.get("error"), str)

@@ -13,13 +13,15 @@ from tests.runtime.worker.scripted import HELLO, ScriptedDraft, run_of
 
 
 @contextmanager
-def served(session=Session, draft=ScriptedDraft, *, patience=30.0, backup="none", hello=HELLO):
+def served(
+    session=Session, draft=ScriptedDraft, *, patience=30.0, backup="none", hello=HELLO, **more
+):
     """An engine over a worker in this process."""
     serving, port = server.serve(lambda called: session(HELLO, draft, called), HELLO)
     counters = Counter()
     connect = connector(hello, lambda: f"127.0.0.1:{port}", counters)
-    remote = RemoteDraft(hello, connect, patience=patience, counters=counters)
-    remote.wait_ready(30)
+    remote = RemoteDraft(hello, connect, patience=patience, counters=counters, **more)
+    remote.wait_ready(2 if "limit" in more else 30)
     try:
         yield run_of(remote, backup=backup)
     finally:

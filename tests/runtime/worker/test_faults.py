@@ -71,9 +71,22 @@ class Stuck(ScriptedDraft):
         super().expand(*arguments, **more)
 
 
-def test_a_late_worker_is_not_asked_again_and_catches_up_when_it_answers():
+class StuckInDraft(Stuck):
+    """The same, in its fifth draft just in time."""
+
+    def draft(self, *arguments, **more):
+        self.left -= 1
+        if not self.left:
+            self.go.wait(60)
+        return super().draft(*arguments, **more)
+
+    expand = ScriptedDraft.expand
+
+
+@pytest.mark.parametrize(("draft", "backup"), [(Stuck, "none"), (StuckInDraft, "draft")])
+def test_a_late_worker_is_not_asked_again_and_catches_up_when_it_answers(draft, backup):
     Stuck.go.clear()
-    with served(draft=Stuck, patience=0.5) as run:
+    with served(draft=draft, patience=0.5, backup=backup) as run:
         causes = run.generate()
         assert causes["late"] in (1, 2)  # one round, of up to two rows
         assert causes["stale"] > 10

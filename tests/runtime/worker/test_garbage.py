@@ -89,6 +89,7 @@ def q_with(**changes):
     [
         q_with(q=lambda q: q * np.nan),
         q_with(q=lambda q: q * 2),
+        q_with(support=lambda ids: np.where(ids == ids[..., :1], ids, 128)),  # 128 is no token
         q_with(q=lambda q: q[..., ::-1] * np.float32([-1, 1])),
         q_with(q=lambda q: q * np.float32([0, 4])),  # not of the token
         q_with(support=lambda ids: ids[..., :1].repeat(2, axis=-1)),
