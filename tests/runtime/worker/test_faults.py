@@ -72,7 +72,11 @@ class Stuck(ScriptedDraft):
 
 
 class StuckInDraft(Stuck):
-    """The same, in its fifth draft just in time."""
+    """The same, in its second draft just in time."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = 2
 
     def draft(self, *arguments, **more):
         self.left -= 1
