@@ -36,9 +36,10 @@ def connector(
     def connect() -> Connection | None:
         nonlocal last, pause, tried
         where, now = address(), clock()
-        if where is None or now < last + pause:
+        same = where == tried
+        if where is None or (same and now < last + pause):
             return None
-        again = where == tried and now < last + pause + _STEADY
+        again = same and now < last + pause + _STEADY
         pause = min(2 * pause, _LONGEST_RETRY) if again else _RETRY
         last, tried = now, where
         return Connection(where, hello, counters)

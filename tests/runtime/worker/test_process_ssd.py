@@ -192,7 +192,7 @@ def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike,
     again = draft.counters - lost
     assert again["dead"] + again["late"] + again["stale"] <= 1
     assert output.metrics["hit_rate"] > 0.3
-    assert draft.counters["connections"] - before["connections"] == (how == "killed")
+    assert (draft.counters["connections"] > before["connections"]) == (how == "killed")
 
 
 def eventually(condition):

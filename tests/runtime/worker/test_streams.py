@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from ssd_jax.runtime.worker import codec, server
+from ssd_jax.runtime.worker import codec, placement, server
 from ssd_jax.runtime.worker.connection import Connection
 from ssd_jax.runtime.worker.messages import Open, Refused
 from ssd_jax.runtime.worker.session import Session
@@ -136,7 +136,31 @@ def test_no_proxy_comes_between(monkeypatch, name):
         assert connect().wait_ready(10)
 
 
-def test_the_engine_is_told_where_a_worker_failed():
+def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
+    monkeypatch.setattr(placement, "Connection", lambda *_: object())
+    monkeypatch.setattr(placement, "_RETRY", 1.0)
+    now, where = [0.0], ["a"]
+    connect = placement.connector(HELLO, lambda: where[0], Counter(), clock=lambda: now[0])
+
+    def pauses(count):
+        found = []
+        while len(found) < count:
+            began = now[0]
+            while connect() is None:
+                now[0] += 1
+            found.append(now[0] - began)
+        return found
+
+    assert pauses(10) == [0, 1, 2, 4, 8, 10, 10, 10, 10, 10]
+    now[0] += 100  # the last one was steady
+    assert pauses(2) == [0, 1]
+    where[0] = "b"  # another worker
+    assert pauses(3) == [0, 1, 2]
+    where[0] = None
+    assert connect() is None
+
+
+def test_the_engine_is_told_where_a_worker_failed(caplog):
     class Failing(ScriptedDraft):
         def open(self, *arguments):
             raise ZeroDivisionError("out of order")
@@ -144,4 +168,5 @@ def test_the_engine_is_told_where_a_worker_failed():
     with served(draft=Failing, patience=0.2) as run:
         run.until(lambda found: "ZeroDivisionError" in run.draft.trouble)
         assert "in open" in run.draft.trouble
+        assert "ended: the worker refused: ZeroDivisionError" in caplog.text
         assert not only_misses(run.generate())
