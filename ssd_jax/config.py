@@ -88,7 +88,9 @@ class Config:
         "target_cores leaves, if it is given",
     )
     target_cores: str | None = _field(
-        None, "processor cores that the target's process is pinned to; default: not pinned"
+        None,
+        "processor cores that the target's process is pinned to; default: those that draft_cores "
+        "leaves, if it is given",
     )
     budget: str | None = _field(
         None, f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; default {BUDGET}"

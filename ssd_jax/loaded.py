@@ -172,6 +172,8 @@ def load(
                 logprobs_of=config.logprobs_of,
             ),
         )
+        if worker is not None:
+            worker.check()
         inline = None
         if draft is not None:
             inline = _inline(draft, room, drafting, draft_loads or draft.load)
@@ -179,6 +181,8 @@ def load(
                 (inline.branching if config.mode == "ssd" else inline.plain)()
                 inline.parameters()
         loaded = parameters.result()
+        if worker is not None:
+            worker.check()
         exact = _exactness(config, programs, loaded)
         if worker is not None:
             worker.wait_ready()

@@ -184,11 +184,12 @@ class Controller:
 
     def _hear(self) -> Expanded:
         """Puts what the draft has speculated so far into the caches; returns whose it was."""
+        if not self._expanded:
+            return {}
+        self._news = self._draft.news(1)
         expanded, self._expanded = self._expanded, {}
-        if expanded:
-            self._news = self._draft.news(1)
-            for each, forks in expanded.values():
-                each.hear(self._news, forks)
+        for each, forks in expanded.values():
+            each.hear(self._news, forks)
         return expanded
 
     def _wait(self, heard: Expanded, rows: Sequence[DraftRow], found: dict[int, Found]) -> None:

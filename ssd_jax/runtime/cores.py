@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import os
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -42,9 +41,10 @@ class Cores:
         return cores
 
     def pin_target(self) -> tuple[int, ...] | None:
-        """Pins this process to the target's cores, if given; returns those of a draft process.
+        """Pins this process to the target's cores; returns those of a draft process.
 
-        Without cores of its own the draft gets those that the target leaves, if it leaves any.
+        A role without cores of its own gets those that the other leaves, if it leaves any. Without
+        cores of either nothing is pinned.
 
         Raises:
           InputError: a core that cannot be used.
@@ -52,10 +52,13 @@ class Cores:
         for name, cores in (("target_cores", self.target), ("draft_cores", self.draft)):
             if cores is not None:
                 require_usable(name, cores)
-        if self.target is None:
-            return self.draft
-        pin(self.target)
-        return self.draft or tuple(sorted(usable_cores() - {*self.target})) or None
+        target, draft = self.target, self.draft
+        if target is None and draft is None:
+            return None
+        target = target or _others(draft)
+        if target is not None:
+            pin(target)
+        return draft or _others(target)
 
 
 def parse_cores(name: str, text: str) -> tuple[int, ...]:
@@ -76,21 +79,13 @@ def parse_cores(name: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(cores))
 
 
-def usable_cores() -> set[int]:
-    """Cores that this process may run on, whatever it is pinned to now; none if none can be set."""
-    found: set[int] = set()
+@functools.cache
+def usable_cores() -> frozenset[int]:
+    """Cores that this process was given, whatever it is pinned to now; none if none can be set.
 
-    def attempt() -> None:  # a thread of its own: the affinity of the others stays as it is
-        for core in range(os.cpu_count() or 1):
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, {core})
-                found.add(core)
-
-    if hasattr(os, "sched_setaffinity"):
-        thread = threading.Thread(target=attempt)
-        thread.start()
-        thread.join()
-    return found
+    More may exist, but a user who has started it on some of them wants it there.
+    """
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
 
 
 def require_usable(name: str, cores: Sequence[int]) -> None:
@@ -108,12 +103,17 @@ def require_usable(name: str, cores: Sequence[int]) -> None:
 
 def pin(cores: Iterable[int]) -> None:
     """Pins every thread that this process has; later ones inherit it."""
+    usable_cores()  # remembers those that it was given
     wanted = set(cores)
     for task in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(task.name), wanted)
         except ProcessLookupError:
             continue  # a thread that has ended meanwhile
+
+
+def _others(cores: Iterable[int] | None) -> tuple[int, ...] | None:
+    return tuple(sorted(usable_cores() - {*(cores or ())})) or None
 
 
 def shown(cores: Iterable[int]) -> str:

@@ -21,7 +21,15 @@ from ssd_jax.runtime.activity import Activity, TargetTimes
 from ssd_jax.runtime.job import Job
 from ssd_jax.runtime.metrics import Plan, RequestTimes
 from ssd_jax.runtime.request import FinishReason, Request, TokenEvent
-from ssd_jax.runtime.roles import ABSENCES, IDLE, Drafted, Drafter, Pending, Target
+from ssd_jax.runtime.roles import (
+    ABSENCES,
+    IDLE,
+    Drafted,
+    Drafter,
+    DraftRow,
+    Pending,
+    Target,
+)
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.runtime.trace import EngineTrace, RowTrace
@@ -229,25 +237,25 @@ class Engine:
                 jobs.append((slot, job))
         if not jobs:
             return
-        drafted = self._propose([job for _, job in jobs])
+        drafted, told = self._propose([job for _, job in jobs])
         self._mark("propose")
         now = self._clock()
         self._times.dispatched(now)
         pending = self._target.forward(tokens, lengths, drafted)
+        for job, row in told:  # only now: what a failed drafter did not take, it is told again
+            job.told += len(row.committed)
         activity = None if drafted is None else drafted.activity
         rows = [(slot, job, _plan(drafted, slot)) for slot, job in jobs]
         self._in_flight.append(_InFlight(pending, rows, now, activity=activity))
 
-    def _propose(self, jobs: list[Job]) -> Drafted | None:
+    def _propose(self, jobs: list[Job]) -> tuple[Drafted | None, list[tuple[Job, DraftRow]]]:
+        """Proposals, and what the drafter was told for them."""
         if self._drafter is None:
-            return None
+            return None, []
         told = [(job, row) for job in jobs if (row := job.draft_row(self._drafter.k)) is not None]
         if not told:
-            return None
-        drafted = self._drafter.propose([row for _, row in told])
-        for job, row in told:  # only now: what a failed drafter did not take, it is told again
-            job.told += len(row.committed)
-        return drafted
+            return None, []
+        return self._drafter.propose([row for _, row in told]), told
 
     def _account(self) -> None:
         """Charges the draft's work to the rounds that it was for."""

@@ -43,6 +43,7 @@ class ModelDrafter:
         self._record = programs.new_record()
         self._rows = SamplingRows(programs.slots, programs.model.config.vocab_size)
         self._cached = [0] * programs.slots  # positions whose keys and values are right
+        self._told = [0] * programs.slots  # tokens that the history has counted
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
@@ -58,7 +59,7 @@ class ModelDrafter:
         self._pages, self._history = self._programs.prefill(
             self._parameters, self._pages, self._history, slot, tokens, offset
         )
-        self._cached[slot] = offset + len(tokens)
+        self._cached[slot] = self._told[slot] = offset + len(tokens)
 
     def speculate(self) -> None:
         """See `roles.Drafter.speculate`; there is nothing to do ahead."""
@@ -75,7 +76,10 @@ class ModelDrafter:
             # What was drafted beyond the committed tokens is not theirs.
             cached = min(self._cached[row.slot], row.position)
             count = row.position + 1 - cached
-            committed[row.slot, : len(row.committed)] = row.committed
+            # What an interrupted step has told already comes again.
+            new = row.committed[len(row.committed) + self._told[row.slot] - row.position - 1 :]
+            committed[row.slot, : len(new)] = new
+            self._told[row.slot] = row.position + 1
             unseen[row.slot, :count] = row.committed[-count:]
             counts[row.slot], lengths[row.slot], limits[row.slot] = count, cached, row.limit
             # The record's KV: the pending token and all proposed ones but the last.

@@ -52,7 +52,8 @@ class NgramDrafter:
         tokens, lengths = np.zeros((slots, self._room), np.int32), np.zeros(slots, np.int32)
         for row in rows:
             text = self._texts[row.slot]
-            text.extend(row.committed)
+            # What an interrupted step has told already comes again.
+            text.extend(row.committed[len(row.committed) + len(text) - row.position - 1 :])
             found = text.propose(row.limit)
             tokens[row.slot, : len(found)] = found
             lengths[row.slot] = len(found)

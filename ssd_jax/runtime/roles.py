@@ -161,7 +161,7 @@ class Moved:
       committed: output tokens since the slot's last move, the pending one included.
       winner: the branch that becomes the record; -1 where none does.
       tokens: proposed tokens that the draft did not make, where no branch wins.
-      limit: most tokens of the record where a branch wins.
+      limit: tokens of the record where a branch wins, no more than it is known to have.
     """
 
     slot: int

@@ -110,8 +110,8 @@ class Speculated:
             committed=_last(row.committed, row.position - self._told),
         )
         if hit is not None and self._prepared and not hit.used:
-            won = dataclasses.replace(moved, winner=hit.entry.row, limit=row.limit)
             length = min(len(hit.entry.tokens), row.limit)
+            won = dataclasses.replace(moved, winner=hit.entry.row, limit=length)
             more = min(self._most(hit.entry.k), row.limit) - length
             look = self._look(hit.entry.rank, length)
             return Found(won, length, "hit", look, max(more, 0), hit.entry.confidence)

@@ -25,6 +25,10 @@ class NgramIndex:
         self._tokens = np.zeros(256, np.int32)
         self._size = 0
 
+    def __len__(self) -> int:
+        """How many tokens it has."""
+        return self._size
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends committed tokens."""
         size = self._size + len(tokens)

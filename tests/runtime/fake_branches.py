@@ -128,7 +128,7 @@ class FakeBranchingDraft:
             assert len(moved.tokens) <= self.k
             return Record(moved.position, list(moved.tokens), bool(moved.tokens), False)
         assert not moved.tokens
-        assert 1 <= moved.limit <= self.k
+        assert 0 <= moved.limit <= self.k
         branch = self._branches[slot][moved.winner]
         assert branch is not None, "no such branch"
         path = text[self._records[slot].start + 1 :]

@@ -66,6 +66,8 @@ class FakeTarget:
     ) -> Ready:
         assert tokens.shape == lengths.shape == (self.slots,)
         self.calls.append("forward")
+        if drafted is not None and drafted.settle is not None:
+            assert drafted.settle() == drafted.proposal
         emitted: list[list[int]] = [[0]] * self.slots
         for slot, length in enumerate(lengths):
             if length == IDLE:

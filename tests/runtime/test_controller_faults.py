@@ -86,11 +86,12 @@ def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_e
             assert done[number].metrics[name] == output.metrics[name]
 
 
+@pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("at", [2, 3, 4])
-@pytest.mark.parametrize("call", ["news", "move", "expand"])
-def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at):
+@pytest.mark.parametrize("call", ["news", "move", "proposal", "expand"])
+def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at, remote):
     """What the draft did not take, it is told again."""
-    parts = ssd(spell(LONG), draft=breaking(call, at), backup="ngram")
+    parts = ssd(spell(LONG), draft=breaking(call, at), backup="ngram", remote=remote)
     parts.engine.add(request())
     with pytest.raises(RuntimeError, match="out of order"):
         drain(parts.engine)
@@ -98,12 +99,13 @@ def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at):
     assert output.text == LONG
 
 
+@pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("at", [2, 3, 4])
 @pytest.mark.parametrize("call", ["news", "move", "draft", "proposal", "expand"])
-def test_after_an_interrupt_the_cache_hits_again(call, at):
+def test_after_an_interrupt_the_cache_hits_again(call, at, remote):
     """What is told twice is taken once, by cache, backup and draft."""
     settings = {"backup": "draft", "rank": lambda prompt, position: 0 if position % 5 else None}
-    parts = ssd(spell(LONG), draft=breaking(call, at), **settings)
+    parts = ssd(spell(LONG), draft=breaking(call, at), remote=remote, **settings)
     for size in (1, 3):
         parts.engine.add(request([65] * size))
     with pytest.raises(RuntimeError, match="out of order"):

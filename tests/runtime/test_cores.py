@@ -53,7 +53,7 @@ def test_a_core_that_does_not_exist_is_named_with_those_that_do():
 @linux
 def test_looking_at_cores_changes_nothing():
     before = os.sched_getaffinity(0)
-    assert usable_cores() >= before
+    assert usable_cores() == before
     assert os.sched_getaffinity(0) == before
     assert Cores(target=None, draft=None).pin_target() is None
     assert os.sched_getaffinity(0) == before
@@ -72,6 +72,64 @@ print(Cores(target=(first,), draft=None).pin_target() == (tuple(others) or None)
 print([os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")] == [{{first}}] * 2)
 wait.set()
 """
+
+
+GIVEN = """
+import os, sys
+sys.path.insert(0, {root!r})
+allowed = set(sorted(os.sched_getaffinity(0))[:{count}])
+os.sched_setaffinity(0, allowed)
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.cores import Cores, pin, usable_cores
+{do}
+"""
+
+
+def run(count, do):
+    """Lines that a process prints which was started on some cores."""
+    code = GIVEN.format(root=str(Path(__file__).parents[2]), count=count, do=do)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.split()
+
+
+two_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores"
+)
+
+
+@two_cores
+def test_a_process_stays_on_the_cores_that_it_was_started_on():
+    """As with taskset; the others may belong to somebody else."""
+    other = max(os.sched_getaffinity(0))
+    do = f"""
+print(usable_cores() == allowed)
+try:
+    Cores(target=({other},), draft=None).pin_target()
+except InputError as error:
+    print("no core {other} to run on" in str(error))
+print(os.sched_getaffinity(0) == allowed)
+"""
+    assert run(1, do) == ["True"] * 3
+
+
+@two_cores
+def test_cores_of_a_draft_alone_are_left_to_it():
+    do = """
+first, *others = sorted(allowed)
+print(Cores(target=None, draft=(first,)).pin_target() == (first,))
+print(os.sched_getaffinity(0) == {*others})
+print(Cores(target=None, draft=tuple(sorted(allowed))).pin_target() == tuple(sorted(allowed)))
+print(os.sched_getaffinity(0) == {*others})
+"""
+    assert run(2, do) == ["True"] * 4
+
+
+@linux
+def test_cores_are_remembered_also_by_a_process_that_was_only_pinned():
+    do = "pin([min(allowed)]); print(usable_cores() == allowed)"
+    assert run(2, do) == ["True"]
 
 
 @linux

@@ -70,13 +70,13 @@ class Rounds:
             drafter.open(slot, params, slot, [], 0)
             drafter.prefill(slot, self.prompts[slot], 0, last=True)
 
-    def run(self, count, limit=lambda round_, slot: K):
+    def run(self, count, limit=lambda round_, slot: K, times=1):
         for round_ in range(count):
             rows = []
             for slot, text in self.texts.items():
                 committed, self.told[slot] = text[self.told[slot] :], len(text)
                 rows.append(DraftRow(slot, len(text) - 1, committed, limit(round_, slot)))
-            drafted = self.drafter.propose(rows)
+            drafted = [self.drafter.propose(rows) for _ in range(times)][-1]
             tokens = np.asarray(drafted.proposal.tokens)
             for slot, text in self.texts.items():
                 own = tokens[slot, : drafted.lengths[slot]].tolist()
@@ -167,6 +167,17 @@ def test_a_smaller_k_uses_the_programs_of_the_largest(loaded):
     run.run(4, limit=lambda round_, slot: 2)
     whole = Rounds(ModelDrafter(*loaded), PROMPTS, lambda round_, slot: 0).run(1)
     assert all(run.proposed[slot][0] == whole.proposed[slot][0][:2] for slot in run.slots)
+
+
+def test_what_is_told_twice_counts_once(loaded):
+    """A step that was interrupted tells its tokens again."""
+    penalised = dataclasses.replace(PARAMS, repetition_penalty=1.5, frequency_penalty=2.0)
+    once, twice = (
+        Rounds(ModelDrafter(*loaded), PROMPTS, some_accepted, params=penalised) for _ in range(2)
+    )
+    assert once.run(5).proposed == twice.run(5, times=2).proposed
+    for one, other in zip(once.drafter._history, twice.drafter._history, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 def test_a_reused_slot_proposes_as_a_fresh_one(loaded):

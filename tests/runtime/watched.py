@@ -62,6 +62,7 @@ def ssd(
     fan_out: FanOut | str = "uniform",
     backup: HostKind | Literal["draft"] = "none",
     longer: bool = False,
+    remote: bool = False,
     slots: int = 2,
     context: int = 64,
     draft: Callable[..., FakeBranchingDraft] = FakeBranchingDraft,
@@ -70,6 +71,7 @@ def ssd(
     """An engine with a controller.
 
     Args:
+      remote: the branches are asked for while the target's forward runs, as of a draft elsewhere.
       draft: makes the draft, of `scripted` among others.
     """
     target = FakeTarget(script, slots=slots, context=context)
@@ -83,6 +85,7 @@ def ssd(
         backup=backup,
         tokens=TOKENS,
         longer=longer,
+        settle=(lambda: branching.proposal()) if remote else None,
     )
     engine = Engine(target, Letters, frozenset({EOS}), drafter=controller, clock=Clock())
     return Parts(target, branching, controller, engine)

@@ -8,10 +8,13 @@ finds a heap of messages.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from ssd_jax.runtime.activity import Activity
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Absence, Moved, News
 from ssd_jax.runtime.worker.connection import Connection
+from ssd_jax.runtime.worker.hang import HangLimit
 from ssd_jax.runtime.worker.messages import (
     Expand,
     Fork,
@@ -34,6 +38,8 @@ from ssd_jax.speculation.confidence import UNKNOWN
 
 PATIENCE = 1.0
 """Seconds that a round waits for a worker."""
+_LOOK = 0.1  # seconds
+_LOG = logging.getLogger(__name__)
 
 
 class RemoteDraft:
@@ -44,7 +50,10 @@ class RemoteDraft:
       connect: gives a new connection, None where there is no worker now.
       greedy: the draft proposes its likeliest tokens whatever the request samples.
       patience: seconds to wait for an answer.
-      counters: what happened: "late", "stale", "dead", "q late", "q malformed", "connections".
+      counters: what happened: "late", "stale", "dead", "hung", "q late", "q malformed",
+        "connections".
+      end: ends the worker at an address, which hangs.
+      limit: when it is taken to.
     """
 
     def __init__(
@@ -55,11 +64,15 @@ class RemoteDraft:
         greedy: bool = False,
         patience: float = PATIENCE,
         counters: Counter[str] | None = None,
+        end: Callable[[str], None] = lambda address: None,
+        limit: HangLimit | None = None,
     ) -> None:
         self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._q_travels = hello.rule == "ratio" and not greedy
         self._connect, self._patience = connect, patience
+        self._end, self._limit = end, limit or HangLimit()
+        self._trouble = ""
         self._connection: Connection | None = None
         self._numbers = itertools.count(1)
         self._epochs = itertools.count(1)
@@ -71,8 +84,9 @@ class RemoteDraft:
         self._records: dict[int, bool] = {}  # slots with a record: whether it is to be followed
         self._asked_q: list[int] = []
         self._awaited = False  # the branches of the last `expand`
+        self._counted = False  # why this round had no answer
         self._news: News | None = None
-        self._proposals = HostProposals(hello.slots, hello.k, hello.support)
+        self._proposals = HostProposals(hello.slots, hello.k, hello.support, hello.tokens)
         self._confidence = np.full((hello.slots, hello.k), UNKNOWN, np.int32)
 
     def open(
@@ -91,14 +105,20 @@ class RemoteDraft:
         state.prompt = len(state.text)
         link = self._usable()
         if link is not None:
-            state.teach(link, self._numbers)
+            with self._telling(link):
+                state.teach(link, self._numbers)
 
     def move(self, moves: Sequence[Moved]) -> None:
         """See `roles.BranchingDraft.move`."""
         self._flush()
         link = self._link = self._usable()
-        told, self._news = self._news, None
         self._moves, self._records, self._asked_q = [], {}, []
+        self._counted = False
+        with self._telling(link):
+            self._move(moves, link)
+
+    def _move(self, moves: Sequence[Moved], link: Connection | None) -> None:
+        told = self._news  # until there is other news: an interrupted call comes again
         self._proposals.clear()
         self._confidence[:] = UNKNOWN
         moved_slots = {moved.slot for moved in moves}
@@ -117,12 +137,13 @@ class RemoteDraft:
             self._proposals.put(moved.slot, tokens)
             if link is None:
                 continue
-            if state.link is not link:
-                winner = -1  # the worker that had this branch is gone
+            if state.link is not link or state.known == moved.position:
+                winner = -1  # the branch is gone, with its worker or with an interrupted step
             elif winner >= 0:
                 tokens = ()
             if not state.whole:
                 state.teach(link, self._numbers)
+            state.whole = False  # until this record is expanded
             self._moves.append(state.moved(moved, winner, limit, tokens))
             self._records[moved.slot] = bool(tokens)
             if winner >= 0 and limit and state.sampled:
@@ -139,7 +160,7 @@ class RemoteDraft:
         winner = link.winner(self._patience)
         if winner is None:
             self._give_up(link)
-            self.counters[self._absence] += 1
+            self._count_absence()
             self._link = None
             return drafted
         for row, (slot, epoch) in enumerate(zip(winner.slots, winner.epochs, strict=True)):
@@ -197,7 +218,7 @@ class RemoteDraft:
             if answer is None:
                 self._give_up(link)
         if answer is None:
-            self.counters[self._absence] += 1
+            self._count_absence()
             return self._absence
         shape = self.slots, self.branches
         news = News(
@@ -233,14 +254,24 @@ class RemoteDraft:
         return link.activity({slot: state.epoch for slot, state in self._slots.items()})
 
     def wait_ready(self, timeout: float) -> bool:
-        """Waits for a worker that agrees to the `Hello`."""
-        self._usable()
-        return self._connection is not None and self._connection.wait_ready(timeout)
+        """Waits for a worker that agrees to the `Hello`, started again meanwhile or not."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end and not self.refused:
+            if self._usable() is not None:
+                return True
+            if self._connection is None or not self._connection.wait_ready(timeout):
+                time.sleep(_LOOK)
+        return False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the worker does not agree to the `Hello`."""
+        return self._connection is not None and self._connection.refused
 
     @property
     def trouble(self) -> str:
-        """Why the last stream ended, if it did."""
-        return "" if self._connection is None else self._connection.trouble
+        """Why the last stream that has ended did."""
+        return (self._connection and self._connection.trouble) or self._trouble
 
     def close(self) -> None:
         """Ends the stream; the worker then frees the slots."""
@@ -252,8 +283,11 @@ class RemoteDraft:
         if self._connection is None or not self._connection.alive:
             if self._connection is not None:
                 self._connection.close()
+                self._trouble = self._connection.trouble or self._trouble
+                _LOG.warning("the stream to the draft worker has ended: %s", self._trouble)
             self._connection = self._connect()
             self._overdue = False
+            self._limit.owed()
             self.counters["connections"] += self._connection is not None
         link = self._connection
         if link is None or not link.ready:
@@ -264,11 +298,33 @@ class RemoteDraft:
             self._overdue = False
             link.keep_time(self._numbers)
             return link
+        if link is not None and self._limit.reached():
+            self.counters["hung"] += 1
+            _LOG.warning("the draft worker has not answered for long; another is started")
+            self._end(link.address)
+            link.close()
         return None
 
     def _give_up(self, link: Connection) -> None:
         self._absence = "late" if link.alive else "dead"
         self._overdue = link.alive
+        self._limit.owed()
+
+    def _count_absence(self) -> None:
+        """Counts why a round has no answer: once, though it was waited for twice."""
+        if not self._counted:
+            self.counters[self._absence] += 1
+        self._counted = True
+
+    @contextlib.contextmanager
+    def _telling(self, link: Connection | None) -> Iterator[None]:
+        """Where this is interrupted, nobody knows what the worker was told: a new stream, then."""
+        try:
+            yield
+        except BaseException:
+            if link is not None:
+                link.close()
+            raise
 
     def _send_round(
         self, link: Connection, moves: list[Move], lowered: np.ndarray, expand: Expand | None
@@ -279,8 +335,9 @@ class RemoteDraft:
             lowered=lowered,
             expand=expand,
         )
-        link.ask(message)
-        self._moves = []
+        with self._telling(link):
+            link.ask(message)
+            self._moves = []
 
     def _flush(self) -> None:
         """Sends records that nobody expands: at the end of a text they have no branches."""

@@ -101,7 +101,10 @@ class _Rest:
         end = self.at + count * dtype.itemsize
         if end > len(self.data):
             raise ProtocolError(f"an array of {count} entries was cut off")
-        array = np.frombuffer(self.data, dtype, count, self.at).reshape(shape)
+        try:
+            array = np.frombuffer(self.data, dtype, count, self.at).reshape(shape)
+        except (ValueError, OverflowError):  # empty, with sizes that no array can have
+            raise ProtocolError("an array of an impossible shape") from None
         self.at = end
         return array
 

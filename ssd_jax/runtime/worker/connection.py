@@ -26,7 +26,7 @@ from ssd_jax.runtime.worker.messages import (
     Winner,
     Work,
 )
-from ssd_jax.runtime.worker.server import METHOD, UNLIMITED
+from ssd_jax.runtime.worker.transport import METHOD, options
 
 _T = TypeVar("_T")
 _KEPT = 1024  # spans of work that nobody has asked for
@@ -34,6 +34,8 @@ _KEPT = 1024  # spans of work that nobody has asked for
 
 class Connection:
     """A stream to a worker. When it fails it stays failed: `alive` is then False.
+
+    `refused` tells whether that was because the worker did not agree to the `Hello`.
 
     Args:
       address: host:port.
@@ -62,10 +64,11 @@ class Connection:
         self._parts = 0  # answers to the last round; each tells of a forward more
         self._winner: Winner | None = None
         self._stats: Stats | None = None
-        self.alive, self.ready = True, False
+        self.address = address
+        self.alive, self.ready, self.refused = True, False, False
         self.trouble = ""
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(address, options=UNLIMITED)
+        self._channel = grpc.insecure_channel(address, options=options(hello))
         stream = self._channel.stream_stream(METHOD)
         self._call = stream(iter(self._outbox.get, None), wait_for_ready=False)
         self.send(hello)
@@ -174,6 +177,7 @@ class Connection:
                 self._received += len(data)
                 message = codec.decode(data)
                 if isinstance(message, Refused):
+                    self.refused = not self.ready
                     trouble = f"the worker refused: {message.reason}"
                     break
                 with self._changed:
@@ -184,11 +188,15 @@ class Connection:
             trouble = f"the worker sent {error}"
         except grpc.RpcError as error:
             trouble = f"the stream broke: {_code_of(error)}"
-        with self._changed:
-            self.alive, self.trouble = False, trouble
-            self._changed.notify_all()
-        self._outbox.put(None)
-        self._call.cancel()
+        except Exception as error:  # whatever it is, nobody is to wait for answers from here
+            self._counters["garbage"] += 1
+            trouble = f"an answer of the worker could not be taken: {error!r}"
+        finally:
+            with self._changed:
+                self.alive, self.trouble = False, trouble
+                self._changed.notify_all()
+            self._outbox.put(None)
+            self._call.cancel()
 
     def _take(self, message: Any) -> None:
         match message:

@@ -31,9 +31,11 @@ def main() -> None:
 def run(start: Callable[[WorkerSettings], tuple[object, int]]) -> None:
     """Runs a worker whose server `start` starts, giving it and its port."""
     _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever others write, native code among them, is no report
+    sys.stdout = sys.stderr
     settings = WorkerSettings.from_json(sys.stdin.buffer.readline().decode())
-    report = sys.stdout
-    sys.stdout = sys.stderr  # whatever others print is no report
     if settings.cores is not None:
         pin(settings.cores)  # before JAX counts the cores for its threads
     orphaned = threading.Thread(target=_until_orphaned, daemon=True)
@@ -47,7 +49,8 @@ def run(start: Callable[[WorkerSettings], tuple[object, int]]) -> None:
     except Exception as error:
         traceback.print_exc()
         told = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(told), file=report, flush=True)
+    with report:
+        print(json.dumps(told), file=report)
     if server is not None:
         orphaned.join()
     sys.stderr.flush()
@@ -59,7 +62,7 @@ def _start(settings: WorkerSettings) -> tuple[object, int]:
     from ssd_jax.runtime.worker.loading import load_sessions
     from ssd_jax.runtime.worker.server import serve
 
-    return serve(load_sessions(settings))
+    return serve(load_sessions(settings), settings.hello)
 
 
 def _die_with_parent() -> None:

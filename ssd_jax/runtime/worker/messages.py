@@ -238,7 +238,7 @@ class Winner:
     def check(self, about: Hello) -> None:
         """Raises: ProtocolError: something does not fit. q is checked by row."""
         _check_work(self.work)
-        rows, sampled = len(self.slots), len(self.sampled)
+        rows, sampled = self.slots.size, len(self.sampled)
         for array in (self.slots, self.epochs, self.lengths):
             _shape(array, (rows,), "i")
         _shape(self.tokens, (rows, about.k), "i")
@@ -277,7 +277,7 @@ class Speculations:
     def check(self, about: Hello) -> None:
         """Raises: ProtocolError: something does not fit."""
         _check_work(self.work)
-        rows = len(self.slots)
+        rows = self.slots.size
         for array in (self.slots, self.epochs):
             _shape(array, (rows,), "i")
         _shape(self.bonus, (rows, about.branches), "i")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,8 +14,10 @@ from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.runtime.worker.supervisor import COMMAND, Supervisor
 
-_RETRY = 0.2  # seconds between attempts to connect
-_GREETING = 30.0  # seconds for a worker that is ready to answer a new stream
+_RETRY, _LONGEST_RETRY = 0.2, 10.0  # seconds between attempts to connect
+_STEADY = 60.0  # seconds that a stream lasts before its end is taken for chance
+_LOG = logging.getLogger(__name__)
+_GREETING = 30.0  # seconds for a worker to answer a new stream
 
 
 def connector(
@@ -24,15 +27,21 @@ def connector(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], Connection | None]:
-    """Connects to wherever `address` says, not too often; None while it is nowhere."""
-    next_try = -float("inf")
+    """Connects to wherever `address` says; None while it is nowhere, or was tried just now.
+
+    Where streams keep breaking at the same address, the next one waits twice as long each time.
+    """
+    last, pause, tried = -float("inf"), 0.0, ""
 
     def connect() -> Connection | None:
-        nonlocal next_try
+        nonlocal last, pause, tried
         where, now = address(), clock()
-        if where is None or now < next_try:
+        same = where == tried
+        if where is None or (same and now < last + pause):
             return None
-        next_try = now + _RETRY
+        again = same and now < last + pause + _STEADY
+        pause = min(2 * pause, _LONGEST_RETRY) if again else _RETRY
+        last, tried = now, where
         return Connection(where, hello, counters)
 
     return connect
@@ -70,11 +79,17 @@ class DraftWorker:
         """
         self.supervisor.wait_ready()
 
+    def check(self) -> None:
+        """Raises: InputError: it could not start; does not wait."""
+        self.supervisor.check()
+
     def draft(self) -> RemoteDraft:
         """A draft with empty slots, over a stream of its own.
 
+        A worker that does not answer now, because it is just being started again, may do so later.
+
         Raises:
-          InputError: the worker does not answer, or refuses.
+          InputError: the worker refuses.
         """
         hello, counters = self._settings.hello, Counter()
         connect = connector(hello, lambda: self.supervisor.address, counters)
@@ -84,14 +99,23 @@ class DraftWorker:
             greedy=self._settings.greedy,
             patience=self.patience,
             counters=counters,
+            end=self.supervisor.end,
         )
-        if not draft.wait_ready(_GREETING):
-            raise InputError(f"the draft worker does not serve: {draft.trouble or 'no answer'}")
+        if not draft.wait_ready(_GREETING) and draft.refused:
+            draft.close()
+            raise InputError(f"the draft worker does not serve: {draft.trouble}")
         self.drafts.append(draft)
         return draft
 
+    @property
+    def counters(self) -> Counter[str]:
+        """What happened to all drafts, see `RemoteDraft`, and "starts" of the process."""
+        drafts = (draft.counters for draft in self.drafts)
+        return sum(drafts, Counter(starts=self.supervisor.starts))
+
     def close(self) -> None:
         """Ends the streams and the process."""
+        _LOG.info("the draft worker's figures: %s", dict(self.counters))
         for draft in self.drafts:
             draft.close()
         self.supervisor.close()

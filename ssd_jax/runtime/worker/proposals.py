@@ -15,11 +15,16 @@ _SUM = 1e-3  # how far the float32 probabilities of a q may be from 1 in sum
 class HostProposals:
     """Proposed tokens of all slots; point masses until their q comes.
 
+    Args:
+      slots, k, support: B, K and N.
+      ids: how many token ids exist.
+
     Attributes:
       tokens: [B, K] int32.
     """
 
-    def __init__(self, slots: int, k: int, support: int) -> None:
+    def __init__(self, slots: int, k: int, support: int, ids: int) -> None:
+        self._ids = ids
         self.tokens = np.zeros((slots, k), np.int32)
         self._lengths = np.zeros(slots, np.int32)
         self._support = np.full((slots, k, support), -1, np.int32)
@@ -48,7 +53,7 @@ class HostProposals:
         place = winner.sampled.index(slot)
         support, q = winner.support[place, :count], winner.q[place, :count]
         tokens = winner.tokens[rows[0], :count]
-        if (tokens != self.tokens[slot, :count]).any() or not _is_law(tokens, support, q):
+        if (tokens != self.tokens[slot, :count]).any() or not self._is_law(tokens, support, q):
             return False
         self._support[slot, :count], self._q[slot, :count] = support, q
         return True
@@ -59,17 +64,17 @@ class HostProposals:
             self.tokens.copy(), self._lengths.copy(), self._support.copy(), self._q.copy()
         )
 
-
-def _is_law(tokens: np.ndarray, support: np.ndarray, q: np.ndarray) -> bool:
-    """Whether each row of q [n, N] is a distribution over its support that gives its token."""
-    used = support >= 0
-    drawn = np.where(support == tokens[:, None], q, 0)
-    ordered = np.sort(np.where(used, support, -1 - np.arange(support.shape[1])), axis=1)
-    return bool(
-        np.isfinite(q).all()
-        and (q >= 0).all()
-        and (q[~used] == 0).all()
-        and (abs(q.sum(axis=1, dtype=np.float64) - 1) < _SUM).all()
-        and (drawn.sum(axis=1) > 0).all()
-        and (np.diff(ordered, axis=1) > 0).all()
-    )
+    def _is_law(self, tokens: np.ndarray, support: np.ndarray, q: np.ndarray) -> bool:
+        """Whether each row of q [n, N] is a distribution over its support that gives its token."""
+        used = support >= 0
+        drawn = np.where(support == tokens[:, None], q, 0)
+        ordered = np.sort(np.where(used, support, -1 - np.arange(support.shape[1])), axis=1)
+        return bool(
+            np.isfinite(q).all()
+            and (q >= 0).all()
+            and (q[~used] == 0).all()
+            and (support < self._ids).all()
+            and (abs(q.sum(axis=1, dtype=np.float64) - 1) < _SUM).all()
+            and (drawn.sum(axis=1) > 0).all()
+            and (np.diff(ordered, axis=1) > 0).all()
+        )

@@ -9,21 +9,29 @@ import logging
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.worker.settings import WorkerSettings
 
-COMMAND = (sys.executable, "-m", "ssd_jax.runtime.worker.main")
+COMMAND = (sys.executable, "-P", "-m", "ssd_jax.runtime.worker.main")
+"""Imports nothing from the directory that the user is in."""
+STARTUP = 1800.0
+"""Seconds that a worker may take to load and compile."""
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds before a worker that died is started again
 _STEADY = 60.0  # seconds that a worker lives before its death is taken for chance
 _LAST_LINES = 20
+_LONGEST_LINE = 2**16  # bytes
+_REMINDER = 60.0  # seconds between warnings while a worker starts
+_ROOT = str(Path(__file__).parents[3])  # where this package is
 
 
 @dataclasses.dataclass
@@ -51,10 +59,17 @@ class Supervisor:
     Args:
       settings: of the worker.
       command: what to run.
+      startup: seconds until a worker that has reported nothing is given up.
     """
 
-    def __init__(self, settings: WorkerSettings, command: Sequence[str] = COMMAND) -> None:
-        self._settings, self._command = settings, tuple(command)
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        command: Sequence[str] = COMMAND,
+        *,
+        startup: float = STARTUP,
+    ) -> None:
+        self._settings, self._command, self._startup = settings, tuple(command), startup
         self._state = _State()
         self._end = weakref.finalize(self, _end, self._state)
 
@@ -63,7 +78,7 @@ class Supervisor:
         # The thread outlives the worker: Linux ends the worker with the thread that started it.
         threading.Thread(
             target=_watch,
-            args=(self._state, self._settings, self._command),
+            args=(self._state, self._settings, self._command, self._startup),
             name="draft worker",
             daemon=True,
         ).start()
@@ -74,11 +89,31 @@ class Supervisor:
         Raises:
           InputError: it cannot start, with its own words.
         """
+        state, began = self._state, time.monotonic()
+
+        def settled() -> bool:
+            return bool(state.starts or state.failure or state.closing)
+
+        with state.changed:
+            while not state.changed.wait_for(settled, _REMINDER):
+                pid = None if state.process is None else state.process.pid
+                waited = time.monotonic() - began
+                _LOG.warning("the draft worker (process %s) is not ready after %.0f s", pid, waited)
+        self.check()
+
+    def check(self) -> None:
+        """Raises: InputError: the worker could not start, in its own words; waits for nothing."""
+        failure = self._state.failure
+        if failure is not None:
+            raise InputError(f"the draft worker cannot start: {failure}")
+
+    def end(self, address: str) -> None:
+        """Ends the worker that listens there, which hangs; another is started."""
         state = self._state
         with state.changed:
-            state.changed.wait_for(lambda: state.starts or state.failure or state.closing)
-            if state.failure is not None:
-                raise InputError(f"the draft worker cannot start: {state.failure}")
+            if self.address == address and state.process is not None:
+                state.port = None
+                state.process.kill()
 
     @property
     def address(self) -> str | None:
@@ -112,12 +147,18 @@ def _end(state: _State) -> None:
         process.wait()
 
 
-def _watch(state: _State, settings: WorkerSettings, command: Sequence[str]) -> None:
+def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> None:
     """Runs one worker after another."""
     pause = _FIRST_PAUSE
     while True:
         began = time.monotonic()
-        failure = _run(state, settings, command)
+        try:
+            failure = _run(state, settings, command, startup)
+        except Exception as error:  # such as no thread to be had: it counts as the worker's end
+            failure = f"{type(error).__name__}: {error}"
+            if state.process is not None:
+                state.process.kill()
+                state.process.wait()
         with state.changed:
             state.port = None
             if state.closing:
@@ -134,10 +175,17 @@ def _watch(state: _State, settings: WorkerSettings, command: Sequence[str]) -> N
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _run(state: _State, settings: WorkerSettings, command: Sequence[str]) -> str:
-    """Runs one worker to its end; returns why it ended."""
+def _environment() -> dict[str, str]:
     # The draft of this placement runs on the host, beside whatever the target runs on.
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    if _ROOT not in sysconfig.get_paths().values():  # where it is found in any case
+        paths = [_ROOT, *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> str:
+    """Runs one worker to its end; returns why it ended."""
     with state.changed:
         if state.closing:
             return "closed"
@@ -147,7 +195,8 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str]) -> str
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,
+                env=_environment(),
+                start_new_session=True,  # an interrupt from the terminal is for this process
             )
         except OSError as error:
             return f"{command[0]}: {error.strerror}"
@@ -157,19 +206,26 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str]) -> str
     words = threading.Thread(target=_keep_last, args=(process, last), daemon=True)
     words.start()
     told: dict[str, Any] = {}
-    try:
+    overdue = threading.Event()
+
+    def give_up() -> None:
+        overdue.set()
+        process.kill()
+
+    limit = threading.Timer(startup, give_up)
+    limit.daemon = True
+    limit.start()
+    with contextlib.suppress(OSError):  # it has ended already
         process.stdin.write(settings.to_json().encode() + b"\n")
         process.stdin.flush()
-        line = process.stdout.readline()
-        told = json.loads(line) if line else {}
-    except (OSError, ValueError) as error:
-        told = {"error": f"it reported nothing that can be read: {error}"}
-        process.kill()
+        told = _report(process.stdout, last)
     if "port" in told:
+        limit.cancel()
         with state.changed:
             state.port, state.starts = told["port"], state.starts + 1
             state.changed.notify_all()
     status = process.wait()
+    limit.cancel()
     with state.changed:
         state.port = None
     words.join(timeout=1.0)
@@ -178,8 +234,26 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str]) -> str
             pipe.close()
     if "error" in told:
         return told["error"]
-    end = f"signal {-status}" if status < 0 else f"exit status {status}"
-    return " | ".join([f"it ended with {end}", *last])
+    end = f"it ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
+    if overdue.is_set():
+        end = f"process {process.pid} reported nothing within {startup:.0f} s and was killed"
+    return " | ".join([end, *last])
+
+
+def _report(output: IO[bytes], last: deque[str]) -> dict[str, Any]:
+    """The line in which a worker says its port or what went wrong; {} if it ends without.
+
+    Lines before it, which others may write, go to `last`.
+    """
+    while line := output.readline(_LONGEST_LINE):
+        with contextlib.suppress(ValueError, RecursionError):
+            told = json.loads(line)
+            if isinstance(told, dict) and (
+                type(told.get("port")) is int or isinstance(told.get("error"), str)
+            ):
+                return told
+        last.append(line.decode(errors="replace").rstrip())
+    return {}
 
 
 def _keep_last(process: subprocess.Popen[bytes], last: deque[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -31,6 +32,10 @@ def main(how: list[str]) -> None:
         if "exit" in how:
             print("the last words", file=sys.stderr, flush=True)
             sys.exit(7)
-        return serve(lambda called: Session(settings.hello, ScriptedDraft, called))
+        if "other" in how:
+            settings = dataclasses.replace(
+                settings, hello=dataclasses.replace(settings.hello, support=3)
+            )
+        return serve(lambda called: Session(settings.hello, ScriptedDraft, called), settings.hello)
 
     run(start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import struct
 
 import msgpack
@@ -112,11 +113,27 @@ def test_garbage_is_refused_or_is_a_message_and_never_anything_else(message):
             broken[place] = rng.integers(256)
         try:
             found = codec.decode(bytes(broken))
+            if isinstance(found, Stats):
+                found.check()
+            elif hasattr(found, "check"):
+                found.check(HELLO)
         except ProtocolError:
             refused += 1
         else:
             assert type(found) in {type(one) for one in MESSAGES}
     assert refused > 30
+
+
+@pytest.mark.parametrize("message", [WINNER, SPECULATIONS], ids=lambda m: type(m).__name__)
+def test_arrays_of_any_shape_in_any_place_are_refused(message):
+    arrays = [f.name for f in dataclasses.fields(message) if f.type == "np.ndarray"]
+    shapes = [(), (0,), (1,), (0, 2**40), (1, 1), (1, 0, 3), (2, 3, 4, 1)]
+    for name, shape in itertools.product(arrays, shapes):
+        array = np.zeros(shape, np.int32)
+        if shape == getattr(message, name).shape:
+            continue
+        with pytest.raises(ProtocolError):
+            dataclasses.replace(message, **{name: array}).check(HELLO)
 
 
 def test_noise_is_refused():
@@ -153,6 +170,8 @@ FIELDS = [1, 0, 1, 0, ["i4", [1]]]
         ["Prefill", [1, 0, 1, 0, ["O", [1]]]],
         ["Prefill", [1, 0, 1, 0, ["i4", [-1]]]],
         ["Prefill", [1, 0, 1, 0, ["i4", [2**62, 4]]]],
+        ["Prefill", [1, 0, 1, 0, ["i4", [0, 2**63]]]],
+        ["Prefill", [1, 0, 1, 0, ["i4", [2**31, 2**31, 0, 5]]]],
         ["Prefill", [1, 0, 1, 0, ["i4", ["1"]]]],
         ["Prefill", [1, 0, 1, 0, ["i4", [1, 1, 1, 1, 1]]]],
         ["Prefill", {"number": 1}],

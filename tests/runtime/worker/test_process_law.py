@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.llm import LLM
+from ssd_jax.runtime.worker.messages import Winner
 from tests.runtime import law
 from tests.runtime.paces import Moody
 from tests.speculation.evidence import ALPHA
@@ -62,6 +63,35 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(che
     assert draft.counters["ignored"] <= sum(lost)
     rates = [each["hit_rate"] for each in metrics if each["hit_rate"] is not None]
     assert 0.1 < np.mean(rates) < 0.99
+
+
+BROKEN = [
+    lambda q: q * np.nan,
+    lambda q: q * 2,
+    lambda q: -q,
+    lambda q: q * 0,
+    lambda q: q[..., ::-1] * (q == 1),
+]
+
+
+def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
+    """What is broken in the message, on its way from the worker, makes point masses."""
+    engine = law.engine_with(llm, "ssd", lambda drafter: drafter)
+    draft = llm.loaded.worker.drafts[-1]
+    link, rng, broken = draft._connection, np.random.default_rng(6), []
+    take = link._take
+
+    def spoilt(message):
+        if isinstance(message, Winner) and message.sampled and rng.random() < 0.2:
+            broken.append(len(message.sampled))
+            message = dataclasses.replace(message, q=BROKEN[rng.integers(len(BROKEN))](message.q))
+        take(message)
+
+    link._take = spoilt
+    law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine)
+    assert sum(broken) > 50
+    assert draft.counters["q malformed"] > sum(broken) / 2
+    assert {*draft.counters} == {"connections", "q malformed"}
 
 
 def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):

@@ -1,0 +1,55 @@
+"""Engines over workers in this process, well behaved or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+
+from ssd_jax.runtime.worker import server
+from ssd_jax.runtime.worker.client import RemoteDraft
+from ssd_jax.runtime.worker.placement import connector
+from ssd_jax.runtime.worker.session import Session
+from tests.runtime.worker.scripted import HELLO, ScriptedDraft, run_of
+
+
+@contextmanager
+def served(
+    session=Session,
+    draft=ScriptedDraft,
+    *,
+    patience=30.0,
+    backup="none",
+    hello=HELLO,
+    pace=None,
+    **more,
+):
+    """An engine over a worker in this process."""
+    serving, port = server.serve(lambda called: session(HELLO, draft, called), HELLO)
+    counters = Counter()
+    connect = connector(hello, lambda: f"127.0.0.1:{port}", counters)
+    remote = RemoteDraft(hello, connect, patience=patience, counters=counters, **more)
+    remote.wait_ready(2 if "limit" in more else 30)
+    try:
+        yield run_of(remote, backup=backup, pace=pace)
+    finally:
+        remote.close()
+        serving.stop(None)
+
+
+class Rogue(Session):
+    """Changes answers by `change(message, answers before it)`, which gives what is sent instead."""
+
+    change = None
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.said = []
+
+    def handle(self, message):
+        for answer in super().handle(message):
+            yield from type(self).change(answer, self.said)
+            self.said.append(answer)
+
+
+def rogue(change):
+    return type("Changed", (Rogue,), {"change": staticmethod(change)})

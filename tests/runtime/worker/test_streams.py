@@ -1,0 +1,172 @@
+"""Streams: how many, how large, who is let in, and which way they go."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from ssd_jax.runtime.worker import codec, placement, server
+from ssd_jax.runtime.worker.connection import Connection
+from ssd_jax.runtime.worker.messages import Open, Refused
+from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.transport import METHOD, options
+from tests.runtime.worker.scripted import HELLO, ScriptedDraft, only_misses
+from tests.runtime.worker.serving import served
+from tests.runtime.worker.test_session import OPEN
+
+
+@contextmanager
+def serving(**settings):
+    """A function that opens connections to a worker in this process."""
+    opened = []
+    running, port = server.serve(
+        lambda called: Session(HELLO, ScriptedDraft, called), HELLO, **settings
+    )
+
+    def connect():
+        opened.append(Connection(f"127.0.0.1:{port}", HELLO, Counter()))
+        return opened[-1]
+
+    connect.port = port
+    try:
+        yield connect
+    finally:
+        for connection in opened:
+            connection.close()
+        running.stop(None)
+
+
+def eventually(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0.02)
+
+
+def test_many_engines_have_streams_at_the_same_time():
+    with serving() as connect:
+        assert all(connect().wait_ready(60) for _ in range(20))
+
+
+def test_one_stream_too_many_is_refused_in_words_and_let_in_when_another_has_ended():
+    with serving(streams=2) as connect:
+        first, second = connect(), connect()
+        assert first.wait_ready(60)
+        assert second.wait_ready(60)
+        third = connect()
+        assert not third.wait_ready(60)
+        assert third.refused
+        assert "serves 2 engines already" in third.trouble
+        first.close()
+        eventually(lambda: connect().wait_ready(60))
+
+
+def talk(port, messages):
+    """Sends bytes to a worker; returns the answers that come until it ends the stream."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=options(HELLO)) as channel:
+        call = channel.stream_stream(METHOD)(messages, timeout=60)
+        return [codec.decode(answer) for answer in call]
+
+
+def test_a_stream_without_a_hello_is_ended():
+    def nothing():
+        time.sleep(30)
+        yield b""
+
+    with serving(greeting=0.2, streams=1) as connect:
+        (answer,) = talk(connect.port, nothing())
+        assert isinstance(answer, Refused)
+        assert "no Hello within" in answer.reason
+        eventually(lambda: connect().wait_ready(60))
+
+
+def test_a_greeting_is_waited_for_no_longer_than_its_own_time():
+    """An engine that is silent afterwards keeps its stream."""
+    with serving(greeting=0.1) as connect:
+        connection = connect()
+        assert connection.wait_ready(60)
+        time.sleep(0.5)
+        assert connection.alive
+
+
+def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
+    decoded = []
+    read = codec.decode
+
+    def decode(data):
+        decoded.append(read(data))
+        return decoded[-1]
+
+    monkeypatch.setattr(server.codec, "decode", decode)
+    with serving(greeting=60.0) as connect:
+        inbox = server._Inbox()
+        heap = iter([codec.encode(OPEN)] * 9)
+        server.threading.Thread(target=inbox.fill, args=(heap,), daemon=True).start()
+        eventually(lambda: decoded)
+        time.sleep(0.1)
+        assert len(decoded) == 1
+        inbox.admitted.set()
+        eventually(lambda: len(decoded) == 9)
+        answers = talk(connect.port, iter([codec.encode(OPEN)] * 9))
+        assert [type(answer) for answer in answers] == [Refused]
+
+
+def test_a_message_that_is_larger_than_any_of_use_is_not_read():
+    assert dict(options(HELLO))["grpc.max_receive_message_length"] < 2**20
+    with serving() as connect, pytest.raises(grpc.RpcError) as raised:
+        talk(connect.port, iter([codec.encode(HELLO) + b"\0" * 2**20]))
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_the_largest_messages_fit():
+    """An opening that biases every token, with the highest numbers there are."""
+    biases = tuple((token, -1e300) for token in range(HELLO.tokens))
+    large = Open(**{**vars(OPEN), "logit_bias": biases, "seed": 2**64 - 1, "number": 2**62})
+    assert len(codec.encode(large)) < dict(options(HELLO))["grpc.max_receive_message_length"]
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "grpc_proxy"])
+def test_no_proxy_comes_between(monkeypatch, name):
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serving() as connect:
+        assert connect().wait_ready(10)
+
+
+def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
+    monkeypatch.setattr(placement, "Connection", lambda *_: object())
+    monkeypatch.setattr(placement, "_RETRY", 1.0)
+    now, where = [0.0], ["a"]
+    connect = placement.connector(HELLO, lambda: where[0], Counter(), clock=lambda: now[0])
+
+    def pauses(count):
+        found = []
+        while len(found) < count:
+            began = now[0]
+            while connect() is None:
+                now[0] += 1
+            found.append(now[0] - began)
+        return found
+
+    assert pauses(10) == [0, 1, 2, 4, 8, 10, 10, 10, 10, 10]
+    now[0] += 100  # the last one was steady
+    assert pauses(2) == [0, 1]
+    where[0] = "b"  # another worker
+    assert pauses(3) == [0, 1, 2]
+    where[0] = None
+    assert connect() is None
+
+
+def test_the_engine_is_told_where_a_worker_failed(caplog):
+    class Failing(ScriptedDraft):
+        def open(self, *arguments):
+            raise ZeroDivisionError("out of order")
+
+    with served(draft=Failing, patience=0.2) as run:
+        run.until(lambda found: "ZeroDivisionError" in run.draft.trouble)
+        assert "in open" in run.draft.trouble
+        assert "ended: the worker refused: ZeroDivisionError" in caplog.text
+        assert not only_misses(run.generate())
