@@ -55,7 +55,9 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost(checkpoints, llm):
     draft._take_q = lossy
     metrics = law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine)
     assert sum(lost) > 50
-    assert draft.counters == {"connections": 1}
+    # The answer that was not waited for may come when the next round has been sent.
+    assert {*draft.counters} <= {"connections", "ignored"}
+    assert draft.counters["connections"] == 1
     rates = [each["hit_rate"] for each in metrics if each["hit_rate"] is not None]
     assert 0.1 < np.mean(rates) < 0.99
 
