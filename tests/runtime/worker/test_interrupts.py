@@ -38,7 +38,9 @@ PLACES = [
 
 @pytest.mark.parametrize("backup", ["none", "draft"])
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("where", "call"), PLACES, ids=lambda place: getattr(place, "__name__", 0))
+@pytest.mark.parametrize(
+    ("where", "call"), PLACES, ids=[f"{where.__name__}.{call}" for where, call in PLACES]
+)
 def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, after, backup):
     works, left, interrupts = getattr(where, call), [0], []
 

@@ -57,10 +57,9 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(che
     engine._drafter._pace = Moody()
     metrics = law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine)
     assert sum(lost) > 50
-    # A q that nobody waited for may come when the next round has been asked for.
-    assert set(draft.counters) <= {"connections", "ignored"}
+    # The answer that was not waited for may come when the next round has been sent.
+    assert {*draft.counters} <= {"connections", "ignored", "overtaken"}
     assert draft.counters["connections"] == 1
-    assert draft.counters["ignored"] <= sum(lost)
     rates = [each["hit_rate"] for each in metrics if each["hit_rate"] is not None]
     assert 0.1 < np.mean(rates) < 0.99
 
