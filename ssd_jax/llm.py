@@ -72,9 +72,14 @@ class LLM:
             compat.use_compile_cache(compile_cache(self.config.compile_cache))
         # Before JAX counts the cores for its threads.
         self._draft_cores = self.config.cores.pin_target()
+        self.placement = self.config.place_draft()
         bitwise = self.config.exact == "bitwise"
         self.target = open_model(
-            self.config.target, self.config.dtype, bitwise=bitwise, progress=progress
+            self.config.target,
+            self.config.dtype,
+            bitwise=bitwise,
+            mesh=self.placement.target,
+            progress=progress,
         )
         self.tokenizer: Tokenizer = self.target.tokenizer
         self.draft = self._open_draft(progress)
@@ -102,6 +107,7 @@ class LLM:
             self.draft,
             self.context,
             ks=self._ks,
+            placement=self.placement,
             draft_cores=self._draft_cores,
             progress=progress,
         )
@@ -167,7 +173,7 @@ class LLM:
         if source is None:
             return None
         dtype = self.config.draft_dtype or self.config.dtype
-        draft = open_model(source, dtype, progress=progress)
+        draft = open_model(source, dtype, mesh=self.placement.draft, progress=progress)
         require_same(
             self.tokenizer, draft.tokenizer, target_name=self.target.source, draft_name=source
         )

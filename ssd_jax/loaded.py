@@ -21,8 +21,10 @@ from ssd_jax.runtime.exactness import costs_nothing, widths_agree
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.model_drafter import ModelDrafter
 from ssd_jax.runtime.ngram_drafter import NgramDrafter
+from ssd_jax.runtime.placement import Placement
 from ssd_jax.runtime.programs import Programs, Verification
 from ssd_jax.runtime.roles import Drafter
+from ssd_jax.runtime.submesh_draft import SubmeshDraft
 from ssd_jax.runtime.target import DeviceTarget
 from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
@@ -60,6 +62,7 @@ class Loaded:
     Attributes:
       inline: gives the draft in this process, which it loads when first called; None without one.
       worker: where the draft of mode ssd is, if not in this process.
+      placement: of the draft.
       exact: the exactness that holds, "bitwise" or "law".
     """
 
@@ -68,6 +71,7 @@ class Loaded:
     parameters: list[jax.Array]
     inline: Callable[[], InlineDraft] | None
     worker: DraftWorker | None
+    placement: Placement
     tokens: int
     exact: str
 
@@ -89,7 +93,13 @@ class Loaded:
             return NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
         draft = self.inline()
         temperature = config.draft_temperature
-        return ModelDrafter(draft.programs, draft.parameters, k=k, temperature=temperature)
+        return ModelDrafter(
+            draft.programs,
+            draft.parameters,
+            k=k,
+            temperature=temperature,
+            send=self.programs.model.place,
+        )
 
     def _controller(self, k: int) -> Controller:
         config, settle = self.config, None
@@ -103,6 +113,10 @@ class Loaded:
             draft = BranchDraft(
                 inline.expansion, inline.parameters, temperature=config.draft_temperature
             )
+            if self.placement.kind == "submesh":
+                support = draft.proposal().q.shape[-1]
+                draft = SubmeshDraft(draft, self.programs.model.place, support=support)
+                settle = draft.settled
         return Controller(
             draft,
             k=k,
@@ -122,6 +136,7 @@ def load(
     context: int,
     *,
     ks: Sequence[int],
+    placement: Placement,
     draft_cores: tuple[int, ...] | None = None,
     progress: Progress | None,
 ) -> Loaded:
@@ -132,6 +147,7 @@ def load(
       target, draft: opened models.
       context: most positions of a sequence.
       ks: numbers of proposed tokens to prepare for; empty without a draft.
+      placement: of the draft.
       draft_cores: of a draft in a process of its own.
       progress: of the target's weights.
 
@@ -147,7 +163,7 @@ def load(
         branches=config.branches,
         saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
     )
-    elsewhere = config.draft_placement == "process"
+    elsewhere = placement.kind == "process"
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
         if draft is not None and elsewhere:
@@ -189,6 +205,7 @@ def load(
         parameters=loaded,
         inline=inline,
         worker=worker,
+        placement=placement,
         tokens=target.tokenizer.size,
         exact=exact,
     )
