@@ -68,11 +68,11 @@ class LLM:
             raise InputError("give either config or settings, not both")
         check_names(settings)
         self.config = config or Config(**settings)
-        if self.config.compile_cache != "off":
-            compat.use_compile_cache(compile_cache(self.config.compile_cache))
         # Before JAX counts the cores for its threads.
         self._draft_cores = self.config.cores.pin_target()
         self.placement = self.config.place_draft()
+        if self.config.compile_cache != "off" and self.placement.cacheable:
+            compat.use_compile_cache(compile_cache(self.config.compile_cache))
         bitwise = self.config.exact == "bitwise"
         self.target = open_model(
             self.config.target,

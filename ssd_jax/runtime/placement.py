@@ -111,6 +111,13 @@ class Placement:
     draft: Mesh | None = None
     why: str | None = None
 
+    @property
+    def cacheable(self) -> bool:
+        """Whether compiled programs may be kept on disk: on TPUs, those of devices without the
+        first one end the process when they are read again (jax issue 38004)."""
+        meshes = [mesh for mesh in (self.target, self.draft) if mesh is not None]
+        return all(mesh.devices.flat[0].platform != "tpu" for mesh in meshes)
+
     def __str__(self) -> str:
         """One line for the user."""
         where = "" if self.why is None else f" ({self.why})"
