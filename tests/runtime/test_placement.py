@@ -45,8 +45,18 @@ def test_a_role_without_devices_of_its_own_gets_those_that_are_left():
         (8, "0-3", "3-7", "target_devices = '0-3' and draft_devices = '3-7' share 3; give each"),
         (4, "0-1", "7", "draft_devices = 7: there is no device 7; there are 0 to 3"),
         (4, "0-5", None, "target_devices = 0,1,2,3,4,5: there is no device 4,5"),
-        (4, "0-3", None, "target_devices = 0,1,2,3 are all devices .* none for the draft; give few"),
-        (4, None, "0-3", "draft_devices = 0,1,2,3 are all devices .* none for the target; give few"),
+        (
+            4,
+            "0-3",
+            None,
+            "target_devices = 0,1,2,3 are all devices .* none for the draft; give few",
+        ),
+        (
+            4,
+            None,
+            "0-3",
+            "draft_devices = 0,1,2,3 are all devices .* none for the target; give few",
+        ),
         (4, "", None, "target_devices = '' is not understood; give device numbers and ranges"),
         (4, None, "3-1", "draft_devices = '3-1' is not understood"),
     ],
@@ -74,7 +84,7 @@ def test_bad_devices_are_refused_before_a_model_is_looked_for():
         LLM("no such model", **SSD, draft_placement="submesh", draft_devices="99")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Chip:
     """A device as far as a placement looks at it."""
 
@@ -106,7 +116,9 @@ def test_cores_for_a_draft_that_auto_gives_devices_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [Chip(0, "gpu"), Chip(1, "gpu")])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     config = Config(**SSD, draft_placement="auto", draft_cores="1")
-    with pytest.raises(InputError, match=r"draft_cores = '1' is for .* submesh \(auto: there are 2"):
+    with pytest.raises(
+        InputError, match=r"draft_cores = '1' is for .* submesh \(auto: there are 2"
+    ):
         config.place_draft()
 
 
