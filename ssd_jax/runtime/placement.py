@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.cores import parse_numbers, shown
 
 if TYPE_CHECKING:
-    import jax
     from jax.sharding import Mesh
 
 Kind = Literal["inline", "submesh", "process"]
@@ -161,7 +160,7 @@ def _chosen() -> tuple[Kind, str]:
     return "process", f"auto: there is one {platform} device, so the draft gets the processor"
 
 
-def _mesh(devices: Sequence[jax.Device], indices: Sequence[int]) -> Mesh:
+def _mesh(devices: Sequence[Any], indices: Sequence[int]) -> Mesh:
     import numpy as np
     from jax.sharding import Mesh
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import pytest
 
 from ssd_jax import LLM
+from ssd_jax.commands import loading
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.placement import DeviceGroups
@@ -135,3 +137,13 @@ def test_settings_are_checked_without_jax():
         "draft_placement='submesh', target_devices='0'); sys.exit('jax' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("auto", 1), ("inline", 0)])
+def test_the_command_line_says_in_one_line_what_auto_took(capsys, kind, said):
+    llm = mock.Mock(placement=Config(**SSD, draft_placement=kind).place_draft())
+    loading.load(llm)
+    llm.load.assert_called_once()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == shown.err.count("draft_placement = process (auto") == said

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.llm import LLM
+from ssd_jax.models.execution import Execution
 from ssd_jax.runtime import branch_draft, submesh_draft
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
@@ -34,12 +35,12 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("submesh")
 
 
-def opened(root, family, *, heads=2, noise=0.04, **settings):
+def opened(root, family, *, heads=2, layers=2, noise=0.04, **settings):
     """A target, and a draft that often agrees with it."""
-    name = f"{family}-{heads}"
+    name, shape = family, {"num_key_value_heads": heads, "num_hidden_layers": layers}
     pair = [root / name, root / f"{name}-{noise}"]
     for path, own in zip(pair, (0.0, noise), strict=True):
-        tiny.write_checkpoint(path, family, noise=own, num_key_value_heads=heads)
+        tiny.write_checkpoint(path, family, noise=own, **shape)
     defaults = {"context": 320, "exact": "bitwise", "compile_cache": "off", "k": "3", "budget": "8"}
     return LLM(
         str(pair[0]), mode="ssd", draft=str(pair[1]), **defaults | {"dtype": "float32"} | settings
@@ -55,8 +56,16 @@ def many(root):
 
 @pytest.fixture(scope="module")
 def split(root):
-    """Four devices a role; heads, channels and vocabulary are cut in four."""
-    return opened(root, "llama", heads=4, slots=4, verify="coupled", draft_placement="submesh")
+    """Four devices a role; heads, channels and vocabulary are cut in four. Layers are scanned, as
+    on accelerators."""
+    usual = Execution.for_platform
+
+    def scanned(platform, compute):
+        return dataclasses.replace(usual(platform, compute), scan_layers=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Execution, "for_platform", scanned)
+        return opened(root, "llama", heads=4, slots=4, verify="coupled", draft_placement="submesh")
 
 
 def engine_of(llm, **settings):
@@ -125,7 +134,7 @@ def one(root):
     """One slot, q that travels, another family and dtype; and the same inline."""
     groups = {"draft_placement": "submesh", "target_devices": "0", "draft_devices": "3"}
     return [
-        opened(root, "qwen2", slots=1, dtype="bfloat16", **settings)
+        opened(root, "qwen2", layers=1, slots=1, dtype="bfloat16", **settings)
         for settings in (groups, {"draft_placement": "inline"})
     ]
 
