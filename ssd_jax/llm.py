@@ -74,13 +74,18 @@ class LLM:
         if self._trace is not None:
             # Also when the program ends before `close`, by Ctrl-C for one.
             self._at_end = weakref.finalize(self, self._trace.write_at_the_end)
-        if self.config.compile_cache != "off":
-            compat.use_compile_cache(compile_cache(self.config.compile_cache))
         # Before JAX counts the cores for its threads.
         self._draft_cores = self.config.cores.pin_target()
+        self.placement = self.config.place_draft()
+        if self.config.compile_cache != "off" and self.placement.cacheable:
+            compat.use_compile_cache(compile_cache(self.config.compile_cache))
         bitwise = self.config.exact == "bitwise"
         self.target = open_model(
-            self.config.target, self.config.dtype, bitwise=bitwise, progress=progress
+            self.config.target,
+            self.config.dtype,
+            bitwise=bitwise,
+            mesh=self.placement.target,
+            progress=progress,
         )
         self.tokenizer: Tokenizer = self.target.tokenizer
         self.draft = self._open_draft(progress)
@@ -108,6 +113,7 @@ class LLM:
             self.draft,
             self.context,
             ks=self._ks,
+            placement=self.placement,
             draft_cores=self._draft_cores,
             progress=progress,
         )
@@ -185,7 +191,7 @@ class LLM:
         if source is None:
             return None
         dtype = self.config.draft_dtype or self.config.dtype
-        draft = open_model(source, dtype, progress=progress)
+        draft = open_model(source, dtype, mesh=self.placement.draft, progress=progress)
         require_same(
             self.tokenizer, draft.tokenizer, target_name=self.target.source, draft_name=source
         )

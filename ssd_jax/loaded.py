@@ -21,8 +21,10 @@ from ssd_jax.runtime.exactness import costs_nothing, widths_agree
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.model_drafter import ModelDrafter
 from ssd_jax.runtime.ngram_drafter import NgramDrafter
+from ssd_jax.runtime.placement import Placement
 from ssd_jax.runtime.programs import Programs, Verification
 from ssd_jax.runtime.roles import Drafter
+from ssd_jax.runtime.submesh_draft import SubmeshDraft
 from ssd_jax.runtime.target import DeviceTarget
 from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
@@ -61,6 +63,7 @@ class Loaded:
     Attributes:
       inline: the draft in this process; None without a draft model.
       worker: where the draft of mode ssd is, if not in this process.
+      placement: of the draft.
       exact: the exactness that holds, "bitwise" or "law".
     """
 
@@ -69,6 +72,7 @@ class Loaded:
     parameters: list[jax.Array]
     inline: InlineDraft | None
     worker: DraftWorker | None
+    placement: Placement
     tokens: int
     exact: str
 
@@ -88,8 +92,13 @@ class Loaded:
             return self._controller(k)
         if self.inline is None:
             return NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
-        parameters, temperature = self.inline.parameters(), config.draft_temperature
-        return ModelDrafter(self.inline.plain(), parameters, k=k, temperature=temperature)
+        return ModelDrafter(
+            self.inline.plain(),
+            self.inline.parameters(),
+            k=k,
+            temperature=config.draft_temperature,
+            send=self.programs.model.place,
+        )
 
     def _controller(self, k: int) -> Controller:
         config, settle, activity = self.config, None, None
@@ -103,6 +112,12 @@ class Loaded:
                 self.inline.parameters(),
                 temperature=config.draft_temperature,
             )
+            if self.placement.kind == "submesh":
+                support = draft.proposal().q.shape[-1]
+                draft = SubmeshDraft(
+                    draft, self.programs.model.place, support=support, tokens=self.tokens
+                )
+                settle = draft.settled
         return Controller(
             draft,
             k=k,
@@ -123,6 +138,7 @@ def load(
     context: int,
     *,
     ks: Sequence[int],
+    placement: Placement,
     draft_cores: tuple[int, ...] | None = None,
     progress: Progress | None,
 ) -> Loaded:
@@ -133,6 +149,7 @@ def load(
       target, draft: opened models.
       context: most positions of a sequence.
       ks: numbers of proposed tokens to prepare for; empty without a draft.
+      placement: of the draft.
       draft_cores: of a draft in a process of its own.
       progress: of the target's weights.
 
@@ -150,7 +167,7 @@ def load(
         predict=config.prediction,
         confident=config.fan_out == "confidence",
     )
-    elsewhere = config.draft_placement == "process"
+    elsewhere = placement.kind == "process"
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
         if draft is not None and elsewhere:
@@ -193,6 +210,7 @@ def load(
         parameters=loaded,
         inline=inline,
         worker=worker,
+        placement=placement,
         tokens=target.tokenizer.size,
         exact=exact,
     )

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 
 import jax
+from jax.sharding import Mesh
 
 from ssd_jax.errors import InputError
 from ssd_jax.models.execution import Execution
@@ -54,7 +55,12 @@ class OpenedModel:
 
 
 def open_model(
-    source: str, dtype: str, *, bitwise: bool = False, progress: Progress | None = None
+    source: str,
+    dtype: str,
+    *,
+    bitwise: bool = False,
+    mesh: Mesh | None = None,
+    progress: Progress | None = None,
 ) -> OpenedModel:
     """Finds a model, downloads it if need be, and checks that it can run.
 
@@ -62,6 +68,7 @@ def open_model(
       source: see `Config.target`.
       dtype: compute dtype.
       bitwise: see `runtime.exactness`.
+      mesh: devices of the model; None is the default one.
       progress: of the download.
 
     Raises:
@@ -78,6 +85,6 @@ def open_model(
     execution = Execution.for_platform(jax.default_backend(), dtype)
     if bitwise:
         execution = row_independent(execution)
-    model = FunctionalModel(checkpoint.config, execution)
+    model = FunctionalModel(checkpoint.config, execution, mesh=mesh)
     check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
     return OpenedModel(checkpoint, tokenizer, model)

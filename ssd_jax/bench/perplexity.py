@@ -23,6 +23,7 @@ from ssd_jax.bench.table import Column, build_table
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.runtime.passes import Job
 
 WINDOW = 1024
 
@@ -125,7 +126,7 @@ class Scorer:
             chunk,
             jax.ShapeDtypeStruct((), jnp.int32),
         )
-        self._program = jax.jit(self._chunk, donate_argnums=1).lower(*arguments).compile()
+        self._program = Job(self._chunk, arguments, (1,)).compile(model.mesh)
 
     def __call__(self, window: np.ndarray) -> np.ndarray:
         """log p of tokens 1, 2, ... of a window [window] int32, float32 [window - 1]."""

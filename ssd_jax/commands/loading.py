@@ -26,7 +26,9 @@ def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
 
 
 def load(llm: LLM) -> None:
-    """Compiles programs and loads weights."""
+    """Compiles programs and loads weights; says where the draft runs, if that was chosen here."""
+    if llm.placement.why is not None:
+        print(llm.placement, file=sys.stderr)
     with progress_bar("loading weights, compiling", unit="bytes") as progress:
         llm.load(progress=progress)
 

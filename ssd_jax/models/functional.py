@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import Branches, CausalLM, Pages
@@ -35,7 +35,8 @@ class FunctionalModel:
     Attributes:
       config: architecture.
       execution: platform choices.
-      mesh, rules: where parameters and pages live; `mesh=None` is the default device.
+      mesh, rules: where parameters and pages live; `mesh=None` is the default device, and the
+        rules are by default those that fit the model.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class FunctionalModel:
         self.config = config
         self.execution = execution
         self.mesh = mesh
-        self.rules = rules or ShardingRules()
+        if rules is None:
+            rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
+        self.rules = rules
         self._graph, state = nnx.split(nnx.eval_shape(lambda: CausalLM(config, execution)))
         self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
@@ -85,10 +88,22 @@ class FunctionalModel:
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
         """The flat parameter list from loaded tensors; layers are stacked when scanned."""
         parameters = []
-        for path, _ in self._flat:
+        for (path, _), struct in zip(self._flat, self.parameter_structs(), strict=True):
             parts = [arrays[name] for name in self._names(path)]
-            parameters.append(parts[0] if len(parts) == 1 else jnp.stack(parts))
+            whole = parts[0] if len(parts) == 1 else jnp.stack(parts)
+            if struct.sharding is not None:
+                whole = jax.device_put(whole, struct.sharding)  # a stack lies where XLA likes
+            parameters.append(whole)
         return parameters
+
+    @property
+    def everywhere(self) -> Sharding | None:
+        """Of what each device of the mesh holds whole; None without a mesh."""
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+    def place(self, arrays: Any) -> Any:
+        """Arrays of any tree, on the model's devices; only dispatches."""
+        return arrays if self.mesh is None else jax.device_put(arrays, self.everywhere)
 
     def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of each entry of the flat parameter list."""

@@ -6,6 +6,11 @@ import dataclasses
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ssd_jax.models.config import ModelConfig
+
+MODEL_AXIS = "model"
+"""Mesh axis of tensor parallelism."""
+
 PAGES_AXES = (None, "kv_heads", None, None)
 """Logical axes of a page array [pages, kv_heads, page_size, head_dim]."""
 
@@ -14,11 +19,30 @@ PAGES_AXES = (None, "kv_heads", None, None)
 class ShardingRules:
     """Mesh axis of each logical axis; None replicates. The default is tensor parallelism."""
 
-    vocab: str | None = "model"
-    heads: str | None = "model"
-    kv_heads: str | None = "model"
-    ffn: str | None = "model"
+    vocab: str | None = MODEL_AXIS
+    heads: str | None = MODEL_AXIS
+    kv_heads: str | None = MODEL_AXIS
+    ffn: str | None = MODEL_AXIS
     embed: str | None = None
+
+    @classmethod
+    def fitting(cls, config: ModelConfig, mesh: Mesh) -> ShardingRules:
+        """Tensor parallelism of what the mesh divides evenly; all else is on every device.
+
+        Attention is cut between key/value heads, each with its query heads, or not at all.
+        """
+        count = mesh.shape[MODEL_AXIS]
+
+        def cut(size: int) -> str | None:
+            return None if size % count else MODEL_AXIS
+
+        heads = cut(config.num_kv_heads)
+        return cls(
+            vocab=cut(config.vocab_size),
+            heads=heads,
+            kv_heads=heads,
+            ffn=cut(config.intermediate_size),
+        )
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
         """The partition of an array with these logical axes.

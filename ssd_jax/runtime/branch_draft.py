@@ -40,14 +40,15 @@ class BranchDraft:
         self._parameters = list(parameters)
         self._temperature = temperature
         self._pages = base.new_pages()
-        self._history = base.new_history()
-        self._record = base.new_record()
+        model = base.model
+        self._history = model.place(base.new_history())
+        self._record = model.place(base.new_record())
         self._scratch = programs.new_scratch()
-        self._expansion = programs.new_expansion()
+        self._expansion = model.place(programs.new_expansion())
         self._news: Any = None
         self._proposed: Any = None
         self._forwards = 0  # of the expansion
-        self._rows = SamplingRows(self.slots, base.model.config.vocab_size)
+        self._rows = SamplingRows(self.slots, model.config.vocab_size, model.everywhere)
         self._move = no_moves(self.slots, self.k)
 
     def open(
@@ -173,6 +174,10 @@ class BranchDraft:
             lowered.astype(np.int32),
             self._rows.on_device(),
         )
+
+    def ready(self) -> bool:
+        """Whether the branches are there: `news` then waits for nothing."""
+        return self._news is None or (self._news.is_ready() and self._proposed.is_ready())
 
     def announced(self) -> Callable[[], News]:
         """Waits for the branches as they are now, also when they have been grown since."""

@@ -18,7 +18,7 @@ from ssd_jax.runtime.activity import FORWARDS, Activity
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Absence, BranchingDraft, Drafted, DraftRow, News, Traits
 from ssd_jax.runtime.speculated import Found, Speculated
-from ssd_jax.speculation.backup import Kind, host_kind, make
+from ssd_jax.speculation.backup import BackupKind, host_kind, make
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.pace import Pace
 
@@ -52,7 +52,7 @@ class Controller:
         k: int,
         budget: int,
         fan_out: Callable[[], FanOut],
-        backup: Kind,
+        backup: BackupKind,
         tokens: int,
         longer: bool = False,
         settle: Callable[[], Any] | None = None,
@@ -66,7 +66,7 @@ class Controller:
         self._draft = draft
         self._budget = budget
         self._fan_out = fan_out
-        self._backup: Kind = backup
+        self._backup: BackupKind = backup
         self._tokens = tokens
         self._forwards = k + longer
         self._slots: dict[int, Speculated] = {}

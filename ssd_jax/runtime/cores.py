@@ -62,21 +62,26 @@ class Cores:
 
 
 def parse_cores(name: str, text: str) -> tuple[int, ...]:
-    """Core numbers, ascending, from a list of numbers and ranges such as "0,2-3".
+    """See `parse_numbers`."""
+    return parse_numbers(name, text, "core")
+
+
+def parse_numbers(name: str, text: str, of: str) -> tuple[int, ...]:
+    """Numbers of cores or devices, ascending, from a list of numbers and ranges such as "0,2-3".
 
     Raises:
       InputError: not such a list.
     """
-    cores: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise InputError(
-                f"{name} = {text!r} is not understood; give core numbers and ranges, such as 0,2-3"
+                f"{name} = {text!r} is not understood; give {of} numbers and ranges, such as 0,2-3"
             )
-        cores.update(range(first, last + 1))
-    return tuple(sorted(cores))
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))
 
 
 @functools.cache

@@ -131,7 +131,7 @@ class DraftPrograms:
             jobs["prefill", width] = passes.prefill_job(
                 model, slots=slots, size=self.page_size, width=width, with_logits=False
             )
-        self._compiled = passes.compile_all(jobs)
+        self._compiled = passes.compile_all(jobs, model.mesh)
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
         return self._compiled[name]

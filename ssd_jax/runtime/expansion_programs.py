@@ -64,7 +64,7 @@ class ExpansionPrograms:
             ("promote", self._k): self._promote_job(),
             ("follow", self._k): self._follow_job(),
         }
-        self._compiled = passes.compile_all(jobs)
+        self._compiled = passes.compile_all(jobs, self._model.mesh)
 
     def __getitem__(self, name: str) -> jax.stages.Compiled:
         return self._compiled[name, self._k]

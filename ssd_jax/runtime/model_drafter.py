@@ -1,9 +1,10 @@
-"""The `model` drafter: a smaller model with its own pages, on the target's devices."""
+"""The `model` drafter: a smaller model with its own pages."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class ModelDrafter:
       programs, parameters: of the draft.
       k: most tokens of a proposal; None is what the programs were compiled for.
       temperature: of sampled requests' proposals; None is each request's own.
+      send: moves arrays to the target's devices, where those are others.
     """
 
     traits = Traits(proposes="distribution", on_device=True)
@@ -32,16 +34,18 @@ class ModelDrafter:
         *,
         k: int | None = None,
         temperature: float | None = None,
+        send: Callable[[Any], Any] | None = None,
     ) -> None:
         self._room = programs.drafting.k
         self.k = k or self._room
         self._programs = programs
         self._parameters = list(parameters)
-        self._temperature = temperature
+        self._temperature, self._send = temperature, send
         self._pages = programs.new_pages()
-        self._history = programs.new_history()
-        self._record = programs.new_record()
-        self._rows = SamplingRows(programs.slots, programs.model.config.vocab_size)
+        model = programs.model
+        self._history = model.place(programs.new_history())
+        self._record = model.place(programs.new_record())
+        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.everywhere)
         self._cached = [0] * programs.slots  # positions whose keys and values are right
         self._told = [0] * programs.slots  # tokens that the history has counted
 
@@ -111,4 +115,5 @@ class ModelDrafter:
                 sampling,
             )
         self._record = record
-        return Drafted(limits, record.proposal)
+        proposal = record.proposal
+        return Drafted(limits, proposal if self._send is None else self._send(proposal))

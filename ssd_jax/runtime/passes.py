@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import Branches, Pages
@@ -23,19 +24,45 @@ class Job(NamedTuple):
     arguments: tuple[Any, ...]
     donate: tuple[int, ...]
 
-    def compile(self) -> jax.stages.Compiled:
-        """The program."""
-        jitted = jax.jit(self.function, donate_argnums=self.donate)
-        return jitted.lower(*self.arguments).compile()
+    def compile(self, mesh: Mesh | None) -> jax.stages.Compiled:
+        """The program, for the default device or for those of a mesh.
+
+        Arguments that name no sharding are whole on every device of the mesh, and so are results;
+        but one that takes the place of a donated argument is laid out as that is.
+        """
+        if mesh is None:
+            jitted = jax.jit(self.function, donate_argnums=self.donate)
+            return jitted.lower(*self.arguments).compile()
+        everywhere = NamedSharding(mesh, PartitionSpec())
+
+        def placed(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            sharding = struct.sharding or everywhere
+            return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
+
+        arguments = jax.tree.map(placed, self.arguments)
+        donated = [arguments[index] for index in self.donate]
+        laid_out = {
+            _kind(tree): jax.tree.map(lambda struct: struct.sharding, tree) for tree in donated
+        }
+        results = jax.eval_shape(self.function, *arguments)
+        shardings = tuple(laid_out.get(_kind(result), everywhere) for result in results)
+        jitted = jax.jit(self.function, donate_argnums=self.donate, out_shardings=shardings)
+        return jitted.lower(*arguments).compile()
+
+
+def _kind(tree: Any) -> tuple[Any, ...]:
+    """What an argument and a result must share for one to be reused for the other."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 Name = tuple[str, int] | tuple[str, int, int]
 
 
-def compile_all(jobs: Mapping[Name, Job]) -> dict[Name, jax.stages.Compiled]:
+def compile_all(jobs: Mapping[Name, Job], mesh: Mesh | None) -> dict[Name, jax.stages.Compiled]:
     """Tracing holds the interpreter lock, compiling does not: two threads overlap them."""
     with ThreadPoolExecutor(2) as pool:
-        futures = {name: pool.submit(job.compile) for name, job in jobs.items()}
+        futures = {name: pool.submit(job.compile, mesh) for name, job in jobs.items()}
         return {name: future.result() for name, future in futures.items()}
 
 
@@ -100,8 +127,11 @@ def promote(
 
 
 def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:
-    """hidden [B, R, hidden] -> [B, R, V] float32."""
+    """hidden [B, R, hidden] -> [B, R, V] float32, whole on every device: whoever draws from a row
+    does so as on one device."""
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
+    if model.everywhere is not None:
+        flat = jax.lax.with_sharding_constraint(flat, model.everywhere)
     return flat.reshape(*hidden.shape[:-1], -1)
 
 

@@ -84,7 +84,7 @@ class Programs:
             jobs["prefill", width] = passes.prefill_job(
                 model, slots=slots, size=self.page_size, width=width, with_logits=True
             )
-        self._compiled = passes.compile_all(jobs)
+        self._compiled = passes.compile_all(jobs, model.mesh)
         self._widths = self.verification.widths
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
@@ -109,7 +109,7 @@ class Programs:
 
     def compile_forward(self, proposed: int) -> jax.stages.Compiled:
         """`forward` of a number of proposed tokens that is not among the programs."""
-        return self._forward_job(proposed).compile()
+        return self._forward_job(proposed).compile(self.model.mesh)
 
     def _forward_job(self, proposed: int) -> Job:
         def forward(parameters: Parameters, pages: AllPages, pending, tokens, lengths):

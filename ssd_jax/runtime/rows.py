@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from ssd_jax.runtime.request import MAX_BIASED_IDS, MAX_STOP_IDS, SamplingParams
 from ssd_jax.speculation.settings import Sampling
@@ -23,10 +24,14 @@ _SAME_NAME = (
 
 
 class SamplingRows:
-    """`Sampling` of `rows` slots over `vocab` embedding rows; slots start greedy."""
+    """`Sampling` of `rows` slots over `vocab` embedding rows; slots start greedy.
 
-    def __init__(self, rows: int, vocab: int) -> None:
-        self._vocab = vocab
+    Args:
+      where: devices for them; None is the default one.
+    """
+
+    def __init__(self, rows: int, vocab: int, where: Sharding | None = None) -> None:
+        self._vocab, self._where = vocab, where
         self._host: dict[str, Any] = {
             "temperature": np.zeros(rows, np.float32),
             "top_k": np.zeros(rows, np.int32),
@@ -65,8 +70,8 @@ class SamplingRows:
         """All slots, copied only after a change."""
         if self._device is None:
             # The host arrays are changed in place later, and a CPU device may share their memory.
-            arrays = {name: jax.device_put(np.array(a)) for name, a in self._host.items()}
-            self._device = Sampling(**arrays)
+            arrays = {name: np.array(array) for name, array in self._host.items()}
+            self._device = Sampling(**jax.device_put(arrays, self._where))
         return self._device
 
     def row(self, row: int) -> Sampling:

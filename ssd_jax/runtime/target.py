@@ -42,9 +42,12 @@ class DeviceTarget:
         self._programs = programs
         self._parameters = list(parameters)
         self._pages = programs.new_pages()
-        self._history = programs.new_history()
-        self._rows = SamplingRows(programs.slots, programs.model.config.vocab_size)
-        self._nothing = {rows: programs.verification.blank(rows) for rows in {1, self.slots}}
+        model = programs.model
+        self._history = model.place(programs.new_history())
+        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.everywhere)
+        self._nothing = {
+            rows: model.place(programs.verification.blank(rows)) for rows in {1, self.slots}
+        }
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int

@@ -14,12 +14,12 @@ import numpy as np
 from ssd_jax.speculation.ngram import NgramIndex
 
 HostKind = Literal["none", "ngram", "random"]
-Kind = HostKind | Literal["auto", "draft"]
+BackupKind = HostKind | Literal["auto", "draft"]
 KINDS = ("auto", *get_args(HostKind), "draft")
 """What may be asked for."""
 
 
-def host_kind(kind: Kind) -> HostKind:
+def host_kind(kind: BackupKind) -> HostKind:
     """What is proposed without the draft."""
     return "none" if kind in ("auto", "draft") else kind
 

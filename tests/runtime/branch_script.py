@@ -123,7 +123,7 @@ def compiled(
         jax.debug.callback(lambda: ran.append(tokens.shape[1]))
         return hidden(self, tokens, *rest)
 
-    def compile_quickly(job: Job):
+    def compile_quickly(job: Job, _mesh: None):
         jitted = jax.jit(job.function, donate_argnums=job.donate, compiler_options=QUICKLY)
         return jitted.lower(*job.arguments).compile()
 

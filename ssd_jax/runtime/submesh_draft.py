@@ -1,0 +1,203 @@
+"""The `submesh` placement: a draft on devices of its own, in the target's process.
+
+One thread dispatches the programs of both roles, and JAX runs them as their inputs come. Proposals
+go from the draft's devices to the target's without passing through the host. The tokens of the
+branches, which the look-up needs, are copied to the host while the target verifies; a round that
+comes before them waits for them, but not for long. What has not come by then is late: rows take
+their backup, and nothing is dispatched to the draft's devices, nor expected of them, before they
+have finished. Then every slot catches up on the tokens they have missed. A draft that hangs
+therefore costs speed only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import Absence, BranchingDraft, Moved, News
+from ssd_jax.runtime.worker.proposals import HostProposals
+from ssd_jax.speculation.confidence import UNKNOWN
+
+PATIENCE = 1.0
+"""Seconds that a round waits for the branches."""
+
+_POLL = 5e-5  # seconds between looks
+
+
+class DispatchingDraft(BranchingDraft, Protocol):
+    """A draft of which every call but `news` only dispatches."""
+
+    def ready(self) -> bool:
+        """Whether the branches of the last `expand` are there, so that `news` need not wait."""
+        ...
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Text:
+    """A slot's text, and what the draft's devices have of it.
+
+    Attributes:
+      tokens: prompt and committed tokens; the first `prompt` are the prompt's.
+      known: positions whose keys and values they have for certain.
+      counted: tokens that they have as prompt or counted as output.
+      whole: the last record was expanded: they have the keys and values of all of it.
+    """
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    prompt: int = 0
+    known: int = 0
+    counted: int = 0
+    whole: bool = False
+
+
+class SubmeshDraft:
+    """See `roles.BranchingDraft`; every call but `news` only dispatches.
+
+    Args:
+      draft: on its devices.
+      send: moves arrays to the target's devices without waiting for them.
+      support: ids of a proposal's q.
+      tokens: how many ids the tokenizer has.
+      patience: seconds to wait for the branches.
+      clock, sleep: of time, in seconds.
+
+    Attributes:
+      counters: rounds whose branches were not there when they were looked up ("waited"), those of
+        them that went on without ("late"), and rounds that expected none ("stale").
+    """
+
+    def __init__(
+        self,
+        draft: DispatchingDraft,
+        send: Callable[[Any], Any],
+        *,
+        support: int,
+        tokens: int,
+        patience: float = PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.slots, self.k, self.branches = draft.slots, draft.k, draft.branches
+        self.patience = patience
+        self.counters: Counter[str] = Counter()
+        self._draft, self._send = draft, send
+        self._clock, self._sleep = clock, sleep
+        self._texts: dict[int, _Text] = {}
+        self._overdue = False  # branches that were waited for did not come
+        self._serving = True  # the draft has this round's records
+        self._awaited = False  # and expands them
+        self._alone = HostProposals(
+            draft.slots, draft.k, support, tokens
+        )  # of rounds without the draft
+        self._sent: Any = None
+
+    def open(
+        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
+    ) -> None:
+        """See `roles.BranchingDraft.open`."""
+        self._texts[slot] = _Text()
+        self._draft.open(slot, params, index, banned, ban_before)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `roles.BranchingDraft.prefill`."""
+        text = self._texts[slot]
+        text.tokens[offset:] = tokens
+        text.prompt = len(text.tokens)
+        if self._usable():
+            self._teach(slot)
+
+    def move(self, moves: Sequence[Moved]) -> None:
+        """See `roles.BranchingDraft.move`."""
+        self._serving, self._awaited = self._usable(), False
+        moved_slots = {moved.slot for moved in moves}
+        for slot, text in self._texts.items():
+            text.whole = text.whole and self._serving and slot in moved_slots
+        self._alone.clear()
+        completed = []
+        for moved in moves:
+            text = self._texts[moved.slot]
+            # What an interrupted step has told already comes again.
+            text.tokens[moved.position + 1 - len(moved.committed) :] = moved.committed
+            if not self._serving:
+                self._alone.put(moved.slot, moved.tokens)
+                continue
+            if not text.whole:
+                self._teach(moved.slot)
+            uncounted = text.tokens[text.counted :]
+            text.counted, text.known = len(text.tokens), moved.position
+            completed.append(dataclasses.replace(moved, committed=uncounted))
+        if self._serving:
+            self._draft.move(completed)
+
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+        """See `roles.BranchingDraft.draft`."""
+        if not self._serving:
+            return np.zeros(self.slots, np.int32)
+        return self._draft.draft(limits, lowered=lowered)
+
+    def confidence(self) -> np.ndarray:
+        """See `roles.BranchingDraft.confidence`: unknown, for it would have to be waited for."""
+        return np.full((self.slots, self.k), UNKNOWN, np.int32)
+
+    def proposal(self) -> Any:
+        """See `roles.BranchingDraft.proposal`: arrays on their way to the target's devices."""
+        proposal = self._send(self._draft.proposal()) if self._serving else self._alone.now()
+        self._sent = proposal
+        return proposal
+
+    def settled(self) -> Any:
+        """The proposals; their q is on the same way as their tokens."""
+        return self._sent
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        """See `roles.BranchingDraft.expand`."""
+        if not self._serving:
+            return
+        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+        self._awaited = True
+        for slot in np.flatnonzero(counts.any(axis=1)):
+            self._texts[int(slot)].whole = True
+
+    def news(self, forwards: int) -> News | Absence:
+        """See `roles.BranchingDraft.news`; waits for all forwards, no longer than its patience."""
+        if not self._awaited:
+            self.counters["stale"] += 1
+            return "stale"
+        if self._come():
+            return self._draft.news(forwards)
+        self._overdue = True
+        self.counters["late"] += 1
+        return "late"
+
+    def _come(self) -> bool:
+        """Waits for the branches; False where they do not come in time."""
+        if self._draft.ready():
+            return True
+        self.counters["waited"] += 1
+        end = self._clock() + self.patience
+        while self._clock() < end:
+            self._sleep(_POLL)
+            if self._draft.ready():
+                return True
+        return False
+
+    def _usable(self) -> bool:
+        """Whether the draft's devices have finished what was expected of them."""
+        self._overdue = self._overdue and not self._draft.ready()
+        return not self._overdue
+
+    def _teach(self, slot: int) -> None:
+        """Gives the draft what it lacks of a text."""
+        text = self._texts[slot]
+        if text.known < len(text.tokens):
+            self._draft.prefill(slot, text.tokens[text.known :], text.known)
+            text.known = len(text.tokens)
+        text.counted = max(text.counted, text.prompt)

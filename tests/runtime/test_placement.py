@@ -1,0 +1,149 @@
+"""Where the draft runs: what users may write, what `auto` takes, what is refused before loading."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from unittest import mock
+
+import jax
+import pytest
+
+from ssd_jax import LLM
+from ssd_jax.commands import loading
+from ssd_jax.config import Config
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.placement import DeviceGroups
+
+SSD = {"mode": "ssd", "draft": "a path"}
+
+
+def split(count, target=None, draft=None):
+    return DeviceGroups.parse(target, draft).split(count)
+
+
+@pytest.mark.parametrize(
+    ("count", "target", "draft"),
+    [(2, 1, 1), (3, 2, 1), (4, 2, 2), (5, 4, 1), (8, 4, 4), (9, 8, 1)],
+)
+def test_by_default_the_target_gets_a_power_of_two_and_the_draft_the_rest(count, target, draft):
+    one, other = split(count)
+    assert (len(one), len(other)) == (target, draft)
+    assert one + other == tuple(range(count))
+
+
+def test_a_role_without_devices_of_its_own_gets_those_that_are_left():
+    assert split(4, "0-2") == ((0, 1, 2), (3,))
+    assert split(4, draft="0,2") == ((1, 3), (0, 2))
+    assert split(8, "4-5", "0") == ((4, 5), (0,))
+
+
+@pytest.mark.parametrize(
+    ("count", "target", "draft", "message"),
+    [
+        (1, None, None, "needs two devices, one for each role, and there is 1; use"),
+        (1, None, None, "draft_placement = 'process', or .*device_count=2"),
+        (8, "0-3", "3-7", "target_devices = '0-3' and draft_devices = '3-7' share 3; give each"),
+        (4, "0-1", "7", "draft_devices = 7: there is no device 7; there are 0 to 3"),
+        (4, "0-5", None, "target_devices = 0,1,2,3,4,5: there is no device 4,5"),
+        (
+            4,
+            "0-3",
+            None,
+            "target_devices = 0,1,2,3 are all devices .* none for the draft; give few",
+        ),
+        (
+            4,
+            None,
+            "0-3",
+            "draft_devices = 0,1,2,3 are all devices .* none for the target; give few",
+        ),
+        (4, "", None, "target_devices = '' is not understood; give device numbers and ranges"),
+        (4, None, "3-1", "draft_devices = '3-1' is not understood"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_with_values_and_remedy(count, target, draft, message):
+    with pytest.raises(InputError, match=message):
+        split(count, target, draft)
+
+
+@pytest.mark.parametrize("placement", [None, "inline", "process", "auto"])
+@pytest.mark.parametrize("name", ["target_devices", "draft_devices"])
+def test_devices_are_for_the_submesh_placement_alone(placement, name):
+    with pytest.raises(InputError, match=f"{name} = '1' is for draft_placement = 'submesh'"):
+        Config(**SSD, draft_placement=placement, **{name: "1"})
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "sd", "draft": "ngram"}])
+def test_devices_mean_nothing_without_ssd(mode):
+    with pytest.raises(InputError, match="target_devices = '1' means nothing with mode"):
+        Config(**mode, target_devices="1")
+
+
+def test_bad_devices_are_refused_before_a_model_is_looked_for():
+    with pytest.raises(InputError, match="there is no device 99"):
+        LLM("no such model", **SSD, draft_placement="submesh", draft_devices="99")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A device as far as a placement looks at it."""
+
+    id: int
+    platform: str
+
+
+@pytest.mark.parametrize(
+    ("platform", "count", "kind"),
+    [
+        ("cpu", 8, "process"),
+        ("cpu", 1, "process"),
+        ("gpu", 1, "process"),
+        ("gpu", 2, "submesh"),
+        ("tpu", 8, "submesh"),
+    ],
+)
+def test_auto_goes_by_the_platform_and_its_devices(monkeypatch, platform, count, kind):
+    monkeypatch.setattr(jax, "devices", lambda: [Chip(n, platform) for n in range(count)])
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    placement = Config(**SSD, draft_placement="auto").place_draft()
+    assert placement.kind == kind
+    assert str(placement).startswith(f"draft_placement = {kind} (auto: ")
+    assert (placement.target is not None) == (kind == "submesh")
+    assert placement.cacheable == (platform != "tpu")
+
+
+def test_cores_for_a_draft_that_auto_gives_devices_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [Chip(0, "gpu"), Chip(1, "gpu")])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    config = Config(**SSD, draft_placement="auto", draft_cores="1")
+    with pytest.raises(
+        InputError, match=r"draft_cores = '1' is for .* submesh \(auto: there are 2"
+    ):
+        config.place_draft()
+
+
+def test_the_choice_of_a_user_is_taken_as_it_is():
+    for kind in ("inline", "process", "submesh"):
+        placement = Config(**SSD, draft_placement=kind).place_draft()
+        assert (placement.kind, placement.why) == (kind, None)
+    assert Config().place_draft().kind == "inline"
+
+
+def test_settings_are_checked_without_jax():
+    code = (
+        "import sys; from ssd_jax.config import Config; Config(mode='ssd', draft='x', "
+        "draft_placement='submesh', target_devices='0'); sys.exit('jax' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("auto", 1), ("inline", 0)])
+def test_the_command_line_says_in_one_line_what_auto_took(capsys, kind, said):
+    llm = mock.Mock(placement=Config(**SSD, draft_placement=kind).place_draft())
+    loading.load(llm)
+    llm.load.assert_called_once()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == shown.err.count("draft_placement = process (auto") == said
