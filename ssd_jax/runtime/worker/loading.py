@@ -12,13 +12,14 @@ from ssd_jax.opened import open_model
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
+from ssd_jax.runtime.warm_up import run_once
 from ssd_jax.runtime.worker.server import MakeSession
 from ssd_jax.runtime.worker.session import Session
 from ssd_jax.runtime.worker.settings import WorkerSettings
 
 
 def load_sessions(settings: WorkerSettings) -> MakeSession:
-    """Compiles and loads a draft.
+    """Compiles and loads a draft, and runs it once: the first rounds must not be late.
 
     Raises:
       InputError: a checkpoint that cannot be used.
@@ -53,6 +54,8 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
 
     def draft() -> BranchDraft:
         return BranchDraft(programs, parameters, temperature=settings.draft_temperature)
+
+    run_once(draft())
 
     def session(called: Callable[[], bool]) -> Session:
         return Session(about, draft, called)

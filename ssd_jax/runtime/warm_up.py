@@ -1,0 +1,31 @@
+"""The first run of every program of a draft, which takes far longer than the others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ssd_jax.runtime.branch_draft import BranchDraft
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import Moved
+
+
+def run_once(draft: BranchDraft) -> None:
+    """Drafts, expands, promotes and follows something in all slots; returns when it is done."""
+    slots = range(draft.slots)
+    counts = np.zeros((draft.slots, draft.k + 1), np.int32)
+    counts[:, 0], counts[:, draft.k] = draft.branches - 1, 1
+    lowered = np.ones((draft.slots, draft.k), np.int32)
+    everywhere = np.ones(draft.slots, bool)
+    for slot in slots:
+        draft.open(slot, SamplingParams(temperature=1.0), slot, [], 0)
+        draft.prefill(slot, [0], 0)
+    draft.move([Moved(slot=slot, position=0, pending=0) for slot in slots])
+    draft.draft(np.full(draft.slots, draft.k, np.int32), lowered=lowered)
+    draft.expand(counts, follow=~everywhere, lowered=lowered, forwards=draft.k)
+    draft.news(draft.k)
+    won = [Moved(slot=slot, position=1, pending=0, committed=[0], winner=0) for slot in slots]
+    draft.move(won)
+    given = [0] * draft.k
+    draft.move([Moved(slot=slot, position=1, pending=0, tokens=given) for slot in slots])
+    draft.expand(counts, follow=everywhere, lowered=lowered, forwards=1)
+    draft.news(1)
