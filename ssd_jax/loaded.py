@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
-from ssd_jax.config import SUPPORT, Config
+from ssd_jax.config import AUTO_WIDTHS, SUPPORT, Config
 from ssd_jax.opened import OpenedModel
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.controller import Controller
@@ -24,8 +24,11 @@ from ssd_jax.runtime.ngram_drafter import NgramDrafter
 from ssd_jax.runtime.programs import Programs, Verification
 from ssd_jax.runtime.roles import Drafter
 from ssd_jax.runtime.target import DeviceTarget
+from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.speculation.tuner import Fixed, Tuner
+from ssd_jax.speculation.tuning import Plan
 from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
 
@@ -46,12 +49,12 @@ class InlineDraft(NamedTuple):
 
     Attributes:
       plain: programs of mode sd, which prepare no branches.
-      branching: programs of mode ssd.
+      branching: programs of mode ssd, of each number of branches.
     """
 
     parameters: Callable[[], list[jax.Array]]
     plain: Callable[[], DraftPrograms]
-    branching: Callable[[], ExpansionPrograms]
+    branching: Callable[[], tuple[ExpansionPrograms, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,7 @@ class Loaded:
       inline: the draft in this process; None without a draft model.
       worker: where the draft of mode ssd is, if not in this process.
       exact: the exactness that holds, "bitwise" or "law".
+      tuner: of a mode and K, where K or M is chosen while decoding.
     """
 
     config: Config
@@ -71,6 +75,7 @@ class Loaded:
     worker: DraftWorker | None
     tokens: int
     exact: str
+    tuner: Callable[[str, int], Tuner] | None = None
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode, with up to k proposed tokens a round."""
@@ -86,10 +91,22 @@ class Loaded:
         config = self.config
         if mode == "ssd":
             return self._controller(k)
+        drafter: Drafter
         if self.inline is None:
-            return NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
-        parameters, temperature = self.inline.parameters(), config.draft_temperature
-        return ModelDrafter(self.inline.plain(), parameters, k=k, temperature=temperature)
+            drafter = NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
+        else:
+            parameters, temperature = self.inline.parameters(), config.draft_temperature
+            drafter = ModelDrafter(self.inline.plain(), parameters, k=k, temperature=temperature)
+        return drafter if self.tuner is None else TunedDrafter(drafter, self.tuner(mode, k))
+
+    def inline_draft(self) -> BranchDraft:
+        """A draft of mode ssd in this process, with empty slots."""
+        assert self.inline is not None
+        return BranchDraft(
+            self.inline.branching(),
+            self.inline.parameters(),
+            temperature=self.config.draft_temperature,
+        )
 
     def _controller(self, k: int) -> Controller:
         config, settle, activity = self.config, None, None
@@ -97,20 +114,18 @@ class Loaded:
             draft = self.worker.draft()
             settle, activity = draft.settled, draft.activity
         else:
-            assert self.inline is not None
-            draft = BranchDraft(
-                self.inline.branching(),
-                self.inline.parameters(),
-                temperature=config.draft_temperature,
-            )
+            draft = self.inline_draft()
+        if self.tuner is None:
+            tuner = Fixed(Plan.of_branches(k, config.branches))
+        else:
+            tuner = self.tuner("ssd", k)
         return Controller(
             draft,
             k=k,
-            budget=config.branches,
+            tuner=tuner,
             fan_out=lambda: config.fan_out_of(k),
             backup=config.backup_kind,
             tokens=self.tokens,
-            longer=k == 1,  # else every branch of k = L would be empty
             settle=settle,
             activity=activity,
         )
@@ -165,7 +180,7 @@ def load(
             target.model,
             **room,
             verification=Verification(
-                widths=tuple(sorted({0, *ks})),
+                widths=tuple(sorted({0, *ks, *(AUTO_WIDTHS if config.chooses_k else ())})),
                 support=1 if draft is None or config.verify == "coupled" else support,
                 rule=config.verify,
                 logprobs=config.logprobs,
@@ -174,9 +189,9 @@ def load(
         )
         inline = None
         if draft is not None:
-            inline = _inline(draft, room, drafting, draft_loads or draft.load)
+            inline = _inline(draft, room, drafting, config.budgets, draft_loads or draft.load)
             if not elsewhere:
-                (inline.branching if config.mode == "ssd" else inline.plain)()
+                (inline.branching if config.prepared == "ssd" else inline.plain)()
                 inline.parameters()
         loaded = parameters.result()
         exact = _exactness(config, programs, loaded)
@@ -198,6 +213,7 @@ def _inline(
     draft: OpenedModel,
     room: Mapping[str, int],
     drafting: Drafting,
+    budgets: Sequence[int],
     weights: Callable[[], list[jax.Array]],
 ) -> InlineDraft:
     plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
@@ -205,7 +221,9 @@ def _inline(
         parameters=functools.cache(weights),
         plain=functools.cache(lambda: DraftPrograms(draft.model, **room, drafting=plain)),
         branching=functools.cache(
-            lambda: ExpansionPrograms(DraftPrograms(draft.model, **room, drafting=drafting))
+            lambda: ExpansionPrograms.menu(
+                DraftPrograms(draft.model, **room, drafting=drafting), budgets
+            )
         ),
     )
 
@@ -238,6 +256,7 @@ def _worker_settings(
         draft_temperature=config.draft_temperature,
         compile_cache=None if cache == "off" else str(compile_cache(cache)),
         cores=cores,
+        budgets=config.budgets,
     )
 
 

@@ -26,9 +26,11 @@ def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
 
 
 def load(llm: LLM) -> None:
-    """Compiles programs and loads weights."""
+    """Compiles programs and loads weights; says what mode auto has taken."""
     with progress_bar("loading weights, compiling", unit="bytes") as progress:
         llm.load(progress=progress)
+    if llm.choice is not None:
+        print(llm.choice, file=sys.stderr)
 
 
 @contextlib.contextmanager
