@@ -64,7 +64,7 @@ class Controller:
         self.traits = Traits(proposes="distribution", on_device=settle is None)
         self.k = k
         self._settle, self._activity = settle, activity
-        self.draft = draft
+        self._draft = draft
         self._tuner = tuner
         self._fan_out = fan_out
         self._backup: Kind = backup
@@ -92,11 +92,11 @@ class Controller:
         )
         # What a step that was interrupted has left behind is not to reach new requests.
         self._live = {}
-        self.draft.open(slot, params, index, banned, ban_before)
+        self._draft.open(slot, params, index, banned, ban_before)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `roles.Drafter.prefill`."""
-        self.draft.prefill(slot, tokens, offset)
+        self._draft.prefill(slot, tokens, offset)
         self._slots[slot].prefill(tokens, offset, last=last)
 
     def propose(self, rows: Sequence[DraftRow]) -> Drafted:
@@ -113,12 +113,12 @@ class Controller:
         self._note(began, rows, found)
         self._wait(heard, rows, found)
         waited = self._just_in_time(rows, found)
-        lengths = np.zeros(self.draft.slots, np.int32)
+        lengths = np.zeros(self._draft.slots, np.int32)
         for slot, each in found.items():
             lengths[slot] = each.length
         self._move(found)
         if waited.any():
-            drafted = self.draft.draft(waited, lowered=self._lowered("miss"))
+            drafted = self._draft.draft(waited, lowered=self._lowered("miss"))
             for slot in np.flatnonzero(waited):
                 lengths[slot] = drafted[slot]
                 self._slots[int(slot)].drafted(int(drafted[slot]))
@@ -126,7 +126,7 @@ class Controller:
         settle = None if self._settle is None else self._settled
         return Drafted(
             lengths,
-            self.draft.proposal(),
+            self._draft.proposal(),
             sources,
             settle,
             looks={slot: each.look for slot, each in found.items() if each.look is not None},
@@ -141,7 +141,7 @@ class Controller:
             self._plan = self._tuner.plan(rows=len(self._live), steps=self._pace.steps)
         asking = {slot: each for slot, each in self._live.items() if each.asks_confidence}
         if asking:
-            confidence = self.draft.confidence()
+            confidence = self._draft.confidence()
             for slot, each in asking.items():
                 each.tell_confidence(confidence[slot].tolist())
         expanded = {
@@ -152,14 +152,14 @@ class Controller:
         self._live = {}
         if not expanded:
             return
-        counts = np.zeros((self.draft.slots, self.draft.k + 1), np.int32)
-        follow = np.zeros(self.draft.slots, bool)
+        counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
+        follow = np.zeros(self._draft.slots, bool)
         for slot, (each, forks) in expanded.items():
             counts[slot, : len(forks)] = forks
             follow[slot] = not each.made
         most = max(each.forwards() for each, _ in expanded.values())
         forwards = min(self._plan.forwards, most)
-        self.draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
+        self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
         for each, _ in expanded.values():
             each.expanded(forwards)
         self._expanding.append(self._plan.budget)
@@ -167,7 +167,7 @@ class Controller:
 
     def _lowered(self, after: After) -> np.ndarray:
         """D of Saguaro sampling [B, K]; see `Speculated.lowered`."""
-        lowered = np.zeros((self.draft.slots, self.draft.k), np.int32)
+        lowered = np.zeros((self._draft.slots, self._draft.k), np.int32)
         for slot, each in self._slots.items():
             lowered[slot, : self._plan.k] = each.lowered(after, self._plan)
         return lowered
@@ -186,7 +186,7 @@ class Controller:
         }
         found = begun | found
         self._live, self._expanded = {}, {}
-        self.draft.move([each.moved for each in found.values()])
+        self._draft.move([each.moved for each in found.values()])
         for slot, each in found.items():
             self._slots[slot].move(each)
             self._live[slot] = self._slots[slot]
@@ -195,7 +195,7 @@ class Controller:
         """Puts what the draft has speculated so far into the caches; returns whose it was."""
         expanded, self._expanded = self._expanded, {}
         if expanded:
-            self._news = self.draft.news(1)
+            self._news = self._draft.news(1)
             for each, forks in expanded.values():
                 each.hear(self._news, forks)
         return expanded
@@ -211,7 +211,7 @@ class Controller:
         )
         if not more:
             return
-        news = self.draft.news(self._news.forwards + more)
+        news = self._draft.news(self._news.forwards + more)
         if isinstance(news, str):
             return
         for row in rows:
@@ -222,7 +222,7 @@ class Controller:
 
     def _just_in_time(self, rows: Sequence[DraftRow], found: dict[int, Found]) -> np.ndarray:
         """How many tokens [B] to wait for where there was no hit; changes L in `found`."""
-        waited = np.zeros(self.draft.slots, np.int32)
+        waited = np.zeros(self._draft.slots, np.int32)
         missed = [row for row in rows if found[row.slot].source != "hit"]
         if self._backup not in ("auto", "draft") or not missed:
             return waited
