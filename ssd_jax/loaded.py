@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
-from ssd_jax.config import SUPPORT, Config
+from ssd_jax.config import AUTO_WIDTHS, SUPPORT, Config
 from ssd_jax.opened import OpenedModel
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.controller import Controller
@@ -26,8 +26,11 @@ from ssd_jax.runtime.programs import Programs, Verification
 from ssd_jax.runtime.roles import Drafter
 from ssd_jax.runtime.submesh_draft import SubmeshDraft
 from ssd_jax.runtime.target import DeviceTarget
+from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.speculation.tuner import Fixed, Tuner
+from ssd_jax.speculation.tuning import Plan
 from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
 
@@ -48,12 +51,12 @@ class InlineDraft(NamedTuple):
 
     Attributes:
       plain: programs of mode sd, which prepare no branches.
-      branching: programs of mode ssd.
+      branching: programs of mode ssd, of each number of branches.
     """
 
     parameters: Callable[[], list[jax.Array]]
     plain: Callable[[], DraftPrograms]
-    branching: Callable[[], ExpansionPrograms]
+    branching: Callable[[], tuple[ExpansionPrograms, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ class Loaded:
       worker: where the draft of mode ssd is, if not in this process.
       placement: of the draft.
       exact: the exactness that holds, "bitwise" or "law".
+      tuner: of a mode and K, where K or M is chosen while decoding.
     """
 
     config: Config
@@ -75,6 +79,7 @@ class Loaded:
     placement: Placement
     tokens: int
     exact: str
+    tuner: Callable[[str, int], Tuner] | None = None
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode, with up to k proposed tokens a round."""
@@ -90,14 +95,26 @@ class Loaded:
         config = self.config
         if mode == "ssd":
             return self._controller(k)
+        drafter: Drafter
         if self.inline is None:
-            return NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
-        return ModelDrafter(
-            self.inline.plain(),
+            drafter = NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
+        else:
+            drafter = ModelDrafter(
+                self.inline.plain(),
+                self.inline.parameters(),
+                k=k,
+                temperature=config.draft_temperature,
+                send=self.programs.model.place,
+            )
+        return drafter if self.tuner is None else TunedDrafter(drafter, self.tuner(mode, k))
+
+    def inline_draft(self) -> BranchDraft:
+        """A draft of mode ssd in this process, with empty slots."""
+        assert self.inline is not None
+        return BranchDraft(
+            self.inline.branching(),
             self.inline.parameters(),
-            k=k,
-            temperature=config.draft_temperature,
-            send=self.programs.model.place,
+            temperature=self.config.draft_temperature,
         )
 
     def _controller(self, k: int) -> Controller:
@@ -106,26 +123,24 @@ class Loaded:
             draft = self.worker.draft()
             settle, activity = draft.settled, draft.activity
         else:
-            assert self.inline is not None
-            draft = BranchDraft(
-                self.inline.branching(),
-                self.inline.parameters(),
-                temperature=config.draft_temperature,
-            )
+            draft = self.inline_draft()
             if self.placement.kind == "submesh":
                 support = draft.proposal().q.shape[-1]
                 draft = SubmeshDraft(
                     draft, self.programs.model.place, support=support, tokens=self.tokens
                 )
                 settle = draft.settled
+        if self.tuner is None:
+            tuner = Fixed(Plan.of_branches(k, config.branches))
+        else:
+            tuner = self.tuner("ssd", k)
         return Controller(
             draft,
             k=k,
-            budget=config.branches,
+            tuner=tuner,
             fan_out=lambda: config.fan_out_of(k),
             backup=config.backup_kind,
             tokens=self.tokens,
-            longer=k == 1,  # else every branch of k = L would be empty
             settle=settle,
             activity=activity,
         )
@@ -182,7 +197,7 @@ def load(
             target.model,
             **room,
             verification=Verification(
-                widths=tuple(sorted({0, *ks})),
+                widths=tuple(sorted({0, *ks, *(AUTO_WIDTHS if config.chooses_k else ())})),
                 support=1 if draft is None or config.verify == "coupled" else support,
                 rule=config.verify,
                 logprobs=config.logprobs,
@@ -193,9 +208,9 @@ def load(
             worker.check()
         inline = None
         if draft is not None:
-            inline = _inline(draft, room, drafting, draft_loads or draft.load)
+            inline = _inline(draft, room, drafting, config.budgets, draft_loads or draft.load)
             if not elsewhere:
-                (inline.branching if config.mode == "ssd" else inline.plain)()
+                (inline.branching if config.prepared == "ssd" else inline.plain)()
                 inline.parameters()
         loaded = parameters.result()
         if worker is not None:
@@ -220,6 +235,7 @@ def _inline(
     draft: OpenedModel,
     room: Mapping[str, int],
     drafting: Drafting,
+    budgets: Sequence[int],
     weights: Callable[[], list[jax.Array]],
 ) -> InlineDraft:
     plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
@@ -227,7 +243,9 @@ def _inline(
         parameters=functools.cache(weights),
         plain=functools.cache(lambda: DraftPrograms(draft.model, **room, drafting=plain)),
         branching=functools.cache(
-            lambda: ExpansionPrograms(DraftPrograms(draft.model, **room, drafting=drafting))
+            lambda: ExpansionPrograms.menu(
+                DraftPrograms(draft.model, **room, drafting=drafting), budgets
+            )
         ),
     )
 
@@ -260,6 +278,7 @@ def _worker_settings(
         draft_temperature=config.draft_temperature,
         compile_cache=None if cache == "off" else str(compile_cache(cache)),
         cores=cores,
+        budgets=config.budgets,
     )
 
 

@@ -49,7 +49,7 @@ class Session:
         self._params = params
         self._screen = screen
         self._stopped = stopped
-        self._mode = llm.config.mode
+        self._mode = llm.mode
         self._first = 0  # messages before it are left out of the prompt
         self._begun = 0
         self._answers: list[Answer] = []

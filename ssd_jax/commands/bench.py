@@ -16,7 +16,7 @@ from ssd_jax.bench.prompts import load_prompts
 from ssd_jax.commands import settings, suites
 from ssd_jax.commands.loading import load, open_llm
 from ssd_jax.config import MAX_K, MODES
-from ssd_jax.errors import InputError, NotBuiltYetError
+from ssd_jax.errors import InputError
 
 _NOWHERE = dict.fromkeys(("draft_placement", "target_cores", "draft_cores"))
 
@@ -95,10 +95,8 @@ def _settle_modes(given: dict[str, Any]) -> None:
     unknown = set(modes) - set(MODES)
     if unknown:
         raise InputError(f"modes = {','.join(modes)!r}: each is one of {list(MODES)}")
-    if "auto" in modes:
-        raise NotBuiltYetError("modes = auto", "modes = ar,sd,ssd")
     given["modes"] = modes
-    given["mode"] = next((mode for mode in ("ssd", "sd") if mode in modes), "ar")
+    given["mode"] = next((mode for mode in ("auto", "ssd", "sd") if mode in modes), "ar")
 
 
 def _ks(given: Mapping[str, Any]) -> list[int]:

@@ -16,6 +16,7 @@ from ssd_jax.chat.reader import PipeReader, Reader, TerminalReader
 from ssd_jax.chat.screen import Screen
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm
+from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.weights.cache_dir import cache_dir
 
@@ -95,11 +96,15 @@ def _greeting(llm: LLM) -> list[str]:
     config = llm.config
     path = Path(config.target)
     name = path.name if path.exists() else config.target
-    draft = f" (draft {config.draft}, k {config.speculated})" if config.draft else ""
+    draft = f" (draft {config.draft}, k {_k(config)})" if config.draft else ""
     return [
-        f"{name}, mode {config.mode}{draft}, context {llm.context} tokens",
+        f"{name}, mode {llm.mode}{draft}, context {llm.context} tokens",
         "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves",
     ]
+
+
+def _k(config: Config) -> str:
+    return "auto" if config.chooses_k else str(config.speculated)
 
 
 def _talk(session: Session, reader: Reader, interrupts: Interrupts, console: Console) -> None:

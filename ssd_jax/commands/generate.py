@@ -14,7 +14,7 @@ from absl import flags
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm, progress_bar
 from ssd_jax.config import MODES, Config
-from ssd_jax.errors import InputError, NotBuiltYetError
+from ssd_jax.errors import InputError
 from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
 from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
 
@@ -83,9 +83,12 @@ def _check_other(config: Config, other: str | None) -> None:
     if other == config.mode:
         raise InputError(f"compare = {other!r} is the mode that runs anyway; name another")
     if other == "auto":
-        raise NotBuiltYetError("compare = 'auto'", f"--mode={config.mode} --compare=ar")
+        raise InputError(
+            "compare = 'auto' names no mode; use --mode=auto, and --compare=ar for example"
+        )
     # Every model can decode one by one, and a draft that branches can do without.
-    if other != "ar" and (config.mode, other) != ("ssd", "sd"):
+    prepared = {"ssd": ("sd", "ssd"), "sd": ("sd",)}.get(config.prepared, ())
+    if other != "ar" and other not in prepared:
         raise InputError(
             f"compare = {other!r} needs the settings of that mode; "
             f"use --mode={other} --compare={config.mode}"
@@ -113,7 +116,7 @@ def _compare(
                     progress(len(again), len(requests))
     one, two = ({out.prompt_index: Output.of(out) for out in run} for run in (outputs, again))
     judge = ModelJudge(llm, {request.index: request for request in requests}, certain=True)
-    found = judged((llm.config.mode, other), pair_up(one, two), judge)
+    found = judged((llm.mode, other), pair_up(one, two), judge)
     Console(stderr=True).print(comparison_table(found))
     return found.exit_status
 

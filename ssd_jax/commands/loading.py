@@ -26,11 +26,13 @@ def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
 
 
 def load(llm: LLM) -> None:
-    """Compiles programs and loads weights; says where the draft runs, if that was chosen here."""
+    """Compiles programs and loads weights; says which placement and mode were chosen, if any."""
     if llm.placement.why is not None:
         print(llm.placement, file=sys.stderr)
     with progress_bar("loading weights, compiling", unit="bytes") as progress:
         llm.load(progress=progress)
+    if llm.choice is not None:
+        print(llm.choice, file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def prompts(job: Job) -> Report:
     costs = {}
     for name, (mode, k) in _variants(job).items():
         if mode == "sd":
-            found, ssd = _costs(job, mode, k), f"ssd k={k}"
+            found, ssd = _costs(job, mode, k), name.replace("sd", "ssd", 1)
             gain = speed_ratio(result, ssd, name) if ssd in variants else None
             costs[name] = dataclasses.replace(found, gain=gain)
     if costs:
@@ -86,8 +86,12 @@ def _variants(job: Job) -> dict[str, tuple[str, int | None]]:
         if mode == "ar":
             found["ar"] = ("ar", None)
             continue
+        if mode == "auto":
+            found["auto"] = ("auto", None)
+            continue
         for k in job.ks or [job.llm.config.speculated]:
-            found[f"{mode} k={k}"] = (mode, k)
+            chosen = job.llm.config.chooses_k and k == job.llm.config.speculated
+            found[f"{mode} k={'auto' if chosen else k}"] = (mode, k)
     return found
 
 
@@ -146,7 +150,8 @@ def core_groups(given: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, .
 def _costs(job: Job, mode: str, k: int | None):
     import jax
 
-    roles = job.llm.loaded.roles(mode, k or 0)
+    # Always k tokens, and nothing to learn from: these rounds are no text's.
+    roles = dataclasses.replace(job.llm.loaded, tuner=None).roles(mode, k or 0)
     assert roles.drafter is not None
     return time_round(
         roles.target,

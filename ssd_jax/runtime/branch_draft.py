@@ -12,39 +12,60 @@ import numpy as np
 
 from ssd_jax.models.functional import Parameters
 from ssd_jax.runtime.draft_programs import UNSEEN
-from ssd_jax.runtime.expansion import Move, no_moves
+from ssd_jax.runtime.expansion import Expansion, Move, no_moves
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import IDLE, Moved, News
 from ssd_jax.runtime.rows import SamplingRows
+from ssd_jax.speculation.confidence import UNKNOWN
+
+
+@dataclasses.dataclass
+class _Branches:
+    """Programs of one M, and the branches that they have made."""
+
+    programs: ExpansionPrograms
+    scratch: Any
+    expansion: Expansion
 
 
 class BranchDraft:
     """See `roles.BranchingDraft`. Every call but `news` only dispatches.
 
+    An expansion runs as many branches as the fewest of `menu` that hold its fan-outs.
+
     Args:
-      programs, parameters: of the draft.
+      menu: programs of one M or more, over the same base.
+      parameters: of the draft.
       temperature: of sampled requests' proposals; None is each request's own.
+
+    Attributes:
+      budgets: every M of the menu, ascending.
     """
 
     def __init__(
         self,
-        programs: ExpansionPrograms,
+        menu: Sequence[ExpansionPrograms],
         parameters: Parameters,
         *,
         temperature: float | None = None,
     ) -> None:
-        base = programs.base
-        self.slots, self.k, self.branches = base.slots, base.drafting.k, programs.branches
-        self._programs, self._base = programs, base
+        menu = sorted(menu, key=lambda programs: programs.branches)
+        base = menu[-1].base
+        self.slots, self.k, self.branches = base.slots, base.drafting.k, menu[-1].branches
+        self._base = base
         self._parameters = list(parameters)
         self._temperature = temperature
         self._pages = base.new_pages()
         model = base.model
         self._history = model.place(base.new_history())
         self._record = model.place(base.new_record())
-        self._scratch = programs.new_scratch()
-        self._expansion = model.place(programs.new_expansion())
+        self._menu = [
+            _Branches(programs, programs.new_scratch(), model.place(programs.new_expansion()))
+            for programs in menu
+        ]
+        self.budgets = tuple(each.programs.branches for each in self._menu)
+        self._held = self._menu[-1]  # that the last expansion made
         self._news: Any = None
         self._proposed: Any = None
         self._forwards = 0  # of the expansion
@@ -91,8 +112,9 @@ class BranchDraft:
         self._promote(packed)
 
     def _promote(self, move: Move) -> None:
-        self._pages, self._history, self._record = self._programs["promote"](
-            self._pages, self._scratch, self._history, self._expansion, move
+        held = self._held
+        self._pages, self._history, self._record = held.programs["promote"](
+            self._pages, held.scratch, self._history, held.expansion, move
         )
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
@@ -141,14 +163,16 @@ class BranchDraft:
     ) -> None:
         """See `roles.BranchingDraft.expand`."""
         sampling = self._rows.on_device()
+        most = counts.sum(axis=1).max()
+        held = self._held = next(each for each in self._menu if each.programs.branches >= most)
         if follow.any():
-            self._pages, self._record = self._programs["follow"](
+            self._pages, self._record = held.programs["follow"](
                 self._parameters, self._pages, self._history, self._record, follow, sampling
             )
-        self._pages, self._scratch, self._expansion, self._news = self._programs["expand"](
+        self._pages, held.scratch, held.expansion, self._news = held.programs["expand"](
             self._parameters,
             self._pages,
-            self._scratch,
+            held.scratch,
             self._history,
             self._record,
             counts.astype(np.int32),
@@ -165,12 +189,13 @@ class BranchDraft:
     def grow(self, lowered: np.ndarray) -> None:
         """One forward more of all branches; see `roles.BranchingDraft.expand`."""
         self._forwards += 1
-        self._pages, self._scratch, self._expansion, self._news = self._programs["grow"](
+        held = self._held
+        self._pages, held.scratch, held.expansion, self._news = held.programs["grow"](
             self._parameters,
             self._pages,
-            self._scratch,
+            held.scratch,
             self._history,
-            self._expansion,
+            held.expansion,
             lowered.astype(np.int32),
             self._rows.on_device(),
         )
@@ -187,10 +212,22 @@ class BranchDraft:
         def wait() -> News:
             packed = np.asarray(news)
             said, confidence = np.split(packed[..., 2:], 2, axis=-1)
-            bonus, lengths = packed[..., 0], packed[..., 1]
-            return News(np.asarray(tokens), bonus, lengths, said, confidence, forwards)
+            return News(
+                np.asarray(tokens),
+                self._widened(packed[..., 0], -1),
+                self._widened(packed[..., 1], 0),
+                self._widened(said, 0),
+                self._widened(confidence, UNKNOWN),
+                forwards,
+            )
 
         return wait
+
+    def _widened(self, told: np.ndarray, nothing: int) -> np.ndarray:
+        """[B, M, ...] of an expansion with room for the most branches; `nothing` fills it."""
+        room = np.full((told.shape[0], self.branches, *told.shape[2:]), nothing, np.int32)
+        room[:, : told.shape[1]] = told
+        return room
 
     def finish(self) -> None:
         """Waits for all that was dispatched."""

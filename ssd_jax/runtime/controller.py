@@ -9,7 +9,9 @@ expand (`speculate`). A row that misses does not touch the others.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from ssd_jax.runtime.speculated import Found, Speculated
 from ssd_jax.speculation.backup import BackupKind, host_kind, make
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.speculation.tuner import Tuner
 
 Expanded = dict[int, tuple[Speculated, tuple[int, ...]]]
 """Sequences by slot, with F_0..F_L of their records."""
@@ -32,11 +35,10 @@ class Controller:
     Args:
       draft: runs the branches.
       k: most tokens of a proposal, at most the draft's.
-      budget: M, branches a slot, at most the draft's.
+      tuner: decides how many they are, and M, branches a slot: at most `k`, and the draft's.
       fan_out: makes the policy of a sequence.
       backup: what a miss proposes: "draft" waits for the draft, "auto" as long as that pays.
       tokens: how many ids the tokenizer has.
-      longer: one forward more, so that branches of k = L have K tokens, too.
       settle: of a draft elsewhere: gives the proposals with all their q. The round's message then
         goes out when the target's forward is dispatched, not when its verification is.
       activity: of a draft elsewhere: what it has done since the last call. Without it nothing is
@@ -50,11 +52,10 @@ class Controller:
         draft: BranchingDraft,
         *,
         k: int,
-        budget: int,
+        tuner: Tuner,
         fan_out: Callable[[], FanOut],
         backup: BackupKind,
         tokens: int,
-        longer: bool = False,
         settle: Callable[[], Any] | None = None,
         activity: Callable[[], Activity] | None = None,
         pace: Pace | None = None,
@@ -64,16 +65,17 @@ class Controller:
         self.k = k
         self._settle, self._activity = settle, activity
         self._draft = draft
-        self._budget = budget
+        self._tuner = tuner
         self._fan_out = fan_out
         self._backup: BackupKind = backup
         self._tokens = tokens
-        self._forwards = k + longer
         self._slots: dict[int, Speculated] = {}
         self._live: dict[int, Speculated] = {}  # with a record that has no branches yet
         self._expanded: Expanded = {}
         self._news: News | Absence = "dead"
         self._pace, self._clock = pace or Pace(), clock
+        self._plan = tuner.plan(rows=1, steps=self._pace.steps)
+        self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
         self._last: dict[int, Speculated] = {}  # rows of the last round, which began then
         self._began = 0.0
 
@@ -84,7 +86,6 @@ class Controller:
         self._slots[slot] = Speculated(
             slot,
             k=self.k,
-            budget=self._budget,
             fan_out=self._fan_out(),
             backup=make(host_kind(self._backup), params.seed, index, self._tokens),
             room=params.max_tokens,
@@ -102,8 +103,12 @@ class Controller:
         """See `roles.Drafter.propose`."""
         began = self._clock()
         heard = self._hear()
+        rows = [replace(row, limit=min(row.limit, self._plan.k)) for row in rows]
         for row in rows:
-            self._slots[row.slot].take(row)
+            each = self._slots[row.slot]
+            each.take(row)
+            if each.verified is not None:
+                self._tuner.observe(each.verified)
         found = {row.slot: self._slots[row.slot].look_up(row) for row in rows}
         self._note(began, rows, found)
         self._wait(heard, rows, found)
@@ -132,6 +137,8 @@ class Controller:
         """See `roles.Drafter.speculate`."""
         if any(each.prompted for each in self._slots.values()):
             self._move({})
+        if self._live:
+            self._plan = self._tuner.plan(rows=len(self._live), steps=self._pace.steps)
         asking = {slot: each for slot, each in self._live.items() if each.asks_confidence}
         if asking:
             confidence = self._draft.confidence()
@@ -140,7 +147,7 @@ class Controller:
         expanded = {
             slot: (each, forks)
             for slot, each in self._live.items()
-            if (forks := each.forks()) is not None
+            if (forks := each.forks(self._plan.budget)) is not None
         }
         self._live = {}
         if not expanded:
@@ -150,17 +157,19 @@ class Controller:
         for slot, (each, forks) in expanded.items():
             counts[slot, : len(forks)] = forks
             follow[slot] = not each.made
-        forwards = min(self._forwards, max(each.forwards() for each, _ in expanded.values()))
+        most = max(each.forwards() for each, _ in expanded.values())
+        forwards = min(self._plan.forwards, most)
         self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
         for each, _ in expanded.values():
             each.expanded(forwards)
+        self._expanding.append(self._plan.budget)
         self._expanded = expanded
 
     def _lowered(self, after: After) -> np.ndarray:
         """D of Saguaro sampling [B, K]; see `Speculated.lowered`."""
         lowered = np.zeros((self._draft.slots, self._draft.k), np.int32)
         for slot, each in self._slots.items():
-            lowered[slot, : self.k] = each.lowered(after)
+            lowered[slot, : self._plan.k] = each.lowered(after, self._plan)
         return lowered
 
     def _settled(self) -> Any:
@@ -250,10 +259,13 @@ class Controller:
         if self._activity is None:
             return None
         activity = self._activity()
+        # A span is of the last expansion or of the one before; it does not say which.
+        same = len(self._expanding) == 2 and len(set(self._expanding)) == 1
+        branches = self._expanding[-1] if same else None
         for span in activity.spans:
             seconds = span.end - span.begin
             if span.what in FORWARDS:
-                self._pace.forward("branches", seconds)
+                self._pace.forward("branches", seconds, branches)
             elif span.what == "draft" and drafted:
                 self._pace.forward("record", seconds / drafted)
         return activity

@@ -61,6 +61,7 @@ class Engine:
       drafter: proposes tokens for the target to verify; None decodes one by one.
       clock: seconds, monotonic.
       trace: takes down what happens when; None where nobody looks.
+      mode: its name, for the metrics.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Engine:
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: EngineTrace | None = None,
+        mode: str | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -79,6 +81,7 @@ class Engine:
         self._eos_ids = eos_ids
         self._clock = clock
         self._trace = trace
+        self._mode = mode
         self._ids = itertools.count()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by slot
@@ -105,6 +108,7 @@ class Engine:
             text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
             times=RequestTimes(
                 arrived=self._clock(),
+                mode=self._mode,
                 speculative=self._drafter is not None,
                 shared_device=self._drafter is not None and self._drafter.traits.on_device,
             ),

@@ -16,7 +16,7 @@ a scratch of K tokens a branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,11 +50,21 @@ class ExpansionPrograms:
     expansion, news.
     `promote`: (pages, scratch, history, expansion, Move) -> pages, history, record.
     `follow`: (parameters, pages, history, record, rows [B] bool, sampling) -> pages, record.
+
+    Args:
+      base: programs of the records.
+      branches: M; None is what the records have candidates for.
+      others: programs of another M over the same base, whose `follow` serves these, too.
     """
 
-    def __init__(self, base: DraftPrograms) -> None:
+    def __init__(
+        self,
+        base: DraftPrograms,
+        branches: int | None = None,
+        others: ExpansionPrograms | None = None,
+    ) -> None:
         self.base = base
-        self.branches = base.drafting.branches
+        self.branches = base.drafting.branches if branches is None else branches
         self._model: FunctionalModel = base.model
         self._k = base.drafting.k
         self._vocab = base.model.config.vocab_size
@@ -62,12 +72,24 @@ class ExpansionPrograms:
             ("expand", self._k): self._expand_job(),
             ("grow", self._k): self._grow_job(),
             ("promote", self._k): self._promote_job(),
-            ("follow", self._k): self._follow_job(),
         }
-        self._compiled = passes.compile_all(jobs, self._model.mesh)
+        shared: dict[Name, jax.stages.Compiled] = {}
+        if others is None:
+            jobs["follow", self._k] = self._follow_job()
+        else:
+            shared["follow", self._k] = others["follow"]
+        self._compiled = passes.compile_all(jobs, self._model.mesh) | shared
 
     def __getitem__(self, name: str) -> jax.stages.Compiled:
         return self._compiled[name, self._k]
+
+    @classmethod
+    def menu(cls, base: DraftPrograms, budgets: Sequence[int]) -> tuple[ExpansionPrograms, ...]:
+        """Programs of several M over the same base, ascending by M."""
+        found: list[ExpansionPrograms] = []
+        for branches in sorted(budgets):
+            found.append(cls(base, branches, found[0] if found else None))
+        return tuple(found)
 
     def new_scratch(self) -> AllBranches:
         """Room for the branches' keys and values."""

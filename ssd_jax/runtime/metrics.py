@@ -13,6 +13,7 @@ from ssd_jax.runtime.activity import Busy, DraftCost, overlap
 from ssd_jax.runtime.roles import Look
 
 REQUEST_KEYS = (
+    "mode",
     "tokens_per_second",
     "ttft_ms",
     "itl_p50_ms",
@@ -90,12 +91,14 @@ class RequestTimes:
     """When a request arrived, when each committed token was read (seconds), and its rounds.
 
     Attributes:
+      mode: that runs.
       speculative: whether a drafter takes part.
       shared_device: the drafter keeps the target's device busy, so that the time from dispatch to
         outcome is not the verification's alone.
     """
 
     arrived: float
+    mode: str | None = None
     speculative: bool = False
     shared_device: bool = False
     tokens: list[float] = dataclasses.field(default_factory=list)
@@ -134,7 +137,7 @@ class RequestTimes:
         Of n tokens the first belongs to the prefill, so decode speed is (n - 1) tokens over the
         time since the first.
         """
-        metrics = empty()
+        metrics = empty() | {"mode": self.mode}
         if not self.tokens:
             return metrics
         metrics["ttft_ms"] = 1e3 * (self.tokens[0] - self.arrived)

@@ -11,6 +11,7 @@ from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.cache import Entry, SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut, Verified
 from ssd_jax.speculation.pace import Acceptance
+from ssd_jax.speculation.tuning import Plan
 
 
 class Found(NamedTuple):
@@ -48,16 +49,13 @@ class Speculated:
     Args:
       slot: its row.
       k: K.
-      budget: M.
       fan_out: of this sequence alone, so that its text depends on no other.
       backup: without a draft.
       room: tokens that may be committed.
     """
 
-    def __init__(
-        self, slot: int, *, k: int, budget: int, fan_out: FanOut, backup: Backup, room: int
-    ) -> None:
-        self._slot, self._k, self._budget = slot, k, budget
+    def __init__(self, slot: int, *, k: int, fan_out: FanOut, backup: Backup, room: int) -> None:
+        self._slot, self._k = slot, k
         self._fan_out, self._backup, self._room = fan_out, backup, room
         self._cache: SpeculationCache | None = None
         self._taken = 0  # position up to which cache and backup know the text
@@ -76,6 +74,8 @@ class Speculated:
         self._confidence: tuple[int, ...] = ()  # the draft's in the record's tokens, if known
         self.prompted: Moved | None = None
         """The record that a finished prompt begins with, until the draft has it."""
+        self.verified: Verified | None = None
+        """What became of the last verification, if `take` told something new."""
         self.made = True
         """Whether the draft made the record's tokens, so that it need not run them."""
 
@@ -92,6 +92,7 @@ class Speculated:
         """Takes the outcome of the last verification."""
         assert self._cache is not None
         self._prepared, self._looked = self._cache.prepared(self._start), None
+        self.verified = None
         if new := _last(row.committed, row.position - self._taken):
             self._looked = min(len(new) - 1, self.length)
             self._backup.extend(new)
@@ -148,7 +149,8 @@ class Speculated:
             prepared = sum(entry.k == accepted for entry in self._branches)
             rank = hit.entry.rank if hit is not None and not hit.used else None
             verified = verified._replace(prepared=prepared, rank=rank)
-        self._fan_out.observe(verified._replace(confidence=self._confidence))
+        self.verified = verified._replace(confidence=self._confidence)
+        self._fan_out.observe(self.verified)
 
     def move(self, found: Found) -> None:
         """Goes on with a record that the draft has."""
@@ -172,8 +174,9 @@ class Speculated:
         """Takes the draft's confidence in the record's tokens."""
         self._confidence = tuple(confidence[: self.length])
 
-    def forks(self) -> tuple[int, ...] | None:
-        """F_0..F_L for the record; None where no outcome leaves room for another proposal.
+    def forks(self, budget: int) -> tuple[int, ...] | None:
+        """F_0..F_L for the record, `budget` in all; None where no outcome leaves room for another
+        proposal.
 
         An outcome with k accepted tokens leaves room for one if k + 1 tokens, one proposed and the
         bonus after it may still be committed. k = L is kept all the same: its row runs s_L.
@@ -182,18 +185,18 @@ class Speculated:
         if last < 0:
             return None
         if last == self.length:
-            return self._fan_out.counts(last, self._budget, self.after, self._confidence)
-        most = self._fan_out.counts(last, self._budget - 1, self.after, self._confidence)
+            return self._fan_out.counts(last, budget, self.after, self._confidence)
+        most = self._fan_out.counts(last, budget - 1, self.after, self._confidence)
         return (*most, *[0] * (self.length - last - 1), 1)
 
     def forwards(self) -> int:
         """How many bring every branch to the most tokens that its outcome leaves room for."""
         return self._room - (2 if self.length else 1)  # branches of k = L start one later
 
-    def lowered(self, after: After) -> list[int]:
+    def lowered(self, after: After, plan: Plan) -> list[int]:
         """D of Saguaro sampling for the K tokens of a record that comes from there: the branches
         planned at each place, and the token drafted there."""
-        return [count + 1 for count in self._fan_out.counts(self._k, self._budget, after)[:-1]]
+        return [count + 1 for count in self._fan_out.counts(plan.k, plan.budget, after)[:-1]]
 
     def expanded(self, forwards: int) -> None:
         """Takes how many forwards the branches of the record will get."""

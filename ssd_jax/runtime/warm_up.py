@@ -12,8 +12,6 @@ from ssd_jax.runtime.roles import Moved
 def run_once(draft: BranchDraft) -> None:
     """Drafts, expands, promotes and follows something in all slots; returns when it is done."""
     slots = range(draft.slots)
-    counts = np.zeros((draft.slots, draft.k + 1), np.int32)
-    counts[:, 0], counts[:, draft.k] = draft.branches - 1, 1
     lowered = np.ones((draft.slots, draft.k), np.int32)
     everywhere = np.ones(draft.slots, bool)
     for slot in slots:
@@ -21,11 +19,13 @@ def run_once(draft: BranchDraft) -> None:
         draft.prefill(slot, [0], 0)
     draft.move([Moved(slot=slot, position=0, pending=0) for slot in slots])
     draft.draft(np.full(draft.slots, draft.k, np.int32), lowered=lowered)
-    draft.expand(counts, follow=~everywhere, lowered=lowered, forwards=draft.k)
-    draft.news(draft.k)
-    won = [Moved(slot=slot, position=1, pending=0, committed=[0], winner=0) for slot in slots]
-    draft.move(won)
-    given = [0] * draft.k
-    draft.move([Moved(slot=slot, position=1, pending=0, tokens=given) for slot in slots])
+    for budget in draft.budgets:
+        counts = np.zeros((draft.slots, draft.k + 1), np.int32)
+        counts[:, 0], counts[:, draft.k] = budget - 1, 1
+        draft.expand(counts, follow=~everywhere, lowered=lowered, forwards=2)
+        draft.news(2)
+        draft.move([Moved(slot=slot, position=1, pending=0, winner=0, limit=1) for slot in slots])
+        given = [0] * draft.k
+        draft.move([Moved(slot=slot, position=1, pending=0, tokens=given) for slot in slots])
     draft.expand(counts, follow=everywhere, lowered=lowered, forwards=1)
     draft.news(1)

@@ -111,17 +111,19 @@ class Measured:
             self._r = self._exponent.of(self._ranks)
         return self._r
 
-    def odds(self, length: int, after: After) -> list[float]:
-        """P(k) for k = 0..L."""
+    def rates(self, length: int, after: After) -> list[float]:
+        """How often the tokens of places 1..L are accepted, each once it is judged."""
         accepted, judged, weight = self._accepted[after], self._judged[after], self._weight
         average = accepted.total() + weight * self._guess
         average /= judged.total() + weight
-        return odds(
-            [
-                rate(accepted[place] + weight * average, judged[place] + weight)
-                for place in range(length)
-            ]
-        )
+        return [
+            rate(accepted[place] + weight * average, judged[place] + weight)
+            for place in range(length)
+        ]
+
+    def odds(self, length: int, after: After) -> list[float]:
+        """P(k) for k = 0..L."""
+        return odds(self.rates(length, after))
 
     def counts(
         self, length: int, budget: int, after: After, confidence: Sequence[int] = ()

@@ -56,6 +56,7 @@ class Pace:
             "branches": deque(maxlen=_MEMORY),
             "record": deque(maxlen=_MEMORY),
         }
+        self._steps: dict[int, deque[float]] = {}
 
     def round(self, tokens: int, seconds: float) -> None:
         """Takes a round: tokens committed by all rows, from its beginning to the next one's."""
@@ -78,9 +79,15 @@ class Pace:
         gain = float(np.mean(hit)) - float(np.mean(other))
         return max(gain, 0.0) * float(np.mean(self._looks[empty]))
 
-    def forward(self, work: Work, seconds: float) -> None:
-        """Takes a draft forward."""
+    def forward(self, work: Work, seconds: float, branches: int | None = None) -> None:
+        """Takes a draft forward, of M branches a sequence where that is known."""
         self._forwards[work].append(seconds)
+        if branches is not None:
+            self._steps.setdefault(branches, deque(maxlen=_MEMORY)).append(seconds)
+
+    def steps(self) -> dict[int, float]:
+        """Seconds of a forward of M branches, by M."""
+        return {branches: float(np.median(each)) for branches, each in self._steps.items()}
 
     def worth(self, work: Work, tokens: Sequence[Sequence[float]]) -> int:
         """How many forwards to wait for.

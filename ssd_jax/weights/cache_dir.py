@@ -18,3 +18,8 @@ def cache_dir() -> Path:
 def compile_cache(setting: str) -> Path:
     """Where compiled programs are kept: `auto`, or a directory."""
     return cache_dir() / "xla" if setting == "auto" else Path(setting)
+
+
+def costs_cache(setting: str) -> Path:
+    """Where measured costs are kept: beside the user's compiled programs, or in the directory."""
+    return (cache_dir() if setting == "auto" else Path(setting)) / "costs"

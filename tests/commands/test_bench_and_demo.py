@@ -110,9 +110,27 @@ def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
     assert "window = 301 is more than the context of 300" in capsys.readouterr().err
 
 
-def test_what_is_not_built_exits_2(capsys):
+def test_mode_auto_is_a_mode_among_others(tiny_checkpoint, prompts, capsys):
+    out, err = run(
+        capsys,
+        "bench",
+        f"--target={tiny_checkpoint}",
+        "--draft=ngram",
+        "--modes=ar,auto,sd",
+        f"--prompts={prompts}",
+        "--json",
+        "--ignore_eos",
+        *SMALL,
+    )
+    result = json.loads(out)
+    assert [each["variant"] for each in result["variants"]] == ["ar", "auto", "sd k=auto"]
+    assert all(each["identical"] for each in result["variants"][1:])
+    assert "mode auto takes " in err
+
+
+def test_what_is_impossible_exits_2(capsys):
     assert main(["bench", "--modes=ar,auto"]) == 2
-    assert "not built yet" in capsys.readouterr().err
+    assert "finds out whether a draft pays" in capsys.readouterr().err
     assert main(["bench", "--modes=ar,ssd"]) == 2
     assert "needs a draft model" in capsys.readouterr().err
     assert main(["bench", "--modes=ar,sd"]) == 2

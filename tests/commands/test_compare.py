@@ -150,7 +150,7 @@ def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
         (["--compare=fast"], "compare = 'fast' is unknown; one of"),
         (["--mode=sd", "--draft=ngram", "--compare=sd"], "is the mode that runs anyway"),
         (["--mode=sd", "--draft=ngram", "--compare=ssd"], "use --mode=ssd --compare=sd"),
-        (["--mode=sd", "--draft=ngram", "--compare=auto"], "not built yet"),
+        (["--mode=sd", "--draft=ngram", "--compare=auto"], "compare = 'auto' names no mode"),
     ],
 )
 def test_modes_that_cannot_be_compared_are_refused_before_anything_loads(flags, message, capsys):

@@ -101,7 +101,7 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
     [
         (["--temperature=-1"], "temperature = -1.0 is out of range"),
         (["--top_p=0"], "top_p = 0.0 is out of range"),
-        (["--k=abc"], "k = 'abc' is impossible; give 1 to 16"),
+        (["--k=abc"], "k = 'abc' is impossible; give auto or 1 to 16"),
         (["--k=17"], "k = '17' is impossible"),
         (["--proposal_support=some"], "proposal_support = 'some' is impossible; give full or 1"),
         (["--target="], "target is empty"),
@@ -123,7 +123,10 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--mode=ssd", "--draft=x", "--backup=auto"], "not built yet"),
         (["--mode=ssd", "--draft=x", "--backup=luck"], "backup = 'luck' is unknown"),
         (["--mode=ssd", "--draft=x", "--predict=luck"], "predict = 'luck' is unknown"),
-        (["--mode=ssd", "--draft=x", "--budget=1"], "budget = '1' is impossible; give 2 to 256"),
+        (
+            ["--mode=ssd", "--draft=x", "--budget=1"],
+            "budget = '1' is impossible; give auto or 2 to 256",
+        ),
         (["--mode=ssd", "--draft=x", "--saguaro_c=1.5"], "saguaro_c = 1.5 is out of range"),
         (["--mode=ssd", "--draft=x", "--fan_out=1,2"], "k = 0..4 needs 5"),
         (
@@ -138,9 +141,12 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
             ["--mode=sd", "--draft=x", "--budget=8"],
             "budget = '8' means nothing with mode = 'sd'",
         ),
-        (["--mode=auto"], "not built yet"),
+        (["--mode=auto"], "mode = 'auto' finds out whether a draft pays; give one"),
         (["--mode=sd", "--draft=default"], "not built yet"),
-        (["--mode=sd", "--draft=x", "--k=auto"], "not built yet"),
+        (
+            ["--mode=ssd", "--draft=x", "--k=auto", "--fan_out=4,3,3,2,4"],
+            "lists branches for one k and budget, and k is chosen",
+        ),
         (["--draft=ngram"], "draft = 'ngram' means nothing with mode = 'ar'"),
         (["--k=4"], "k = '4' means nothing with mode = 'ar'"),
         (

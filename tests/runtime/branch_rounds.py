@@ -76,6 +76,11 @@ class Seen:
     news: News
     forwards: tuple[list[int], list[int]]
 
+    @property
+    def budget(self) -> int:
+        """M of the programs that made the branches."""
+        return self.expansion.path.shape[0] // len(self.output)
+
     def branches(self, slot: int) -> list[tuple[int, int, int]]:
         """(number, k, rank) of the slot's branches."""
         ranks = [(k, rank) for k, count in enumerate(self.counts[slot]) for rank in range(count)]
@@ -135,7 +140,8 @@ class Rounds:
             own = self._fan_out(slot, int(record.proposal.length[slot]))
             counts[slot, : len(own)] = own
         asked = counts.copy()
-        asked[[slot not in moves for slot in range(self._draft.slots)], 0] = self._draft.branches
+        most = counts.sum(axis=1).max()
+        asked[[slot not in moves for slot in range(self._draft.slots)], 0] = most
         follow = np.array([sources.get(slot) == "host" for slot in range(self._draft.slots)])
         self._draft.expand(asked, follow=follow, lowered=self._lowered, forwards=self._forwards)
         self.seen.append(
@@ -150,7 +156,7 @@ class Rounds:
                 followed=copied(self._draft._record),
                 output=np.array(self._draft._history.output),
                 counts=counts,
-                expansion=copied(self._draft._expansion),
+                expansion=copied(self._draft._held.expansion),
                 news=self._draft.news(1),
                 forwards=(drafting, self._forwards_since()),
             )
@@ -193,7 +199,7 @@ class Rounds:
 
     def _forwards_since(self) -> list[int]:
         """Forwards that ran since the last call."""
-        jax.block_until_ready((self._draft._pages, self._draft._expansion))
+        jax.block_until_ready((self._draft._pages, self._draft._held.expansion))
         jax.effects_barrier()
         since = list(self._ran)
         self._ran.clear()

@@ -11,7 +11,7 @@ import pytest
 
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.runtime.branch_draft import BranchDraft
+from ssd_jax.runtime import branch_draft
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.passes import Job
@@ -43,6 +43,7 @@ FAN_OUTS = (
     {0: (7,), 1: (0, 7), 2: (0, 5, 2), 3: (3, 0, 2, 1), 4: (2, 0, 0, 4, 1)},
     {0: (4,), 1: (2, 2), 2: (1, 1, 1), 3: (1, 2, 0, 1), 4: (0, 1, 1, 1, 1)},
 )
+FEW = {0: (5,), 1: (2, 3), 2: (2, 1, 2), 3: (1, 1, 1, 2), 4: (1, 1, 1, 1, 1)}
 HOSTED = (66, 120, 65, 9)
 SCRIPTS = {
     0: (
@@ -86,7 +87,7 @@ SCRIPTS = {
 class Draft:
     """Programs that count their forwards in `ran`, and the same model without them."""
 
-    programs: ExpansionPrograms
+    menu: tuple[ExpansionPrograms, ...]
     weights: list[jax.Array]
     plain: Plain
     ran: list[int]
@@ -94,20 +95,34 @@ class Draft:
 
     def rounds(self, *, longer=False, fan_out=lambda slot, length: FAN_OUTS[slot][length]):
         return Rounds(
-            BranchDraft(self.programs, self.weights),
+            branch_draft.BranchDraft(self.menu, self.weights),
             fan_out,
-            forwards=self.programs.base.drafting.k + longer,
+            forwards=self.menu[0].base.drafting.k + longer,
             lowered=LOWERED,
             ran=self.ran,
         )
 
+    def of_two_budgets(self):
+        """Rounds whose budgets take turns."""
+        rounds = self.rounds(
+            fan_out=lambda slot, length: (FEW if len(rounds.seen) % 2 else FAN_OUTS[slot])[length]
+        )
+        return rounds
+
 
 def compiled(
-    path: Path, *, scan: bool = False, c: float = 1.0, quickly: bool = True, **drafted
+    path: Path,
+    *,
+    scan: bool = False,
+    c: float = 1.0,
+    quickly: bool = True,
+    fewer: tuple[int, ...] = (),
+    **drafted,
 ) -> Draft:
     """A checkpoint's draft.
 
     Args:
+      fewer: smaller numbers of branches to have programs for, too.
       quickly: without the compiler's optimisations, which take longer than all rounds.
       drafted: fields of `Drafting`.
     """
@@ -134,8 +149,8 @@ def compiled(
         base = DraftPrograms(
             model, slots=SLOTS, context=CONTEXT, tokens=tiny.TOKENS, drafting=drafting
         )
-        programs = ExpansionPrograms(base)
-    return Draft(programs, parameters(checkpoint, model), Plain(checkpoint), ran, c)
+        menu = ExpansionPrograms.menu(base, (*fewer, drafting.branches))
+    return Draft(menu, parameters(checkpoint, model), Plain(checkpoint), ran, c)
 
 
 def scripted(rounds: Rounds, slots: Iterable[int] = range(SLOTS), script=None) -> list[Seen]:
@@ -163,7 +178,7 @@ def branches(seen: Seen, slot: int) -> list[tuple[int, int, Speculation]]:
     proposed = record(seen, slot).tokens
     for number, k, rank in seen.branches(slot):
         text = (*seen.texts[slot], *proposed[:k], int(seen.news.bonus[slot, number]))
-        row = slot * seen.news.bonus.shape[1] + number
+        row = slot * seen.budget + number
         one = Speculation.of(seen.expansion.records, row, seen.requests[slot], slot, text)
         found.append((k, rank, one))
     return found

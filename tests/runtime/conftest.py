@@ -16,14 +16,17 @@ def unrolled_draft(tmp_path_factory) -> Draft:
 
 @pytest.fixture(scope="session")
 def scanned_draft(tmp_path_factory) -> Draft:
-    """Llama with its layers scanned, and Saguaro sampling."""
+    """Llama with its layers scanned, Saguaro sampling, and programs of two budgets."""
     path = tiny.write_checkpoint(tmp_path_factory.mktemp("branches") / "llama", "llama")
-    return compiled(path, scan=True, c=0.5)
+    return compiled(path, scan=True, c=0.5, fewer=(5,))
 
 
-@pytest.fixture(scope="session", params=["unrolled", "unrolled, longer", "scanned"])
+@pytest.fixture(
+    scope="session", params=["unrolled", "unrolled, longer", "scanned", "scanned, two budgets"]
+)
 def script(request) -> tuple[Draft, list[Seen], bool]:
     """All rounds of the script, and whether each had one forward more."""
-    name, _, longer = request.param.partition(", ")
-    draft = request.getfixturevalue(f"{name}_draft")
-    return draft, scripted(draft.rounds(longer=bool(longer))), bool(longer)
+    name, _, how = request.param.partition(", ")
+    draft, longer = request.getfixturevalue(f"{name}_draft"), how == "longer"
+    rounds = draft.of_two_budgets() if how == "two budgets" else draft.rounds(longer=longer)
+    return draft, scripted(rounds), longer

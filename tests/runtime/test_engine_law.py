@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax import config
 from ssd_jax.speculation.proposal import as_point_mass_where
 from tests.runtime import law
 from tests.runtime.law import LETTERS, ChangedQ, assert_lawful, engine_with, open_llm
+from tests.runtime.tuners import Restless
 from tests.speculation.evidence import ALPHA
 
 
@@ -94,6 +98,18 @@ def test_texts_of_ssd_follow_the_law_on_hits_and_misses(checkpoints, laws, branc
     metrics = assert_lawful(llm, laws, llm.engine)
     rate = np.mean([each["hit_rate"] for each in metrics])
     assert 0.1 < rate < 0.95
+
+
+def test_texts_follow_the_law_while_k_and_budget_change_every_round(checkpoints, laws, monkeypatch):
+    """With programs of two budgets, and Saguaro sampling, whose sets depend on them."""
+    monkeypatch.setattr(config, "AUTO_BUDGETS", (2, 4))
+    settings = {"saguaro_c": 0.5, "proposal_support": "2", "backup": "draft"}
+    llm = open_llm(checkpoints, "ssd", budget="auto", fan_out="measured", **settings)
+    tuner = Restless((1, 2), (2, 3, 4), seed=5)
+    llm._loaded = dataclasses.replace(llm.loaded, tuner=lambda *_: tuner)
+    metrics = assert_lawful(llm, laws, llm.engine)
+    assert 0.1 < np.mean([each["hit_rate"] for each in metrics]) < 0.95
+    assert len({(plan.k, plan.budget) for plan in tuner.plans}) == 6
 
 
 def test_a_fifth_of_the_q_may_get_lost(laws, branching):

@@ -36,7 +36,7 @@ def test_a_hit_makes_the_branch_the_record_up_to_its_limit(script):
             assert seen.record.start[slot] == move.position
             assert seen.record.pending[slot] == move.pending
             if move.winner >= 0:
-                now, row = record(seen, slot), slot * M + move.winner
+                now, row = record(seen, slot), slot * before.budget + move.winner
                 won = Speculation.of(before.expansion.records, row, now.request, slot, now.text)
                 size = min(len(won.tokens), move.limit)
                 assert now.tokens == won.tokens[:size]
@@ -58,7 +58,7 @@ def test_branches_start_with_the_likeliest_bonus_tokens(script):
             if k < len(one.tokens):
                 others = [c for c in one.candidates[k].tolist() if c != one.tokens[k]]
                 assert seen.news.bonus[slot, number] == others[rank]
-            row = slot * M + number
+            row = slot * seen.budget + number
             assert seen.expansion.records.start[row] == len(one.text) + k
             assert seen.expansion.records.pending[row] == seen.news.bonus[slot, number]
             path = seen.expansion.path[row].tolist()
@@ -91,7 +91,8 @@ def test_rows_without_a_branch_say_so(script):
     for seen in rounds:
         used = seen.counts.sum(1)[:, None] > np.arange(M)
         np.testing.assert_array_equal(seen.news.bonus >= 0, used)
-        np.testing.assert_array_equal(seen.expansion.records.start.reshape(SLOTS, M) >= 0, used)
+        held = seen.expansion.records.start.reshape(SLOTS, seen.budget) >= 0
+        np.testing.assert_array_equal(held, used[:, : seen.budget])
         assert not seen.news.lengths[~used].any()
         idle = [slot for slot in range(SLOTS) if slot not in seen.texts]
         assert (seen.followed.start[idle] == -1).all()
@@ -101,8 +102,9 @@ def test_the_host_hears_what_the_branches_hold(script):
     _, rounds, _ = script
     for seen in rounds:
         proposal = seen.expansion.records.proposal
-        np.testing.assert_array_equal(seen.news.tokens.reshape(-1, K), proposal.tokens)
-        np.testing.assert_array_equal(seen.news.lengths.reshape(-1), proposal.length)
+        told = [array[:, : seen.budget] for array in (seen.news.tokens, seen.news.lengths)]
+        np.testing.assert_array_equal(told[0].reshape(-1, K), proposal.tokens)
+        np.testing.assert_array_equal(told[1].reshape(-1), proposal.length)
         np.testing.assert_array_equal(seen.news.proposed, seen.record.proposal.tokens)
 
 
@@ -114,7 +116,7 @@ def test_a_round_costs_k_forwards_after_hits(script):
         drafting, expanding = seen.forwards
         assert len(drafting) == max(drafted, default=0)
         hosted = "host" in seen.sources.values()
-        assert expanding == [K] * hosted + [M] * (K + longer)
+        assert expanding == [K] * hosted + [seen.budget] * (K + longer)
     only_hits = [seen for seen in rounds if set(seen.sources.values()) == {"hit"}]
     assert only_hits
-    assert all(seen.forwards == ([], [M] * (K + longer)) for seen in only_hits)
+    assert all(seen.forwards == ([], [seen.budget] * (K + longer)) for seen in only_hits)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ssd_jax.runtime import branch_draft
 from tests import tiny
 from tests.runtime.branch_rounds import ALL, Outcome, Request, Seen
 from tests.runtime.branch_script import (
@@ -24,6 +25,7 @@ from tests.runtime.branch_script import (
     scripted,
 )
 from tests.runtime.plain_draft import assert_as_plain
+from tests.speculation.edits import Edit, edited
 
 
 def test_pages_hold_the_text_and_the_record_as_after_a_plain_prefill(script):
@@ -118,6 +120,29 @@ def test_a_slot_does_not_depend_on_the_others_to_the_bit(draft):
         for found in (of_slot(other, 1), of_slot(third, 1)):
             for name, values in expected.items():
                 np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+PROMOTED = "\n        self._pages, self._history,"
+GROWN = "\n        self._pages, held.scratch"
+FLAWS = {
+    "promotes from the most branches": ("self._menu[-1]", PROMOTED),
+    "promotes from the fewest": ("self._menu[0]", PROMOTED),
+    "grows the most branches": ("self._menu[-1]", GROWN),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_taking_the_branches_of_another_budget_is_caught(scanned_draft, flaw):
+    wrong, what = FLAWS[flaw]
+    edit = Edit(branch_draft, "BranchDraft", f"held = self._held{what}", f"held = {wrong}{what}")
+    with edited([edit]), pytest.raises(AssertionError):
+        check_rounds_of_two_budgets(scanned_draft)
+
+
+def check_rounds_of_two_budgets(draft):
+    """The script's own checks may see first that something is wrong."""
+    rounds = scripted(draft.of_two_budgets())
+    test_pages_hold_the_text_and_the_record_as_after_a_plain_prefill((draft, rounds, False))
 
 
 def test_at_the_end_of_the_context_nothing_is_written_elsewhere(draft):

@@ -11,6 +11,8 @@ from ssd_jax.runtime.roles import Drafted, DraftRow
 from ssd_jax.speculation.backup import HostKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.speculation.tuner import Fixed, Tuner
+from ssd_jax.speculation.tuning import Plan
 from tests.runtime.fake_branches import FakeBranchingDraft, Script
 from tests.runtime.fakes import Clock, FakeTarget, Letters
 
@@ -63,6 +65,7 @@ def ssd(
     backup: HostKind | Literal["draft"] = "none",
     longer: bool = False,
     remote: bool = False,
+    tuner: Tuner | None = None,
     slots: int = 2,
     context: int = 64,
     draft: Callable[..., FakeBranchingDraft] = FakeBranchingDraft,
@@ -80,11 +83,10 @@ def ssd(
     controller = Watched(
         branching,
         k=k,
-        budget=budget,
+        tuner=tuner or Fixed(Plan(k=k, budget=budget, longer=longer)),
         fan_out=lambda: parse(fan_out, k, budget) if isinstance(fan_out, str) else fan_out,
         backup=backup,
         tokens=TOKENS,
-        longer=longer,
         settle=(lambda: branching.proposal()) if remote else None,
     )
     engine = Engine(target, Letters, frozenset({EOS}), drafter=controller, clock=Clock())

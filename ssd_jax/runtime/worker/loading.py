@@ -41,19 +41,18 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
             predict=settings.predict,
             confident=settings.confident,
         )
-        programs = ExpansionPrograms(
-            DraftPrograms(
-                opened.model,
-                slots=about.slots,
-                context=about.context,
-                tokens=about.tokens,
-                drafting=drafting,
-            )
+        base = DraftPrograms(
+            opened.model,
+            slots=about.slots,
+            context=about.context,
+            tokens=about.tokens,
+            drafting=drafting,
         )
+        menu = ExpansionPrograms.menu(base, settings.budgets)
         parameters = loading.result()
 
     def draft() -> BranchDraft:
-        return BranchDraft(programs, parameters, temperature=settings.draft_temperature)
+        return BranchDraft(menu, parameters, temperature=settings.draft_temperature)
 
     run_once(draft())
 

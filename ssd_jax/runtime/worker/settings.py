@@ -14,6 +14,7 @@ class WorkerSettings:
     hello: what the worker must be; also see `config.Config` for the others.
     support: N of the draws; coupled proposals tell none of it.
     cores: to run on; None is wherever the system likes.
+    budgets: numbers of branches that there are programs for; the most is the `hello`'s.
     """
 
     hello: Hello
@@ -26,6 +27,7 @@ class WorkerSettings:
     draft_temperature: float | None
     compile_cache: str | None
     cores: tuple[int, ...] | None
+    budgets: tuple[int, ...]
 
     @property
     def greedy(self) -> bool:
@@ -42,4 +44,5 @@ class WorkerSettings:
         values = json.loads(text)
         values["hello"] = Hello(**values["hello"])
         values["cores"] = None if values["cores"] is None else tuple(values["cores"])
+        values["budgets"] = tuple(values["budgets"])
         return cls(**values)

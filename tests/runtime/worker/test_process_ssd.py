@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax import loaded
+from ssd_jax import config, loaded
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.runtime import cores
@@ -27,6 +27,7 @@ from ssd_jax.text.detokenizer import Detokenizer
 from tests import tiny
 from tests.runtime.paces import Hasty, Moody, Patient
 from tests.runtime.test_speculative import outputs, requests
+from tests.runtime.tuners import Restless
 from tests.runtime.worker.fake_worker import command
 
 PATIENCE = 120.0  # no answer is late here, however busy the machine is
@@ -129,6 +130,27 @@ def test_text_does_not_depend_on_what_is_waited_for(many, pace):
     asked = requests(many, "coupled")
     found = run(engine_of(many, pace=pace(), backup="auto"), asked)
     assert [one.token_ids for one in found] == [one.token_ids for one in outputs(many, asked, "ar")]
+
+
+def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch):
+    """The text stays while plans change every round; one draft is left for each engine."""
+    monkeypatch.setattr(config, "AUTO_BUDGETS", (3, 8))
+    settings = {"slots": 4, "verify": "coupled", "draft_placement": "process"}
+    with opened(made, budget="auto", **settings) as llm:
+        costs = llm._chooser._costs
+        assert set(costs.step) == {3, 8}
+        assert min(costs.backup, *costs.step.values(), *costs.verify.values()) > 0
+        assert llm.loaded.worker.drafts == []
+        tuner = Restless((1, 2, 3), (2, 3, 8), seed=2)
+        llm._loaded = dataclasses.replace(llm.loaded, tuner=lambda *_: tuner)
+        asked = requests(llm, "coupled")
+        found = run(engine_of(llm, backup="auto", pace=Moody()), asked)
+        assert [one.token_ids for one in found] == [
+            one.token_ids for one in outputs(llm, asked, "ar")
+        ]
+        rates = [one.metrics["hit_rate"] for one in found]
+        assert np.mean([rate for rate in rates if rate is not None]) > 0.1
+        assert len({(plan.k, plan.budget) for plan in tuner.plans}) == 9
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])

@@ -34,6 +34,7 @@ SETTINGS = WorkerSettings(
     draft_temperature=None,
     compile_cache=None,
     cores=None,
+    budgets=(HELLO.branches,),
 )
 
 

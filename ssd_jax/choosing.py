@@ -1,0 +1,193 @@
+"""What is chosen by measured costs: the mode, K and M of `auto`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ssd_jax.bench.environment import cpu_affinity, cpu_model, versions
+from ssd_jax.config import AUTO_K, Config
+from ssd_jax.runtime.cost_file import CostFile, Known
+from ssd_jax.runtime.measuring import measure_branches, measure_drafter, measure_target
+from ssd_jax.speculation.tuner import Observed, SdTuner, SsdTuner, Tuner
+from ssd_jax.speculation.tuning import Costs, Guess, Plan, ar, best_sd, best_ssd
+from ssd_jax.weights.cache_dir import costs_cache
+
+if TYPE_CHECKING:
+    from ssd_jax.loaded import Loaded
+    from ssd_jax.opened import OpenedModel
+
+_NGRAM = Guess(acceptance=0.4)
+"""Most rounds of n-grams have nothing to propose, and count as rejected."""
+_ENOUGH = 1.05  # times as fast as a simpler mode; what the host does is not in the predictions
+_NO_COST = ("trace", "compile_cache", "chat_template")
+
+
+class Predicted(NamedTuple):
+    """Tokens per second of a mode, all slots busy, and how it would reach them."""
+
+    rate: float
+    plan: Plan | None = None
+
+    def __str__(self) -> str:
+        if self.plan is None:
+            return f"{self.rate:.1f}"
+        budget = f", budget = {self.plan.budget}" if self.plan.budget else ""
+        return f"{self.rate:.1f} with k = {self.plan.k}{budget}"
+
+
+class Chooser:
+    """Chooses a mode once, and gives engines what chooses K and M while they decode.
+
+    Args:
+      config: settings.
+      known: costs, and what was observed at earlier starts.
+      beside: whether the draft of mode ssd runs while the target does.
+      file: remembers what is observed.
+    """
+
+    def __init__(
+        self, config: Config, known: Known, *, beside: bool, file: CostFile | None = None
+    ) -> None:
+        self._config, self._costs, self._beside, self._file = config, known.costs, beside, file
+        self._guess = known.guess
+        self._seen = Observed(known.guess)
+        self.predicted = self._predict()
+        self.mode = self._fastest() if config.mode == "auto" else config.mode
+
+    @property
+    def line(self) -> str:
+        """Says what was chosen, and why."""
+        each = "; ".join(f"{mode} {predicted}" for mode, predicted in self.predicted.items())
+        return (
+            f"mode auto takes {self.mode}: predicted tokens/s are {each} "
+            f"(an acceptance of {self._guess.acceptance:.2f})"
+        )
+
+    def tuner(self, mode: str, k: int) -> Tuner:
+        """Of an engine of mode sd or ssd with up to k proposed tokens."""
+        ks = self._ks(k)
+        if mode == "sd":
+            return SdTuner(self._costs, self._seen, ks=ks)
+        return SsdTuner(
+            self._costs,
+            self._seen,
+            self._config.fan_out_of(k),
+            ks=ks,
+            budgets=self._config.budgets,
+            waits=self._waits,
+            beside=self._beside,
+        )
+
+    def remember(self) -> None:
+        """Keeps what was observed for the next start."""
+        if self._file is not None and self._seen.judged:
+            self._file.write(Known(self._costs, self._seen.guess))
+
+    def _fastest(self) -> str:
+        """Of ar, sd, ssd the first that none behind it beats by enough."""
+        best = "ar"
+        for mode, predicted in self.predicted.items():
+            if predicted.rate > _ENOUGH * self.predicted[best].rate:
+                best = mode
+        return best
+
+    @property
+    def _waits(self) -> tuple[bool, ...]:
+        kind = self._config.backup_kind
+        return (True, False) if kind == "auto" else (kind == "draft",)
+
+    def _ks(self, k: int) -> Sequence[int]:
+        chosen = self._config.chooses_k and k == self._config.speculated
+        return range(1, AUTO_K + 1) if chosen else (k,)
+
+    def _predict(self) -> dict[str, Predicted]:
+        config, costs, seen, rows = self._config, self._costs, self._seen, self._config.slots
+        ks = self._ks(config.speculated)
+        found = {"ar": Predicted(ar(costs, rows=rows))}
+        if config.mode in ("auto", "sd"):
+            plan, rate = best_sd(costs, seen, ks, rows=rows)
+            found["sd"] = Predicted(rate, plan)
+        if config.prepared == "ssd":
+            plan, rate = best_ssd(
+                costs,
+                seen,
+                config.fan_out_of(config.speculated),
+                ks=ks,
+                budgets=config.budgets,
+                waits=self._waits,
+                beside=self._beside,
+                rows=rows,
+            )
+            found["ssd"] = Predicted(rate, plan)
+        return found
+
+
+def chooser(
+    loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
+) -> Chooser:
+    """Measures what is not known yet of this machine and these models, and chooses.
+
+    Raises:
+      InputError: a draft worker that does not answer.
+    """
+    config = loaded.config
+    setting = config.compile_cache
+    directory = None if setting == "off" else costs_cache(setting)
+    file = CostFile(directory, _about(loaded, target, draft, context))
+    known = file.read(widths=loaded.programs.widths, budgets=config.budgets)
+    if known is None:
+        guess = _NGRAM if config.draft == "ngram" else Guess()
+        known = Known(_measure(loaded, context), guess)
+        file.write(known)
+    return Chooser(config, known, beside=loaded.worker is not None, file=file)
+
+
+def _measure(loaded: Loaded, context: int) -> Costs:
+    """Target first, then each draft."""
+    config, programs = loaded.config, loaded.programs
+    slots, k = config.slots, config.speculated
+    blank = programs.verification.blank(slots)
+    proposals: dict[int, Any] = {
+        width: blank._replace(length=np.full(slots, width, np.int32)) for width in programs.widths
+    }
+    verify = measure_target(loaded.roles("ar", 0).target, proposals)
+    drafts = backup = 0.0
+    step: dict[int, float] = {}
+    if config.draft_model and config.mode != "ssd":
+        drafter = loaded.roles("sd", k).drafter
+        assert drafter is not None
+        drafts = measure_drafter(
+            drafter, slots, context, lambda drafted: jax.block_until_ready(drafted.proposal)
+        )
+    if config.prepared == "ssd":
+        worker = loaded.worker
+        branching = loaded.inline_draft() if worker is None else worker.draft()
+        backup, step = measure_branches(branching, config.budgets, context)
+        if worker is not None:
+            worker.drafts.pop().close()
+    return Costs(verify=verify, draft=drafts, backup=backup, step=step)
+
+
+def _about(
+    loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
+) -> dict[str, Any]:
+    """What costs and acceptance depend on."""
+    config, device = loaded.config, jax.devices()[0]
+    settings = {
+        name: value for name, value in dataclasses.asdict(config).items() if name not in _NO_COST
+    }
+    return {
+        "settings": settings,
+        "device": [device.platform, device.device_kind, jax.device_count()],
+        "processor": [cpu_model(), cpu_affinity()],
+        "versions": versions(),
+        "models": [None if model is None else model.fingerprint for model in (target, draft)],
+        "context": context,
+        "widths": loaded.programs.widths,
+        "exact": loaded.exact,
+    }

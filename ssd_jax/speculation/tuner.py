@@ -1,0 +1,167 @@
+"""Chooses K and M while decoding, from what rounds have shown so far.
+
+A choice looks at outcomes of past rounds, at times and at lengths: never at noise, nor at a token
+that is yet to be drafted. So it may change what is prepared and how long proposals are, and not the
+law of the text. Pure host code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ssd_jax.speculation.fan_out import WEIGHT, After, FanOut, Verified
+from ssd_jax.speculation.measured import Measured
+from ssd_jax.speculation.tuning import Costs, Guess, Plan, best_sd, best_ssd
+
+Steps = Callable[[], Mapping[int, float]]
+"""Seconds of a forward of M branches, by M, as far as they were observed."""
+
+_EVERY = 16  # rounds between two choices
+
+
+class Tuner(Protocol):
+    """Decides what the next rounds are like."""
+
+    def plan(self, *, rows: int, steps: Steps) -> Plan:
+        """Called once a round, before its branches are divided.
+
+        Args:
+          rows: sequences that are decoded now.
+          steps: tells what has been observed.
+        """
+        ...
+
+    def observe(self, verified: Verified) -> None:
+        """Learns from a verification of any sequence."""
+        ...
+
+
+class Fixed:
+    """Always the same plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def plan(self, *, rows: int, steps: Steps) -> Plan:
+        """See `Tuner.plan`."""
+        return self._plan
+
+    def observe(self, verified: Verified) -> None:
+        """See `Tuner.observe`; there is nothing to learn."""
+
+
+class Observed:
+    """See `tuning.Seen`: a guess, and what all verifications since have shown.
+
+    Args:
+      guess: what is assumed before; worth 8 observations of each kind.
+    """
+
+    def __init__(self, guess: Guess) -> None:
+        self._guess = guess
+        self._measured = Measured(acceptance=guess.acceptance)
+        self._accepted = self._judged = 0
+        self._missed = self._expected = 0.0
+
+    @property
+    def r(self) -> float:
+        """See `tuning.Seen.r`."""
+        return self._measured.r
+
+    @property
+    def alone(self) -> float:
+        """See `tuning.Seen.alone`: misses over what the law with c = 1 would have missed."""
+        return (self._missed + WEIGHT * self._guess.alone) / (self._expected + WEIGHT)
+
+    def rates(self, length: int, after: After) -> list[float]:
+        """See `tuning.Seen.rates`."""
+        return self._measured.rates(length, after)
+
+    def observe(self, verified: Verified) -> None:
+        """Takes a verification. Where nothing was proposed there is no acceptance to learn."""
+        self._measured.observe(verified)
+        self._accepted += verified.accepted
+        self._judged += min(verified.accepted + 1, verified.length)
+        if verified.prepared:
+            self._missed += verified.rank is None
+            self._expected += verified.prepared**-self.r
+
+    @property
+    def judged(self) -> int:
+        """Proposed tokens that were judged."""
+        return self._judged
+
+    @property
+    def guess(self) -> Guess:
+        """What to assume the next time."""
+        accepted = self._accepted + WEIGHT * self._guess.acceptance
+        return Guess(acceptance=accepted / (self._judged + WEIGHT), alone=min(self.alone, 1.0))
+
+
+class SdTuner:
+    """See `Tuner`: the fastest K of mode sd."""
+
+    def __init__(self, costs: Costs, seen: Observed, *, ks: Sequence[int]) -> None:
+        self._costs, self._seen, self._ks = costs, seen, tuple(ks)
+        self._rounds, self._plan = 0, Plan(k=max(ks))
+
+    def plan(self, *, rows: int, steps: Steps) -> Plan:
+        """See `Tuner.plan`."""
+        if self._rounds % _EVERY == 0:
+            self._plan, _ = best_sd(self._costs, self._seen, self._ks, rows=max(rows, 1))
+        self._rounds += 1
+        return self._plan
+
+    def observe(self, verified: Verified) -> None:
+        """See `Tuner.observe`."""
+        self._seen.observe(verified)
+
+
+class SsdTuner:
+    """See `Tuner`: the fastest K and M of mode ssd, with T_s as it is lately.
+
+    Args:
+      costs: measured at the start.
+      seen: what is known of the acceptance, learned further here.
+      fan_out: a policy like those of the sequences; it learns from all of them.
+      ks, budgets: what can be chosen.
+      waits, beside: see `tuning.best_ssd`.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        seen: Observed,
+        fan_out: FanOut,
+        *,
+        ks: Sequence[int],
+        budgets: Sequence[int],
+        waits: Sequence[bool],
+        beside: bool,
+    ) -> None:
+        self._costs, self._seen, self._fan_out = costs, seen, fan_out
+        self._ks, self._budgets = tuple(ks), tuple(budgets)
+        self._waits, self._beside = tuple(waits), beside
+        self._rounds, self._plan = 0, Plan.of_branches(max(ks), max(budgets))
+
+    def plan(self, *, rows: int, steps: Steps) -> Plan:
+        """See `Tuner.plan`."""
+        if self._rounds % _EVERY == 0:
+            self._plan, _ = best_ssd(
+                self._costs.observed(steps()),
+                self._seen,
+                self._fan_out,
+                ks=self._ks,
+                budgets=self._budgets,
+                waits=self._waits,
+                beside=self._beside,
+                rows=max(rows, 1),
+            )
+        self._rounds += 1
+        return self._plan
+
+    def observe(self, verified: Verified) -> None:
+        """See `Tuner.observe`."""
+        self._seen.observe(verified)
+        self._fan_out.observe(verified)

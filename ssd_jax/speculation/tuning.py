@@ -1,0 +1,243 @@
+"""How fast decoding would be in a mode, with K tokens a round and M branches: tokens per second.
+
+With T_v(L) seconds of a verification of L tokens, T_1 of a token drafted just in time and T_s(M) of
+a forward of M branches, a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, and
+
+  AR      1 / T_v(0)
+  SD      E(K) / (T_v(K) + K T_1)
+  SSD     [p_hit E_hit + (1 - p_hit) E_miss] / [p_hit T_hit + (1 - p_hit) (T_miss + T_b)]
+
+where T_hit and T_miss are max(T_v, n T_s(M)): the n = K forwards (2 with K = 1) of the branches run
+beside the verification, or after it on a shared device, where both add up. T_b is K T_1 where a
+miss waits for the draft. This is Theorem 7 of the paper with seconds for its ratios. p_hit follows
+from P(k), from the fan-out's counts F_k and from the power law: F_k bonus tokens miss with
+probability c F_k^-r. Pure host code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ssd_jax.speculation.fan_out import FIRST_GUESS, After, FanOut, odds
+
+FIRST_MISS = 0.5
+"""How often the likeliest bonus token alone misses, before anything is known."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds that the parts of a round take, for all slots together.
+
+    Attributes:
+      verify: T_v by the number of proposed tokens, of the widths that are compiled.
+      draft: T_1 of mode sd; 0 where drafting is free.
+      backup: T_1 where the draft of mode ssd is.
+      step: T_s by M; empty without branches.
+    """
+
+    verify: Mapping[int, float]
+    draft: float = 0.0
+    backup: float = 0.0
+    step: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+    def verified(self, length: int) -> float:
+        """T_v of proposals of that many tokens: of the next width."""
+        return self.verify[min(width for width in self.verify if width >= length)]
+
+    def observed(self, steps: Mapping[int, float]) -> Costs:
+        """With T_s as observed; those M that were not run lately are slower by the same factor."""
+        known = [steps[m] / self.step[m] for m in self.step if m in steps]
+        factor = float(np.mean(known)) if known else 1.0
+        step = {m: steps.get(m, factor * seconds) for m, seconds in self.step.items()}
+        return dataclasses.replace(self, step=step)
+
+
+class Seen(Protocol):
+    """What has been observed of target and draft."""
+
+    @property
+    def r(self) -> float:
+        """Exponent of the power law."""
+        ...
+
+    @property
+    def alone(self) -> float:
+        """c of the power law: how often a single prepared bonus token misses."""
+        ...
+
+    def rates(self, length: int, after: After) -> list[float]:
+        """a_1..a_L: how often the token of each place is accepted, once it is judged."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guess:
+    """What is assumed before anything was observed: every place is accepted alike."""
+
+    acceptance: float = FIRST_GUESS
+    alone: float = FIRST_MISS
+    r: float = 1.0
+
+    def rates(self, length: int, after: After) -> list[float]:
+        """See `Seen.rates`."""
+        return [self.acceptance] * length
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the next rounds are to be like.
+
+    Attributes:
+      k: most tokens of a proposal.
+      budget: M, branches a sequence; 0 without branches.
+      longer: one forward more, so that branches of k = L have K tokens, too.
+    """
+
+    k: int
+    budget: int = 0
+    longer: bool = False
+
+    @property
+    def forwards(self) -> int:
+        """n, of the branches."""
+        return self.k + self.longer
+
+    @classmethod
+    def of_branches(cls, k: int, budget: int) -> Plan:
+        """With K = 1 a forward more, for every branch of k = L would be empty otherwise."""
+        return cls(k=k, budget=budget, longer=k == 1)
+
+
+def tokens(rates: Iterable[float]) -> float:
+    """E: expected tokens of a round with these proposed ones, bonus included."""
+    total = reached = 1.0
+    for a in rates:
+        reached *= a
+        total += reached
+    return total
+
+
+def missing(count: int, seen: Seen) -> float:
+    """How often none of `count` prepared bonus tokens is the one that comes."""
+    return min(seen.alone * count**-seen.r, 1.0) if count else 1.0
+
+
+def ar(costs: Costs, *, rows: int = 1) -> float:
+    """Tokens per second of `rows` sequences without a draft."""
+    return rows / costs.verified(0)
+
+
+def sd(costs: Costs, seen: Seen, plan: Plan, *, rows: int = 1) -> float:
+    """Tokens per second with proposals that are drafted before every verification."""
+    seconds = costs.verified(plan.k) + plan.k * costs.draft
+    return rows * tokens(seen.rates(plan.k, "miss")) / seconds
+
+
+def ssd(
+    costs: Costs,
+    seen: Seen,
+    plan: Plan,
+    fan_out: FanOut,
+    *,
+    waits: bool,
+    beside: bool,
+    rows: int = 1,
+) -> float:
+    """Tokens per second with branches.
+
+    Rounds are of three kinds, by what they verify: a branch of k < L (K tokens), one of k = L (it
+    starts a forward later, the tail rule: K - 1 tokens), and the backup. Each kind has its chances
+    to be followed by the others; the rate is over the long run. A batch waits for the backup as
+    soon as one of its rows missed.
+
+    Args:
+      costs, seen, plan: what is known, and what is asked about.
+      fan_out: divides the budget.
+      waits: whether a miss waits for K drafted tokens; else nothing is proposed then.
+      beside: whether the draft runs while the target does.
+      rows: sequences that are decoded together.
+    """
+    k, forwards = plan.k, plan.forwards
+    lengths = (k, min(forwards - 1, k), k if waits else 0)
+    kinds: tuple[After, ...] = ("hit", "hit", "miss")
+    follow = np.array(
+        [
+            _followed(seen, fan_out, length, plan.budget, after)
+            for length, after in zip(lengths, kinds, strict=True)
+        ]
+    )
+    share = _stationary(follow)
+    branches = forwards * costs.step[plan.budget]
+    verified = [costs.verified(length) for length in lengths]
+    seconds = [max(each, branches) if beside else each + branches for each in verified]
+    total = float(share @ seconds)
+    if waits:
+        total += (1 - (1 - share[2]) ** rows) * k * costs.backup
+    gained = [
+        tokens(seen.rates(length, after)) for length, after in zip(lengths, kinds, strict=True)
+    ]
+    return rows * float(share @ gained) / total
+
+
+def hit_rate(seen: Seen, fan_out: FanOut, length: int, budget: int, after: After) -> float:
+    """How often an outcome of a verification of L tokens was prepared for."""
+    early, whole, _ = _followed(seen, fan_out, length, budget, after)
+    return early + whole
+
+
+def _followed(
+    seen: Seen, fan_out: FanOut, length: int, budget: int, after: After
+) -> tuple[float, float, float]:
+    """Chances that a round is followed by a hit of k < L, by one of k = L, and by a miss."""
+    chances = odds(seen.rates(length, after))
+    counts = fan_out.counts(length, budget, after)
+    hits = [p * (1 - missing(count, seen)) for p, count in zip(chances, counts, strict=True)]
+    early, whole = sum(hits[:-1]), hits[-1]
+    return early, whole, 1 - early - whole
+
+
+def _stationary(follow: np.ndarray) -> np.ndarray:
+    """How often each kind of round is in the long run, from the chances [kinds, kinds]."""
+    size = len(follow)
+    # pi (P - 1) = 0, one equation of which says nothing new: it makes room for sum(pi) = 1.
+    equations = (follow - np.eye(size)).T
+    equations[0] = 1.0
+    return np.linalg.solve(equations, np.eye(size)[0])
+
+
+def best_sd(costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1) -> tuple[Plan, float]:
+    """The fastest K of mode sd, and its tokens per second; of equals the smallest."""
+    plans = [Plan(k=k) for k in sorted(ks)]
+    rates = [sd(costs, seen, plan, rows=rows) for plan in plans]
+    place = int(np.argmax(rates))
+    return plans[place], rates[place]
+
+
+def best_ssd(
+    costs: Costs,
+    seen: Seen,
+    fan_out: FanOut,
+    *,
+    ks: Sequence[int],
+    budgets: Sequence[int],
+    waits: Sequence[bool],
+    beside: bool,
+    rows: int = 1,
+) -> tuple[Plan, float]:
+    """The fastest K and M of mode ssd, and its tokens per second; of equals the smallest.
+
+    Args:
+      waits: what a miss may do; of several the faster one is taken.
+      others: see `ssd`.
+    """
+    plans = [Plan.of_branches(k, budget) for k in sorted(ks) for budget in sorted(budgets)]
+    rates = [
+        max(ssd(costs, seen, plan, fan_out, waits=each, beside=beside, rows=rows) for each in waits)
+        for plan in plans
+    ]
+    place = int(np.argmax(rates))
+    return plans[place], rates[place]

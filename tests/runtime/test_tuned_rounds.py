@@ -1,0 +1,165 @@
+"""K and M that change from round to round, on scripted roles: speed may change, no text does."""
+
+import dataclasses
+
+import pytest
+
+from ssd_jax.runtime.activity import Activity, Busy
+from ssd_jax.runtime.controller import Controller
+from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.fan_out import Verified
+from ssd_jax.speculation.pace import Pace
+from ssd_jax.speculation.tuner import Fixed
+from ssd_jax.speculation.tuning import Plan
+from tests.runtime.fake_branches import FakeBranchingDraft
+from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
+from tests.runtime.test_controller_traffic import PREDICTORS, REQUESTS, results, script
+from tests.runtime.test_engine import LONG, drain, outputs, request, spell
+from tests.runtime.tuners import Restless
+from tests.runtime.watched import EOS, ssd
+
+KS, BUDGETS = (1, 2, 3), (2, 5, 9)
+
+
+class Obedient(FakeBranchingDraft):
+    """A draft that checks that it gets as many branches as the last plan says."""
+
+    tuner: Restless
+
+    def expand(self, counts, *, follow, lowered, forwards):
+        plan = self.tuner.plans[-1]
+        self._budget = plan.budget
+        assert forwards <= plan.forwards
+        super().expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+
+
+def restless(text=script, *, seed=0, **settings):
+    tuner = Restless(KS, BUDGETS, seed)
+    parts = ssd(text, k=max(KS), budget=max(BUDGETS), tuner=tuner, draft=Obedient, **settings)
+    parts.draft.tuner = tuner
+    return parts, tuner
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("backup", ["none", "ngram", "draft"])
+@pytest.mark.parametrize("fan_out", ["uniform", "measured"])
+def test_text_is_that_of_plain_decoding(predictor, backup, fan_out):
+    plain = Engine(FakeTarget(script, context=28), Letters, frozenset({EOS}), clock=Clock())
+    expected = results(plain)
+    for seed in range(3):
+        parts, tuner = restless(
+            seed=seed,
+            rank=PREDICTORS[predictor],
+            backup=backup,
+            fan_out=fan_out,
+            context=28,
+            wrong=lambda position: position % 5 == 3,
+        )
+        assert results(parts.engine, REQUESTS) == expected
+        assert {(plan.k, plan.budget) for plan in tuner.plans} >= {(1, 2), (3, 9)}
+
+
+def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each():
+    parts, tuner = restless(spell(LONG))
+    parts.engine.add(request(max_tokens=60))
+    (output,) = outputs(drain(parts.engine)).values()
+    assert output.text == LONG[:60]
+    # The plan of a round is made in the one before; the first in the beginning.
+    lengths = parts.controller.lengths()
+    for length, plan in zip(lengths, tuner.plans[1:], strict=False):
+        assert length <= plan.k
+    assert len(set(lengths)) > 1
+    assert [each.length for each in tuner.seen] == [0, *lengths[: len(tuner.seen) - 1]]
+    assert all(each.rank == 0 for each in tuner.seen)
+    assert all(each.accepted == each.length for each in tuner.seen)
+
+
+def test_a_fixed_plan_is_what_was_always_done():
+    parts = ssd(spell(LONG), k=3, budget=8)
+    same = ssd(spell(LONG), k=3, budget=8, tuner=Fixed(Plan(k=3, budget=8)))
+    for each in (parts, same):
+        each.engine.add(request(max_tokens=60))
+        drain(each.engine)
+    assert parts.controller.lengths() == same.controller.lengths()
+    assert parts.draft.expansions == same.draft.expansions
+
+
+def sd(tuner, text=LONG, **scripted):
+    drafter = FakeDrafter(spell(text), k=8, **scripted)
+    tuned = TunedDrafter(drafter, tuner)
+    target = FakeTarget(spell(text))
+    engine = Engine(target, Letters, frozenset({EOS}), drafter=tuned, clock=Clock())
+    return engine, drafter
+
+
+def test_mode_sd_proposes_what_the_plan_says():
+    tuner = Restless((1, 4, 8), (0,))
+    engine, drafter = sd(tuner, wrong=lambda position: position % 7 == 0)
+    engine.add(request(max_tokens=50))
+    (output,) = outputs(drain(engine)).values()
+    assert output.text == LONG[:50]
+    ks = [plan.k for plan in tuner.plans]
+    assert set(drafter.limits) > {1, 4}
+    assert all(limit <= k for limit, k in zip(drafter.limits, ks, strict=True))
+
+
+def test_mode_sd_observes_what_was_accepted_and_counts_nothing_proposed_as_rejected():
+    tuner = Restless((3,), (0,))
+    engine, _ = sd(
+        tuner,
+        wrong=lambda position: position == 5,
+        length=lambda position: 0 if position == 6 else 3,
+    )
+    engine.add(request(max_tokens=12))
+    drain(engine)
+    # Position 3 by the prefill; 4, then 5 for a wrong one; nothing, and 6; 7 8 9 and 10; the rest.
+    assert tuner.seen[:3] == [
+        Verified(1, 3, "miss"),
+        Verified(0, 1, "miss"),
+        Verified(3, 3, "miss"),
+    ]
+
+
+def test_another_request_in_the_slot_is_not_judged_by_the_last_one():
+    tuner = Restless((3,), (0,))
+    engine, _ = sd(tuner)
+    for _ in range(4):
+        engine.add(request(max_tokens=2))  # a single round each
+    drain(engine)
+    assert tuner.seen == []
+
+
+class Doing(Controller):
+    """A controller that is told how long forwards took."""
+
+    def told(self, *budgets, seconds):
+        self._expanding.clear()
+        self._expanding.extend(budgets)
+        spans = (Busy("expand", 0.0, seconds), Busy("draft", 0.0, 9.0))
+        self._activity = lambda: Activity(spans)
+        self._worked(0)
+
+
+def test_forwards_are_known_by_their_branches_where_the_budget_stayed():
+    pace = Pace()
+    controller = Doing(
+        FakeBranchingDraft(script),
+        k=3,
+        tuner=Fixed(Plan(k=3, budget=8)),
+        fan_out=lambda: None,
+        backup="none",
+        tokens=128,
+        pace=pace,
+    )
+    controller.told(8, seconds=7.0)  # the first one: what came before it is not known
+    assert pace.steps() == {}
+    controller.told(8, 8, seconds=0.5)
+    controller.told(8, 4, seconds=7.0)
+    controller.told(4, 4, seconds=0.25)
+    assert pace.steps() == {8: 0.5, 4: 0.25}
+
+
+def test_plans_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Plan(k=3).k = 4  # type: ignore[misc]

@@ -1,0 +1,141 @@
+"""Which mode is taken, by costs that are given."""
+
+import pytest
+
+from ssd_jax.choosing import Chooser
+from ssd_jax.config import AUTO_BUDGETS, AUTO_K, Config
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.cost_file import CostFile, Known
+from ssd_jax.speculation.fan_out import Verified
+from ssd_jax.speculation.tuner import SdTuner, SsdTuner
+from ssd_jax.speculation.tuning import Costs, Guess
+
+WIDTHS = (0, 2, 4, 8)
+
+
+def costs(draft, step=None, *, verify=1.0):
+    steps = dict.fromkeys(AUTO_BUDGETS, draft if step is None else step)
+    return Costs(verify=dict.fromkeys(WIDTHS, verify), draft=draft, backup=draft, step=steps)
+
+
+def chosen(costs, guess=None, *, beside=True, draft="d", **settings):
+    config = Config(mode="auto", target="t", draft=draft, **settings)
+    return Chooser(config, Known(costs, guess or Guess()), beside=beside)
+
+
+def test_a_draft_as_slow_as_the_target_is_not_used():
+    found = chosen(costs(1.0))
+    assert found.mode == "ar"
+    assert found.line.startswith("mode auto takes ar: predicted tokens/s are ar 1.0; sd 0.9 with")
+
+
+def test_a_cheap_draft_speculates_while_the_target_verifies():
+    found = chosen(costs(0.1))
+    assert found.mode == "ssd"
+    rates = {mode: each.rate for mode, each in found.predicted.items()}
+    assert rates["ssd"] > rates["sd"] > rates["ar"] == 1.0
+    plan = found.predicted["ssd"].plan
+    assert f"ssd {rates['ssd']:.1f} with k = {plan.k}, budget = {plan.budget}" in found.line
+
+
+def test_on_the_targets_own_device_branches_cost_what_they_do():
+    assert chosen(costs(0.05, 0.3), beside=False).mode == "sd"
+
+
+def test_a_draft_that_is_never_right_is_not_used():
+    assert chosen(costs(0.1), Guess(acceptance=0.02)).mode == "ar"
+
+
+def test_a_mode_must_be_faster_than_a_simpler_one_by_more_than_what_is_not_predicted():
+    guess = Guess(acceptance=0.5)
+    for verify, mode in ((1.35, "sd"), (1.45, "ar")):
+        wide = Costs(verify={0: 1.0, 1: verify}, draft=0.0, backup=0.0, step={8: 9.0})
+        found = chosen(wide, guess, k="1", budget="8")
+        assert found.predicted["sd"].rate > 1
+        assert found.mode == mode
+
+
+def test_with_n_grams_it_is_sd_or_ar():
+    wide = Costs(verify={0: 1.0, 2: 1.05, 4: 1.1, 8: 1.3})
+    found = chosen(wide, Guess(acceptance=0.4), draft="ngram")
+    assert (found.mode, set(found.predicted)) == ("sd", {"ar", "sd"})
+    dear = Costs(verify={0: 1.0, 2: 2.0, 4: 3.0, 8: 5.0})
+    assert chosen(dear, Guess(acceptance=0.4), draft="ngram").mode == "ar"
+
+
+def test_what_was_given_is_not_chosen():
+    settings = {"k": "3", "budget": "8"}
+    found = chosen(Costs(verify={0: 1.0, 3: 1.0}, draft=0.1, backup=0.1, step={8: 0.1}), **settings)
+    assert (found.predicted["ssd"].plan.k, found.predicted["ssd"].plan.budget) == (3, 8)
+    assert found.predicted["sd"].plan.k == 3
+
+
+def test_a_model_of_mode_ssd_predicts_no_other_and_stays_in_it():
+    config = Config(mode="ssd", target="t", draft="d", budget="auto")
+    steps = dict.fromkeys(AUTO_BUDGETS, 5.0)
+    slow = Costs(verify={0: 1.0, 4: 1.0}, backup=5.0, step=steps)
+    assert Chooser(config, Known(slow, Guess()), beside=True).mode == "ssd"
+
+
+def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():
+    found = chosen(costs(0.1))
+    sd, ssd = (found.tuner(mode, AUTO_K) for mode in ("sd", "ssd"))
+    assert isinstance(sd, SdTuner)
+    assert isinstance(ssd, SsdTuner)
+    assert ssd.plan(rows=1, steps=dict).budget in AUTO_BUDGETS
+    assert found.tuner("sd", 2).plan(rows=1, steps=dict).k == 2  # a K that was asked for
+
+
+def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
+    file = CostFile(tmp_path, {"models": "a"})
+    known = Known(costs(0.1), Guess())
+    config = Config(mode="auto", target="t", draft="d")
+    first = Chooser(config, known, beside=True, file=file)
+    first.remember()
+    assert list(tmp_path.iterdir()) == []  # nothing was observed
+    assert first.mode == "ssd"
+    tuner = first.tuner("ssd", AUTO_K)
+    for _ in range(400):
+        tuner.observe(Verified(0, 8, "hit", 2, None))
+    first.remember()
+    again = file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
+    assert again.costs == known.costs
+    assert again.guess.acceptance < 0.05
+    assert again.guess.alone > 0.9
+    assert Chooser(config, again, beside=True, file=file).mode == "ar"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "auto"}, "mode = 'auto' finds out whether a draft pays; give one"),
+        (
+            {"mode": "auto", "draft": "ngram", "budget": "8"},
+            "budget = '8' means nothing with draft = 'ngram'",
+        ),
+        (
+            {"mode": "ssd", "draft": "d", "budget": "auto", "fan_out": "1,1,1,1,12"},
+            "budget is chosen while decoding",
+        ),
+        (
+            {"mode": "auto", "draft": "d", "fan_out": "1,1,1,1,12"},
+            "k and budget are chosen while decoding",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_chosen_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Config(target="t", **settings)
+
+
+def test_only_what_is_asked_for_is_prepared():
+    def prepared(**settings):
+        config = Config(target="t", draft="d", **settings)
+        return config.prepared, config.speculated, config.budgets, config.chooses
+
+    assert prepared(mode="ssd") == ("ssd", 4, (16,), False)
+    assert prepared(mode="ssd", budget="auto") == ("ssd", 4, AUTO_BUDGETS, True)
+    assert prepared(mode="ssd", k="auto", budget="8") == ("ssd", AUTO_K, (8,), True)
+    assert prepared(mode="sd", k="auto") == ("sd", AUTO_K, (), True)
+    assert prepared(mode="auto") == ("ssd", AUTO_K, AUTO_BUDGETS, True)
+    assert prepared(mode="auto", k="3", budget="8") == ("ssd", 3, (8,), True)
