@@ -20,12 +20,16 @@ def run_once(draft: BranchDraft) -> None:
     draft.move([Moved(slot=slot, position=0, pending=0) for slot in slots])
     draft.draft(np.full(draft.slots, draft.k, np.int32), lowered=lowered)
     for budget in draft.budgets:
-        counts = np.zeros((draft.slots, draft.k + 1), np.int32)
-        counts[:, 0], counts[:, draft.k] = budget - 1, 1
-        draft.expand(counts, follow=~everywhere, lowered=lowered, forwards=2)
+        draft.expand(_counts(draft, budget), follow=~everywhere, lowered=lowered, forwards=2)
         draft.news(2)
         draft.move([Moved(slot=slot, position=1, pending=0, winner=0, limit=1) for slot in slots])
         given = [0] * draft.k
         draft.move([Moved(slot=slot, position=1, pending=0, tokens=given) for slot in slots])
-    draft.expand(counts, follow=everywhere, lowered=lowered, forwards=1)
+    draft.expand(_counts(draft, draft.branches), follow=everywhere, lowered=lowered, forwards=1)
     draft.news(1)
+
+
+def _counts(draft: BranchDraft, budget: int) -> np.ndarray:
+    counts = np.zeros((draft.slots, draft.k + 1), np.int32)
+    counts[:, 0], counts[:, draft.k] = budget - 1, 1
+    return counts
