@@ -120,7 +120,6 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--mode=ssd", "--draft=x", "--draft_devices=1"], "is for draft_placement = 'submesh'"),
         (["--target_cores=0-1,x"], "is not understood; give core numbers and ranges"),
         (["--target_cores=5000"], "there is no core 5000"),
-        (["--mode=ssd", "--draft=x", "--backup=auto"], "not built yet"),
         (["--mode=ssd", "--draft=x", "--backup=luck"], "backup = 'luck' is unknown"),
         (["--mode=ssd", "--draft=x", "--predict=luck"], "predict = 'luck' is unknown"),
         (
