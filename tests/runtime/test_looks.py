@@ -18,7 +18,7 @@ K, M = 2, 4
 def begun():
     """A sequence whose prompt has been told."""
     each = Speculated(
-        0, k=K, budget=M, fan_out=parse("uniform", K, M), backup=make("none", 0, 0, 99), room=50
+        0, k=K, fan_out=parse("uniform", K, M), backup=make("none", 0, 0, 99), room=50
     )
     each.prefill([5, 6, 7], 0, last=True)
     assert each.prompted is not None

@@ -141,7 +141,8 @@ def test_settings_are_checked_without_jax():
 
 @pytest.mark.parametrize(("kind", "said"), [("auto", 1), ("inline", 0)])
 def test_the_command_line_says_in_one_line_what_auto_took(capsys, kind, said):
-    llm = mock.Mock(placement=Config(**SSD, draft_placement=kind).place_draft())
+    placement = Config(**SSD, draft_placement=kind).place_draft()
+    llm = mock.Mock(placement=placement, choice=None)
     loading.load(llm)
     llm.load.assert_called_once()
     shown = capsys.readouterr()
