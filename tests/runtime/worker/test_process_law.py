@@ -90,7 +90,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine)
     assert sum(broken) > 50
     assert draft.counters["q malformed"] > sum(broken) / 2
-    assert {*draft.counters} == {"connections", "q malformed"}
+    assert {*draft.counters} <= {"connections", "q malformed", "overtaken"}
 
 
 def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):
