@@ -353,7 +353,8 @@ class LLM:
         """Completes one prompt or several; outputs are in prompt order.
 
         The randomness of each is keyed by its place in the list, so a batch and single calls with
-        the same `Request.index` give the same text. `mode` is one of `modes`, by default the
+        the same `Request.index` give the same text (that of sampled requests under the ratio rule has
+        only the same law where the speed of a draft decides how much is waited for). `mode` is one of `modes`, by default the
         configured one.
         """
         requests = [

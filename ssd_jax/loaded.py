@@ -141,6 +141,7 @@ class Loaded:
             fan_out=lambda: config.fan_out_of(k),
             backup=config.backup_kind,
             tokens=self.tokens,
+            lowers=config.saguaro_c not in (None, 1),
             settle=settle,
             activity=activity,
         )

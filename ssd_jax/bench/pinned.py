@@ -45,11 +45,7 @@ class PinnedModel:
     def variant(self, mode: str, k: int | None) -> Variant:
         """Runs prompts there in a mode of `LLM.engine_of`."""
 
-        def run(prompt: Prompt) -> PromptResult:
-            self._pipe.send((prompt, mode, k))
-            return self._answer()
-
-        return run
+        return lambda prompt: self._answer((prompt, mode, k))
 
     def close(self) -> None:
         """Ends the process."""
@@ -57,8 +53,10 @@ class PinnedModel:
         self._process.join(timeout=10)
         self._process.kill()
 
-    def _answer(self) -> Any:
+    def _answer(self, question: tuple[Prompt, str, int | None] | None = None) -> Any:
         try:
+            if question is not None:
+                self._pipe.send(question)
             answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()

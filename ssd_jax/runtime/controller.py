@@ -39,6 +39,7 @@ class Controller:
       fan_out: makes the policy of a sequence.
       backup: what a miss proposes: "draft" waits for the draft, "auto" as long as that pays.
       tokens: how many ids the tokenizer has.
+      lowers: whether the draft's Saguaro sampling looks at D, which is worked out only then.
       settle: of a draft elsewhere: gives the proposals with all their q. The round's message then
         goes out when the target's forward is dispatched, not when its verification is.
       activity: of a draft elsewhere: what it has done since the last call. Without it nothing is
@@ -56,6 +57,7 @@ class Controller:
         fan_out: Callable[[], FanOut],
         backup: BackupKind,
         tokens: int,
+        lowers: bool = True,
         settle: Callable[[], Any] | None = None,
         activity: Callable[[], Activity] | None = None,
         pace: Pace | None = None,
@@ -63,7 +65,7 @@ class Controller:
     ) -> None:
         self.traits = Traits(proposes="distribution", on_device=settle is None)
         self.k = k
-        self._settle, self._activity = settle, activity
+        self._settle, self._activity, self._lowers = settle, activity, lowers
         self._draft = draft
         self._tuner = tuner
         self._fan_out = fan_out
@@ -117,6 +119,7 @@ class Controller:
         for slot, each in found.items():
             lengths[slot] = each.length
         self._move(found)
+        asked = self._clock()
         if waited.any():
             drafted = self._draft.draft(waited, lowered=self._lowered("miss"))
             for slot in np.flatnonzero(waited):
@@ -130,7 +133,7 @@ class Controller:
             sources,
             settle,
             looks={slot: each.look for slot, each in found.items() if each.look is not None},
-            activity=self._worked(int(waited.max())),
+            activity=self._worked(int(waited.max()), self._clock() - asked),
         )
 
     def speculate(self) -> None:
@@ -168,7 +171,7 @@ class Controller:
     def _lowered(self, after: After) -> np.ndarray:
         """D of Saguaro sampling [B, K]; see `Speculated.lowered`."""
         lowered = np.zeros((self._draft.slots, self._draft.k), np.int32)
-        for slot, each in self._slots.items():
+        for slot, each in self._slots.items() if self._lowers else ():
             lowered[slot, : self._plan.k] = each.lowered(after, self._plan)
         return lowered
 
@@ -209,6 +212,7 @@ class Controller:
         more = self._pace.worth(
             "branches",
             [self._slots[slot].expected(each.length, each.more) for slot, each in found.items()],
+            self._usual(rows),
         )
         if not more:
             return
@@ -229,7 +233,8 @@ class Controller:
             return waited
         forwards = max(row.limit for row in missed)
         if self._backup == "auto":
-            forwards = self._pace.worth("record", [self._worth(row) for row in missed])
+            worth = [self._worth(row) for row in missed]
+            forwards = self._pace.worth("record", worth, self._usual(rows))
         for row in missed:
             length = waited[row.slot] = min(forwards, row.limit)
             found[row.slot] = found[row.slot]._replace(length=length)
@@ -237,25 +242,39 @@ class Controller:
 
     def _worth(self, row: DraftRow) -> list[float]:
         """What a row's round is expected to bring with 0, 1, ... tokens, the next hit included."""
-        tokens = self._slots[row.slot].expected(0, row.limit)
+        each = self._slots[row.slot]
         return [
-            count + self._pace.next_round(empty=length == 0) for length, count in enumerate(tokens)
+            count + each.returns.next_round(empty=length == 0)
+            for length, count in enumerate(each.expected(0, row.limit))
         ]
 
+    def _usual(self, rows: Sequence[DraftRow]) -> float:
+        """Tokens that a round of these rows commits lately."""
+        return sum(self._slots[row.slot].returns.usual(row.limit) for row in rows)
+
     def _note(self, began: float, rows: Sequence[DraftRow], found: dict[int, Found]) -> None:
-        """Tells the pace of the round that has ended, where another follows it."""
+        """Tells pace and rows of the round that has ended, where another follows it."""
         last, self._last = self._last, {row.slot: self._slots[row.slot] for row in rows}
         gone_on = [row for row in rows if last.get(row.slot) is self._slots[row.slot]]
         if gone_on:
-            self._pace.round(sum(len(row.committed) for row in gone_on), began - self._began)
+            self._pace.round(began - self._began)
         for row in gone_on:
             each = self._slots[row.slot]
-            self._pace.committed(len(row.committed), hit=each.after == "hit")
-            self._pace.look(empty=not each.length, hit=found[row.slot].source == "hit")
+            each.returns.round(
+                len(row.committed),
+                hit=each.after == "hit",
+                empty=not each.length,
+                found=found[row.slot].source == "hit",
+            )
         self._began = began
 
-    def _worked(self, drafted: int) -> Activity | None:
-        """What the draft has done; tells the pace how long each forward took."""
+    def _worked(self, drafted: int, seconds: float) -> Activity | None:
+        """What the draft has done; tells the pace how long each forward took.
+
+        Args:
+          drafted: tokens that were waited for just now.
+          seconds: that it took.
+        """
         if self._activity is None:
             return None
         activity = self._activity()
@@ -263,9 +282,10 @@ class Controller:
         same = len(self._expanding) == 2 and len(set(self._expanding)) == 1
         branches = self._expanding[-1] if same else None
         for span in activity.spans:
-            seconds = span.end - span.begin
+            busy = span.end - span.begin
             if span.what in FORWARDS:
-                self._pace.forward("branches", seconds, branches)
+                self._pace.forward("branches", busy, branches)
             elif span.what == "draft" and drafted:
-                self._pace.forward("record", seconds / drafted)
+                self._pace.forward("record", busy / drafted)
+                self._pace.drafted(max(seconds - busy, 0.0))
         return activity

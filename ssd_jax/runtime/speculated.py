@@ -10,7 +10,7 @@ from ssd_jax.runtime.roles import Absence, DraftRow, Look, Moved, News
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.cache import Entry, SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut, Verified
-from ssd_jax.speculation.pace import Acceptance
+from ssd_jax.speculation.pace import Returns
 from ssd_jax.speculation.tuning import Plan
 
 
@@ -65,7 +65,8 @@ class Speculated:
         """L of that record."""
         self.after: After = "miss"
         """Where it comes from."""
-        self._acceptance = Acceptance()
+        self.returns = Returns()
+        """What its rounds have brought."""
         self._planned = 0  # forwards of the expansion of this record
         self._prepared = False  # whether branches were there when the outcome was taken
         self._looked: int | None = None  # its k, if it was a new one
@@ -125,7 +126,7 @@ class Speculated:
 
     def expected(self, length: int, more: int) -> list[float]:
         """Tokens that a round is expected to commit with `length` to `length + more` proposed."""
-        return [self._acceptance.tokens(length + n) for n in range(more + 1)]
+        return [self.returns.tokens(length + n) for n in range(more + 1)]
 
     def _most(self, k: int) -> int:
         """Tokens that a branch of this k will have when its expansion is complete."""
@@ -144,7 +145,7 @@ class Speculated:
         hit = self._cache.find() if self._prepared else None
         verified = Verified(min(accepted, self.length), self.length, self.after)
         if self.length:
-            self._acceptance.observe(verified.accepted, self.length)
+            self.returns.observe(verified.accepted, self.length)
         if accepted == verified.accepted:
             prepared = sum(entry.k == accepted for entry in self._branches)
             rank = hit.entry.rank if hit is not None and not hit.used else None

@@ -5,8 +5,9 @@ go from the draft's devices to the target's without passing through the host. Th
 branches, which the look-up needs, are copied to the host while the target verifies; a round that
 comes before them waits for them, but not for long. What has not come by then is late: rows take
 their backup, and nothing is dispatched to the draft's devices, nor expected of them, before they
-have finished. Then every slot catches up on the tokens they have missed. A draft that hangs
-therefore costs speed only.
+have finished. Then every slot catches up on the tokens they have missed. A draft that hangs before
+it has told its branches therefore costs speed only; one that hangs between that and the copy of a
+proposal takes the target with it.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ class SubmeshDraft:
                 self._teach(moved.slot)
             uncounted = text.tokens[text.counted :]
             text.counted, text.known = len(text.tokens), moved.position
+            text.whole = False  # until this record is expanded
             completed.append(dataclasses.replace(moved, committed=uncounted))
         if self._serving:
             self._draft.move(completed)

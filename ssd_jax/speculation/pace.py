@@ -18,23 +18,46 @@ Work = Literal["branches", "record"]
 """A draft forward of all branches, or of the records that are drafted just in time."""
 
 _MEMORY = 32
+_OLD = 64  # rounds after which a speed that nobody has measured again is forgotten
 _FIRST_GUESS, _WEIGHT = 0.8, 8.0
 _LIMITS = (0.01, 0.99)
 
 
-class Acceptance:
-    """The chance that a proposed token is accepted if those before it are, of one sequence.
+class Returns:
+    """What rounds have brought to one sequence.
 
-    It starts at 0.8, worth 8 tokens.
+    They are no other's: two requests with the same seed and index share their noise, and a length
+    that looked at what this noise has done to the one would bias the other.
+
+    A proposed token is expected to be accepted, if those before it are, as often as it was so far,
+    starting with 0.8 worth 8 tokens.
     """
 
     def __init__(self) -> None:
         self._accepted, self._judged = _FIRST_GUESS * _WEIGHT, _WEIGHT
+        self._rounds: deque[int] = deque(maxlen=_MEMORY)
+        self._after: dict[bool, deque[int]] = {hit: deque(maxlen=_MEMORY) for hit in (True, False)}
+        self._looks: dict[bool, deque[bool]] = {
+            empty: deque([True], maxlen=_MEMORY) for empty in (True, False)
+        }
 
     def observe(self, accepted: int, length: int) -> None:
         """Takes a verification; tokens after the first rejected one were not judged."""
         self._accepted += accepted
         self._judged += min(accepted + 1, length)
+
+    def round(self, tokens: int, *, hit: bool, empty: bool, found: bool) -> None:
+        """Takes a round.
+
+        Args:
+          tokens: that it committed.
+          hit: whether its proposal was a branch.
+          empty: whether there was none, so that all branches were for one token.
+          found: whether its outcome was prepared for.
+        """
+        self._rounds.append(tokens)
+        self._after[hit].append(tokens)
+        self._looks[empty].append(found)
 
     def tokens(self, length: int) -> float:
         """Expected tokens of a round with `length` proposed ones, bonus included: 1 + a + ..."""
@@ -42,42 +65,40 @@ class Acceptance:
         a = min(max(self._accepted / self._judged, low), high)
         return sum(a**i for i in range(length + 1))
 
-
-class Pace:
-    """Speeds of the last rounds and forwards; until both are known, waiting always pays."""
-
-    def __init__(self) -> None:
-        self._looks: dict[bool, deque[bool]] = {
-            empty: deque([True], maxlen=_MEMORY) for empty in (True, False)
-        }
-        self._after: dict[bool, deque[int]] = {hit: deque(maxlen=_MEMORY) for hit in (True, False)}
-        self._rounds: deque[tuple[int, float]] = deque(maxlen=_MEMORY)
-        self._forwards: dict[Work, deque[float]] = {
-            "branches": deque(maxlen=_MEMORY),
-            "record": deque(maxlen=_MEMORY),
-        }
-        self._steps: dict[int, deque[float]] = {}
-
-    def round(self, tokens: int, seconds: float) -> None:
-        """Takes a round: tokens committed by all rows, from its beginning to the next one's."""
-        self._rounds.append((tokens, seconds))
-
-    def look(self, *, empty: bool, hit: bool) -> None:
-        """Takes a look-up of an outcome, and whether nothing had been proposed to verify."""
-        self._looks[empty].append(hit)
-
-    def committed(self, tokens: int, *, hit: bool) -> None:
-        """Takes the tokens of a row's round, and whether its proposal was a hit."""
-        self._after[hit].append(tokens)
+    def usual(self, length: int) -> float:
+        """Tokens of a round lately; before the first one those expected of `length` proposed."""
+        return float(np.mean(self._rounds)) if self._rounds else self.tokens(length)
 
     def next_round(self, *, empty: bool) -> float:
-        """Tokens that the next round of a row is expected to gain by a hit, after a round that
-        verifies nothing (all of its branches are then for one token) or something."""
+        """Tokens that the next round is expected to gain by a hit, after one that verifies nothing
+        or something."""
         hit, other = (self._after[kind] for kind in (True, False))
         if not hit or not other:
             return 0.0
         gain = float(np.mean(hit)) - float(np.mean(other))
         return max(gain, 0.0) * float(np.mean(self._looks[empty]))
+
+
+class Pace:
+    """Seconds of the last rounds and forwards; until both are known, waiting always pays."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[float] = deque(maxlen=_MEMORY)
+        self._forwards: dict[Work, deque[float]] = {
+            "branches": deque(maxlen=_MEMORY),
+            "record": deque(maxlen=_MEMORY),
+        }
+        self._delays: deque[float] = deque(maxlen=_MEMORY)
+        self._since = 0  # rounds without a record that was drafted just in time
+        self._steps: dict[int, deque[float]] = {}
+
+    def round(self, seconds: float) -> None:
+        """Takes a round, from its beginning to the next one's."""
+        self._rounds.append(seconds)
+        self._since += 1
+        if self._since > _OLD:  # or what was slow once would never be tried again
+            self._forwards["record"].clear()
+            self._delays.clear()
 
     def forward(self, work: Work, seconds: float, branches: int | None = None) -> None:
         """Takes a draft forward, of M branches a sequence where that is known."""
@@ -85,23 +106,33 @@ class Pace:
         if branches is not None:
             self._steps.setdefault(branches, deque(maxlen=_MEMORY)).append(seconds)
 
+    def drafted(self, delay: float) -> None:
+        """Takes what a record that was drafted just in time took beside its forwards: the way there
+        and back, and the end of what the draft was doing."""
+        self._delays.append(delay)
+        self._since = 0
+
     def steps(self) -> dict[int, float]:
         """Seconds of a forward of M branches, by M."""
         return {branches: float(np.median(each)) for branches, each in self._steps.items()}
 
-    def worth(self, work: Work, tokens: Sequence[Sequence[float]]) -> int:
+    def worth(self, work: Work, tokens: Sequence[Sequence[float]], usual: float) -> int:
         """How many forwards to wait for.
 
         Args:
           work: what they run.
           tokens: for each row, the tokens that its round is expected to commit after 0, 1, ...
             forwards; with more than a row's last entry it stays there.
+          usual: tokens that a round of all rows commits lately.
         """
         most = max((len(row) - 1 for row in tokens), default=0)
-        seconds = sum(seconds for _, seconds in self._rounds)
-        if not most or not seconds or not self._forwards[work]:
+        if not most or not self._rounds or not self._forwards[work]:
             return most
-        rate = sum(count for count, _ in self._rounds) / seconds
-        price = rate * float(np.median(self._forwards[work]))
-        totals = [sum(row[min(n, len(row) - 1)] for row in tokens) for n in range(most + 1)]
-        return int(np.argmax([total - n * price for n, total in enumerate(totals)]))
+        rate = usual / float(np.median(self._rounds))
+        forward = float(np.median(self._forwards[work]))
+        delay = float(np.median(self._delays)) if work == "record" and self._delays else 0.0
+        seconds = [n * forward + delay * (n > 0) for n in range(most + 1)]
+        gains = [sum(row[min(n, len(row) - 1)] for row in tokens) for n in range(most + 1)]
+        return int(
+            np.argmax([gain - rate * each for gain, each in zip(gains, seconds, strict=True)])
+        )

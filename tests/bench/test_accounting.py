@@ -151,6 +151,8 @@ def test_a_process_that_dies_is_an_error(tiny_checkpoint):
     os.kill(model._process.pid, 9)
     with pytest.raises(InputError, match="exit status -9"):
         model.wait_ready()
+    with pytest.raises(InputError, match="exit status -9"):
+        model.variant("ar", None)(fakes.prompts(1)[0])
     model.close()
 
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.speculation.pace import Acceptance, Pace
+from ssd_jax.speculation.pace import Pace, Returns
 
 
-def pace(*, tokens=2, round_seconds=1.0, branches=0.1, record=0.1, rounds=4):
+def pace(*, round_seconds=1.0, branches=0.1, record=0.1, rounds=4):
     found = Pace()
     for _ in range(rounds):
-        found.round(tokens, round_seconds)
+        found.round(round_seconds)
         found.forward("branches", branches)
         found.forward("record", record)
     return found
@@ -16,60 +16,93 @@ def pace(*, tokens=2, round_seconds=1.0, branches=0.1, record=0.1, rounds=4):
 
 def test_until_speeds_are_known_everything_is_waited_for():
     found = Pace()
-    assert found.worth("branches", [[1.0, 1.1, 1.2]]) == 2
-    found.round(2, 1.0)
-    assert found.worth("branches", [[1.0, 1.1, 1.2]]) == 2
+    assert found.worth("branches", [[1.0, 1.1, 1.2]], 2) == 2
+    found.round(1.0)
+    assert found.worth("branches", [[1.0, 1.1, 1.2]], 2) == 2
     found.forward("branches", 100.0)
-    assert found.worth("branches", [[1.0, 1.1, 1.2]]) == 0
+    assert found.worth("branches", [[1.0, 1.1, 1.2]], 2) == 0
 
 
 def test_a_forward_is_waited_for_while_it_brings_more_than_its_time_is_worth():
     # 2 tokens a second, 0.1 seconds a forward: each forward costs 0.2 tokens.
     gains = [[1.0, 1.5, 1.8, 1.95, 2.0]]
-    assert pace().worth("branches", gains) == 2
-    assert pace(branches=0.05).worth("branches", gains) == 3
-    assert pace(branches=0.3).worth("branches", gains) == 0
-    assert pace(tokens=1).worth("branches", gains) == 3
+    assert pace().worth("branches", gains, 2) == 2
+    assert pace(branches=0.05).worth("branches", gains, 2) == 3
+    assert pace(branches=0.3).worth("branches", gains, 2) == 0
+    assert pace().worth("branches", gains, 1) == 3
 
 
 def test_the_two_kinds_of_forwards_have_their_own_cost():
     found = pace(branches=0.3, record=0.05)
-    assert found.worth("branches", [[1.0, 1.5]]) == 0
-    assert found.worth("record", [[1.0, 1.5]]) == 1
+    assert found.worth("branches", [[1.0, 1.5]], 2) == 0
+    assert found.worth("record", [[1.0, 1.5]], 2) == 1
+
+
+def test_a_record_costs_what_it_takes_beside_its_forwards_once():
+    found, gains = pace(), [[1.0, 1.3, 1.6, 1.9]]
+    assert found.worth("record", gains, 2) == 3
+    found.drafted(0.1)  # 0.2 tokens beside 0.1 a forward gained
+    assert found.worth("record", gains, 2) == 3
+    assert found.worth("branches", gains, 2) == 3
+    found.drafted(0.5)
+    found.drafted(0.5)
+    assert found.worth("record", gains, 2) == 0
+    assert found.worth("branches", gains, 2) == 3
+
+
+def test_what_was_slow_is_tried_again_after_a_while():
+    found, gains = pace(), [[1.0, 1.5]]
+    for _ in range(4):
+        found.forward("record", 50.0)
+    found.drafted(0.0)
+    rounds = 0
+    while found.worth("record", gains, 2) == 0:
+        found.round(1.0)
+        rounds += 1
+    assert 32 <= rounds <= 100
+
+
+def test_a_pause_does_not_make_time_cheap():
+    found = pace(branches=0.3)
+    found.round(1000.0)
+    assert found.worth("branches", [[1.0, 1.5]], 2) == 0
 
 
 def test_rows_that_have_all_of_theirs_wait_with_the_others():
     gains = [[1.0, 1.15, 1.3], [1.0]]
-    assert pace().worth("branches", gains) == 0
-    assert pace().worth("branches", [*gains, [1.0, 1.15]]) == 1
-    assert pace().worth("branches", [[1.0, 1.15, 1.3]] * 2) == 2
+    assert pace().worth("branches", gains, 2) == 0
+    assert pace().worth("branches", [*gains, [1.0, 1.15]], 2) == 1
+    assert pace().worth("branches", [[1.0, 1.15, 1.3]] * 2, 2) == 2
 
 
 def test_nothing_to_wait_for_is_not_waited_for():
-    assert pace().worth("branches", []) == 0
-    assert Pace().worth("record", [[1.0]]) == 0
-
-
-def test_old_rounds_are_forgotten():
-    found = pace(tokens=100)
-    for _ in range(100):
-        found.round(1, 1.0)
-    assert found.worth("branches", [[1.0, 1.5]]) == 1
+    assert pace().worth("branches", [], 2) == 0
+    assert Pace().worth("record", [[1.0]], 2) == 0
 
 
 def test_the_next_hit_counts_as_often_as_one_came_after_such_a_round():
-    found = pace()
+    found = Returns()
     assert found.next_round(empty=True) == 0
-    for tokens, hit in ((4, True), (4, True), (1, False), (2, False)):
-        found.committed(tokens, hit=hit)
-    for hit in (True, False, False):
-        found.look(empty=False, hit=hit)  # and one to begin with
-    assert found.next_round(empty=True) == pytest.approx(2.5)
-    assert found.next_round(empty=False) == pytest.approx(2.5 / 2)
+    found.round(4, hit=True, empty=False, found=True)
+    found.round(4, hit=True, empty=False, found=False)
+    found.round(1, hit=False, empty=False, found=False)
+    assert found.next_round(empty=True) == pytest.approx(3)
+    assert found.next_round(empty=False) == pytest.approx(3 / 2)  # one look to begin with
+
+
+def test_usual_are_the_tokens_of_rounds_lately():
+    found = Returns()
+    assert found.usual(2) == found.tokens(2)
+    for tokens in (1, 4):
+        found.round(tokens, hit=True, empty=False, found=True)
+    assert found.usual(2) == 2.5
+    for _ in range(100):
+        found.round(3, hit=True, empty=False, found=True)
+    assert found.usual(2) == 3
 
 
 def test_expected_tokens_are_a_geometric_sum_of_what_was_accepted():
-    found = Acceptance()
+    found = Returns()
     assert found.tokens(0) == 1
     assert found.tokens(2) == pytest.approx(1 + 0.8 + 0.64)
     for _ in range(1000):
@@ -78,7 +111,7 @@ def test_expected_tokens_are_a_geometric_sum_of_what_was_accepted():
 
 
 def test_tokens_after_the_first_rejected_one_say_nothing():
-    one, other = Acceptance(), Acceptance()
+    one, other = Returns(), Returns()
     one.observe(1, 2)
     other.observe(1, 5)
     assert one.tokens(3) == other.tokens(3)
