@@ -353,9 +353,9 @@ class LLM:
         """Completes one prompt or several; outputs are in prompt order.
 
         The randomness of each is keyed by its place in the list, so a batch and single calls with
-        the same `Request.index` give the same text (that of sampled requests under the ratio rule has
-        only the same law where the speed of a draft decides how much is waited for). `mode` is one of `modes`, by default the
-        configured one.
+        the same `Request.index` give the same text. (Sampled under the ratio rule it has the same
+        law only, where a draft's speed decides how long it is waited for.) `mode` is one of
+        `modes`, by default the configured one.
         """
         requests = [
             self.request(prompt, params, index) for index, prompt in enumerate(as_prompts(prompts))

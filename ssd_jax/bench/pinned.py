@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ssd_jax.bench.prompts import Prompt
-from ssd_jax.bench.run import PromptResult, Variant
+from ssd_jax.bench.run import Variant
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams
