@@ -106,7 +106,9 @@ class Loaded:
                 temperature=config.draft_temperature,
                 send=self.programs.model.place,
             )
-        return drafter if self.tuner is None else TunedDrafter(drafter, self.tuner(mode, k))
+        if self.tuner is None:
+            return drafter
+        return TunedDrafter(drafter, self.tuner(mode, k), rule=config.verify)
 
     def inline_draft(self) -> BranchDraft:
         """A draft of mode ssd in this process, with empty slots."""
@@ -141,6 +143,7 @@ class Loaded:
             fan_out=lambda: config.fan_out_of(k),
             backup=config.backup_kind,
             tokens=self.tokens,
+            rule=config.verify,
             settle=settle,
             activity=activity,
         )

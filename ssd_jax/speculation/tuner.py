@@ -2,7 +2,8 @@
 
 A choice looks at outcomes of past rounds, at times and at lengths: never at noise, nor at a token
 that is yet to be drafted. So it may change what is prepared and how long proposals are, and not the
-law of the text. Pure host code.
+law of the text: not even together with other texts, for a tuner of several requests learns only from
+those that `teaches` lets it. Pure host code.
 """
 
 from __future__ import annotations
@@ -20,6 +21,22 @@ Steps = Callable[[], Mapping[int, float]]
 _EVERY = 16  # rounds between two choices
 
 
+def teaches(temperature: float, rule: str) -> bool:
+    """Whether the verifications of a request may be observed by a tuner that others share.
+
+    Requests of the same seed and index share all their noise. Under the ratio rule how many of the
+    sampled tokens are accepted depends on that noise, and what another request says depends on
+    which lengths it proposes: if these were chosen by those counts, its law would hold for it alone
+    but not given the first one's text. A text that depends on no length cannot show what was
+    learned.
+
+    Args:
+      temperature: of the request.
+      rule: "ratio" or "coupled".
+    """
+    return temperature == 0 or rule == "coupled"
+
+
 class Tuner(Protocol):
     """Decides what the next rounds are like."""
 
@@ -33,7 +50,7 @@ class Tuner(Protocol):
         ...
 
     def observe(self, verified: Verified) -> None:
-        """Learns from a verification of any sequence."""
+        """Learns from a verification of any sequence that `teaches`."""
         ...
 
 
@@ -52,7 +69,7 @@ class Fixed:
 
 
 class Observed:
-    """See `tuning.Seen`: a guess, and what all verifications since have shown.
+    """See `tuning.Seen`: a guess, and what the verifications observed since have shown.
 
     Args:
       guess: what is assumed before; worth 8 observations of each kind.
@@ -124,7 +141,7 @@ class SsdTuner:
     Args:
       costs: measured at the start.
       seen: what is known of the acceptance, learned further here.
-      fan_out: a policy like those of the sequences; it learns from all of them.
+      fan_out: a policy like those of the sequences; it learns from all that teach.
       ks, budgets: what can be chosen.
       waits, beside: see `tuning.best_ssd`.
     """
