@@ -2,8 +2,8 @@
 
 A choice looks at outcomes of past rounds, at times and at lengths: never at noise, nor at a token
 that is yet to be drafted. So it may change what is prepared and how long proposals are, and not the
-law of the text: not even together with other texts, for a tuner of several requests learns only from
-those that `teaches` lets it. Pure host code.
+law of the text: not even given other texts, for a tuner of several requests learns only from those
+that `teaches` lets it. Pure host code.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ Steps = Callable[[], Mapping[int, float]]
 """Seconds of a forward of M branches, by M, as far as they were observed."""
 
 _EVERY = 16  # rounds between two choices
+_LATELY = 64  # rounds for which the times of an M are taken as they were
 
 
 def teaches(temperature: float, rule: str) -> bool:
@@ -161,12 +162,13 @@ class SsdTuner:
         self._ks, self._budgets = tuple(ks), tuple(budgets)
         self._waits, self._beside = tuple(waits), beside
         self._rounds, self._plan = 0, Plan.of_branches(max(ks), max(budgets))
+        self._planned: dict[int, int] = {}  # by M, the last round that had it
 
     def plan(self, *, rows: int, steps: Steps) -> Plan:
         """See `Tuner.plan`."""
         if self._rounds % _EVERY == 0:
             self._plan, _ = best_ssd(
-                self._costs.observed(steps()),
+                self._costs.observed(self._lately(steps())),
                 self._seen,
                 self._fan_out,
                 ks=self._ks,
@@ -175,8 +177,15 @@ class SsdTuner:
                 beside=self._beside,
                 rows=max(rows, 1),
             )
+        self._planned[self._plan.budget] = self._rounds
         self._rounds += 1
         return self._plan
+
+    def _lately(self, steps: Mapping[int, float]) -> dict[int, float]:
+        """Those of M that were planned lately: how slow another was may not be so any more."""
+        since = self._rounds - _LATELY
+        lately = {m for m, planned in self._planned.items() if planned >= since}
+        return {m: seconds for m, seconds in steps.items() if m in lately}
 
     def observe(self, verified: Verified) -> None:
         """See `Tuner.observe`."""
