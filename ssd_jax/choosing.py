@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -12,7 +13,12 @@ import numpy as np
 from ssd_jax.bench.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.config import AUTO_K, Config
 from ssd_jax.runtime.cost_file import CostFile, Known
-from ssd_jax.runtime.measuring import measure_branches, measure_drafter, measure_target
+from ssd_jax.runtime.measuring import (
+    PATIENCE,
+    measure_branches,
+    measure_drafter,
+    measure_target,
+)
 from ssd_jax.speculation.tuner import Observed, SdTuner, SsdTuner, Tuner
 from ssd_jax.speculation.tuning import Costs, Guess, Plan, ar, best_sd, best_ssd
 from ssd_jax.weights.cache_dir import costs_cache
@@ -48,13 +54,21 @@ class Chooser:
       known: costs, and what was observed at earlier starts.
       beside: whether the draft of mode ssd runs while the target does.
       file: remembers what is observed.
+      drafting: measures T_1 of mode sd, see `Costs.draft`, for a model of mode ssd that is asked
+        for sd: few ever are, and it may take a second copy of the draft.
     """
 
     def __init__(
-        self, config: Config, known: Known, *, beside: bool, file: CostFile | None = None
+        self,
+        config: Config,
+        known: Known,
+        *,
+        beside: bool,
+        file: CostFile | None = None,
+        drafting: Callable[[], float] | None = None,
     ) -> None:
         self._config, self._costs, self._beside, self._file = config, known.costs, beside, file
-        self._guess = known.guess
+        self._guess, self._drafting = known.guess, drafting
         self._seen = Observed(known.guess)
         self.predicted = self._predict()
         self.mode = self._fastest() if config.mode == "auto" else config.mode
@@ -72,7 +86,7 @@ class Chooser:
         """Of an engine of mode sd or ssd with up to k proposed tokens."""
         ks = self._ks(k)
         if mode == "sd":
-            return SdTuner(self._costs, self._seen, ks=ks)
+            return SdTuner(self._with_draft(), self._seen, ks=ks)
         return SsdTuner(
             self._costs,
             self._seen,
@@ -87,6 +101,14 @@ class Chooser:
         """Keeps what was observed for the next start."""
         if self._file is not None and self._seen.judged:
             self._file.write(Known(self._costs, self._seen.guess))
+
+    def _with_draft(self) -> Costs:
+        """Costs with T_1 of mode sd, which is measured where it is not known yet."""
+        if self._drafting is not None and not self._costs.draft:
+            self._costs = dataclasses.replace(self._costs, draft=self._drafting())
+            if self._file is not None:
+                self._file.write(Known(self._costs, self._guess))
+        return self._costs
 
     def _fastest(self) -> str:
         """Of ar, sd, ssd the first that none behind it beats by enough."""
@@ -144,33 +166,49 @@ def chooser(
         guess = _NGRAM if config.draft == "ngram" else Guess()
         known = Known(_measure(loaded, context), guess)
         file.write(known)
-    return Chooser(config, known, beside=loaded.worker is not None, file=file)
+    return Chooser(
+        config,
+        known,
+        beside=loaded.placement.kind != "inline",
+        file=file,
+        drafting=functools.partial(_measure_draft, loaded, context) if config.draft_model else None,
+    )
 
 
 def _measure(loaded: Loaded, context: int) -> Costs:
     """Target first, then each draft."""
     config, programs = loaded.config, loaded.programs
-    slots, k = config.slots, config.speculated
+    slots = config.slots
     blank = programs.verification.blank(slots)
     proposals: dict[int, Any] = {
-        width: blank._replace(length=np.full(slots, width, np.int32)) for width in programs.widths
+        width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
+        for width in programs.widths
     }
     verify = measure_target(loaded.roles("ar", 0).target, proposals)
     drafts = backup = 0.0
     step: dict[int, float] = {}
     if config.draft_model and config.mode != "ssd":
-        drafter = loaded.roles("sd", k).drafter
-        assert drafter is not None
-        drafts = measure_drafter(
-            drafter, slots, context, lambda drafted: jax.block_until_ready(drafted.proposal)
-        )
+        drafts = _measure_draft(loaded, context)
     if config.prepared == "ssd":
-        worker = loaded.worker
-        branching = loaded.inline_draft() if worker is None else worker.draft()
-        backup, step = measure_branches(branching, config.budgets, context)
-        if worker is not None:
-            worker.drafts.pop().close()
+        branching = loaded.branching(patience=PATIENCE)
+        backup, step = measure_branches(
+            branching, config.budgets, context, lambda: jax.block_until_ready(branching.proposal())
+        )
+        if loaded.worker is not None:
+            loaded.worker.drafts.pop().close()
     return Costs(verify=verify, draft=drafts, backup=backup, step=step)
+
+
+def _measure_draft(loaded: Loaded, context: int) -> float:
+    """T_1 of mode sd."""
+    drafter = loaded.roles("sd", loaded.config.speculated).drafter
+    assert drafter is not None
+    return measure_drafter(
+        drafter,
+        loaded.config.slots,
+        context,
+        lambda drafted: jax.block_until_ready(drafted.proposal),
+    )
 
 
 def _about(

@@ -24,7 +24,7 @@ from ssd_jax.runtime.ngram_drafter import NgramDrafter
 from ssd_jax.runtime.placement import Placement
 from ssd_jax.runtime.programs import Programs, Verification
 from ssd_jax.runtime.roles import Drafter
-from ssd_jax.runtime.submesh_draft import SubmeshDraft
+from ssd_jax.runtime.submesh_draft import PATIENCE, SubmeshDraft
 from ssd_jax.runtime.target import DeviceTarget
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.runtime.worker.messages import Hello
@@ -35,6 +35,7 @@ from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
 
 if TYPE_CHECKING:
+    from ssd_jax.runtime.worker.client import RemoteDraft
     from ssd_jax.runtime.worker.placement import DraftWorker
 
 
@@ -106,30 +107,41 @@ class Loaded:
                 temperature=config.draft_temperature,
                 send=self.programs.model.place,
             )
-        return drafter if self.tuner is None else TunedDrafter(drafter, self.tuner(mode, k))
+        if self.tuner is None:
+            return drafter
+        return TunedDrafter(drafter, self.tuner(mode, k), rule=config.verify)
 
-    def inline_draft(self) -> BranchDraft:
-        """A draft of mode ssd in this process, with empty slots."""
+    def branching(
+        self, *, patience: float | None = None
+    ) -> BranchDraft | SubmeshDraft | RemoteDraft:
+        """A draft of mode ssd where it is placed, with empty slots.
+
+        Args:
+          patience: seconds that a round waits for it, if it is elsewhere; None is as usual.
+        """
+        if self.worker is not None:
+            return self.worker.draft(patience)
         assert self.inline is not None
-        return BranchDraft(
+        draft = BranchDraft(
             self.inline.branching(),
             self.inline.parameters(),
             temperature=self.config.draft_temperature,
         )
+        if self.placement.kind != "submesh":
+            return draft
+        return SubmeshDraft(
+            draft,
+            self.programs.model.place,
+            support=draft.proposal().q.shape[-1],
+            tokens=self.tokens,
+            patience=PATIENCE if patience is None else patience,
+        )
 
     def _controller(self, k: int) -> Controller:
-        config, settle, activity = self.config, None, None
-        if self.worker is not None:
-            draft = self.worker.draft()
-            settle, activity = draft.settled, draft.activity
-        else:
-            draft = self.inline_draft()
-            if self.placement.kind == "submesh":
-                support = draft.proposal().q.shape[-1]
-                draft = SubmeshDraft(
-                    draft, self.programs.model.place, support=support, tokens=self.tokens
-                )
-                settle = draft.settled
+        config, draft = self.config, self.branching()
+        settle = None if isinstance(draft, BranchDraft) else draft.settled
+        # What a draft in this process has done is known by no clock.
+        activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
         if self.tuner is None:
             tuner = Fixed(Plan.of_branches(k, config.branches))
         else:
@@ -142,6 +154,7 @@ class Loaded:
             backup=config.backup_kind,
             tokens=self.tokens,
             lowers=config.saguaro_c not in (None, 1),
+            rule=config.verify,
             settle=settle,
             activity=activity,
         )

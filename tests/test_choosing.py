@@ -1,5 +1,7 @@
 """Which mode is taken, by costs that are given."""
 
+import dataclasses
+
 import pytest
 
 from ssd_jax.choosing import Chooser
@@ -84,6 +86,37 @@ def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():
     assert isinstance(ssd, SsdTuner)
     assert ssd.plan(rows=1, steps=dict).budget in AUTO_BUDGETS
     assert found.tuner("sd", 2).plan(rows=1, steps=dict).k == 2  # a K that was asked for
+
+
+def test_mode_sd_of_a_model_of_mode_ssd_measures_its_draft_once_it_is_asked_for(tmp_path):
+    """Drafting that is believed to be free makes every K too long."""
+    config = Config(mode="ssd", target="t", draft="d", k="auto", budget="8")
+    known = Known(Costs(verify=dict.fromkeys(WIDTHS, 1.0), backup=0.4, step={8: 0.4}), Guess())
+    file, measured = CostFile(tmp_path, {"models": "a"}), []
+
+    def drafting():
+        measured.append(True)
+        return 0.4
+
+    def started(known):
+        return Chooser(config, known, beside=True, file=file, drafting=drafting)
+
+    first = started(known)
+    first.tuner("ssd", AUTO_K)
+    assert not measured
+    k = first.tuner("sd", AUTO_K).plan(rows=1, steps=dict).k
+    assert k == chosen(costs(0.4)).tuner("sd", AUTO_K).plan(rows=1, steps=dict).k < AUTO_K
+    first.tuner("sd", AUTO_K)
+    assert len(measured) == 1
+    again = file.read(widths=WIDTHS, budgets=(8,))
+    assert again == Known(dataclasses.replace(known.costs, draft=0.4), Guess())
+    started(again).tuner("sd", AUTO_K)
+    assert len(measured) == 1
+
+
+def test_n_grams_cost_nothing_to_draft():
+    found = chosen(Costs(verify={0: 1.0, 2: 1.05, 4: 1.1, 8: 1.3}), draft="ngram")
+    assert found.tuner("sd", AUTO_K).plan(rows=1, steps=dict).k == AUTO_K
 
 
 def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):

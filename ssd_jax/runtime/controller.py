@@ -23,7 +23,7 @@ from ssd_jax.runtime.speculated import Found, Speculated
 from ssd_jax.speculation.backup import BackupKind, host_kind, make
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Tuner
+from ssd_jax.speculation.tuner import Tuner, teaches
 
 Expanded = dict[int, tuple[Speculated, tuple[int, ...]]]
 """Sequences by slot, with F_0..F_L of their records."""
@@ -40,6 +40,7 @@ class Controller:
       backup: what a miss proposes: "draft" waits for the draft, "auto" as long as that pays.
       tokens: how many ids the tokenizer has.
       lowers: whether the draft's Saguaro sampling looks at D, which is worked out only then.
+      rule: of the verification, "ratio" or "coupled".
       settle: of a draft elsewhere: gives the proposals with all their q. The round's message then
         goes out when the target's forward is dispatched, not when its verification is.
       activity: of a draft elsewhere: what it has done since the last call. Without it nothing is
@@ -58,6 +59,7 @@ class Controller:
         backup: BackupKind,
         tokens: int,
         lowers: bool = True,
+        rule: str = "ratio",
         settle: Callable[[], Any] | None = None,
         activity: Callable[[], Activity] | None = None,
         pace: Pace | None = None,
@@ -70,7 +72,8 @@ class Controller:
         self._tuner = tuner
         self._fan_out = fan_out
         self._backup: BackupKind = backup
-        self._tokens = tokens
+        self._tokens, self._rule = tokens, rule
+        self._teaching: dict[int, bool] = {}  # by slot
         self._slots: dict[int, Speculated] = {}
         self._live: dict[int, Speculated] = {}  # with a record that has no branches yet
         self._expanded: Expanded = {}
@@ -92,6 +95,7 @@ class Controller:
             backup=make(host_kind(self._backup), params.seed, index, self._tokens),
             room=params.max_tokens,
         )
+        self._teaching[slot] = teaches(params.temperature, self._rule)
         # What a step that was interrupted has left behind is not to reach new requests.
         self._live = {}
         self._draft.open(slot, params, index, banned, ban_before)
@@ -109,7 +113,7 @@ class Controller:
         for row in rows:
             each = self._slots[row.slot]
             each.take(row)
-            if each.verified is not None:
+            if each.verified is not None and self._teaching[row.slot]:
                 self._tuner.observe(each.verified)
         found = {row.slot: self._slots[row.slot].look_up(row) for row in rows}
         self._note(began, rows, found)

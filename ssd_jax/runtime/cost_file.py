@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ssd_jax.speculation.tuning import Costs, Guess
 
-_FORMAT = 1
+_FORMAT = 2
 _LOG = logging.getLogger(__name__)
 
 

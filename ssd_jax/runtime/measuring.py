@@ -18,9 +18,11 @@ from ssd_jax.runtime.roles import BranchingDraft, Drafted, Drafter, DraftRow, Mo
 
 Clock = Callable[[], float]
 
+PATIENCE = 60.0
+"""Seconds that a draft elsewhere may take for anything."""
+
 _FIRST, _TIMED = 1, 3  # runs of each that are not timed, and that are
 _TEXT = 32  # most tokens that precede what is measured
-_PATIENCE = 60.0  # seconds that a draft elsewhere may take for anything
 _PAUSE = 0.01  # seconds between attempts
 _JUST_IN_TIME = 2  # tokens
 _TOKEN = 1
@@ -83,6 +85,7 @@ def measure_branches(
     draft: BranchingDraft,
     budgets: Sequence[int],
     context: int,
+    wait: Callable[[], Any],
     *,
     clock: Clock = time.perf_counter,
 ) -> tuple[float, dict[int, float]]:
@@ -91,9 +94,11 @@ def measure_branches(
     What a draft in a worker takes to answer is in them.
 
     Args:
-      draft: with empty slots.
+      draft: with empty slots. One elsewhere is to wait for answers as long as `PATIENCE`: what it
+        is measured for is how long they take, and one that is late each time would never be timed.
       budgets: each M.
       context: most positions of a slot.
+      wait: returns when the draft's proposals are there.
       clock: seconds.
 
     Raises:
@@ -114,7 +119,7 @@ def measure_branches(
         counts[:, 0] = budget
         draft.move(moves)
         draft.expand(counts, follow=follow, lowered=lowered, forwards=draft.k)
-        deadline = clock() + _PATIENCE
+        deadline = clock() + PATIENCE
         while not isinstance(news := draft.news(draft.k), str):
             if news.forwards >= draft.k:
                 return True
@@ -125,7 +130,7 @@ def measure_branches(
     def just_in_time() -> bool:
         draft.move(moves)
         drafted = draft.draft(np.full(draft.slots, few, np.int32), lowered=lowered)
-        draft.confidence()
+        wait()
         return bool(drafted.all())
 
     step = {
@@ -137,7 +142,7 @@ def measure_branches(
 
 def _until(attempt: Callable[[], bool], clock: Clock) -> None:
     """Tries until a draft has answered in time: a worker may be late the first time."""
-    deadline = clock() + _PATIENCE
+    deadline = clock() + PATIENCE
     while not attempt():
         if clock() > deadline:
             raise InputError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Drafted, Drafter, DraftRow
 from ssd_jax.speculation.fan_out import Verified
-from ssd_jax.speculation.tuner import Tuner
+from ssd_jax.speculation.tuner import Tuner, teaches
 
 
 class TunedDrafter:
@@ -16,11 +16,17 @@ class TunedDrafter:
 
     A round without a proposal counts as one whose first token was rejected: so the acceptance of a
     drafter that often has nothing to say is what its K are worth.
+
+    Args:
+      drafter: proposes.
+      tuner: decides how many tokens.
+      rule: of the verification, "ratio" or "coupled".
     """
 
-    def __init__(self, drafter: Drafter, tuner: Tuner) -> None:
+    def __init__(self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio") -> None:
         self.traits, self.k = drafter.traits, drafter.k
-        self._drafter, self._tuner = drafter, tuner
+        self._drafter, self._tuner, self._rule = drafter, tuner, rule
+        self._teaching: dict[int, bool] = {}  # by slot
         self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way
 
     def open(
@@ -28,6 +34,7 @@ class TunedDrafter:
     ) -> None:
         """See `roles.Drafter.open`."""
         self._lengths.pop(slot, None)
+        self._teaching[slot] = teaches(params.temperature, self._rule)
         self._drafter.open(slot, params, index, banned, ban_before)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
@@ -42,7 +49,7 @@ class TunedDrafter:
         """See `roles.Drafter.propose`."""
         for row in rows:
             length = self._lengths.pop(row.slot, None)
-            if length is not None:
+            if length is not None and self._teaching[row.slot]:
                 accepted = min(len(row.committed) - 1, length)
                 self._tuner.observe(Verified(accepted, max(length, 1), "miss"))
         k = self._tuner.plan(rows=len(rows), steps=dict).k

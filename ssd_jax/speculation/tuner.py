@@ -2,7 +2,8 @@
 
 A choice looks at outcomes of past rounds, at times and at lengths: never at noise, nor at a token
 that is yet to be drafted. So it may change what is prepared and how long proposals are, and not the
-law of the text. Pure host code.
+law of the text: not even given other texts, for a tuner of several requests learns only from those
+that `teaches` lets it. Pure host code.
 """
 
 from __future__ import annotations
@@ -18,6 +19,23 @@ Steps = Callable[[], Mapping[int, float]]
 """Seconds of a forward of M branches, by M, as far as they were observed."""
 
 _EVERY = 16  # rounds between two choices
+_LATELY = 64  # rounds for which the times of an M are taken as they were
+
+
+def teaches(temperature: float, rule: str) -> bool:
+    """Whether the verifications of a request may be observed by a tuner that others share.
+
+    Requests of the same seed and index share all their noise. Under the ratio rule how many of the
+    sampled tokens are accepted depends on that noise, and what another request says depends on
+    which lengths it proposes: if these were chosen by those counts, its law would hold for it alone
+    but not given the first one's text. A text that depends on no length cannot show what was
+    learned.
+
+    Args:
+      temperature: of the request.
+      rule: "ratio" or "coupled".
+    """
+    return temperature == 0 or rule == "coupled"
 
 
 class Tuner(Protocol):
@@ -33,7 +51,7 @@ class Tuner(Protocol):
         ...
 
     def observe(self, verified: Verified) -> None:
-        """Learns from a verification of any sequence."""
+        """Learns from a verification of any sequence that `teaches`."""
         ...
 
 
@@ -52,7 +70,7 @@ class Fixed:
 
 
 class Observed:
-    """See `tuning.Seen`: a guess, and what all verifications since have shown.
+    """See `tuning.Seen`: a guess, and what the verifications observed since have shown.
 
     Args:
       guess: what is assumed before; worth 8 observations of each kind.
@@ -124,7 +142,7 @@ class SsdTuner:
     Args:
       costs: measured at the start.
       seen: what is known of the acceptance, learned further here.
-      fan_out: a policy like those of the sequences; it learns from all of them.
+      fan_out: a policy like those of the sequences; it learns from all that teach.
       ks, budgets: what can be chosen.
       waits, beside: see `tuning.best_ssd`.
     """
@@ -144,12 +162,13 @@ class SsdTuner:
         self._ks, self._budgets = tuple(ks), tuple(budgets)
         self._waits, self._beside = tuple(waits), beside
         self._rounds, self._plan = 0, Plan.of_branches(max(ks), max(budgets))
+        self._planned: dict[int, int] = {}  # by M, the last round that had it
 
     def plan(self, *, rows: int, steps: Steps) -> Plan:
         """See `Tuner.plan`."""
         if self._rounds % _EVERY == 0:
             self._plan, _ = best_ssd(
-                self._costs.observed(steps()),
+                self._costs.observed(self._lately(steps())),
                 self._seen,
                 self._fan_out,
                 ks=self._ks,
@@ -158,8 +177,15 @@ class SsdTuner:
                 beside=self._beside,
                 rows=max(rows, 1),
             )
+        self._planned[self._plan.budget] = self._rounds
         self._rounds += 1
         return self._plan
+
+    def _lately(self, steps: Mapping[int, float]) -> dict[int, float]:
+        """Those of M that were planned lately: how slow another was may not be so any more."""
+        since = self._rounds - _LATELY
+        lately = {m for m, planned in self._planned.items() if planned >= since}
+        return {m: seconds for m, seconds in steps.items() if m in lately}
 
     def observe(self, verified: Verified) -> None:
         """See `Tuner.observe`."""

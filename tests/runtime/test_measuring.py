@@ -1,12 +1,18 @@
 """What a start measures, on roles whose costs are known."""
 
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from ssd_jax import choosing, config
 from ssd_jax.errors import InputError
 from ssd_jax.runtime import measuring
 from ssd_jax.runtime.measuring import measure_branches, measure_drafter, measure_target
+from ssd_jax.runtime.programs import Verification
 from ssd_jax.runtime.roles import Drafted, News
+from ssd_jax.runtime.worker import placement
 
 SLOTS, CONTEXT, K = 2, 64, 4
 
@@ -89,8 +95,8 @@ class Draft:
 
     def __init__(self, watch, late=0):
         self.watch, self.late, self.expanded = watch, late, None
+        self.elsewhere = 0.0  # what its proposals take to come
         self.open = lambda *_: None
-        self.confidence = lambda: None
         self.length = [0] * SLOTS
 
     def prefill(self, slot, tokens, offset):
@@ -104,6 +110,9 @@ class Draft:
     def draft(self, limits, *, lowered):
         self.watch.now += 0.3 * limits.max()
         return limits * (not self._is_late())
+
+    def proposal(self):
+        self.watch.now += self.elsewhere
 
     def expand(self, counts, *, follow, lowered, forwards):
         assert not follow.any()
@@ -127,7 +136,8 @@ class Draft:
 def test_branches_are_timed_by_their_number_and_late_answers_are_asked_for_again(late, monkeypatch):
     monkeypatch.setattr(measuring, "_PAUSE", 0.0)
     watch = Watch()
-    backup, step = measure_branches(Draft(watch, late), (16, 4), CONTEXT, clock=watch)
+    draft = Draft(watch, late)
+    backup, step = measure_branches(draft, (16, 4), CONTEXT, draft.proposal, clock=watch)
     assert backup == pytest.approx(0.3)
     assert step[16] == pytest.approx(0.16)
     assert step[4] == pytest.approx(0.04, rel=0.6 if late else 1e-6)
@@ -136,8 +146,74 @@ def test_branches_are_timed_by_their_number_and_late_answers_are_asked_for_again
 def test_a_worker_that_never_answers_is_reported(monkeypatch):
     monkeypatch.setattr(measuring, "_PAUSE", 0.0)
     watch = Watch()
+    draft = Draft(watch, 10**9)
     with pytest.raises(InputError, match="did not answer while its speed was measured"):
-        measure_branches(Draft(watch, 10**9), (4,), CONTEXT, clock=watch)
+        measure_branches(draft, (4,), CONTEXT, draft.proposal, clock=watch)
+
+
+def test_proposals_that_come_from_elsewhere_are_timed_until_they_are_there():
+    watch = Watch()
+    draft = Draft(watch)
+    draft.elsewhere = 0.5  # of two tokens
+    backup, _ = measure_branches(draft, (4,), CONTEXT, draft.proposal, clock=watch)
+    assert backup == pytest.approx(0.3 + 0.25)
+
+
+class Slow(Draft):
+    """Its answers come after 30 ms; who waits for less has none."""
+
+    def __init__(self, patience):
+        super().__init__(Watch())
+        self.patience = patience
+
+    def _is_late(self):
+        time.sleep(min(0.03, self.patience))
+        return self.patience < 0.03
+
+
+def loaded(**parts):
+    """As much of `Loaded` as measuring takes."""
+    programs = SimpleNamespace(
+        widths=(0, K),
+        verification=Verification(widths=(0, K)),
+        model=SimpleNamespace(place=lambda arrays: arrays),
+    )
+    settings = {"mode": "ssd", "target": "t", "draft": "d", "k": str(K), "slots": SLOTS}
+    return SimpleNamespace(
+        config=config.Config(**settings, budget="auto"),
+        programs=programs,
+        roles=lambda *_: SimpleNamespace(target=Target(Watch())),
+        **parts,
+    )
+
+
+def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_same(monkeypatch):
+    monkeypatch.setattr(config, "AUTO_BUDGETS", (4, 16))
+    monkeypatch.setattr(measuring, "PATIENCE", 1.0)  # of all attempts, so that failing is quick
+    closed = []
+    worker = SimpleNamespace(drafts=[SimpleNamespace(close=lambda: closed.append(True))])
+    made = loaded(branching=lambda patience=0.01: Slow(patience), worker=worker)
+    costs = choosing._measure(made, CONTEXT)
+    assert min(costs.step.values()) >= 0.03 / K
+    assert costs.backup >= 0.03 / 2
+    assert closed == [True]
+    assert worker.drafts == []
+
+
+def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
+    patience = []
+
+    def remote(*_, **settings):
+        patience.append(settings["patience"])
+        return SimpleNamespace(wait_ready=lambda timeout: True)
+
+    monkeypatch.setattr(placement, "RemoteDraft", remote)
+    monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None))
+    settings = SimpleNamespace(hello=None, greedy=False)
+    worker = placement.DraftWorker(settings, patience=2.0)
+    worker.draft()
+    worker.draft(60.0)
+    assert patience == [2.0, 60.0]
 
 
 @pytest.mark.parametrize("context", [12, 20, 64, 4096])

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax import choosing
 from ssd_jax.llm import LLM
+from ssd_jax.loaded import Loaded
 from ssd_jax.models.execution import Execution
 from ssd_jax.runtime import branch_draft, submesh_draft
 from ssd_jax.runtime.engine import Engine
@@ -114,6 +116,38 @@ def test_text_equals_autoregressive_decoding(many, backup):
 def test_sd_runs_on_the_same_two_groups(many):
     asked = requests(many, "coupled")
     assert ids(outputs(many, asked, "sd")) == ids(outputs(many, asked, "ar"))
+
+
+def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_path):
+    """What is measured is what runs: on each role's devices, over `SubmeshDraft`."""
+    loaded, made = many.loaded, []
+    config = dataclasses.replace(many.config, compile_cache=str(tmp_path))
+
+    def branching(self, *, patience=None):
+        made.append(Loaded.branching(self, patience=patience))
+        return made[-1]
+
+    kind = type("Noting", (Loaded,), {"branching": branching})
+    fields = {each.name: getattr(loaded, each.name) for each in dataclasses.fields(loaded)}
+    noting = kind(**fields | {"config": config})
+    chooser = choosing.chooser(noting, many.target, many.draft, many.context)
+    (measured,) = made
+    assert isinstance(measured, SubmeshDraft)
+    assert measured.patience > submesh_draft.PATIENCE
+    assert not set(measured.counters) & {"late", "stale"}
+    assert chooser._beside
+    costs = chooser._costs
+    assert min(*costs.verify.values(), *costs.step.values(), costs.backup) > 0
+    chosen = dataclasses.replace(loaded, tuner=chooser.tuner)
+    asked = requests(many, "coupled")
+    for mode in ("sd", "ssd"):
+        roles = chosen.roles(mode, 3)
+        assert roles.drafter._rule == "coupled"  # all rows teach
+        decoder = functools.partial(Detokenizer, many.tokenizer)
+        engine = Engine(roles.target, decoder, many.tokenizer.eos_ids, drafter=roles.drafter)
+        assert ids(run(engine, asked)) == ids(outputs(many, asked, "ar"))
+    assert chooser._costs.draft > 0
+    assert chooser._seen.judged > 0
 
 
 def test_groups_of_four_that_share_heads_channels_and_vocabulary(split):

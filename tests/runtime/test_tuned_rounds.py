@@ -9,9 +9,10 @@ from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.fan_out import Verified
+from ssd_jax.speculation.measured import Measured
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.tuner import Fixed, Observed, SdTuner, SsdTuner
+from ssd_jax.speculation.tuning import Costs, Guess, Plan
 from tests.runtime.fake_branches import FakeBranchingDraft
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_controller_traffic import PREDICTORS, REQUESTS, results, script
@@ -20,6 +21,7 @@ from tests.runtime.tuners import Restless
 from tests.runtime.watched import EOS, ssd
 
 KS, BUDGETS = (1, 2, 3), (2, 5, 9)
+COSTS = Costs(verify={0: 1.0, 3: 1.0}, draft=0.1, backup=0.1, step={8: 0.1})
 
 
 class Obedient(FakeBranchingDraft):
@@ -85,9 +87,9 @@ def test_a_fixed_plan_is_what_was_always_done():
     assert parts.draft.expansions == same.draft.expansions
 
 
-def sd(tuner, text=LONG, **scripted):
+def sd(tuner, text=LONG, rule="ratio", **scripted):
     drafter = FakeDrafter(spell(text), k=8, **scripted)
-    tuned = TunedDrafter(drafter, tuner)
+    tuned = TunedDrafter(drafter, tuner, rule=rule)
     target = FakeTarget(spell(text))
     engine = Engine(target, Letters, frozenset({EOS}), drafter=tuned, clock=Clock())
     return engine, drafter
@@ -128,6 +130,51 @@ def test_another_request_in_the_slot_is_not_judged_by_the_last_one():
         engine.add(request(max_tokens=2))  # a single round each
     drain(engine)
     assert tuner.seen == []
+
+
+TAUGHT = [  # temperature, rule, whether the tuner may hear of it
+    (0.0, "ratio", True),
+    (1.0, "ratio", False),
+    (0.0, "coupled", True),
+    (1.0, "coupled", True),
+]
+
+
+@pytest.mark.parametrize(("temperature", "rule", "taught"), TAUGHT)
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_text_that_depends_on_lengths_teaches_the_tuner_nothing(mode, temperature, rule, taught):
+    """Else accept counts of one request would choose what another with the same noise proposes."""
+    observed = Observed(Guess())
+    before = observed.guess, observed.r, observed.rates(3, "miss"), observed.rates(3, "hit")
+    if mode == "sd":
+        tuner = SdTuner(COSTS, observed, ks=(3,))
+        engine, _ = sd(tuner, rule=rule)
+    else:
+        fan_out = Measured()
+        settings = {"ks": (3,), "budgets": (8,), "waits": (False,), "beside": True}
+        tuner = SsdTuner(COSTS, observed, fan_out, **settings)
+        engine = ssd(spell(LONG), tuner=tuner, rule=rule).engine
+        before += (fan_out.counts(3, 8, "hit"),)
+    engine.add(request(max_tokens=40, temperature=temperature))
+    (output,) = outputs(drain(engine)).values()
+    assert output.text == LONG[:40]
+    after = observed.guess, observed.r, observed.rates(3, "miss"), observed.rates(3, "hit")
+    if mode == "ssd":
+        after += (fan_out.counts(3, 8, "hit"),)
+    assert (observed.judged > 0) == taught
+    assert (after != before) == taught
+
+
+def test_rows_that_teach_are_told_from_those_beside_them_that_do_not():
+    """One request each, in turn in the same slots."""
+    for temperatures in ((0.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0)):
+        tuner, alone = Restless((3,), (8,)), Restless((3,), (8,))
+        for told, asked in ((tuner, temperatures), (alone, (0.0,))):
+            engine = ssd(spell(LONG), tuner=told).engine
+            for temperature in asked:
+                engine.add(request(max_tokens=20, temperature=temperature))
+            drain(engine)
+        assert tuner.seen == alone.seen != []
 
 
 class Doing(Controller):

@@ -65,6 +65,7 @@ def ssd(
     backup: HostKind | Literal["draft"] = "none",
     longer: bool = False,
     remote: bool = False,
+    rule: str = "ratio",
     tuner: Tuner | None = None,
     slots: int = 2,
     context: int = 64,
@@ -87,6 +88,7 @@ def ssd(
         fan_out=lambda: parse(fan_out, k, budget) if isinstance(fan_out, str) else fan_out,
         backup=backup,
         tokens=TOKENS,
+        rule=rule,
         settle=(lambda: branching.proposal()) if remote else None,
     )
     engine = Engine(target, Letters, frozenset({EOS}), drafter=controller, clock=Clock())

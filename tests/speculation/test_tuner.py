@@ -58,8 +58,24 @@ def test_a_plan_holds_for_sixteen_rounds():
 
 def test_branches_that_turn_out_slow_are_given_up():
     assert plans(ssd_tuner(ks=(3,)), 1)[0].budget == 16
-    slow = plans(ssd_tuner(ks=(3,)), 40, steps=lambda: {16: 3.0, 8: 0.15, 4: 0.1})
-    assert slow[-1].budget == 8
+    slow = plans(ssd_tuner(ks=(3,)), 40, steps=lambda: {16: 3.0})
+    assert {plan.budget for plan in slow[16:]} == {4}  # scaled alike, the fewest cost least
+
+
+def test_a_time_is_forgotten_once_no_round_had_those_branches_for_long():
+    """Else what was slow once, while the machine was busy, would never be tried again."""
+    steps = {16: 3.0, 8: 0.15, 4: 0.1}
+    found = [plan.budget for plan in plans(ssd_tuner(ks=(3,)), 200, steps=lambda: steps)]
+    assert found[0] == 16
+    again = found.index(16, 16)
+    left = max(place for place in range(again) if found[place] == 16)
+    assert 64 < again - left <= 64 + 16
+    assert found[again + 16] != 16
+
+
+def test_times_of_branches_that_were_never_planned_are_not_taken():
+    (told,) = plans(ssd_tuner(ks=(3,)), 1, steps=lambda: {16: 3.0, 8: 3.0, 4: 0.1})
+    assert told.budget == 16
 
 
 def test_only_what_is_prepared_is_chosen():

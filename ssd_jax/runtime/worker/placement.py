@@ -83,10 +83,13 @@ class DraftWorker:
         """Raises: InputError: it could not start; does not wait."""
         self.supervisor.check()
 
-    def draft(self) -> RemoteDraft:
+    def draft(self, patience: float | None = None) -> RemoteDraft:
         """A draft with empty slots, over a stream of its own.
 
         A worker that does not answer now, because it is just being started again, may do so later.
+
+        Args:
+          patience: seconds to wait for its answers; None is the worker's.
 
         Raises:
           InputError: the worker refuses.
@@ -97,7 +100,7 @@ class DraftWorker:
             hello,
             connect,
             greedy=self._settings.greedy,
-            patience=self.patience,
+            patience=self.patience if patience is None else patience,
             counters=counters,
             end=self.supervisor.end,
         )
