@@ -93,6 +93,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     assert {*draft.counters} <= {"connections", "q malformed", "overtaken"}
 
 
+@pytest.mark.slow
 def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):
     engine = law.engine_with(llm, "ssd", lambda drafter: drafter)
     proposals = llm.loaded.worker.drafts[-1]._proposals

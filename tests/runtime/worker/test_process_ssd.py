@@ -132,6 +132,7 @@ def test_text_does_not_depend_on_what_is_waited_for(many, pace):
     assert [one.token_ids for one in found] == [one.token_ids for one in outputs(many, asked, "ar")]
 
 
+@pytest.mark.slow
 def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch):
     """The text stays while plans change every round; one draft is left for each engine."""
     monkeypatch.setattr(config, "AUTO_BUDGETS", (3, 8))
