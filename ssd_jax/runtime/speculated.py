@@ -220,7 +220,6 @@ class Speculated:
                 rank=rank,
                 tokens=tuple(tokens[row, : lengths[row]].tolist()),
                 confidence=tuple(confidence[row, : lengths[row]].tolist()),
-                complete=news.forwards >= self._planned,
             )
             for row, (k, rank) in enumerate(ranks)
             if bonus[row] >= 0

@@ -22,7 +22,6 @@ class Entry:
       path: s_1..s_k, t* of its outcome, at least t*.
       rank: place of t* among the bonus tokens prepared for this k, from 0.
       tokens: what it proposes, as far as known.
-      complete: no more tokens will come.
       confidence: the draft's in each of them; see `fan_out.FanOut.counts`.
     """
 
@@ -30,7 +29,6 @@ class Entry:
     path: tuple[int, ...]
     rank: int = 0
     tokens: tuple[int, ...] = ()
-    complete: bool = False
     confidence: tuple[int, ...] = ()
 
     @property
@@ -49,11 +47,6 @@ class Hit(NamedTuple):
     entry: Entry
     used: int
 
-    @property
-    def left(self) -> tuple[int, ...]:
-        """What it proposes now. Empty only if used = 0, where the draft may still be at work."""
-        return self.entry.tokens[self.used :]
-
 
 class SpeculationCache:
     """Branches of one verification, all of them still possible.
@@ -68,7 +61,8 @@ class SpeculationCache:
         self._entries: dict[int, Entry] = {}  # by row; each agrees with what is committed
 
     def fill(self, start: int, entries: Iterable[Entry]) -> None:
-        """Replaces all branches by those prepared for the verification that starts at `start`.
+        """Replaces all branches by those prepared for the verification that starts at `start`, with
+        the tokens that they have so far.
 
         Late ones are taken for what they are still worth. Ones older than the branches held, or
         past the committed text, are ignored. Of branches with the same path the lowest row stays:
@@ -86,21 +80,6 @@ class SpeculationCache:
     def prepared(self, start: int) -> bool:
         """Whether a branch is held of the verification that starts at `start`."""
         return start == self._start and bool(self._entries)
-
-    def extend(
-        self, start: int, row: int, tokens: tuple[int, ...], *, complete: bool = False
-    ) -> None:
-        """Takes all tokens that a branch has so far.
-
-        Ignored where it is not held, for another verification, or where this is no continuation of
-        what is known (a replay).
-        """
-        entry = self._entries.get(row)
-        if start != self._start or entry is None or tokens[: len(entry.tokens)] != entry.tokens:
-            return
-        entry = dataclasses.replace(entry, tokens=tokens, complete=entry.complete or complete)
-        self._entries[row] = entry
-        self._drop_stale()
 
     def advance(self, committed: Iterable[int]) -> None:
         """Takes newly committed tokens, the last of which is pending; drops what is off their path.

@@ -26,4 +26,4 @@ def three() -> SpeculationCache:
 
 def row_found(cache: SpeculationCache) -> tuple[int, tuple[int, ...]] | None:
     hit = cache.find()
-    return None if hit is None else (hit.entry.row, hit.left)
+    return None if hit is None else (hit.entry.row, hit.entry.tokens[hit.used :])

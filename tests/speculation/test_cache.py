@@ -60,11 +60,11 @@ def test_a_branch_keeps_its_rank_for_the_figures():
 
 def test_tokens_grow_while_the_draft_expands():
     cache = cache_of(branch(0, (5,)), branch(1, (6,)))
-    cache.extend(START, 0, (50,))
+    cache.fill(START, [branch(0, (5,), (50,)), branch(1, (6,))])
     cache.advance([5])
     assert row_found(cache) == (0, (50,))
-    cache.extend(START, 0, (50, 51), complete=True)
-    assert cache.find() == Hit(branch(0, (5,), (50, 51), complete=True), 0)
+    cache.fill(START, [branch(0, (5,), (50, 51)), branch(1, (6,), (60,))])
+    assert cache.find() == Hit(branch(0, (5,), (50, 51)), 0)
 
 
 def test_an_outcome_that_was_prepared_is_found_before_its_first_token_is():
@@ -90,7 +90,7 @@ def test_a_branch_that_the_text_has_left_never_returns():
     cache.advance([5])
     cache.advance([50, 99])
     assert cache.find() is None
-    cache.extend(START, 0, (50, 51, 52, 53))
+    cache.fill(START, [branch(0, (5,), (50, 51, 52, 53))])
     cache.advance([52])
     assert cache.find() is None
 
