@@ -272,10 +272,11 @@ def reads(monkeypatch):
 
 
 def test_the_reads_are_seen(reads):
-    array = jax.jit(lambda x: x + 1)(jnp.zeros(3))
+    array = jax.jit(lambda x: x + 1)(jnp.zeros(4, jnp.int32))
     assert not reads  # of this file's own reads none is the product's
     branch = branch_draft.BranchDraft.__new__(branch_draft.BranchDraft)
-    branch._news = branch._proposed = array[None, None]
+    branch._news, branch._proposed = array[None, None], array[:1, None]  # B = M = K = 1
+    branch._forwards, branch.branches = 1, 1
     branch.news(1)
     assert [name for name, _ in reads] == ["wait", "wait"]
 

@@ -185,7 +185,7 @@ class Doing(Controller):
         self._expanding.extend(budgets)
         spans = (Busy("expand", 0.0, seconds), Busy("draft", 0.0, 9.0))
         self._activity = lambda: Activity(spans)
-        self._worked(0)
+        self._worked(0, 0.0)
 
 
 def test_forwards_are_known_by_their_branches_where_the_budget_stayed():

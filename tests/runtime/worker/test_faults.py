@@ -11,6 +11,7 @@ import pytest
 
 from ssd_jax.runtime.worker import server
 from ssd_jax.runtime.worker.messages import Speculations
+from ssd_jax.runtime.worker.session import Session
 from ssd_jax.speculation.pace import Pace
 from tests.runtime.paces import Hasty, Moody, Patient
 from tests.runtime.worker.scripted import (
@@ -120,7 +121,7 @@ class SlowToGrow(ScriptedDraft):
         news, grown = super().announced(), self.grown
 
         def wait():
-            time.sleep(0.2 * grown)
+            time.sleep(0.05 * grown)
             return news()
 
         return wait
@@ -135,11 +136,16 @@ def test_a_branch_that_is_not_finished_is_served_as_it_is():
         assert run.draft.counters["connections"] == 1
 
 
+def listening(about, draft, called):
+    """A worker that gives its engine the time to answer before it looks for another round."""
+    return Session(about, draft, lambda: bool(time.sleep(0.02)) or called())
+
+
 def test_a_branch_that_was_hit_is_waited_for_as_long_as_that_pays():
     """Without waiting, the worker is called away from the other forwards at once."""
     lengths, cut = {}, {}
     for pace in (Patient(), Hasty(), Moody()):
-        with served(draft=SlowToGrow, pace=pace) as run:
+        with served(listening, draft=SlowToGrow, pace=pace) as run:
             run.generate(count=1, size=40)
             hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
             lengths[type(pace)] = {*hits[:-1]}  # the end of the text leaves less room
