@@ -101,7 +101,7 @@ class Config:
         None,
         "where the draft of mode ssd runs: inline is the target's devices, one after the other; "
         "submesh is other devices of the same process, process a worker process on this host's "
-        "processor; auto is submesh with several accelerators, else process; default inline",
+        "processor; auto, the default, is submesh with several accelerators, else process",
         ("auto", "inline", "submesh", "process"),
     )
     target_devices: str | None = _field(
@@ -286,15 +286,20 @@ class Config:
         Raises:
           InputError: devices that there are not.
         """
-        placement = place(
-            cast("Kind | Literal['auto'] | None", self.draft_placement), self.device_groups
-        )
+        placement = place(self._draft_placement, self.device_groups)
         if self.cores.draft is not None and placement.kind != "process":
             raise InputError(
                 f"draft_cores = {self.draft_cores!r} is for a draft in a process, and here "
                 f"{placement}; leave it out, or use draft_placement = 'process'"
             )
         return placement
+
+    @property
+    def _draft_placement(self) -> Kind | Literal["auto"]:
+        """As given, or what goes without saying; without ssd there is nothing to place."""
+        beside = self.mode in ("ssd", "auto") and self.draft_model is not None
+        given = self.draft_placement or ("auto" if beside else "inline")
+        return cast("Kind | Literal['auto']", given)
 
     def _check_number(self, name: str, word: str, most: int, *, least: int = 1) -> None:
         value = getattr(self, name)
@@ -347,16 +352,16 @@ class Config:
 
     def _check_placement(self) -> None:
         """Cores and devices that mean nothing where the draft runs."""
-        if self.cores.draft is not None and self.draft_placement not in ("process", "auto"):
+        if self.cores.draft is not None and self._draft_placement not in ("process", "auto"):
             raise InputError(
                 f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
                 "the draft shares the target's process"
             )
-        if self.device_groups.given and self.draft_placement != "submesh":
+        if self.device_groups.given and self._draft_placement != "submesh":
             name = "target_devices" if self.target_devices is not None else "draft_devices"
             raise InputError(
                 f"{name} = {getattr(self, name)!r} is for draft_placement = 'submesh', and this "
-                f"is {self.draft_placement or 'inline'!r}; leave out one"
+                f"is {self._draft_placement!r}; change that, or leave the devices out"
             )
 
     def _check_fan_out(self) -> None:

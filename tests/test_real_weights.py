@@ -74,7 +74,12 @@ def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_p
 
 DRAFTS = {
     "ngram": {"mode": "sd", "draft": "ngram"},
-    "int8": {"mode": "ssd", "draft_dtype": "int8", "budget": "8"},
+    "int8": {
+        "mode": "ssd",
+        "draft_placement": "inline",
+        "draft_dtype": "int8",
+        "budget": "8",
+    },
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from ssd_jax.weights.progress import Progress
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
+
+SECONDS_BETWEEN_LINES = 30.0
 
 
 def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
@@ -36,13 +39,13 @@ def load(llm: LLM) -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(label: str, *, unit: str) -> Iterator[Progress | None]:
+def progress_bar(label: str, *, unit: str) -> Iterator[Progress]:
     """A bar that appears with the first report of (done, total) and goes away at the end.
 
-    Yields None where standard error is not a terminal.
+    Where standard error is not a terminal, what takes long says every half minute how far it is.
     """
     if not sys.stderr.isatty():
-        yield None
+        yield _lines(label, unit)
         return
     from rich.console import Console
     from rich.progress import (
@@ -59,3 +62,16 @@ def progress_bar(label: str, *, unit: str) -> Iterator[Progress | None]:
     with Bars(*columns, console=console, transient=True) as bar:
         task = bar.add_task(label, total=None, visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+def _lines(label: str, unit: str) -> Progress:
+    said = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= SECONDS_BETWEEN_LINES:
+            said = now
+            print(f"{label}: {done} of {total} {unit}", file=sys.stderr, flush=True)
+
+    return progress

@@ -125,11 +125,11 @@ class Placement:
         return f"draft_placement = {self.kind}{where}"
 
 
-def place(kind: Kind | Literal["auto"] | None, groups: DeviceGroups) -> Placement:
+def place(kind: Kind | Literal["auto"], groups: DeviceGroups) -> Placement:
     """The placement of a draft model.
 
     Args:
-      kind: None is inline.
+      kind: as the user wants it.
       groups: of `submesh`.
 
     Raises:
@@ -139,7 +139,7 @@ def place(kind: Kind | Literal["auto"] | None, groups: DeviceGroups) -> Placemen
     if kind == "auto":
         kind, why = _chosen()
     if kind != "submesh":
-        return Placement(kind=kind or "inline", why=why)
+        return Placement(kind=kind, why=why)
     import jax
 
     devices = jax.devices()

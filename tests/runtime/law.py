@@ -120,6 +120,7 @@ def open_llm(checkpoints, mode, drafter="model", **settings):
         k="2",
         context=32,
         compile_cache="off",
+        draft_placement="inline" if mode == "ssd" else None,
         **settings,
     )
 

@@ -31,6 +31,7 @@ def auto(tmp_path_factory):
             str(target),
             mode="auto",
             draft=str(draft),
+            draft_placement="inline",
             k="3",
             slots=4,
             verify="coupled",

@@ -37,7 +37,7 @@ def test_cores_of_both_roles_are_refused_by_name():
     assert Config(target_cores="0-1", draft_cores="2-3", **SSD).cores.draft == (2, 3)
 
 
-@pytest.mark.parametrize("placement", [None, "inline"])
+@pytest.mark.parametrize("placement", ["inline", "submesh"])
 def test_a_draft_in_the_same_process_has_no_cores_of_its_own(placement):
     with pytest.raises(InputError, match="is for draft_placement = 'process'"):
         Config(draft_cores="1", **SSD | {"draft_placement": placement})

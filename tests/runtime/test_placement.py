@@ -108,6 +108,10 @@ def test_auto_goes_by_the_platform_and_its_devices(monkeypatch, platform, count,
     monkeypatch.setattr(jax, "devices", lambda: [Chip(n, platform) for n in range(count)])
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     placement = Config(**SSD, draft_placement="auto").place_draft()
+    assert (
+        Config(**SSD).place_draft() == Config(**SSD | {"mode": "auto"}).place_draft() == placement
+    )
+    assert Config(mode="auto", draft="ngram").place_draft().kind == "inline"
     assert placement.kind == kind
     assert str(placement).startswith(f"draft_placement = {kind} (auto: ")
     assert (placement.target is not None) == (kind == "submesh")

@@ -71,6 +71,7 @@ def checkpoints(tmp_path_factory):
 def ssd(checkpoint, **settings):
     target, draft = checkpoint
     defaults = {"context": 320, "compile_cache": "off", "exact": "bitwise", "k": "3"}
+    defaults["draft_placement"] = "inline"
     return LLM(str(target), mode="ssd", draft=str(draft), **defaults | settings)
 
 

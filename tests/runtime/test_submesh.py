@@ -44,6 +44,7 @@ def opened(root, family, *, heads=2, layers=2, noise=0.04, **settings):
     for path, own in zip(pair, (0.0, noise), strict=True):
         tiny.write_checkpoint(path, family, noise=own, **shape)
     defaults = {"context": 320, "exact": "bitwise", "compile_cache": "off", "k": "3", "budget": "8"}
+    defaults["draft_placement"] = "inline"
     return LLM(
         str(pair[0]), mode="ssd", draft=str(pair[1]), **defaults | {"dtype": "float32"} | settings
     )

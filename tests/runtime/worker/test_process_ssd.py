@@ -44,6 +44,7 @@ def made(tmp_path_factory):
 
 def opened(made, *, draft="draft", **settings):
     defaults = {"context": 320, "dtype": "float32", "exact": "bitwise", "k": "3", "budget": "8"}
+    defaults["draft_placement"] = "inline"
     llm = LLM(
         str(made / "target"),
         mode="ssd",
