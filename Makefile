@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
 
 test: $(VENV)/.test
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 slow: $(VENV)/.test
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slow

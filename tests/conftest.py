@@ -14,8 +14,14 @@ from tests import tiny
 
 @pytest.fixture(scope="session", autouse=True)
 def _compile_once(tmp_path_factory):
-    """Programs that several tests compile are compiled once a session, in no one's cache."""
-    compat.use_compile_cache(tmp_path_factory.mktemp("compiled"))
+    """Programs that several tests compile are compiled once a session, in no one's cache.
+
+    The workers of pytest-xdist share it: their temporary directories have one parent.
+    """
+    own = tmp_path_factory.getbasetemp()
+    compiled = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+    compiled.mkdir(exist_ok=True)
+    compat.use_compile_cache(compiled)
 
 
 @pytest.fixture(scope="session")
