@@ -83,7 +83,9 @@ DRAFTS = {
 }
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module", params=["bfloat16", pytest.param("float32", marks=pytest.mark.slow)]
+)
 def speculative_dtype(request):
     return request.param
 

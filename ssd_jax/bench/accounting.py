@@ -97,6 +97,7 @@ def measure(
     def opened(config: Config, until: ExitStack) -> PinnedModel:
         model = start(config, plan.params, ks=plan.ks if config.draft_model else ())
         until.callback(model.close)
+        model.wait_ready()  # one after the other: loading takes more memory than having loaded
         return model
 
     halves = []
@@ -106,8 +107,6 @@ def measure(
             with ExitStack() as half:
                 apart = opened(plan.ssd(target, draft), half)
                 ngram = opened(plan.ngram(target), half)
-                for model in (apart, ngram) if halves else (equal, apart, ngram):
-                    model.wait_ready()
                 halves.append(
                     run_paired(
                         _variants(plan, apart, ngram, equal),

@@ -70,15 +70,17 @@ SSD = {
         "fan_out": "confidence",
     },
     "C = 0, n-grams after a miss": {
-        "budget": "2",
+        "budget": "4",
         "saguaro_c": 0.0,
         "proposal_support": "full",
         "backup": "ngram",
         "fan_out": "measured",
+        "predict": "plain",
     },
     "C = 0.5, random tokens after a miss": {
         "budget": "4",
         "saguaro_c": 0.5,
+        "proposal_support": "full",
         "fan_out": "1,0,3/2,1,1",
         "backup": "random",
         "predict": "plain",
