@@ -9,7 +9,7 @@ comes to read late, what the device then waits for it at its end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Reversible
 from typing import NamedTuple
 
 FORWARDS = ("expand", "grow")
@@ -101,6 +101,11 @@ class TargetTimes:
         )
 
 
-def overlap(begin: float, end: float, others: Iterable[tuple[float, float]]) -> float:
-    """Seconds of one span that lie within others, which do not overlap each other."""
-    return sum(max(0.0, min(end, last) - max(begin, first)) for first, last in others)
+def overlap(begin: float, end: float, others: Reversible[tuple[float, float]]) -> float:
+    """Seconds of one span that lie within others, which come one after the other."""
+    seconds = 0.0
+    for first, last in reversed(others):
+        if last <= begin:
+            break  # so are all before it
+        seconds += max(0.0, min(end, last) - max(begin, first))
+    return seconds

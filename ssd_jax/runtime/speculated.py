@@ -212,14 +212,14 @@ class Speculated:
         ranks = [(k, rank) for k, count in enumerate(forks) for rank in range(count)]
         proposed = news.proposed[self._slot].tolist()
         arrays = (news.bonus, news.lengths, news.tokens, news.confidence)
-        bonus, lengths, tokens, confidence = (array[self._slot] for array in arrays)
+        bonus, lengths, tokens, confidence = (array[self._slot].tolist() for array in arrays)
         entries = [
             Entry(
                 row=row,
-                path=(*proposed[:k], int(bonus[row])),
+                path=(*proposed[:k], bonus[row]),
                 rank=rank,
-                tokens=tuple(tokens[row, : lengths[row]].tolist()),
-                confidence=tuple(confidence[row, : lengths[row]].tolist()),
+                tokens=tuple(tokens[row][: lengths[row]]),
+                confidence=tuple(confidence[row][: lengths[row]]),
             )
             for row, (k, rank) in enumerate(ranks)
             if bonus[row] >= 0

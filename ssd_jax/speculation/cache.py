@@ -108,5 +108,5 @@ class SpeculationCache:
 
     def _fits(self, entry: Entry) -> bool:
         """Whether branch and committed text agree as far as both go."""
-        both = zip((*entry.path, *entry.tokens), self._committed, strict=False)
-        return all(prepared == committed for prepared, committed in both)
+        prepared, committed = [*entry.path, *entry.tokens], self._committed
+        return prepared[: len(committed)] == committed[: len(prepared)]

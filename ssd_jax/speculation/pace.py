@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from statistics import fmean, median
 from typing import Literal
-
-import numpy as np
 
 Work = Literal["branches", "record"]
 """A draft forward of all branches, or of the records that are drafted just in time."""
@@ -67,7 +66,7 @@ class Returns:
 
     def usual(self, length: int) -> float:
         """Tokens of a round lately; before the first one those expected of `length` proposed."""
-        return float(np.mean(self._rounds)) if self._rounds else self.tokens(length)
+        return fmean(self._rounds) if self._rounds else self.tokens(length)
 
     def next_round(self, *, empty: bool) -> float:
         """Tokens that the next round is expected to gain by a hit, after one that verifies nothing
@@ -75,8 +74,8 @@ class Returns:
         hit, other = (self._after[kind] for kind in (True, False))
         if not hit or not other:
             return 0.0
-        gain = float(np.mean(hit)) - float(np.mean(other))
-        return max(gain, 0.0) * float(np.mean(self._looks[empty]))
+        gain = fmean(hit) - fmean(other)
+        return max(gain, 0.0) * fmean(self._looks[empty])
 
 
 class Pace:
@@ -114,7 +113,7 @@ class Pace:
 
     def steps(self) -> dict[int, float]:
         """Seconds of a forward of M branches, by M."""
-        return {branches: float(np.median(each)) for branches, each in self._steps.items()}
+        return {branches: median(each) for branches, each in self._steps.items()}
 
     def worth(self, work: Work, tokens: Sequence[Sequence[float]], usual: float) -> int:
         """How many forwards to wait for.
@@ -128,11 +127,10 @@ class Pace:
         most = max((len(row) - 1 for row in tokens), default=0)
         if not most or not self._rounds or not self._forwards[work]:
             return most
-        rate = usual / float(np.median(self._rounds))
-        forward = float(np.median(self._forwards[work]))
-        delay = float(np.median(self._delays)) if work == "record" and self._delays else 0.0
+        rate = usual / median(self._rounds)
+        forward = median(self._forwards[work])
+        delay = median(self._delays) if work == "record" and self._delays else 0.0
         seconds = [n * forward + delay * (n > 0) for n in range(most + 1)]
         gains = [sum(row[min(n, len(row) - 1)] for row in tokens) for n in range(most + 1)]
-        return int(
-            np.argmax([gain - rate * each for gain, each in zip(gains, seconds, strict=True)])
-        )
+        values = [gain - rate * each for gain, each in zip(gains, seconds, strict=True)]
+        return values.index(max(values))
