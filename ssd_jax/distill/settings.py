@@ -16,9 +16,9 @@ DTYPES = ("float32", "bfloat16")
 SECTIONS = ("target", "draft", "prompts", "generate", "train", "evaluate")
 
 
-def _place(default: Any) -> Any:
-    """A field that says where things are: another value does not change what is made."""
-    return dataclasses.field(default=default, metadata={"place": True})
+def _free(default: Any) -> Any:
+    """A field whose value does not change what is made, such as where things are."""
+    return dataclasses.field(default=default, metadata={"free": True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,13 @@ class TargetSettings:
 
     Attributes:
       source: see `Config.target`.
+      name: of the default directory of results; None is the configuration's. Configurations that
+        share it, and what they ask and generate, share the text.
       dtype: compute dtype of its forwards, "float32" or "bfloat16".
     """
 
-    source: str = _place("")
+    source: str = _free("")
+    name: str | None = _free(None)
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
@@ -88,7 +91,7 @@ class PromptSettings:
 
     train: tuple[Entry, ...] = ()
     held_out: tuple[Entry, ...] = ()
-    directory: str = _place(".")
+    directory: str = _free(".")
     longest: int = 512
     passage_tokens: int = 128
 
@@ -211,7 +214,7 @@ def recorded(section: str, settings: Any) -> dict[str, Any]:
     return {
         f"{section}.{field.name}": _plain(getattr(settings, field.name))
         for field in dataclasses.fields(settings)
-        if not field.metadata.get("place")
+        if not field.metadata.get("free")
     }
 
 

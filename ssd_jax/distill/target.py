@@ -18,8 +18,9 @@ class Target:
     """The target without its weights.
 
     Attributes:
-      sha256: of its architecture, its vocabulary and the files that its weights came from. What
-        `ssd-jax convert` wrote of a checkpoint has the checkpoint's own.
+      sha256: of its architecture, vocabulary, chat template (as far as one message shows it) and
+        the files that its weights came from. What `ssd-jax convert` wrote of a checkpoint has the
+        checkpoint's own.
     """
 
     checkpoint: Checkpoint
@@ -37,6 +38,8 @@ def open_target(source: str, *, progress: Progress | None = None) -> Target:
     tokenizer = checkpoint.load_tokenizer()
     tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
     files = origin(checkpoint.path)
-    identity = [to_hf(checkpoint.config), tokens, sorted(files.values())]
+    shown = [{"role": "user", "content": "?"}]
+    chat = tokenizer.apply_chat_template(shown) if tokenizer.has_chat_template else None
+    identity = [to_hf(checkpoint.config), tokens, chat, sorted(files.values())]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Target(checkpoint=checkpoint, tokenizer=tokenizer, sha256=digest)

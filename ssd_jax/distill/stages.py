@@ -1,0 +1,186 @@
+"""The stages of a distillation, in order, each with a directory and a manifest of its own.
+
+What was begun is gone on with, what is finished is not done again, and neither is mixed with
+results of other settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ssd_jax.distill import prompts as prompts_stage
+from ssd_jax.distill.atomic import clear_partial, only_one
+from ssd_jax.distill.generate import Bar, Job
+from ssd_jax.distill.generate import run as generate
+from ssd_jax.distill.manifest import Manifest, check_same, read_manifest, write_manifest
+from ssd_jax.distill.prompts import SPLITS, PromptFiles, read_prompts, write_prompts
+from ssd_jax.distill.settings import DistillSettings, recorded
+from ssd_jax.distill.target import Target, open_target
+from ssd_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """What every stage needs.
+
+    Attributes:
+      work: directory of all stages.
+      bar: opens a progress bar.
+      say: shows a line.
+    """
+
+    settings: DistillSettings
+    target: Target
+    work: Path
+    bar: Bar
+    say: Callable[[str], None]
+
+    def directory(self, stage: str) -> Path:
+        """Where a stage keeps its files: the text is shared by drafts, what follows is a draft's."""
+        own = self.work if stage in ("prompts", "generate") else self.work / self.settings.name
+        return own / stage
+
+    def finished(self, stage: str, asker: str) -> Manifest:
+        """The manifest of an earlier stage.
+
+        Raises:
+          InputError: it is not finished.
+        """
+        manifest = read_manifest(self.directory(stage))
+        if manifest is None or not manifest.finished:
+            raise InputError(
+                f"stage {asker} needs stage {stage}, which is not finished in {self.work}; run it "
+                f"first, with --stage={stage} or without --stage"
+            )
+        return manifest
+
+
+class _Stage(NamedTuple):
+    """`plan` says what a manifest would say now; `make` makes what is missing."""
+
+    plan: Callable[[Distillation], Manifest]
+    make: Callable[[Distillation, Manifest], None]
+
+
+def run(
+    settings: DistillSettings,
+    work: Path,
+    *,
+    stage: str | None = None,
+    bar: Bar,
+    say: Callable[[str], None],
+) -> None:
+    """Runs one stage or, without one, all of them.
+
+    Args:
+      settings: what to make.
+      work: where; created if need be.
+      stage: one of `STAGES`.
+      bar: opens a progress bar: (label, *, unit).
+      say: shows a line of what was done.
+
+    Raises:
+      InputError: bad input, other settings than the ones a stage was begun with, or an earlier
+        stage that is not finished; before anything that takes long.
+    """
+    chosen = [stage] if stage is not None else [*STAGES]
+    with bar("downloading", unit="bytes") as progress:
+        target = open_target(settings.target.source, progress=progress)
+    work.mkdir(parents=True, exist_ok=True)
+    whole = Distillation(settings=settings, target=target, work=work, bar=bar, say=say)
+    with only_one(work):
+        for name in chosen:
+            _check_settings(whole, name)
+        for name in chosen:
+            directory = whole.directory(name)
+            planned = STAGES[name].plan(whole)
+            begun = read_manifest(directory)
+            if begun is None:
+                directory.mkdir(parents=True, exist_ok=True)
+                write_manifest(directory, planned)
+            else:
+                check_same(directory, begun, planned)
+            STAGES[name].make(whole, begun or planned)
+
+
+def _check_settings(whole: Distillation, name: str) -> None:
+    """Refuses other settings of any chosen stage before the first one runs."""
+    begun = read_manifest(whole.directory(name))
+    if begun is not None:
+        inputs = begun.inputs | {"target": whole.target.sha256}
+        now = Manifest(stage=name, settings=_settings_of(whole.settings, name), inputs=inputs)
+        check_same(whole.directory(name), begun, now)
+
+
+def _settings_of(settings: DistillSettings, stage: str) -> dict:
+    if stage == "prompts":
+        return recorded("prompts", settings.prompts)
+    return recorded("target", settings.target) | recorded("generate", settings.generate)
+
+
+def _plan_prompts(whole: Distillation) -> Manifest:
+    files = PromptFiles(whole.settings.prompts, whole.settings.directory)
+    inputs = {"target": whole.target.sha256, **files.digests()}
+    settings = _settings_of(whole.settings, "prompts")
+    return Manifest(stage="prompts", settings=settings, inputs=inputs)
+
+
+def _make_prompts(whole: Distillation, manifest: Manifest) -> None:
+    directory = whole.directory("prompts")
+    if manifest.finished and _all_there(directory, manifest):
+        whole.say(f"prompts, made before:\n{prompts_stage.report(manifest.data['counts'])}")
+        return
+    clear_partial(directory)
+    files = PromptFiles(whole.settings.prompts, whole.settings.directory)
+    prompts, counts = files.prepare(whole.target.tokenizer)
+    data = {"counts": counts, "sha256": write_prompts(directory, prompts)}
+    write_manifest(directory, dataclasses.replace(manifest, finished=True, data=data))
+    whole.say(f"prompts:\n{prompts_stage.report(counts)}")
+
+
+def _all_there(directory: Path, manifest: Manifest) -> bool:
+    try:
+        for split in SPLITS:
+            read_prompts(directory, split, manifest.data["sha256"][split])
+    except InputError:
+        return False
+    return True
+
+
+def _plan_generate(whole: Distillation) -> Manifest:
+    made = whole.finished("prompts", "generate")
+    if made.inputs["target"] != whole.target.sha256:
+        planned = dataclasses.replace(made, inputs=made.inputs | {"target": whole.target.sha256})
+        check_same(whole.directory("prompts"), made, planned)
+    return Manifest(
+        stage="generate",
+        settings=_settings_of(whole.settings, "generate"),
+        inputs={"target": whole.target.sha256, "prompts": made.data["sha256"]["train"]},
+    )
+
+
+def _make_generate(whole: Distillation, manifest: Manifest) -> None:
+    directory = whole.directory("generate")
+    job = Job(
+        target=whole.settings.target,
+        settings=whole.settings.generate,
+        prompts=read_prompts(whole.directory("prompts"), "train", manifest.inputs["prompts"]),
+        vocabulary=whole.target.tokenizer.size,
+        limit=whole.target.checkpoint.config.max_context,
+        directory=directory,
+        bar=whole.bar,
+    )
+    data = generate(job, manifest).data
+    whole.say(
+        f"generate: {data['completions']} completions, {data['generated']} tokens to learn of "
+        f"{data['tokens']}, in {data['planned']} shards of {directory}"
+    )
+
+
+STAGES = {
+    "prompts": _Stage(_plan_prompts, _make_prompts),
+    "generate": _Stage(_plan_generate, _make_generate),
+}
