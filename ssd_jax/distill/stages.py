@@ -39,7 +39,7 @@ class Distillation:
     say: Callable[[str], None]
 
     def directory(self, stage: str) -> Path:
-        """Where a stage keeps its files: the text is shared by drafts, what follows is a draft's."""
+        """Where a stage keeps its files; drafts share the text, what follows is a draft's own."""
         own = self.work if stage in ("prompts", "generate") else self.work / self.settings.name
         return own / stage
 

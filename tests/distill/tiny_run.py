@@ -1,5 +1,6 @@
 """A distillation that is small enough for tests: files, configuration, settings."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -16,9 +17,8 @@ def write_lines(path: Path, *lines: dict) -> Path:
 
 def write_data(directory: Path) -> Path:
     """Six questions and a text to train with, two questions held out; no two share a span."""
-    questions = [
-        f"{i}{a}{i}{b}{i}?" for i, (a, b) in enumerate(zip(WORDS, WORDS[1:], strict=False))
-    ]
+    pairs = enumerate(itertools.pairwise(WORDS))
+    questions = [f"{i}{one}{i}{two}{i}?" for i, (one, two) in pairs]
     write_lines(
         directory / "train.jsonl", *({"id": i, "question": q} for i, q in enumerate(questions))
     )
@@ -48,7 +48,7 @@ def write_config(directory: Path, target: object = "target", **changes: str) -> 
             "completions": "12",
             "max_tokens": "12",
             "slots": "4",
-            "shard_tokens": "256",
+            "shard_tokens": "140",
             "top_n": "8",
         },
     }
