@@ -1,0 +1,1 @@
+"""Making drafts: prompts, the target's own text, training, evaluation."""
