@@ -33,6 +33,8 @@ class ModelConfig:
     """Architecture of one decoder; field names follow Hugging Face where they exist there.
 
     `vocab_size` counts embedding rows, which may exceed the tokenizer's tokens (padding).
+    `output_size` counts the rows of the output head where those are fewer (a draft with a reduced
+    output vocabulary, whose rows belong to ids that its checkpoint lists); None is all of them.
     """
 
     family: Literal["llama", "qwen2", "qwen3"]
@@ -50,6 +52,12 @@ class ModelConfig:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    output_size: int | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the output head: logits that a position gets."""
+        return self.vocab_size if self.output_size is None else self.output_size
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
