@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     from ssd_jax import compat
     from ssd_jax.distill.settings import read_settings
-    from ssd_jax.distill.stages import STAGES, run
+    from ssd_jax.distill.stages import STAGES, Stopped, run
     from ssd_jax.weights.cache_dir import cache_dir, compile_cache
 
     values = flags.FlagValues()
@@ -60,6 +60,9 @@ def run(arguments: Sequence[str]) -> int:
         compat.use_compile_cache(compile_cache(given["compile_cache"]))
     try:
         run(wanted, work, stage=given["stage"], bar=progress_bar, say=_say)
+    except Stopped as stopped:
+        _say(f"stopped ({stopped}); the same command goes on with what is in {work}")
+        return 0
     except KeyboardInterrupt:
         _say(f"stopped; the same command goes on with what is in {work}")
         raise

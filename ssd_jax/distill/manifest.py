@@ -84,7 +84,11 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
         )
 
 
-_INPUTS = {"target": "the target", "prompts": "the output of stage prompts"}
+_INPUTS = {
+    "target": "the target",
+    "prompts": "the output of stage prompts",
+    "generate": "the output of stage generate",
+}
 
 
 def _shown(value: Any) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 
 from ssd_jax.config import check_names, read_toml
 from ssd_jax.distill.ranges import parse_ranges
+from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams, check_types
 
 DTYPES = ("float32", "bfloat16")
-SECTIONS = ("target", "draft", "prompts", "generate", "train", "evaluate")
 
 
 def _free(default: Any) -> Any:
@@ -156,7 +156,7 @@ class DistillSettings:
     Attributes:
       name: of the file, without its ending.
       directory: where the prompt files are.
-      draft, train, evaluate: the sections of these names, as read.
+      draft, train: None where there is no such section; nothing is trained then.
     """
 
     name: str
@@ -164,9 +164,17 @@ class DistillSettings:
     target: TargetSettings
     prompts: PromptSettings
     generate: GenerateSettings
-    draft: Mapping[str, Any]
-    train: Mapping[str, Any]
-    evaluate: Mapping[str, Any]
+    draft: DraftSettings | None = None
+    train: TrainSettings | None = None
+
+
+_KINDS = {
+    "target": TargetSettings,
+    "prompts": PromptSettings,
+    "generate": GenerateSettings,
+    "draft": DraftSettings,
+    "train": TrainSettings,
+}
 
 
 def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
@@ -179,21 +187,21 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     Raises:
       InputError: an unreadable file, or a bad section, key or value, with the section's name.
     """
-    tables = read_toml(path, set(SECTIONS))
-    for name in SECTIONS:
-        if not isinstance(tables.setdefault(name, {}), dict):
+    tables = read_toml(path, set(_KINDS))
+    for name, table in tables.items():
+        if not isinstance(table, dict):
             raise InputError(f"config {path}: {name} must be a section, [{name}]")
-    prompts = read_section(PromptSettings, tables["prompts"], f"config {path}: [prompts]")
-    return DistillSettings(
-        name=path.stem,
-        directory=path.parent / prompts.directory if data is None else data,
-        target=read_section(TargetSettings, tables["target"], f"config {path}: [target]"),
-        prompts=prompts,
-        generate=read_section(GenerateSettings, tables["generate"], f"config {path}: [generate]"),
-        draft=tables["draft"],
-        train=tables["train"],
-        evaluate=tables["evaluate"],
-    )
+    wanted = [name for name in _KINDS if name in tables or name not in ("draft", "train")]
+    sections = {
+        name: read_section(_KINDS[name], tables.get(name, {}), f"config {path}: [{name}]")
+        for name in wanted
+    }
+    if len({"draft", "train"} & {*sections}) == 1:
+        raise InputError(f"config {path}: [draft] and [train] go together; give both or neither")
+    directory = path.parent / sections["prompts"].directory if data is None else data
+    settings = DistillSettings(name=path.stem, directory=directory, **sections)
+    _check_scores(settings, f"config {path}: ")
+    return settings
 
 
 def read_section(kind: type, table: Mapping[str, Any], where: str) -> Any:
@@ -202,7 +210,11 @@ def read_section(kind: type, table: Mapping[str, Any], where: str) -> Any:
     Raises:
       InputError: an unknown key (with the nearest known one), or a bad value.
     """
-    check_names(table, {field.name for field in dataclasses.fields(kind)}, f"{where} ")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    check_names(table, {*fields}, f"{where} ")
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and name not in table:
+            raise InputError(f"{where} {name} is missing")
     try:
         return kind(**table)
     except InputError as error:
@@ -216,6 +228,18 @@ def recorded(section: str, settings: Any) -> dict[str, Any]:
         for field in dataclasses.fields(settings)
         if not field.metadata.get("free")
     }
+
+
+def _check_scores(settings: DistillSettings, where: str) -> None:
+    """Refuses to generate without what the losses will need."""
+    train = settings.train
+    if train is None or settings.generate.top_n or train.probabilities == "live":
+        return
+    if train.kl or train.acceptance:
+        raise InputError(
+            f"{where}[generate] top_n = 0 keeps no probabilities, which kl and acceptance of "
+            '[train] need; raise it, set probabilities = "live", or train on cross_entropy alone'
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,8 @@ results of other settings.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,9 @@ from ssd_jax.distill.generate import run as generate
 from ssd_jax.distill.manifest import Manifest, check_same, read_manifest, write_manifest
 from ssd_jax.distill.prompts import SPLITS, PromptFiles, read_prompts, write_prompts
 from ssd_jax.distill.settings import DistillSettings, recorded
+from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.target import Target, open_target
+from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
 
 
@@ -58,6 +62,10 @@ class Distillation:
         return manifest
 
 
+class Stopped(Exception):  # noqa: N818 (no error)
+    """A stage ended early, as it was asked to; its text says why."""
+
+
 class _Stage(NamedTuple):
     """`plan` says what a manifest would say now; `make` makes what is missing."""
 
@@ -83,10 +91,11 @@ def run(
       say: shows a line of what was done.
 
     Raises:
+      Stopped: a stage ended early, at a place from which it goes on.
       InputError: bad input, other settings than the ones a stage was begun with, or an earlier
         stage that is not finished; before anything that takes long.
     """
-    chosen = [stage] if stage is not None else [*STAGES]
+    chosen = [stage] if stage is not None else _stages_of(settings)
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
     work.mkdir(parents=True, exist_ok=True)
@@ -106,8 +115,15 @@ def run(
             STAGES[name].make(whole, begun or planned)
 
 
+def _stages_of(settings: DistillSettings) -> list[str]:
+    return [name for name in STAGES if name != "train" or settings.train is not None]
+
+
 def _check_settings(whole: Distillation, name: str) -> None:
-    """Refuses other settings of any chosen stage before the first one runs."""
+    """Refuses other settings of any chosen stage, and an impossible draft, before the first one
+    runs."""
+    if name == "train":
+        _train_sections(whole.settings)[1].config(whole.target.checkpoint.config)
     begun = read_manifest(whole.directory(name))
     if begun is not None:
         inputs = begun.inputs | {"target": whole.target.sha256}
@@ -118,6 +134,11 @@ def _check_settings(whole: Distillation, name: str) -> None:
 def _settings_of(settings: DistillSettings, stage: str) -> dict:
     if stage == "prompts":
         return recorded("prompts", settings.prompts)
+    if stage == "train":
+        train, draft = _train_sections(settings)
+        made_with = recorded("train", train) | recorded("draft", draft)
+        of_run = {f"train.{name}" for name in RESUMABLE} | {"draft.store"}
+        return {key: value for key, value in made_with.items() if key not in of_run}
     return recorded("target", settings.target) | recorded("generate", settings.generate)
 
 
@@ -180,7 +201,62 @@ def _make_generate(whole: Distillation, manifest: Manifest) -> None:
     )
 
 
+def _train_sections(settings: DistillSettings) -> tuple[TrainSettings, DraftSettings]:
+    if settings.train is None or settings.draft is None:
+        raise InputError(
+            f"config {settings.name} has no [draft] and [train]; stage train needs them"
+        )
+    return settings.train, settings.draft
+
+
+def _plan_train(whole: Distillation) -> Manifest:
+    made = whole.finished("generate", "train")
+    files = [
+        [shard["sha256"], shard["scores"] and shard["scores"]["sha256"]]
+        for shard in made.data["shards"]
+    ]
+    return Manifest(
+        stage="train",
+        settings=_settings_of(whole.settings, "train"),
+        inputs={
+            "target": whole.target.sha256,
+            "generate": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+        },
+    )
+
+
+def _make_train(whole: Distillation, manifest: Manifest) -> None:
+    train, draft = _train_sections(whole.settings)
+    directory = whole.directory("train")
+    if manifest.finished and manifest.data["store"] == draft.store:
+        whole.say(f"train, made before: {manifest.data['draft']}")
+        return
+    from ssd_jax.distill.training.loop import run as train_draft
+    from ssd_jax.distill.training.progress import training_bar
+
+    with training_bar() as progress:
+        result = train_draft(
+            train,
+            draft,
+            target=whole.target,
+            samples=read_shards(whole.directory("generate"), target=whole.target.sha256),
+            work=directory,
+            progress=progress,
+        )
+    data = {
+        "step": result.step,
+        "store": draft.store,
+        "held_out": result.held_out,
+        "draft": str(result.draft),
+    }
+    write_manifest(directory, dataclasses.replace(manifest, finished=result.finished, data=data))
+    whole.say(f"train: step {result.step} of {train.steps}; the draft is {result.draft}")
+    if not result.finished:
+        raise Stopped(result.stopped)
+
+
 STAGES = {
     "prompts": _Stage(_plan_prompts, _make_prompts),
     "generate": _Stage(_plan_generate, _make_generate),
+    "train": _Stage(_plan_train, _make_train),
 }

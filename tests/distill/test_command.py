@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,3 +184,81 @@ def test_two_runs_do_not_share_a_directory(place, finished, capsys):
 def test_bad_flags_are_explained(arguments, message, capsys):
     assert main(["distill", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+TRAINED = {"draft_layers": "[0]", "train_steps": "4"}
+
+
+@pytest.fixture
+def train(place, finished, tiny_checkpoint, monkeypatch):
+    """Runs the command with sections for training; what trains is a stand-in."""
+    from ssd_jax.distill.training import loop
+
+    calls = []
+
+    def run(settings, draft, *, samples, work, target, progress):
+        del progress
+        calls.append((settings, draft, len(list(samples)), target.sha256))
+        done = settings.steps if len(calls) > 1 else 1
+        stopped = "" if done == settings.steps else "max_seconds = 1 are over"
+        return loop.Result(
+            step=done, finished=not stopped, stopped=stopped, held_out={}, draft=work / "draft"
+        )
+
+    monkeypatch.setattr(loop, "run", run)
+    shutil.rmtree(finished / "config", ignore_errors=True)
+
+    def command(*arguments, **changes):
+        other = place / "trained"
+        other.mkdir(exist_ok=True)
+        settings = TRAINED | changes
+        tiny_run.write_config(other, tiny_checkpoint, prompts_directory='".."', **settings)
+        config = f"--config={other / 'config.toml'}"
+        return main(["distill", config, f"--out={finished}", "--compile_cache=off", *arguments])
+
+    return command, calls
+
+
+def test_training_that_stops_early_goes_on_until_it_is_finished(train, finished, capsys):
+    command, calls = train
+    assert command() == 0
+    said = capsys.readouterr().err
+    assert "train: step 1 of 4" in said
+    assert "stopped (max_seconds = 1 are over); the same command goes on" in said
+    assert command(train_max_seconds="9.0") == 0  # how long a run may take is no matter
+    assert "train: step 4 of 4" in capsys.readouterr().err
+    assert command() == 0
+    assert "train, made before" in capsys.readouterr().err
+    assert len(calls) == 2
+    settings, draft, samples, target = calls[0]
+    assert (settings.steps, draft.layers, samples) == (4, (0,), 12)
+    assert (
+        target == json.loads((finished / "generate/manifest.json").read_text())["inputs"]["target"]
+    )
+    assert command(draft_store='"int8"') == 0  # the same weights, written otherwise
+    assert len(calls) == 3
+
+
+def test_a_draft_in_training_cannot_be_changed(train, capsys):
+    command, calls = train
+    command()
+    for stage in ((), ("--stage=train",)):
+        assert command(*stage, train_steps="5", draft_layers="[1]") == 2
+        said = capsys.readouterr().err
+        assert "draft.layers is [1], was [0]" in said
+        assert "train.steps is 5, was 4" in said
+    assert len(calls) == 1
+
+
+def test_an_impossible_draft_is_refused_before_anything_is_made(train, place, capsys):
+    command, calls = train
+    out = place / "impossible"
+    assert command(f"--out={out}", draft_layers="[0, 2]") == 2
+    assert "layers: 2 is out of range, the target has layers 0 to 1" in capsys.readouterr().err
+    assert not [path for path in out.rglob("*") if path.name != ".lock"]
+    assert calls == []
+
+
+def test_training_needs_its_sections(place, finished, capsys):
+    assert distill(place, "finished", "--stage=train") == 2
+    assert "has no [draft] and [train]" in capsys.readouterr().err

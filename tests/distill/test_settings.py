@@ -63,6 +63,12 @@ def test_a_bad_range_is_refused(text):
         ({"prompts_passage_tokens": "99"}, "passage_tokens = 99 is more than longest = 48"),
         ({"target_source": '""'}, "[target] source is missing"),
         ({"target_dtype": '"int8"'}, "[target] dtype = 'int8' is unknown"),
+        ({"draft_layers": "[0]"}, "[draft] and [train] go together"),
+        ({"draft_layers": "[0]", "train_batch": "2"}, "[train] steps is missing"),
+        (
+            {"draft_layers": "[0]", "train_steps": "2", "generate_top_n": "0"},
+            "[generate] top_n = 0 keeps no probabilities",
+        ),
     ],
 )
 def test_a_bad_value_is_named_with_its_section(tmp_path, change, message):
