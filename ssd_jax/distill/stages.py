@@ -67,7 +67,10 @@ class Stopped(Exception):  # noqa: N818 (no error)
 
 
 class _Stage(NamedTuple):
-    """`plan` says what a manifest would say now; `make` makes what is missing."""
+    """`plan` says what a manifest would say now; `make` makes what is missing.
+
+    There is no manifest before there is something to go on with: bad input binds nobody.
+    """
 
     plan: Callable[[Distillation], Manifest]
     make: Callable[[Distillation, Manifest], None]
@@ -107,11 +110,9 @@ def run(
             directory = whole.directory(name)
             planned = STAGES[name].plan(whole)
             begun = read_manifest(directory)
-            if begun is None:
-                directory.mkdir(parents=True, exist_ok=True)
-                write_manifest(directory, planned)
-            else:
+            if begun is not None:
                 check_same(directory, begun, planned)
+            directory.mkdir(parents=True, exist_ok=True)
             STAGES[name].make(whole, begun or planned)
 
 

@@ -159,6 +159,17 @@ def test_a_file_that_changed_is_refused(place, finished, tmp_path, tiny_checkpoi
     assert re.search(r"held_out.jsonl has sha256 \w+, was \w+", capsys.readouterr().err)
 
 
+def test_input_that_was_refused_can_be_mended(place, tmp_path, tiny_checkpoint, capsys):
+    tiny_run.write_data(tmp_path)
+    config = tiny_run.write_config(tmp_path, tiny_checkpoint)
+    arguments = [f"--config={config}", f"--out={tmp_path / 'out'}", "--compile_cache=off"]
+    (tmp_path / "train.jsonl").write_text("{")
+    assert main(["distill", *arguments, "--stage=prompts"]) == 2
+    assert f"{tmp_path / 'train.jsonl'}:1: not JSON" in capsys.readouterr().err
+    tiny_run.write_data(tmp_path)
+    assert main(["distill", *arguments, "--stage=prompts"]) == 0
+
+
 def test_a_stage_needs_the_one_before(place, capsys):
     assert distill(place, "new", "--stage=generate") == 2
     assert "needs stage prompts, which is not finished" in capsys.readouterr().err
