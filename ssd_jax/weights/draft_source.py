@@ -144,24 +144,25 @@ class DraftTensors:
         if name in self._tied:
             if self._ids is None or name != HEAD:
                 return self._target.read(self._tied[name], part)
-            return self._rows(self._tied[name], self._ids[part[0]], part[1:])
+            return _rows(self._target, self._tied[name], self._ids[part[0]], part[1:])
         array = self._own.get_slice(name)[part]
         if name in self._int8:
             return array * self._own.get_slice(name + SCALE)[part[:1]][:, None]
         return array
 
-    def _rows(self, name: str, ids: np.ndarray, columns: Index) -> np.ndarray:
-        """Rows of one of the target's matrices; ids ascend."""
-        shape = self._target.shape(name)
-        step = max(1, _BLOCK // max(1, shape[1]))
-        picked = [self._target.read(name, (slice(0, 0), *columns))]
-        for first in range(0, shape[0], step):
-            here = ids[(ids >= first) & (ids < first + step)]
-            if len(here):
-                low, high = int(here[0]), int(here[-1]) + 1
-                block = self._target.read(name, (slice(low, high), *columns))
-                picked.append(block[here - low])
-        return np.concatenate(picked)
+
+def _rows(target: TensorSource, name: str, ids: np.ndarray, columns: Index) -> np.ndarray:
+    """Rows `ids`, ascending, of one of the target's matrices; reads a block of it at a time."""
+    shape = target.shape(name)
+    step = max(1, _BLOCK // max(1, shape[1]))
+    picked = [target.read(name, (slice(0, 0), *columns))]
+    for first in range(0, shape[0], step):
+        here = ids[(ids >= first) & (ids < first + step)]
+        if len(here):
+            low, high = int(here[0]), int(here[-1]) + 1
+            block = target.read(name, (slice(low, high), *columns))
+            picked.append(block[here - low])
+    return np.concatenate(picked)
 
 
 def _about(said: Any, where: str) -> _About:
