@@ -81,7 +81,8 @@ def _logits(model, weights, tokens):
 
 
 def write_sharp_target(path: Path, family: str = "llama", sharpness: float = 4.0) -> Path:
-    """A tiny checkpoint that is surer of its next token than random weights are."""
+    """A tiny checkpoint that is surer of its next token than random weights are, and less swayed
+    by the tokens before the last, so that little text tells much about it."""
     from safetensors.numpy import load_file, save_file
 
     tiny.write_checkpoint(path, family)
@@ -89,5 +90,14 @@ def write_sharp_target(path: Path, family: str = "llama", sharpness: float = 4.0
     tensors = load_file(file)
     norm = tensors["model.norm.weight"]
     tensors["model.norm.weight"] = (norm * sharpness).astype(norm.dtype)
+    for name in tensors:
+        if name.endswith("o_proj.weight"):
+            tensors[name] = (tensors[name] * 0.1).astype(norm.dtype)
     save_file(tensors, file)
     return path
+
+
+def parameters_of(target: Opened) -> dict[str, np.ndarray]:
+    """The target's tensors by name, float32."""
+    tensors = target.checkpoint.tensors
+    return {name: tensors.read(name).astype(np.float32) for name in tensors.names()}

@@ -1,5 +1,6 @@
 """Losses and their gradients against NumPy in float64, written the plain way."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from ssd_jax.distill.training.losses import Known, Weights, from_all, from_top
 from tests.speculation.edits import Edit, edited
 
 POSITIONS, COLUMNS, TOP = 7, 12, 4
+TOP_PROGRAM, ALL_PROGRAM = jax.jit(from_top), jax.jit(from_all)
 MIXES = [Weights(1, 0, 0), Weights(0, 1, 0), Weights(0, 0, 1), Weights(0.3, 1.2, 0.5)]
 
 
@@ -27,20 +29,21 @@ class Case:
         self.columns = np.minimum(order[:, :TOP], COLUMNS).astype(np.int32)
         p = softmax(rng.normal(0, 2, (POSITIONS, COLUMNS + 2)))
         self.probs = np.take_along_axis(p, order[:, :TOP], axis=1)
-        self.whole = p[:, :COLUMNS]
+        self.whole, self.largest = p[:, :COLUMNS], p.max(axis=1).astype(np.float32)
         self.following = np.minimum(order[:, 1], COLUMNS).astype(np.int32)
+        self.following[0] = COLUMNS
         self.counted = np.arange(POSITIONS) != 2
 
     def args(self):
         return self.following, self.counted
 
-    def top(self, weights, function=from_top):
+    def top(self, weights, function=TOP_PROGRAM):
         logits, probs = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.probs))
         return function(logits, Known(jnp.asarray(self.columns), probs), *self.args(), weights)
 
     def all(self, weights):
         logits, p = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.whole))
-        return from_all(logits, p, *self.args(), weights)
+        return ALL_PROGRAM(logits, p, jnp.asarray(self.largest), *self.args(), weights)
 
 
 def plain_top(case, logits):
@@ -59,7 +62,9 @@ def plain_top(case, logits):
 
 def plain_all(case, logits):
     q = softmax(logits)
-    entropy = [-np.log(row[f]) if f < COLUMNS else 0.0 for row, f in zip(q, case.following, strict=True)]
+    entropy = [
+        -np.log(row[f]) if f < COLUMNS else 0.0 for row, f in zip(q, case.following, strict=True)
+    ]
     kl = (case.whole * np.log(case.whole / q)).sum(axis=1)
     return np.stack([entropy, kl, np.minimum(case.whole, q).sum(axis=1)], axis=1)
 
@@ -133,7 +138,11 @@ def test_a_position_of_which_nothing_is_known_costs_nothing_but_cross_entropy():
 @pytest.mark.parametrize(
     ("function", "old", "new"),
     [
-        ("from_top", "rest = jnp.maximum(1.0 - jnp.sum(known.probs, axis=1), 0.0)", "rest = 0 * p[:, 0]"),
+        (
+            "from_top",
+            "rest = jnp.maximum(1.0 - jnp.sum(known.probs, axis=1), 0.0)",
+            "rest = 0 * p[:, 0]",
+        ),
         ("from_top", "less = q < p", "less = q > p"),
         ("from_top", "outside = common - weights.kl * rest / q_rest", "outside = common"),
         ("from_top", "inside = known.columns < size", "inside = known.columns <= size"),
@@ -144,7 +153,9 @@ def test_a_position_of_which_nothing_is_known_costs_nothing_but_cross_entropy():
 def test_wrong_losses_are_noticed(function, old, new):
     case, weights = Case(), MIXES[-1]
     with edited([Edit(losses, function, old, new)]):
-        sums, gradient = case.top(weights, losses.from_top)
+        sums, gradient = case.top(
+            weights, jax.jit(lambda *args: losses.from_top(*args))
+        )  # not traced before
     total = plain_loss(plain_top(case, case.logits), weights)[case.counted].sum()
     same = float(sums.loss) == pytest.approx(total, rel=1e-4)
     assert not (same and np.allclose(gradient, slopes(case, plain_top, weights), atol=1e-4))
