@@ -60,8 +60,14 @@ class ModelConfig:
         return self.vocab_size if self.output_size is None else self.output_size
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
-        """Reads a Hugging Face configuration (its decoded JSON).
+    def from_hf(
+        cls,
+        config: Mapping[str, Any],
+        *,
+        where: str = "config.json",
+        output_size: int | None = None,
+    ) -> ModelConfig:
+        """Reads a Hugging Face configuration (its decoded JSON), which has no `output_size`.
 
         Raises:
           InputError: unknown architecture, missing key, or a feature this decoder lacks.
@@ -72,7 +78,8 @@ class ModelConfig:
                 f"{where}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}"
             )
         try:
-            return cls._from_known_family(family, config, where)
+            found = cls._from_known_family(family, config, where)
+            return dataclasses.replace(found, output_size=output_size)
         except KeyError as error:
             raise InputError(f"{where}: required key {error} is missing") from None
         except (TypeError, ValueError) as error:

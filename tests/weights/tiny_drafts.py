@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -31,13 +32,15 @@ def open_target(path: Path | str) -> Target:
 
 
 def parts(target: Target, ids: np.ndarray | None) -> tuple[ModelConfig, dict[str, str]]:
-    """Configuration and ties of a one-layer draft of a target whose embedding is its head."""
-    family = target.checkpoint.config.family
-    hf = tiny.config(family, num_hidden_layers=1, tie_word_embeddings=False)
-    base = ModelConfig.from_hf(hf)
-    tied = {EMBEDDING: EMBEDDING, HEAD: EMBEDDING}
-    count = None if ids is None else len(ids)
-    return ModelConfig(**(vars(base) | {"output_size": count})), tied
+    """Configuration and ties of a draft of the first layer of a tiny target."""
+    theirs = target.checkpoint.config
+    config = dataclasses.replace(
+        theirs,
+        num_layers=1,
+        tie_embeddings=False,
+        output_size=None if ids is None else len(ids),
+    )
+    return config, {EMBEDDING: EMBEDDING, HEAD: EMBEDDING if theirs.tie_embeddings else HEAD}
 
 
 def write(

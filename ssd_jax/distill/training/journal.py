@@ -25,6 +25,10 @@ class Journal:
         partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
         partial.replace(path)
 
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        return read_journal(self._path)
+
     def write(self, **entry: Any) -> None:
         """Adds a line."""
         with self._path.open("a", encoding="utf-8") as file:

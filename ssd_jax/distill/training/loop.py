@@ -104,8 +104,12 @@ def run(
         made_with=_made_with(settings, draft, packed, identity),
         keep=settings.keep,
     )
-    live = load_live(target.checkpoint) if settings.probabilities == "live" else (Teacher(), [])
-    trainer = Trainer(made, live[0], settings, mesh)
+    teacher, theirs = Teacher(), []
+    if settings.probabilities == "live":
+        teacher, theirs = load_live(
+            target.checkpoint, tokens=tokenizer.size, compute=settings.compute
+        )
+    trainer = Trainer(made, teacher, settings, mesh)
     trained, frozen = first_arrays(made, draft, target.checkpoint, seed=settings.seed)
     state, first = trainer.first_state(trained), 0
     restored = checkpoints.restore(state)
@@ -113,7 +117,7 @@ def run(
         state, first = trainer.everywhere(restored.state), restored.step
     session = _Session(
         trainer,
-        trainer.fixed(frozen, live[1]),
+        trainer.fixed(frozen, theirs),
         packed,
         looked,
         checkpoints,
@@ -127,7 +131,7 @@ def run(
     entries = read_journal(work / METRICS)
     if plot.can_draw():
         plot.draw(work / PICTURE, entries)
-    looks = [entry["held_out"] for entry in entries if "held_out" in entry]
+    looks = _looks(entries)
     return Result(
         step=step,
         finished=step == settings.steps,
@@ -154,7 +158,8 @@ class _Session:
         self._step, self._look = self.trainer.programs()
         self._rate = schedule(self._settings)
         self._loss, self._acceptance = _RunningMean(), _RunningMean()
-        self._held_out: float | None = None
+        looks = _looks(self.journal.entries())
+        self._held_out: float | None = looks[-1]["acceptance"] if looks else None
         self._tokens, self._since, self._began = 0, 0.0, 0
 
     def train(self, state: State, first: int, stop: Stop) -> tuple[State, int]:
@@ -240,6 +245,10 @@ class _Session:
         found = means(total)
         self._held_out = found["acceptance"]
         self.journal.write(step=step, held_out=found)
+
+
+def _looks(entries: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
+    return [entry["held_out"] for entry in entries if "held_out" in entry]
 
 
 class _RunningMean:

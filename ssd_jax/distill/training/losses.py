@@ -112,12 +112,18 @@ def from_top(
 
 
 def from_all(
-    logits: jax.Array, p: jax.Array, following: jax.Array, counted: jax.Array, weights: Weights
+    logits: jax.Array,
+    p: jax.Array,
+    largest: jax.Array,
+    following: jax.Array,
+    counted: jax.Array,
+    weights: Weights,
 ) -> tuple[Sums, jax.Array]:
     """Losses against the target's whole distribution; see `from_top`.
 
     Args:
       p: [n, V] float32, of the draft's columns; sums to less than 1 if there are others.
+      largest: [n] float32, the largest p of any id.
     """
     normaliser = jax.nn.logsumexp(logits, axis=1)
     log_q = logits - normaliser[:, None]
@@ -130,7 +136,7 @@ def from_all(
         cross_entropy,
         jnp.sum(_p_log(p, log_q), axis=1),
         jnp.sum(jnp.minimum(p, q), axis=1),
-        jnp.argmax(p, axis=1) == jnp.argmax(logits, axis=1),
+        (jnp.argmax(p, axis=1) == jnp.argmax(logits, axis=1)) & (jnp.max(p, axis=1) >= largest),
     )
     common = weights.cross_entropy * has_next + weights.kl * jnp.sum(p, axis=1)
     common += weights.acceptance * jnp.sum(jnp.where(less, q, 0.0), axis=1)

@@ -31,9 +31,11 @@ class Teacher:
 
     Attributes:
       live: the target's modules where it is run on every batch; None: cached probabilities.
+      tokens: ids of the tokenizer; rows of the live target's head beyond them are padding.
     """
 
     live: FunctionalModel | None = None
+    tokens: int = 0
 
     def rows(self, parameters: list[jax.Array], batch: Batch) -> Rows:
         """What is known of p at every position of a batch."""
@@ -73,19 +75,22 @@ class Teacher:
         if self.live is None:
             place = rows.top_ids if columns is None else columns[rows.top_ids]
             return from_top(logits, Known(place, rows.top_probs), following, counted, weights)
-        p = jax.nn.softmax(sequence_logits(self.live.module(parameters), rows.hidden))
+        theirs = sequence_logits(self.live.module(parameters), rows.hidden)
+        exists = jnp.arange(theirs.shape[1]) < self.tokens
+        p = jax.nn.softmax(jnp.where(exists, theirs, -jnp.inf))
+        largest = jnp.max(p, axis=1)
         if columns is not None:
             p = jnp.zeros(logits.shape, p.dtype).at[:, columns].add(p, mode="drop")
-        return from_all(logits, p[:, : logits.shape[1]], following, counted, weights)
+        return from_all(logits, p, largest, following, counted, weights)
 
 
-def load_live(target: Checkpoint) -> tuple[Teacher, list[jax.Array]]:
-    """The target in bfloat16, and its parameters.
+def load_live(target: Checkpoint, *, tokens: int, compute: str) -> tuple[Teacher, list[jax.Array]]:
+    """The target in the dtype `compute`, and its parameters; `tokens` as in `Teacher`.
 
     Raises:
       InputError: its data cannot be read.
     """
-    execution = Execution.for_platform(jax.default_backend(), "bfloat16")
+    execution = Execution.for_platform(jax.default_backend(), compute)
     model = FunctionalModel(target.config, execution)
     arrays = load_arrays(target.tensors, model.wanted(), where=str(target.path))
-    return Teacher(model), model.assemble(arrays)
+    return Teacher(model, tokens), model.assemble(arrays)
