@@ -127,7 +127,7 @@ def _check_settings(whole: Distillation, name: str) -> None:
         _train_sections(whole.settings)[1].config(whole.target.checkpoint.config)
     begun = read_manifest(whole.directory(name))
     if begun is not None:
-        inputs = begun.inputs | {"target": whole.target.sha256}
+        inputs = {**begun.inputs, "target": whole.target.sha256}
         now = Manifest(stage=name, settings=_settings_of(whole.settings, name), inputs=inputs)
         check_same(whole.directory(name), begun, now)
 
@@ -175,7 +175,7 @@ def _all_there(directory: Path, manifest: Manifest) -> bool:
 def _plan_generate(whole: Distillation) -> Manifest:
     made = whole.finished("prompts", "generate")
     if made.inputs["target"] != whole.target.sha256:
-        planned = dataclasses.replace(made, inputs=made.inputs | {"target": whole.target.sha256})
+        planned = dataclasses.replace(made, inputs={**made.inputs, "target": whole.target.sha256})
         check_same(whole.directory("prompts"), made, planned)
     return Manifest(
         stage="generate",
