@@ -35,6 +35,7 @@ def test_a_run_writes_shards_that_fit_and_says_what_is_in_them(tmp_path, monkeyp
     assert manifest.data["tokens"] == sum(len(sample.tokens) for sample in samples)
     assert manifest.data["generated"] == sum(len(sample.learnt) for sample in samples)
     assert sorted(fake.answered) == list(range(20))
+    assert {sample.prompt_length for sample in samples} == {0, 2, 3, 4}  # 0 is plain text
 
 
 @pytest.mark.parametrize("patience", [0, 1, 9, 19])
