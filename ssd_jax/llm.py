@@ -238,7 +238,13 @@ class LLM:
         if source is None:
             return None
         dtype = self.config.draft_dtype or self.config.dtype
-        draft = open_model(source, dtype, mesh=self.placement.draft, progress=progress)
+        draft = open_model(
+            source,
+            dtype,
+            mesh=self.placement.draft,
+            target=self.target,
+            progress=progress,
+        )
         require_same(
             self.tokenizer, draft.tokenizer, target_name=self.target.source, draft_name=source
         )
@@ -271,11 +277,11 @@ class LLM:
             rows, k = config.slots * sum(config.budgets), max(self._ks)
             model = self.draft.model
             support = SUPPORT if config.proposal_support is None else config.proposal_support
-            ids = model.config.vocab_size if support == "full" else int(support)
+            ids = model.config.outputs if support == "full" else int(support)
             structs += [
                 model.branch_structs(config.slots, k, sum(config.budgets)),
                 jax.ShapeDtypeStruct((rows, k, 2 * ids), np.float32),  # q and its ids
-                jax.ShapeDtypeStruct((rows, model.config.vocab_size), np.float32),  # logits
+                jax.ShapeDtypeStruct((rows, model.config.outputs), np.float32),  # logits
             ]
         needed = sum(struct.size * struct.dtype.itemsize for struct in jax.tree.leaves(structs))
         present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

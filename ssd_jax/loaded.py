@@ -284,6 +284,7 @@ def _worker_settings(
     return WorkerSettings(
         hello=hello,
         source=draft.source,
+        target=None if draft.checkpoint.made_for is None else config.target,
         dtype=config.draft_dtype or config.dtype,
         support=drafting.support,
         saguaro_c=drafting.saguaro_c,
@@ -297,8 +298,8 @@ def _worker_settings(
 
 
 def _support(config: Config, target: OpenedModel, draft: OpenedModel | None) -> int:
-    """Ids that a proposal's q keeps: no more than either model embeds."""
-    most = min(m.model.config.vocab_size for m in (target, draft) if m is not None)
+    """Ids that a proposal's q keeps: no more than either model has outputs."""
+    most = min(m.model.config.outputs for m in (target, draft) if m is not None)
     if config.proposal_support == "full":
         return most
     return min(SUPPORT if config.proposal_support is None else int(config.proposal_support), most)

@@ -14,8 +14,17 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.runtime.exactness import row_independent
 from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.weights.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.weights.draft_checkpoint import Target
 from ssd_jax.weights.load import check_tensors, load_arrays
 from ssd_jax.weights.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedSource:
+    """A target of which a draft needs some tensors and the tokenizer; see `draft_checkpoint`."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +42,15 @@ class OpenedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of configuration and vocabulary: what two processes must agree on."""
+        """Digest of configuration and vocabulary, and of a draft checkpoint its target and output
+        ids: what two processes must agree on."""
         size = self.tokenizer.size
         tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
-        return hashlib.sha256(f"{self.checkpoint.config!r}\0{tokens}".encode()).hexdigest()
+        about = f"{self.checkpoint.config!r}\0{tokens}"
+        if self.checkpoint.made_for is not None:
+            ids = self.checkpoint.output_ids
+            about += f"\0{self.checkpoint.made_for}\0{None if ids is None else ids.tolist()}"
+        return hashlib.sha256(about.encode()).hexdigest()
 
     def load(self, progress: Progress | None = None) -> list[jax.Array]:
         """The parameters.
@@ -54,12 +68,23 @@ class OpenedModel:
         return self.model.assemble(arrays)
 
 
+def open_source(source: str) -> OpenedSource:
+    """Headers and tokenizer of a target that another process runs.
+
+    Raises:
+      InputError: a checkpoint that cannot be used.
+    """
+    checkpoint = open_checkpoint(source)
+    return OpenedSource(checkpoint, checkpoint.load_tokenizer())
+
+
 def open_model(
     source: str,
     dtype: str,
     *,
     bitwise: bool = False,
     mesh: Mesh | None = None,
+    target: Target | None = None,
     progress: Progress | None = None,
 ) -> OpenedModel:
     """Finds a model, downloads it if need be, and checks that it can run.
@@ -69,12 +94,13 @@ def open_model(
       dtype: compute dtype.
       bitwise: see `runtime.exactness`.
       mesh: devices of the model; None is the default one.
+      target: of a draft, see `open_checkpoint`.
       progress: of the download.
 
     Raises:
       InputError: a checkpoint that cannot be used.
     """
-    checkpoint = open_checkpoint(source, progress=progress)
+    checkpoint = open_checkpoint(source, target=target, progress=progress)
     tokenizer = checkpoint.load_tokenizer()
     rows = checkpoint.config.vocab_size
     if tokenizer.size > rows:
@@ -85,6 +111,8 @@ def open_model(
     execution = Execution.for_platform(jax.default_backend(), dtype)
     if bitwise:
         execution = row_independent(execution)
-    model = FunctionalModel(checkpoint.config, execution, mesh=mesh)
+    model = FunctionalModel(
+        checkpoint.config, execution, mesh=mesh, output_ids=checkpoint.output_ids
+    )
     check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
     return OpenedModel(checkpoint, tokenizer, model)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
 from ssd_jax.prompts import BadLine, PromptLine, prompt_line, read_json_lines, string
@@ -20,6 +20,8 @@ HUMANEVAL_REQUEST = (
     "Answer with the whole function in one code block.\n\n```python\n{code}\n```"
 )
 """The user message around a HumanEval prompt, which is the head of a function."""
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,9 @@ def load_prompts(spec: str) -> list[Prompt]:
     Args:
       spec: names and paths, separated by commas; `:N` after one takes its first N prompts. A file
         holds JSON lines (gzip where its name ends in .gz), each {"prompt"}, {"messages"},
-        MT-Bench's {"turns"} (the first turn is used), HumanEval's {"task_id", "prompt"}, or
-        GSM8K's {"question"}.
+        MT-Bench's {"turns"} (the first turn is used), HumanEval's {"task_id", "prompt"}, MBPP's
+        {"task_id", "text"}, GSM8K's {"question"}, or Self-Instruct's {"instruction", "instances"}
+        (with the input of the first instance, if it has one).
 
     Raises:
       InputError: an unknown name, a bad N, or a file with bad lines; the message lists the bad
@@ -77,7 +80,7 @@ def load_prompts(spec: str) -> list[Prompt]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(f"prompt set {twice[0]} is given twice in {spec!r}; name each set once")
-    read = [(name, _read(name), limit) for name, limit in chosen]
+    read = [(name, read_set(name, parse_line), limit) for name, limit in chosen]
     bad = [line for _, lines, _ in read for line in lines if isinstance(line, BadLine)]
     if bad:
         listed = "\n".join(f"  {line.where}: {line.error}" for line in bad)
@@ -99,11 +102,41 @@ def parse_line(line: Mapping[str, Any]) -> PromptLine:
     if "task_id" in line and "prompt" in line:
         code = string(line["prompt"], '"prompt"').strip("\n")
         return _user(HUMANEVAL_REQUEST.format(code=code))
+    if "task_id" in line and "text" in line:
+        return _user(string(line["text"], '"text"'))
     if "prompt" in line or "messages" in line:
         return prompt_line(line)
+    if "instruction" in line:
+        return _user(_instruction(line))
     if "question" in line:
         return _user(string(line["question"], '"question"'))
     raise ValueError('no prompt in it; give "prompt", "messages", "turns" or "question"')
+
+
+def read_set(name: str, parse: Callable[[Mapping[str, Any]], T]) -> list[T | BadLine]:
+    """Every line of a built-in set or of a file.
+
+    Args:
+      name: of the set, or path.
+      parse: see `read_json_lines`.
+
+    Raises:
+      InputError: the file cannot be read or is not UTF-8 text.
+    """
+    if name not in BUILT_IN:
+        return read_json_lines(Path(name), parse)
+    inside = importlib.resources.files("ssd_jax.bench") / "prompt_sets" / f"{name}.jsonl"
+    with importlib.resources.as_file(inside) as path:
+        return read_json_lines(path, parse)
+
+
+def _instruction(line: Mapping[str, Any]) -> str:
+    text = string(line["instruction"], '"instruction"')
+    instances = line.get("instances") or [{}]
+    if not isinstance(instances, list) or not isinstance(instances[0], dict):
+        raise ValueError('"instances" must be a list of {"input", "output"}')
+    given = string(instances[0].get("input", ""), 'instances[0]["input"]')
+    return f"{text}\n\n{given}" if given else text
 
 
 def _user(text: str) -> PromptLine:
@@ -136,14 +169,6 @@ def _choose(item: str) -> tuple[str, int | None]:
             f"use {', '.join(BUILT_IN)} or the path of a JSONL file"
         )
     return name, limit
-
-
-def _read(name: str) -> list[PromptLine | BadLine]:
-    if name not in BUILT_IN:
-        return read_json_lines(Path(name), parse_line)
-    inside = importlib.resources.files("ssd_jax.bench") / "prompt_sets" / f"{name}.jsonl"
-    with importlib.resources.as_file(inside) as path:
-        return read_json_lines(path, parse_line)
 
 
 def _first(name: str, lines: list[PromptLine | BadLine], limit: int | None) -> list[Prompt]:

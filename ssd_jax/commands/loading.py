@@ -42,7 +42,8 @@ def load(llm: LLM) -> None:
 def progress_bar(label: str, *, unit: str) -> Iterator[Progress]:
     """A bar that appears with the first report of (done, total) and goes away at the end.
 
-    Where standard error is not a terminal, what takes long says every half minute how far it is.
+    What is counted in tokens is shown with its speed and the time that is left. Where standard
+    error is not a terminal, what takes long says every half minute how far it is.
     """
     if not sys.stderr.isatty():
         yield _lines(label, unit)
@@ -53,25 +54,32 @@ def progress_bar(label: str, *, unit: str) -> Iterator[Progress]:
         DownloadColumn,
         MofNCompleteColumn,
         TextColumn,
+        TimeRemainingColumn,
     )
     from rich.progress import Progress as Bars
 
     count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), count)
+    columns = [TextColumn("{task.description}"), BarColumn(), count]
+    if unit == "tokens":
+        columns += [TextColumn("{task.speed:.0f} tokens/s"), TimeRemainingColumn()]
     with Bars(*columns, console=console, transient=True) as bar:
         task = bar.add_task(label, total=None, visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def _lines(label: str, unit: str) -> Progress:
-    said = time.monotonic()
+    began = said = time.monotonic()
 
     def progress(done: int, total: int) -> None:
         nonlocal said
         now = time.monotonic()
         if now - said >= SECONDS_BETWEEN_LINES:
             said = now
-            print(f"{label}: {done} of {total} {unit}", file=sys.stderr, flush=True)
+            line = f"{label}: {done} of {total} {unit}"
+            if unit == "tokens" and done:
+                speed = done / (now - began)
+                line += f", {speed:.0f} tokens/s, {(total - done) / speed / 60:.0f} minutes left"
+            print(line, file=sys.stderr, flush=True)
 
     return progress

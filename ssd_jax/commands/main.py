@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "show where two runs of the same prompts part",
     "bench": "measure speed on prompt sets, or the cost of a forward",
     "convert": "write a checkpoint that loads in seconds",
+    "distill": "train a small draft on a target's own text",
     "demo": "answer one prompt and show the speed",
     "trace": "draw what --trace wrote: target and draft, round by round",
 }

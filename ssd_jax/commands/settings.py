@@ -33,6 +33,7 @@ def parse(
     arguments: Sequence[str],
     *,
     files: Sequence[str] = (),
+    config_of_flags: bool = True,
 ) -> Mapping[str, Any]:
     """Parses the command line over the TOML file it names.
 
@@ -41,6 +42,7 @@ def parse(
       command: its name.
       arguments: what follows it.
       files: names of the arguments it takes beside flags, for messages.
+      config_of_flags: whether what `--config` names sets flags; else it is a file like any other.
 
     Returns: every flag's value by name, and every file as given by its name in `files`.
 
@@ -61,7 +63,7 @@ def parse(
         raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")
     if len(rest) < len(files):
         raise InputError(f"{files[len(rest)]} is missing; usage: {usage}")
-    if "config" in values and values["config"].value is not None:
+    if config_of_flags and "config" in values and values["config"].value is not None:
         path = Path(values["config"].value)
         known = set(values) - {"config", "help", "h"}
         for name, value in read_toml(path, known).items():

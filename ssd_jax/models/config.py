@@ -33,6 +33,8 @@ class ModelConfig:
     """Architecture of one decoder; field names follow Hugging Face where they exist there.
 
     `vocab_size` counts embedding rows, which may exceed the tokenizer's tokens (padding).
+    `output_size` counts the rows of the output head where those are fewer (a draft with a reduced
+    output vocabulary, whose rows belong to ids that its checkpoint lists); None is all of them.
     """
 
     family: Literal["llama", "qwen2", "qwen3"]
@@ -50,10 +52,22 @@ class ModelConfig:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    output_size: int | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the output head: logits that a position gets."""
+        return self.vocab_size if self.output_size is None else self.output_size
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
-        """Reads a Hugging Face configuration (its decoded JSON).
+    def from_hf(
+        cls,
+        config: Mapping[str, Any],
+        *,
+        where: str = "config.json",
+        output_size: int | None = None,
+    ) -> ModelConfig:
+        """Reads a Hugging Face configuration (its decoded JSON), which has no `output_size`.
 
         Raises:
           InputError: unknown architecture, missing key, or a feature this decoder lacks.
@@ -64,7 +78,8 @@ class ModelConfig:
                 f"{where}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}"
             )
         try:
-            return cls._from_known_family(family, config, where)
+            found = cls._from_known_family(family, config, where)
+            return dataclasses.replace(found, output_size=output_size)
         except KeyError as error:
             raise InputError(f"{where}: required key {error} is missing") from None
         except (TypeError, ValueError) as error:

@@ -166,8 +166,8 @@ class CausalLM(nnx.Module):
 
     def __init__(self, config: ModelConfig, execution: Execution):
         self.model = Decoder(config, execution)
-        shape = (config.vocab_size, config.hidden_size)
-        head = Linear(shape, ("vocab", "embed"), execution.compute)
+        shape = (config.outputs, config.hidden_size)
+        head = Linear(shape, ("outputs", "embed"), execution.compute)
         self.lm_head = None if config.tie_embeddings else head
         self.config = config
         self.execution = execution
@@ -208,7 +208,7 @@ class CausalLM(nnx.Module):
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """hidden [n, hidden] float32 -> [n, vocab] float32."""
+        """hidden [n, hidden] float32 -> [n, outputs] float32; see `ModelConfig.output_size`."""
         count = hidden.shape[0]
         x = self.model.norm(pad_rows(hidden, self.execution.min_rows))
         if self.lm_head is not None:

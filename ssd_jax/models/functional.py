@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
@@ -37,6 +38,8 @@ class FunctionalModel:
       execution: platform choices.
       mesh, rules: where parameters and pages live; `mesh=None` is the default device, and the
         rules are by default those that fit the model.
+      output_ids: [N] int32, tokens of the head's rows, ascending, where `config.output_size` is N;
+        None where row v is token v. A draft's programs have them as constants.
     """
 
     def __init__(
@@ -46,7 +49,11 @@ class FunctionalModel:
         *,
         mesh: Mesh | None = None,
         rules: ShardingRules | None = None,
+        output_ids: np.ndarray | None = None,
     ) -> None:
+        if output_ids is not None and len(output_ids) != config.output_size:
+            raise ValueError(f"{len(output_ids)} ids for output_size = {config.output_size}")
+        self.output_ids = output_ids
         self.config = config
         self.execution = execution
         self.mesh = mesh

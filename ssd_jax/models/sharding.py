@@ -20,6 +20,7 @@ class ShardingRules:
     """Mesh axis of each logical axis; None replicates. The default is tensor parallelism."""
 
     vocab: str | None = MODEL_AXIS
+    outputs: str | None = MODEL_AXIS
     heads: str | None = MODEL_AXIS
     kv_heads: str | None = MODEL_AXIS
     ffn: str | None = MODEL_AXIS
@@ -39,6 +40,7 @@ class ShardingRules:
         heads = cut(config.num_kv_heads)
         return cls(
             vocab=cut(config.vocab_size),
+            outputs=cut(config.outputs),
             heads=heads,
             kv_heads=heads,
             ffn=cut(config.intermediate_size),

@@ -17,6 +17,7 @@ from ssd_jax.runtime.target import pad_chunk
 from ssd_jax.speculation import drafting, history, record
 from ssd_jax.speculation.drafting import Draw, Saguaro
 from ssd_jax.speculation.history import Heard, History
+from ssd_jax.speculation.outputs import Outputs
 from ssd_jax.speculation.record import Record
 from ssd_jax.speculation.settings import Sampling
 
@@ -31,7 +32,7 @@ class Drafting:
 
     Attributes:
       k: tokens of a proposal.
-      support: most ids of a proposal's q; the vocabulary's size keeps all.
+      support: most ids of a proposal's q; as many as the model has outputs keep all.
       rule: the verification's, "ratio" or "coupled"; coupled proposals ship no q.
       branches: M, most branches a sequence; 0 where none are made.
       saguaro_c: C of Saguaro sampling; 1 is plain sampling.
@@ -48,16 +49,15 @@ class Drafting:
     predict: str = "plain"
     confident: bool = False
 
-    def candidates(self, vocab: int) -> int:
+    def candidates(self, outputs: int) -> int:
         """W: enough for all branches to be of one k, whose drafted token is no candidate."""
-        return min(self.branches + 1, vocab) if self.branches else 0
+        return min(self.branches + 1, outputs) if self.branches else 0
 
     def empty(self, rows: int, model: ModelConfig) -> Record:
         """Idle records of a model."""
-        vocab = model.vocab_size
-        support = 1 if self.rule == "coupled" else min(self.support, vocab)
+        support = 1 if self.rule == "coupled" else min(self.support, model.outputs)
         hidden = model.hidden_size if self.branches and self.predict == "noise" else 0
-        return record.empty(rows, self.k, support, self.candidates(vocab), hidden)
+        return record.empty(rows, self.k, support, self.candidates(model.outputs), hidden)
 
     def draw(
         self,
@@ -69,9 +69,10 @@ class Drafting:
         lowered: jax.Array,
         *,
         tokens: int,
+        outputs: Outputs,
     ) -> Draw:
         """See `drafting.draw`; `lowered` [] or [n] are the D of Saguaro sampling."""
-        vocab = logits.shape[1]
+        columns = logits.shape[1]
         drawn = drafting.draw(
             logits,
             sampling,
@@ -79,11 +80,12 @@ class Drafting:
             step,
             heard,
             tokens=tokens,
-            support=min(self.support, vocab),
+            support=min(self.support, columns),
             rule=self.rule,
-            candidates=self.candidates(vocab),
+            candidates=self.candidates(columns),
             saguaro=Saguaro(self.saguaro_c, lowered) if self.saguaro_c < 1 else None,
             confident=self.confident,
+            outputs=outputs,
         )
         if self.rule == "coupled":  # its verification looks at no q
             token = drawn.token[:, None]
@@ -118,6 +120,8 @@ class DraftPrograms:
     def __init__(
         self, model: FunctionalModel, *, slots: int, context: int, tokens: int, drafting: Drafting
     ) -> None:
+        if model.config.output_size is not None and model.output_ids is None:
+            raise ValueError("a reduced output vocabulary needs the ids of its tokens")
         self.model = model
         self.slots = slots
         self.page_size = passes.page_size(context)
@@ -264,6 +268,7 @@ class DraftPrograms:
             lambda: history.in_flight(heard, into.proposal.tokens, every, place),
             lowered[:, index],
             tokens=self.tokens,
+            outputs=self.model.output_ids,
         )
         return record.put(into, drawn, hidden, place, live)
 

@@ -68,6 +68,7 @@ class ExpansionPrograms:
         self._model: FunctionalModel = base.model
         self._k = base.drafting.k
         self._vocab = base.model.config.vocab_size
+        self._outputs = base.model.config.outputs
         jobs: dict[Name, Job] = {
             ("expand", self._k): self._expand_job(),
             ("grow", self._k): self._grow_job(),
@@ -285,7 +286,8 @@ class ExpansionPrograms:
                 kept.start[row] + 1 + before,
                 lambda: history.in_flight(heard, tokens, row, before),
                 tokens=self.base.tokens,
-                count=self.base.drafting.candidates(self._vocab),
+                count=self.base.drafting.candidates(self._outputs),
+                outputs=self._model.output_ids,
             ).reshape(kept.candidates.shape)
             live = live[:, :, None]
             candidates = jnp.where(live, found, kept.candidates)
@@ -347,7 +349,7 @@ class ExpansionPrograms:
         """Candidates [B, n, W] for the bonus tokens after `before` [B, n] proposed ones.
 
         Args:
-          read: gives the logits there, [B, n, V].
+          read: gives the logits there, [B, n, outputs].
           plain: [B, n, W] likeliest tokens there: what greedy rows get, and all without noise.
         """
         if self.base.drafting.predict == "plain":
@@ -358,7 +360,7 @@ class ExpansionPrograms:
 
         def by_noise() -> jax.Array:
             found = prediction.by_noise(
-                read().reshape(-1, self._vocab),
+                read().reshape(-1, self._outputs),
                 sampling_of(sampling, row),
                 kept.start[row],
                 count,
@@ -366,6 +368,7 @@ class ExpansionPrograms:
                 tokens=self.base.tokens,
                 count=plain.shape[2],
                 rule=self.base.drafting.rule,
+                outputs=self._model.output_ids,
             )
             return jnp.where(hot[:, None, None], found.reshape(plain.shape), plain)
 
@@ -381,7 +384,7 @@ class ExpansionPrograms:
         sampling: Sampling,
         live: jax.Array,
     ) -> tuple[Record, jax.Array]:
-        """Draws the next token of every branch from logits [B, M, V], for the live ones.
+        """Draws the next token of every branch from logits [B, M, outputs], for the live ones.
 
         `hidden` [B, M, hidden] is what they were read from.
 
@@ -398,13 +401,14 @@ class ExpansionPrograms:
             return history.add_output(jax.tree.map(lambda array: array[row], heard), both)
 
         drawn = self.base.drafting.draw(
-            logits.reshape(-1, self._vocab),
+            logits.reshape(-1, self._outputs),
             sampling_of(sampling, row),
             records.start,
             place,
             said,
             lowered[row, jnp.minimum(place, self._k - 1)],
             tokens=self.base.tokens,
+            outputs=self._model.output_ids,
         )
         states = hidden.reshape(-1, hidden.shape[-1])
         records = record.put(records, drawn, states, place, live)

@@ -127,8 +127,8 @@ def promote(
 
 
 def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:
-    """hidden [B, R, hidden] -> [B, R, V] float32, whole on every device: whoever draws from a row
-    does so as on one device."""
+    """hidden [B, R, hidden] -> [B, R, outputs] float32, whole on every device: whoever draws from a
+    row does so as on one device."""
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
     if model.everywhere is not None:
         flat = jax.lax.with_sharding_constraint(flat, model.everywhere)

@@ -18,6 +18,7 @@ from ssd_jax.speculation import keys
 from ssd_jax.speculation.confidence import EDGES, UNKNOWN
 from ssd_jax.speculation.history import Heard
 from ssd_jax.speculation.keys import Purpose
+from ssd_jax.speculation.outputs import Outputs, every_id, ids_of
 from ssd_jax.speculation.probs import allowed_logits, likeliest_probs, sampled_probs
 from ssd_jax.speculation.saguaro import lower
 from ssd_jax.speculation.settings import Sampling
@@ -66,11 +67,12 @@ def draw(
     candidates: int = 0,
     saguaro: Saguaro | None = None,
     confident: bool = False,
+    outputs: Outputs = None,
 ) -> Draw:
     """Draws the token that follows `step` proposed ones.
 
     Args:
-      logits: [B, V] float32, the draft's.
+      logits: [B, V] float32, the draft's; [B, N] of one with a reduced vocabulary.
       sampling: settings of the rows, with the draft's temperature; 0 proposes the likeliest token.
       start: [B] int32, position of the round's pending token.
       step: [] or [B] int32, tokens of this record drawn before.
@@ -83,12 +85,17 @@ def draw(
       saguaro: of sampled rows; None leaves q alone.
       confident: whether to report the draft's probability of the token: of its law before Saguaro
         sampling, in greedy rows at temperature 1.
+      outputs: [N] int32 ids of a reduced vocabulary, ascending. Where all of them are banned, the
+        row proposes the first as a point mass; it will be rejected.
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
-    allowed = allowed_logits(logits, sampling, position, heard, tokens)
-    likeliest = _candidates(allowed, candidates)
-    best = likeliest[:, 0] if candidates else first_best(allowed)
+    allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
+    likeliest = _candidates(allowed, candidates, outputs)
+    best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
+    if outputs is not None:
+        possible = jnp.max(allowed, axis=-1) > -jnp.inf
+        best = jnp.where(possible, best, outputs[0])
     support = min(support, logits.shape[1])
     first = jnp.arange(support) == 0
     greedy = Draw(
@@ -102,9 +109,10 @@ def draw(
     def sampled() -> Draw:
         if support == logits.shape[1]:
             q = map_rows(sampled_probs, allowed, sampling)
-            ids = jnp.broadcast_to(jnp.arange(support, dtype=jnp.int32), q.shape)
+            ids = jnp.broadcast_to(every_id(outputs, support), q.shape)
         else:
             q, ids = likeliest_probs(allowed, support, sampling)
+            ids = ids_of(outputs, ids)
         before = q
         if saguaro is not None:
             q = lower(q, ids, likeliest, saguaro.lowered, saguaro.c)
@@ -116,6 +124,8 @@ def draw(
         chosen = jnp.argmax(jnp.log(q) + noise, axis=-1)[:, None]
         token = jnp.take_along_axis(ids, chosen, axis=-1)[:, 0].astype(jnp.int32)
         hot = sampling.temperature > 0
+        if outputs is not None:
+            hot = hot & possible
         told = greedy.confidence
         if confident:
             told = jnp.where(hot, _class(jnp.take_along_axis(before, chosen, axis=-1)[:, 0]), told)
@@ -138,12 +148,14 @@ def candidates(
     *,
     tokens: int,
     count: int,
+    outputs: Outputs = None,
 ) -> jax.Array:
     """The likeliest tokens at a `position` [B], [B, count] int32; -1 where no more are allowed.
 
     Other arguments as `draw`.
     """
-    return _candidates(allowed_logits(logits, sampling, position, heard, tokens), count)
+    allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
+    return _candidates(allowed, count, outputs)
 
 
 def _greedy_confidence(allowed: jax.Array) -> jax.Array:
@@ -155,6 +167,6 @@ def _class(probability: jax.Array) -> jax.Array:
     return jnp.sum(probability[:, None] >= jnp.array(EDGES), axis=-1, dtype=jnp.int32)
 
 
-def _candidates(allowed: jax.Array, count: int) -> jax.Array:
-    values, ids = largest(allowed, count)
-    return jnp.where(values > -jnp.inf, ids, -1)
+def _candidates(allowed: jax.Array, count: int, outputs: Outputs) -> jax.Array:
+    values, columns = largest(allowed, count)
+    return ids_of(outputs, jnp.where(values > -jnp.inf, columns, -1))

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.speculation.outputs import Outputs, columns_of
 from ssd_jax.speculation.settings import Sampling
 
 
@@ -77,7 +78,9 @@ Heard = Callable[[], History]
 """Gives the history [n, V] of some rows; it is a copy, made only where it is needed."""
 
 
-def penalise(logits: jax.Array, sampling: Sampling, heard: Heard) -> jax.Array:
+def penalise(
+    logits: jax.Array, sampling: Sampling, heard: Heard, outputs: Outputs = None
+) -> jax.Array:
     """Repetition, frequency and presence penalty, then logit bias.
 
     Repetition divides a positive logit by the penalty and multiplies a negative one, for ids in
@@ -85,15 +88,18 @@ def penalise(logits: jax.Array, sampling: Sampling, heard: Heard) -> jax.Array:
     once if it was.
 
     Args:
-      logits: [n, V] float32.
+      logits: [n, V] float32, or [n, N] with `outputs`.
       sampling: settings of the rows.
-      heard: history of the rows.
+      heard: history of the rows, of all V ids.
+      outputs: ids of the columns.
 
-    Returns: [n, V] float32.
+    Returns: as `logits`.
     """
 
     def apply(logits: jax.Array) -> jax.Array:
         history = heard()
+        if outputs is not None:
+            history = jax.tree.map(lambda array: array[:, jnp.asarray(outputs)], history)
         said = history.output > 0
         repetition = sampling.repetition_penalty[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
@@ -113,9 +119,11 @@ def penalise(logits: jax.Array, sampling: Sampling, heard: Heard) -> jax.Array:
         logits,
     )
     rows = jnp.arange(logits.shape[0])[:, None]
-    return jax.lax.cond(
-        jnp.any(sampling.bias_ids < logits.shape[1]),
-        lambda logits: logits.at[rows, sampling.bias_ids].add(sampling.bias, mode="drop"),
-        lambda logits: logits,
-        logits,
-    )
+
+    def bias(logits: jax.Array) -> jax.Array:
+        ids = sampling.bias_ids
+        columns = ids if outputs is None else columns_of(outputs, ids)
+        return logits.at[rows, columns].add(sampling.bias, mode="drop")
+
+    end = logits.shape[1] if outputs is None else jnp.asarray(outputs)[-1] + 1
+    return jax.lax.cond(jnp.any(sampling.bias_ids < end), bias, lambda logits: logits, logits)

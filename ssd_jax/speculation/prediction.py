@@ -15,6 +15,7 @@ from ssd_jax.kernels.rows import largest, map_rows
 from ssd_jax.speculation import keys
 from ssd_jax.speculation.history import Heard
 from ssd_jax.speculation.keys import Purpose
+from ssd_jax.speculation.outputs import Outputs, every_id, ids_of
 from ssd_jax.speculation.probs import allowed_logits, sampled_probs
 from ssd_jax.speculation.settings import Sampling
 
@@ -31,6 +32,7 @@ def by_noise(
     tokens: int,
     count: int,
     rule: str,
+    outputs: Outputs = None,
 ) -> jax.Array:
     """The bonus tokens that a verification's noise would draw from the draft's law, first to last.
 
@@ -38,7 +40,7 @@ def by_noise(
     where the draft's proposals, truncated as they are, never go.
 
     Args:
-      logits: [n, V] float32, the draft's.
+      logits: [n, V] float32, the draft's; [n, N] of one with a reduced vocabulary.
       sampling: settings of the rows; greedy ones get temperature 1.
       start: [n] int32, position of the pending token of the round that draws the bonus token.
       before: [n] int32, tokens accepted in that round before the bonus token.
@@ -46,12 +48,13 @@ def by_noise(
       tokens: how many ids exist (see `probs`).
       count: W, how many candidates.
       rule: of the verification, "ratio" or "coupled".
+      outputs: [N] int32 ids of a reduced vocabulary, ascending; no other token is foreseen.
 
     Returns: [n, W] int32. Tokens that the draft's law leaves out come last, the likeliest first; -1
     where no more are allowed.
     """
     position = start + 1 + before
-    allowed = allowed_logits(logits, sampling, position, heard, tokens)
+    allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
     if rule == "coupled":
         at = (jnp.zeros_like(position), position, Purpose.TOKEN)
     else:
@@ -60,9 +63,9 @@ def by_noise(
 
     def ranked(allowed: jax.Array, sampling: Sampling, key: keys.Key) -> jax.Array:
         p = sampled_probs(allowed, sampling)
-        drawn = jnp.log(p) + keys.gumbel(key, allowed.shape[1])
+        drawn = jnp.log(p) + keys.gumbel_of(key, every_id(outputs, allowed.shape[1])[None])
         left_out = _BEHIND + allowed - jnp.max(allowed, axis=-1, keepdims=True)
-        scores, ids = largest(jnp.where(p > 0, drawn, left_out), count)
-        return jnp.where(scores > -jnp.inf, ids, -1)
+        scores, columns = largest(jnp.where(p > 0, drawn, left_out), count)
+        return ids_of(outputs, jnp.where(scores > -jnp.inf, columns, -1))
 
     return map_rows(ranked, allowed, sampling, key)

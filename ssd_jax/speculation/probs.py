@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from ssd_jax.kernels.row_sum import row_sum
 from ssd_jax.kernels.rows import first_best, largest
 from ssd_jax.speculation.history import Heard, penalise
+from ssd_jax.speculation.outputs import Outputs, every_id
 from ssd_jax.speculation.settings import Sampling
 
 _BLOCK = 128
@@ -22,13 +23,19 @@ _HEADS = (64, 256)  # blocks in which the likeliest tokens are looked for, fewes
 
 
 def allowed_logits(
-    logits: jax.Array, sampling: Sampling, positions: jax.Array, heard: Heard, tokens: int
+    logits: jax.Array,
+    sampling: Sampling,
+    positions: jax.Array,
+    heard: Heard,
+    tokens: int,
+    outputs: Outputs = None,
 ) -> jax.Array:
     """Logits [B, V] float32 after everything that comes before the temperature.
 
-    -inf at banned ids and at ids >= tokens (vocabulary padding); penalties and bias applied.
+    -inf at banned ids and at ids >= tokens (vocabulary padding); penalties and bias applied. With
+    `outputs` the logits have a column for each of these ids alone.
     """
-    ids = jnp.arange(logits.shape[1])
+    ids = every_id(outputs, logits.shape[1])
     logits = jnp.where(ids < tokens, logits, -jnp.inf)
     banning = positions < sampling.ban_before
 
@@ -37,7 +44,7 @@ def allowed_logits(
         return jnp.where(hit & banning[:, None], -jnp.inf, logits)
 
     logits = jax.lax.cond(jnp.any(banning), ban, lambda logits: logits, logits)
-    return penalise(logits, sampling, heard)
+    return penalise(logits, sampling, heard, outputs)
 
 
 def probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.weights.draft_checkpoint import KEY
 from ssd_jax.weights.files import read_json
 from ssd_jax.weights.orbax import MANIFEST, OrbaxDirectory
 from ssd_jax.weights.progress import Progress
@@ -16,7 +17,10 @@ from ssd_jax.weights.sources import resolve
 from ssd_jax.weights.tensors import TensorSource
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ssd_jax.text.tokenizer import Tokenizer
+    from ssd_jax.weights.draft_checkpoint import Target
 
 _CONFIG = "config.json"
 
@@ -31,6 +35,9 @@ class Checkpoint:
       config: architecture.
       tensors: the weights, read when asked for.
       load_tokenizer: reads the tokenizer that comes with them.
+      output_ids: [N] int32, ascending: tokens of the head's rows, where it has not all (see
+        `ModelConfig.output_size`).
+      made_for: of a draft checkpoint, the digest of its target (`draft_checkpoint.identity_of`).
     """
 
     source: str
@@ -38,13 +45,19 @@ class Checkpoint:
     config: ModelConfig
     tensors: TensorSource
     load_tokenizer: Callable[[], Tokenizer]
+    output_ids: np.ndarray | None = None
+    made_for: str | None = None
 
 
-def open_checkpoint(source: str, *, progress: Progress | None = None) -> Checkpoint:
-    """Opens a GGUF file, a Hugging Face directory, or one that `ssd-jax convert` wrote.
+def open_checkpoint(
+    source: str, *, target: Target | None = None, progress: Progress | None = None
+) -> Checkpoint:
+    """Opens a GGUF file, a Hugging Face directory, one that `ssd-jax convert` wrote, or a draft's.
 
     Args:
       source: see `sources.resolve`.
+      target: of a draft: a draft checkpoint takes tensors from it (`draft_checkpoint`), and is no
+        model without it. Others ignore it.
       progress: called while weights are downloaded.
 
     Raises:
@@ -55,11 +68,16 @@ def open_checkpoint(source: str, *, progress: Progress | None = None) -> Checkpo
     if path.is_file():
         return _open_gguf(source, path)
     if (path / MANIFEST).exists():
-        return _open_directory(source, path, OrbaxDirectory)
+        return _open_directory(source, path, read_json(path / _CONFIG), OrbaxDirectory)
     if (path / _CONFIG).exists():
+        config = read_json(path / _CONFIG)
+        if KEY in config:
+            from ssd_jax.weights.draft_source import open_draft
+
+            return open_draft(source, path, config, target)
         from ssd_jax.weights.safetensors import SafetensorsDirectory
 
-        return _open_directory(source, path, SafetensorsDirectory)
+        return _open_directory(source, path, config, SafetensorsDirectory)
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:
         return _open_gguf(source, files[0])
@@ -88,8 +106,12 @@ def _open_gguf(source: str, path: Path) -> Checkpoint:
     )
 
 
-def _open_directory(source: str, path: Path, tensors: Callable[[Path], TensorSource]) -> Checkpoint:
-    config = read_json(path / _CONFIG)
+def _open_directory(
+    source: str,
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Callable[[Path], TensorSource],
+) -> Checkpoint:
     if "quantization_config" in config:
         method = dict(config["quantization_config"]).get("quant_method")
         raise InputError(

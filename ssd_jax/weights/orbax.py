@@ -146,7 +146,7 @@ def _write(directory: Path, checkpoint: Checkpoint, dtype: str, progress: Progre
     manifest = {
         "format": _FORMAT,
         "source": checkpoint.source,
-        "source_sha256": _origin(checkpoint.path),
+        "source_sha256": origin(checkpoint.path),
         "dtype": dtype,
         "tensors": {name: list(array.shape) for name, array in arrays.items()},
         "store": {
@@ -183,7 +183,7 @@ def _save(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
         checkpointer.save(directory, args=ocp.args.PyTreeSave(dict(arrays), save_args=chunks))
 
 
-def _origin(path: Path) -> dict[str, str]:
+def origin(path: Path) -> dict[str, str]:
     """SHA-256 of the files that weights came from, by name; our own format passes its on."""
     if path.is_dir() and (path / MANIFEST).exists():
         return read_json(path / MANIFEST)["source_sha256"]

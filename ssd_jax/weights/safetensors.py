@@ -32,7 +32,7 @@ class SafetensorsDirectory:
         if index.exists():
             self._shards = _sharded(index)
         elif single.exists():
-            shard = _open(single)
+            shard = open_file(single)
             self._shards = dict.fromkeys(shard.keys(), shard)
         else:
             present = ", ".join(sorted(p.name for p in directory.iterdir() if p.is_file()))
@@ -70,7 +70,7 @@ def _sharded(index: Path) -> dict[str, Any]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise InputError(f"{index} has no weight_map; get the file again")
-    shards = {file: _open(index.parent / file) for file in sorted(set(weight_map.values()))}
+    shards = {file: open_file(index.parent / file) for file in sorted(set(weight_map.values()))}
     stored = {file: frozenset(shard.keys()) for file, shard in shards.items()}
     for name, file in weight_map.items():
         if name not in stored[file]:
@@ -81,7 +81,12 @@ def _sharded(index: Path) -> dict[str, Any]:
     return {name: shards[file] for name, file in weight_map.items()}
 
 
-def _open(path: Path) -> Any:
+def open_file(path: Path) -> Any:
+    """An opened safetensors file, its header checked.
+
+    Raises:
+      InputError: missing, cut off or damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():

@@ -36,6 +36,13 @@ def user(text: str) -> list[dict[str, str]]:
             None,
             user(HUMANEVAL_REQUEST.format(code="def f():")),
         ),
+        ({"task_id": 11, "text": "Write f.", "code": "def f():"}, None, user("Write f.")),
+        ({"instruction": "Do it.", "instances": []}, None, user("Do it.")),
+        (
+            {"instruction": "Do it.", "instances": [{"input": "this", "output": "done"}]},
+            None,
+            user("Do it.\n\nthis"),
+        ),
     ],
 )
 def test_every_format_is_read(tmp_path, line, text, messages):

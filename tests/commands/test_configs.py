@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax.commands import settings
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.toml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ssd_jax import compat
 from ssd_jax.errors import InputError
-from ssd_jax.opened import open_model
+from ssd_jax.opened import open_model, open_source
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
@@ -27,7 +27,8 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
     if settings.compile_cache is not None:
         compat.use_compile_cache(Path(settings.compile_cache))
     about = settings.hello
-    opened = open_model(settings.source, settings.dtype)
+    target = None if settings.target is None else open_source(settings.target)
+    opened = open_model(settings.source, settings.dtype, target=target)
     if opened.fingerprint != about.model:
         raise InputError(f"{settings.source} has changed since the target opened it; start again")
     with ThreadPoolExecutor(1) as pool:

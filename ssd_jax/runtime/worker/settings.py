@@ -12,6 +12,7 @@ from ssd_jax.runtime.worker.messages import Hello
 class WorkerSettings:
     """Attributes:
     hello: what the worker must be; also see `config.Config` for the others.
+    target: source of the target, where the draft takes tensors from it; None where it needs none.
     support: N of the draws; coupled proposals tell none of it.
     cores: to run on; None is wherever the system likes.
     budgets: numbers of branches that there are programs for; the most is the `hello`'s.
@@ -19,6 +20,7 @@ class WorkerSettings:
 
     hello: Hello
     source: str
+    target: str | None
     dtype: str
     support: int
     saguaro_c: float

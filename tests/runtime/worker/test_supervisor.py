@@ -26,6 +26,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and 
 SETTINGS = WorkerSettings(
     hello=HELLO,
     source="scripted",
+    target=None,
     dtype="float32",
     support=2,
     predict="noise",

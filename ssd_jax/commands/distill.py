@@ -1,0 +1,73 @@
+"""`ssd-jax distill`: prompts, the target's own text, a trained draft, its figures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from ssd_jax.commands import settings
+from ssd_jax.commands.loading import progress_bar
+from ssd_jax.errors import InputError
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    from ssd_jax import compat
+    from ssd_jax.distill.settings import read_settings
+    from ssd_jax.distill.stages import STAGES, Stopped, run
+    from ssd_jax.weights.cache_dir import cache_dir, compile_cache
+
+    values = flags.FlagValues()
+    flags.DEFINE_string(
+        "config", None, "TOML file of what to make; configs/distill has some", flag_values=values
+    )
+    flags.DEFINE_enum(
+        "stage",
+        None,
+        [*STAGES],
+        f"run this stage alone ({', '.join(STAGES)}); default: all that are not finished",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "out",
+        None,
+        "directory of the results; default: distill/NAME in the user's cache directory",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "data",
+        None,
+        "directory of the prompt files; default: what the configuration says",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "compile_cache",
+        "auto",
+        "directory of compiled programs; auto is the user's cache, off keeps none",
+        flag_values=values,
+    )
+    given = settings.parse(values, "distill", arguments, config_of_flags=False)
+    if given["config"] is None:
+        raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
+    data = None if given["data"] is None else Path(given["data"])
+    wanted = read_settings(Path(given["config"]), data=data)
+    name = wanted.target.name or wanted.name
+    work = cache_dir() / "distill" / name if given["out"] is None else Path(given["out"])
+    if given["compile_cache"] != "off":
+        compat.use_compile_cache(compile_cache(given["compile_cache"]))
+    try:
+        run(wanted, work, stage=given["stage"], bar=progress_bar, say=_say)
+    except Stopped as stopped:
+        _say(f"stopped ({stopped}); the same command goes on with what is in {work}")
+        return 0
+    except KeyboardInterrupt:
+        _say(f"stopped; the same command goes on with what is in {work}")
+        raise
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

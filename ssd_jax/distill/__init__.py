@@ -1,0 +1,1 @@
+"""Distilling a draft for a target: prompts, the target's own text, training, evaluation."""

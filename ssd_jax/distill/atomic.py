@@ -1,0 +1,58 @@
+"""Files that are whole or absent, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from ssd_jax.errors import InputError
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Writes a file beside its name, has it reach the disk, and renames it.
+
+    Raises:
+      OSError: the disk is full, or cannot be written; what was there before is as it was.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # so that the name, too, survives a power cut
+    finally:
+        os.close(directory)
+
+
+def clear_partial(directory: Path) -> None:
+    """Removes what writers that were killed have left."""
+    for partial in directory.glob(".*.partial"):
+        partial.unlink()
+
+
+@contextlib.contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Keeps other processes out of a directory while this one works in it.
+
+    Raises:
+      InputError: another one is at work there.
+    """
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another ssd-jax distill is at work in {directory}; wait for it, or give "
+                "another --out"
+            ) from None
+        yield

@@ -1,0 +1,95 @@
+"""What a stage has made, from what, and with which settings: `manifest.json` in its directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.distill.atomic import write_atomic
+from ssd_jax.errors import InputError
+from ssd_jax.weights.files import read_json
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The state of one stage.
+
+    Attributes:
+      stage: its name.
+      settings: JSON values by "section.key".
+      inputs: digests of what it was made from, by name; "target" is the target's.
+      finished: whether everything is there.
+      data: what it says of its files.
+    """
+
+    stage: str
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    finished: bool = False
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """The manifest of a stage's directory; None where none was written.
+
+    Raises:
+      InputError: not readable, or of another format.
+    """
+    path = directory / MANIFEST
+    if not path.exists():
+        return None
+    value = read_json(path)
+    names = [field.name for field in dataclasses.fields(Manifest)]
+    if value.get("format") != _FORMAT or any(name not in value for name in names):
+        raise InputError(
+            f"{path}: format {value.get('format')!r} is not supported, this version reads "
+            f"{_FORMAT}; remove {directory} to make it again"
+        )
+    return Manifest(**{name: value[name] for name in names})
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Writes it; the old one stands until the new one is whole."""
+    value = {"format": _FORMAT, **dataclasses.asdict(manifest)}
+    write_atomic(directory / MANIFEST, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
+    """Refuses to go on with other settings or from other inputs than a stage was begun with.
+
+    Raises:
+      InputError: what changed, from what to what, and what to do.
+    """
+    changed = [
+        f"{key} is {_shown(new.settings.get(key))}, was {_shown(old.settings.get(key))}"
+        for key in sorted({*old.settings, *new.settings})
+        if old.settings.get(key) != new.settings.get(key)
+    ]
+    changed += [
+        f"{_INPUTS.get(name, name)} has sha256 {new.inputs.get(name)}, was {old.inputs.get(name)}"
+        for name in sorted({*old.inputs, *new.inputs})
+        if old.inputs.get(name) != new.inputs.get(name)
+    ]
+    if changed:
+        listed = "\n".join(f"  {line}" for line in changed)
+        raise InputError(
+            f"stage {old.stage} in {directory} was begun with other settings:\n{listed}\n"
+            f"change them back, give another --out, or remove {directory} to make it again"
+        )
+
+
+_INPUTS = {
+    "target": "the target",
+    "prompts": "the output of stage prompts",
+    "generate": "the output of stage generate",
+}
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else json.dumps(value)

@@ -1,0 +1,128 @@
+"""Reading the prompts of an entry: JSON lines in the formats of `bench`, or plain text."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
+from ssd_jax.distill.settings import Entry
+from ssd_jax.errors import InputError
+from ssd_jax.prompts import BadLine, PromptLine
+
+PLAIN_TEXT = (".txt", ".md", ".rst")
+"""Endings of the names of plain text files."""
+
+_ID_KEYS = ("task_id", "question_id", "id")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """A prompt of a set.
+
+    Attributes:
+      id: the number that the line names itself by, if it does.
+    """
+
+    prompt: PromptLine
+    id: int | None
+
+    @property
+    def own_text(self) -> str:
+        """What the set's authors wrote: no system message, nothing that the program put around."""
+        if self.prompt.messages is None:
+            return self.prompt.prompt or ""
+        written = [m["content"] for m in self.prompt.messages if m["role"] != "system"]
+        head, tail = HUMANEVAL_REQUEST.split("{code}")
+        if len(written) == 1 and written[0].startswith(head) and written[0].endswith(tail):
+            return written[0].removeprefix(head).removesuffix(tail)
+        return "\n\n".join(written)
+
+
+def is_plain_text(entry: Entry) -> bool:
+    """Whether the file is cut into passages."""
+    return Path(entry.path).suffix in PLAIN_TEXT
+
+
+def find(entry: Entry, directory: Path) -> Path | None:
+    """The file of an entry; None is a built-in set.
+
+    Raises:
+      InputError: there is no such file, or ids are asked of plain text.
+    """
+    if entry.path in BUILT_IN:
+        return None
+    path = directory / entry.path
+    if not path.is_file():
+        raise InputError(
+            f"prompts {entry.path!r}: {path} is no file, and the built-in sets are "
+            f"{', '.join(BUILT_IN)}; give the directory of the files as --data "
+            "(docs/distill.md says where to get those of the shipped configurations)"
+        )
+    if is_plain_text(entry) and entry.ids is not None:
+        raise InputError(f"prompts {entry.path!r}: lines of plain text have no ids; leave ids out")
+    return path
+
+
+def read_lines(entry: Entry, path: Path | None) -> list[Line | BadLine]:
+    """The lines that an entry chooses, in order, bad ones of the file among them.
+
+    Raises:
+      InputError: a file that cannot be read, or lines without the ids that are asked for.
+    """
+    name = entry.path if path is None else str(path)
+    lines = read_set(name, _parse)
+    ranges = entry.id_ranges
+    if ranges is None:
+        return lines
+    nameless = [line for line in lines if isinstance(line, Line) and line.id is None]
+    if nameless:
+        raise InputError(
+            f"prompts {entry}: {len(nameless)} lines have no number under {', '.join(_ID_KEYS)}; "
+            "leave ids out"
+        )
+    return [
+        line for line in lines if isinstance(line, BadLine) or any(line.id in ids for ids in ranges)
+    ]
+
+
+def read_plain(path: Path) -> str:
+    """A plain text file.
+
+    Raises:
+      InputError: it cannot be read, or is not UTF-8, with the line.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}:{line}: not UTF-8 (byte {error.start} of the file); save it again as such"
+        ) from None
+
+
+def passages(tokens: Sequence[int], length: int, *, before: Sequence[int]) -> list[list[int]]:
+    """A text cut into passages of `length` tokens, each with the tokens `before` any text in front;
+    a rest of less than half the length is dropped."""
+    own = length - len(before)
+    cut = [list(tokens[begin : begin + own]) for begin in range(0, len(tokens), own)]
+    return [[*before, *part] for part in cut if 2 * len(part) >= own]
+
+
+def _parse(line: Mapping[str, Any]) -> Line:
+    return Line(prompt=parse_line(line), id=_id(line))
+
+
+def _id(line: Mapping[str, Any]) -> int | None:
+    for key in _ID_KEYS:
+        match = re.search(r"\d+$", str(line.get(key, "")))
+        if match:
+            return int(match[0])
+    return None

@@ -1,0 +1,172 @@
+"""Shards: completions as token ids, and beside them what the target thought at each position.
+
+A shard is a safetensors file of flat arrays. Token ids are uint16 where the vocabulary allows,
+else uint32; probabilities are float16, whose rounding (1 in 2,000) is far below what a draft can
+learn. Nothing is read that the manifest does not vouch for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from ssd_jax.distill.manifest import Manifest, read_manifest
+from ssd_jax.errors import InputError
+
+STAGE = "generate"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A text to learn from.
+
+    Attributes:
+      tokens: [n] int32, prompt then completion.
+      prompt_length: tokens of the prompt, whose own prediction is not to be learnt; 0 for a passage
+        of plain text, all of which is.
+      top_ids: [n, N] int32: the likeliest ids of the token after position i, likeliest first, by
+        the target at temperature 1; None where they were not kept.
+      top_probs: [n, N] float32: their probabilities, not renormalised; 0 at positions whose next
+        token is not to be learnt.
+    """
+
+    tokens: np.ndarray
+    prompt_length: int
+    top_ids: np.ndarray | None = None
+    top_probs: np.ndarray | None = None
+
+    @property
+    def learnt(self) -> range:
+        """Positions whose next token is to be learnt."""
+        return range(max(self.prompt_length - 1, 0), len(self.tokens) - 1)
+
+
+def id_dtype(vocabulary: int) -> np.dtype:
+    """The smallest type that holds every id of a vocabulary."""
+    return np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
+
+
+def encode_texts(samples: Sequence[Sample], vocabulary: int) -> bytes:
+    """A shard of samples without what the target thought of them."""
+    return save(
+        {
+            "tokens": np.concatenate([s.tokens for s in samples]).astype(id_dtype(vocabulary)),
+            "lengths": np.array([len(s.tokens) for s in samples], np.uint32),
+            "prompt_lengths": np.array([s.prompt_length for s in samples], np.uint32),
+        }
+    )
+
+
+def encode_scores(ids: np.ndarray, probs: np.ndarray, vocabulary: int) -> bytes:
+    """Scores [rows, N] of the learnt positions of a shard's samples, one sample after the other."""
+    return save({"ids": ids.astype(id_dtype(vocabulary)), "probs": probs.astype(np.float16)})
+
+
+def decode_texts(data: bytes) -> list[Sample]:
+    """What `encode_texts` encoded."""
+    arrays = load(data)
+    parts = np.split(arrays["tokens"].astype(np.int32), np.cumsum(arrays["lengths"])[:-1])
+    return [
+        Sample(tokens=tokens, prompt_length=int(length))
+        for tokens, length in zip(parts, arrays["prompt_lengths"], strict=True)
+    ]
+
+
+def with_scores(samples: Sequence[Sample], data: bytes) -> list[Sample]:
+    """The samples with what `encode_scores` encoded."""
+    arrays = load(data)
+    ends = np.cumsum([len(sample.learnt) for sample in samples])[:-1]
+    parts = zip(
+        samples, np.split(arrays["ids"], ends), np.split(arrays["probs"], ends), strict=True
+    )
+    return [_with(sample, ids, probs) for sample, ids, probs in parts]
+
+
+def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
+    """The bytes of a file that the manifest lists.
+
+    Raises:
+      InputError: it is gone, or not what was written.
+    """
+    path = directory / entry["file"]
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; {_REMEDY}") from None
+    found = hashlib.sha256(data).hexdigest()
+    if found != entry["sha256"]:
+        raise InputError(
+            f"{path} is damaged: its sha256 is {found}, the manifest has {entry['sha256']}; "
+            f"{_REMEDY}"
+        )
+    return data
+
+
+def finished_manifest(directory: Path, *, target: str | None = None) -> Manifest:
+    """The manifest of complete shards, whose files have the sizes that it says.
+
+    Args:
+      directory: of the stage.
+      target: digest of the target that they must be of; None is any.
+
+    Raises:
+      InputError: not complete, another target, or a file that is missing or cut off.
+    """
+    manifest = read_manifest(directory)
+    if manifest is None or not manifest.finished:
+        raise InputError(f"{directory} has no complete shards; run --stage={STAGE} first")
+    if target is not None and manifest.inputs["target"] != target:
+        raise InputError(
+            f"{directory} is text of another target: sha256 {manifest.inputs['target']}, this one "
+            f"has {target}; name that target, or give another --out"
+        )
+    for entry in manifest.data["shards"]:
+        for file in (entry, entry["scores"]):
+            if file is not None:
+                path = directory / file["file"]
+                size = path.stat().st_size if path.exists() else 0
+                if size != file["bytes"]:
+                    raise InputError(
+                        f"{path} has {size} bytes, the manifest has {file['bytes']}; {_REMEDY}"
+                    )
+    return manifest
+
+
+def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sample]:
+    """All samples in order. The manifest is checked at once, each file when its turn comes.
+
+    Args: see `finished_manifest`.
+
+    Raises:
+      InputError: see `finished_manifest`; later, a damaged file.
+    """
+    return _samples(directory, finished_manifest(directory, target=target))
+
+
+def _samples(directory: Path, manifest: Manifest) -> Iterator[Sample]:
+    for entry in manifest.data["shards"]:
+        try:
+            samples = decode_texts(read_file(directory, entry))
+            if entry["scores"] is not None:
+                samples = with_scores(samples, read_file(directory, entry["scores"]))
+        except (ValueError, KeyError, SafetensorError) as error:
+            raise InputError(f"{directory / entry['file']}: {error}; {_REMEDY}") from None
+        yield from samples
+
+
+def _with(sample: Sample, ids: np.ndarray, probs: np.ndarray) -> Sample:
+    shape = (len(sample.tokens), ids.shape[1])
+    top_ids, top_probs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    learnt = slice(sample.learnt.start, sample.learnt.stop)
+    top_ids[learnt], top_probs[learnt] = ids, probs
+    return dataclasses.replace(sample, top_ids=top_ids, top_probs=top_probs)
+
+
+_REMEDY = f"run --stage={STAGE} again, which makes what is missing or damaged"

@@ -1,0 +1,263 @@
+"""The stages of a distillation, in order, each with a directory and a manifest of its own.
+
+What was begun is gone on with, what is finished is not done again, and neither is mixed with
+results of other settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ssd_jax.distill import prompts as prompts_stage
+from ssd_jax.distill.atomic import clear_partial, only_one
+from ssd_jax.distill.generate import Bar, Job
+from ssd_jax.distill.generate import run as generate
+from ssd_jax.distill.manifest import Manifest, check_same, read_manifest, write_manifest
+from ssd_jax.distill.prompts import SPLITS, PromptFiles, read_prompts, write_prompts
+from ssd_jax.distill.settings import DistillSettings, recorded
+from ssd_jax.distill.shards import read_shards
+from ssd_jax.distill.target import Target, open_target
+from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
+from ssd_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """What every stage needs.
+
+    Attributes:
+      work: directory of all stages.
+      bar: opens a progress bar.
+      say: shows a line.
+    """
+
+    settings: DistillSettings
+    target: Target
+    work: Path
+    bar: Bar
+    say: Callable[[str], None]
+
+    def directory(self, stage: str) -> Path:
+        """Where a stage keeps its files; drafts share the text, what follows is a draft's own."""
+        own = self.work if stage in ("prompts", "generate") else self.work / self.settings.name
+        return own / stage
+
+    def finished(self, stage: str, asker: str) -> Manifest:
+        """The manifest of an earlier stage.
+
+        Raises:
+          InputError: it is not finished.
+        """
+        manifest = read_manifest(self.directory(stage))
+        if manifest is None or not manifest.finished:
+            raise InputError(
+                f"stage {asker} needs stage {stage}, which is not finished in {self.work}; run it "
+                f"first, with --stage={stage} or without --stage"
+            )
+        return manifest
+
+
+class Stopped(Exception):  # noqa: N818 (no error)
+    """A stage ended early, as it was asked to; its text says why."""
+
+
+class _Stage(NamedTuple):
+    """`plan` says what a manifest would say now; `make` makes what is missing.
+
+    There is no manifest before there is something to go on with: bad input binds nobody.
+    """
+
+    plan: Callable[[Distillation], Manifest]
+    make: Callable[[Distillation, Manifest], None]
+
+
+def run(
+    settings: DistillSettings,
+    work: Path,
+    *,
+    stage: str | None = None,
+    bar: Bar,
+    say: Callable[[str], None],
+) -> None:
+    """Runs one stage or, without one, all of them.
+
+    Args:
+      settings: what to make.
+      work: where; created if need be.
+      stage: one of `STAGES`.
+      bar: opens a progress bar: (label, *, unit).
+      say: shows a line of what was done.
+
+    Raises:
+      Stopped: a stage ended early, at a place from which it goes on.
+      InputError: bad input, other settings than the ones a stage was begun with, or an earlier
+        stage that is not finished; before anything that takes long.
+    """
+    chosen = [stage] if stage is not None else _stages_of(settings)
+    with bar("downloading", unit="bytes") as progress:
+        target = open_target(settings.target.source, progress=progress)
+    work.mkdir(parents=True, exist_ok=True)
+    whole = Distillation(settings=settings, target=target, work=work, bar=bar, say=say)
+    with only_one(work):
+        for name in chosen:
+            _check_settings(whole, name)
+        for name in chosen:
+            directory = whole.directory(name)
+            planned = STAGES[name].plan(whole)
+            begun = read_manifest(directory)
+            if begun is not None:
+                check_same(directory, begun, planned)
+            directory.mkdir(parents=True, exist_ok=True)
+            STAGES[name].make(whole, begun or planned)
+
+
+def _stages_of(settings: DistillSettings) -> list[str]:
+    return [name for name in STAGES if name != "train" or settings.train is not None]
+
+
+def _check_settings(whole: Distillation, name: str) -> None:
+    """Refuses other settings of any chosen stage, and an impossible draft, before the first one
+    runs."""
+    if name == "train":
+        _train_sections(whole.settings)[1].config(whole.target.checkpoint.config)
+    begun = read_manifest(whole.directory(name))
+    if begun is not None:
+        inputs = {**begun.inputs, "target": whole.target.sha256}
+        now = Manifest(stage=name, settings=_settings_of(whole.settings, name), inputs=inputs)
+        check_same(whole.directory(name), begun, now)
+
+
+def _settings_of(settings: DistillSettings, stage: str) -> dict:
+    if stage == "prompts":
+        return recorded("prompts", settings.prompts)
+    if stage == "train":
+        train, draft = _train_sections(settings)
+        made_with = recorded("train", train) | recorded("draft", draft)
+        of_run = {f"train.{name}" for name in RESUMABLE} | {"draft.store"}
+        return {key: value for key, value in made_with.items() if key not in of_run}
+    return recorded("target", settings.target) | recorded("generate", settings.generate)
+
+
+def _plan_prompts(whole: Distillation) -> Manifest:
+    files = PromptFiles(whole.settings.prompts, whole.settings.directory)
+    inputs = {"target": whole.target.sha256, **files.digests()}
+    settings = _settings_of(whole.settings, "prompts")
+    return Manifest(stage="prompts", settings=settings, inputs=inputs)
+
+
+def _make_prompts(whole: Distillation, manifest: Manifest) -> None:
+    directory = whole.directory("prompts")
+    if manifest.finished and _all_there(directory, manifest):
+        whole.say(f"prompts, made before:\n{prompts_stage.report(manifest.data['counts'])}")
+        return
+    clear_partial(directory)
+    files = PromptFiles(whole.settings.prompts, whole.settings.directory)
+    prompts, counts = files.prepare(whole.target.tokenizer)
+    data = {"counts": counts, "sha256": write_prompts(directory, prompts)}
+    write_manifest(directory, dataclasses.replace(manifest, finished=True, data=data))
+    whole.say(f"prompts:\n{prompts_stage.report(counts)}")
+
+
+def _all_there(directory: Path, manifest: Manifest) -> bool:
+    try:
+        for split in SPLITS:
+            read_prompts(directory, split, manifest.data["sha256"][split])
+    except InputError:
+        return False
+    return True
+
+
+def _plan_generate(whole: Distillation) -> Manifest:
+    made = whole.finished("prompts", "generate")
+    if made.inputs["target"] != whole.target.sha256:
+        planned = dataclasses.replace(made, inputs={**made.inputs, "target": whole.target.sha256})
+        check_same(whole.directory("prompts"), made, planned)
+    return Manifest(
+        stage="generate",
+        settings=_settings_of(whole.settings, "generate"),
+        inputs={"target": whole.target.sha256, "prompts": made.data["sha256"]["train"]},
+    )
+
+
+def _make_generate(whole: Distillation, manifest: Manifest) -> None:
+    directory = whole.directory("generate")
+    job = Job(
+        target=whole.settings.target,
+        settings=whole.settings.generate,
+        prompts=read_prompts(whole.directory("prompts"), "train", manifest.inputs["prompts"]),
+        vocabulary=whole.target.tokenizer.size,
+        limit=whole.target.checkpoint.config.max_context,
+        directory=directory,
+        bar=whole.bar,
+    )
+    data = generate(job, manifest).data
+    whole.say(
+        f"generate: {data['completions']} completions, {data['generated']} tokens to learn of "
+        f"{data['tokens']}, in {data['planned']} shards of {directory}"
+    )
+
+
+def _train_sections(settings: DistillSettings) -> tuple[TrainSettings, DraftSettings]:
+    if settings.train is None or settings.draft is None:
+        raise InputError(
+            f"config {settings.name} has no [draft] and [train]; stage train needs them"
+        )
+    return settings.train, settings.draft
+
+
+def _plan_train(whole: Distillation) -> Manifest:
+    made = whole.finished("generate", "train")
+    files = [
+        [shard["sha256"], shard["scores"] and shard["scores"]["sha256"]]
+        for shard in made.data["shards"]
+    ]
+    return Manifest(
+        stage="train",
+        settings=_settings_of(whole.settings, "train"),
+        inputs={
+            "target": whole.target.sha256,
+            "generate": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+        },
+    )
+
+
+def _make_train(whole: Distillation, manifest: Manifest) -> None:
+    train, draft = _train_sections(whole.settings)
+    directory = whole.directory("train")
+    if manifest.finished and manifest.data["store"] == draft.store:
+        whole.say(f"train, made before: {manifest.data['draft']}")
+        return
+    from ssd_jax.distill.training.loop import run as train_draft
+    from ssd_jax.distill.training.progress import training_bar
+
+    with training_bar() as progress:
+        result = train_draft(
+            train,
+            draft,
+            target=whole.target,
+            samples=read_shards(whole.directory("generate"), target=whole.target.sha256),
+            work=directory,
+            progress=progress,
+        )
+    data = {
+        "step": result.step,
+        "store": draft.store,
+        "held_out": result.held_out,
+        "draft": str(result.draft),
+    }
+    write_manifest(directory, dataclasses.replace(manifest, finished=result.finished, data=data))
+    whole.say(f"train: step {result.step} of {train.steps}; the draft is {result.draft}")
+    if not result.finished:
+        raise Stopped(result.stopped)
+
+
+STAGES = {
+    "prompts": _Stage(_plan_prompts, _make_prompts),
+    "generate": _Stage(_plan_generate, _make_generate),
+    "train": _Stage(_plan_train, _make_train),
+}

@@ -1,0 +1,45 @@
+"""The target of a distillation: found, its tokenizer read, and identified by a digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+from ssd_jax.text.tokenizer import Tokenizer
+from ssd_jax.weights.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.weights.config_json import to_hf
+from ssd_jax.weights.orbax import origin
+from ssd_jax.weights.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """The target without its weights.
+
+    Attributes:
+      sha256: of its architecture, vocabulary, chat template (as far as one message shows it) and
+        the files that its weights came from. What `ssd-jax convert` wrote of a checkpoint has the
+        checkpoint's own.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    sha256: str
+
+
+def open_target(source: str, *, progress: Progress | None = None) -> Target:
+    """Finds a target, downloads it if need be, and reads it once for its digest.
+
+    Raises:
+      InputError: see `open_checkpoint`.
+    """
+    checkpoint = open_checkpoint(source, progress=progress)
+    tokenizer = checkpoint.load_tokenizer()
+    tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
+    files = origin(checkpoint.path)
+    shown = [{"role": "user", "content": "?"}]
+    chat = tokenizer.apply_chat_template(shown) if tokenizer.has_chat_template else None
+    identity = [to_hf(checkpoint.config), tokens, chat, sorted(files.values())]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return Target(checkpoint=checkpoint, tokenizer=tokenizer, sha256=digest)

@@ -1,0 +1,1 @@
+"""Training a draft on what its target writes."""

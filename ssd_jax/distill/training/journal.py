@@ -1,0 +1,60 @@
+"""`metrics.jsonl`: one line a step, and one for each look at held-out text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.distill.training.losses import Sums
+
+
+class Journal:
+    """Appends to a file of JSON lines.
+
+    Args:
+      path: the file; made if need be.
+      step: training goes on after this step: what a killed run wrote of later ones is dropped, as
+        is a line that it wrote half.
+    """
+
+    def __init__(self, path: Path, *, step: int) -> None:
+        self._path = path
+        kept = [entry for entry in read_journal(path) if entry["step"] <= step]
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+        partial.replace(path)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        return read_journal(self._path)
+
+    def write(self, **entry: Any) -> None:
+        """Adds a line."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of a journal; none if there is no file."""
+    if not path.exists():
+        return []
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            break  # the line that a kill cut off
+    return entries
+
+
+def means(sums: Sums) -> dict[str, float]:
+    """What sums over positions are a position, by the names that a journal has."""
+    positions = max(float(sums.positions), 1.0)
+    return {
+        "loss": float(sums.loss) / positions,
+        "cross_entropy": float(sums.cross_entropy) / positions,
+        "kl": float(sums.kl) / positions,
+        "acceptance": float(sums.accepted) / positions,
+        "agreement": float(sums.agreed) / positions,
+    }

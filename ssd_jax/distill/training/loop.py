@@ -1,0 +1,303 @@
+"""Training from a draft's first weights, or its last checkpoint, to the last step or a stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ssd_jax.distill.training import plot
+from ssd_jax.distill.training.checkpoints import Checkpoints
+from ssd_jax.distill.training.export import export
+from ssd_jax.distill.training.held_out import set_aside
+from ssd_jax.distill.training.journal import Journal, means, read_journal
+from ssd_jax.distill.training.losses import Sums
+from ssd_jax.distill.training.model import first_arrays, make_draft
+from ssd_jax.distill.training.packing import Packed, Text, pack, rows_of_step
+from ssd_jax.distill.training.progress import Report
+from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
+from ssd_jax.distill.training.step import Fixed, State, Taken, Trainer, mesh_of, schedule
+from ssd_jax.distill.training.stopping import Stop, stop_signals
+from ssd_jax.distill.training.teacher import Teacher, load_live
+from ssd_jax.distill.training.vocabulary import most_frequent
+from ssd_jax.errors import InputError
+from ssd_jax.weights.draft_checkpoint import Identity, Target, identity_of
+
+METRICS, PICTURE, DRAFT, CHECKPOINTS = "metrics.jsonl", "training.png", "draft", "checkpoints"
+_REMEMBERED = 0.95
+"""Share of a running mean that stays at each step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """Where training stands.
+
+    Attributes:
+      step: steps done.
+      finished: whether those are all.
+      stopped: why not, in words.
+      held_out: means at the last look at held-out text; empty without one.
+      draft: directory of the draft checkpoint, as trained so far.
+    """
+
+    step: int
+    finished: bool
+    stopped: str
+    held_out: dict[str, float]
+    draft: Path
+
+
+def run(
+    settings: TrainSettings,
+    draft: DraftSettings,
+    *,
+    target: Target,
+    samples: Iterable[Text],
+    work: Path,
+    progress: Callable[[Report], None] | None = None,
+    stop: Stop | None = None,
+) -> Result:
+    """Trains a draft, from the last checkpoint in `work` if there is one.
+
+    The run so far is a function of settings, target and samples, however often it was stopped:
+    arrays, optimiser and metrics, to the bit on the same machine with as many devices.
+
+    Args:
+      settings, draft: sections of a configuration.
+      target: opened; only the tensors that are needed are read.
+      samples: texts, the same at each call; read once everything else is checked.
+      work: gets `checkpoints/`, `metrics.jsonl`, `training.png` (with matplotlib) and `draft/`.
+      progress: called after each step.
+      stop: asks to stop; by default `settings.max_seconds` and signals do.
+
+    Raises:
+      InputError: settings that do not fit the target or the texts, or with which the checkpoint was
+        not made; a loss that is not finite.
+    """
+    stop = Stop(settings.max_seconds) if stop is None else stop
+    draft.config(target.checkpoint.config)
+    mesh = mesh_of(settings.devices)
+    _check_batch(settings, mesh.size)
+    where = f"training text for {work}"
+    texts, aside = list(samples), []
+    if settings.held_out:
+        tokens = settings.held_out * settings.length
+        texts, aside = set_aside(texts, tokens=tokens, seed=settings.seed, where=where)
+    packed = pack(texts, length=settings.length, seed=settings.seed, where=where)
+    looked = pack(aside, length=settings.length, seed=settings.seed, where=where) if aside else None
+    _check_probabilities(settings, packed, where)
+    tokenizer, ids = target.tokenizer, None
+    if draft.output_size:
+        always = tokenizer.eos_ids | tokenizer.special_ids
+        ids = most_frequent(texts, count=draft.output_size, size=tokenizer.size, always=always)
+    made = make_draft(draft, target.checkpoint.config, ids)
+    identity = identity_of(target, made.tied)
+    work.mkdir(parents=True, exist_ok=True)
+    checkpoints = Checkpoints(
+        work / CHECKPOINTS,
+        made_with=_made_with(settings, draft, packed, identity),
+        keep=settings.keep,
+    )
+    teacher, theirs = Teacher(), []
+    if settings.probabilities == "live":
+        teacher, theirs = load_live(
+            target.checkpoint, tokens=tokenizer.size, compute=settings.compute
+        )
+    trainer = Trainer(made, teacher, settings, mesh)
+    trained, frozen = first_arrays(made, draft, target.checkpoint, seed=settings.seed)
+    state, first = trainer.first_state(trained), 0
+    restored = checkpoints.restore(state)
+    if restored is not None:
+        state, first = trainer.everywhere(restored.state), restored.step
+    session = _Session(
+        trainer,
+        trainer.fixed(frozen, theirs),
+        packed,
+        looked,
+        checkpoints,
+        Journal(work / METRICS, step=first),
+        progress,
+    )
+    with stop_signals(stop):
+        state, step = session.train(state, first, stop)
+    arrays = {name: np.asarray(array) for name, array in state.trained.items()}
+    export(work / DRAFT, made, arrays, store=draft.store, target=identity)
+    entries = read_journal(work / METRICS)
+    if plot.can_draw():
+        plot.draw(work / PICTURE, entries)
+    looks = _looks(entries)
+    return Result(
+        step=step,
+        finished=step == settings.steps,
+        stopped="" if step == settings.steps else stop.why,
+        held_out=looks[-1] if looks else {},
+        draft=work / DRAFT,
+    )
+
+
+@dataclasses.dataclass
+class _Session:
+    """One call of `run`, from its first step on."""
+
+    trainer: Trainer
+    fixed: Fixed
+    packed: Packed
+    looked: Packed | None
+    checkpoints: Checkpoints
+    journal: Journal
+    progress: Callable[[Report], None] | None
+
+    def __post_init__(self) -> None:
+        self._settings = self.trainer.settings
+        self._step, self._look = self.trainer.programs()
+        self._rate = schedule(self._settings)
+        self._loss, self._acceptance = _RunningMean(), _RunningMean()
+        looks = _looks(self.journal.entries())
+        self._held_out: float | None = looks[-1]["acceptance"] if looks else None
+        self._tokens, self._since, self._began = 0, 0.0, 0
+
+    def train(self, state: State, first: int, stop: Stop) -> tuple[State, int]:
+        """Steps until the last one or a stop, where it leaves a checkpoint."""
+        s = self._settings
+        if first == 0:
+            self._look_at_held_out(state, 0)
+        self._began, step, saved = first, first, first
+        running: tuple[int, int, Taken] | None = None  # dispatched, not read yet
+        while step < s.steps and not stop.asked():
+            batch = self.packed.batch(
+                rows_of_step(len(self.packed), batch=s.batch, seed=s.seed, step=step)
+            )
+            spread = self.trainer.spread(batch, micro_batches=s.accumulation)
+            state, taken = self._step(state, self.fixed, spread)
+            if running is not None:
+                self._record(*running)  # while the next step runs
+            step += 1
+            running = (step, int(np.count_nonzero(batch.segments)), taken)
+            looks = step % s.evaluate_every == 0 or step == s.steps
+            saves = step % s.save_every == 0 or step == s.steps
+            if looks or saves:
+                self._record(*running)
+                running = None
+            if looks:
+                self._look_at_held_out(state, step)
+            if saves:
+                self.checkpoints.save(step, state)
+                saved = step
+        if running is not None:
+            self._record(*running)
+        if saved < step:
+            self.checkpoints.save(step, state)
+        return state, step
+
+    def _record(self, step: int, tokens: int, taken: Taken) -> None:
+        found = means(Sums(*(np.asarray(value) for value in taken.sums)))
+        if not math.isfinite(found["loss"] + float(taken.gradient_norm)):
+            raise InputError(
+                f"step {step}: the loss is {found['loss']}, the gradient's norm "
+                f"{float(taken.gradient_norm)}; lower learning_rate or raise warmup, and remove "
+                "the checkpoints if it happens again"
+            )
+        now = time.monotonic()
+        if self._since:  # the first step of a run compiles
+            self._tokens += tokens
+        else:
+            self._since, self._began = now, step
+        speed = self._tokens / (now - self._since) if now > self._since else 0.0
+        self.journal.write(
+            step=step,
+            **found,
+            gradient_norm=float(taken.gradient_norm),
+            learning_rate=float(self._rate(step - 1)),
+            tokens=tokens,
+            tokens_per_second=round(speed, 1),
+        )
+        self._loss.add(found["loss"])
+        self._acceptance.add(found["acceptance"])
+        if self.progress is not None:
+            done, left = step - self._began, self._settings.steps - step
+            self.progress(
+                Report(
+                    step=step,
+                    steps=self._settings.steps,
+                    loss=self._loss.value,
+                    acceptance=self._acceptance.value,
+                    held_out=self._held_out,
+                    tokens_per_second=speed,
+                    seconds_left=(now - self._since) / done * left if done else 0.0,
+                )
+            )
+
+    def _look_at_held_out(self, state: State, step: int) -> None:
+        if self.looked is None:
+            return
+        size = math.lcm(self.trainer.mesh.size, self._settings.batch // self._settings.accumulation)
+        total: Any = None
+        for begin in range(0, len(self.looked), size):
+            rows = [i if i < len(self.looked) else -1 for i in range(begin, begin + size)]
+            sums = self._look(state, self.fixed, self.trainer.spread(self.looked.batch(rows)))
+            total = sums if total is None else jax.tree.map(np.add, total, sums)
+        found = means(total)
+        self._held_out = found["acceptance"]
+        self.journal.write(step=step, held_out=found)
+
+
+def _looks(entries: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
+    return [entry["held_out"] for entry in entries if "held_out" in entry]
+
+
+class _RunningMean:
+    """A mean in which older values count less."""
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+
+    def add(self, value: float) -> None:
+        self._sum = _REMEMBERED * self._sum + value
+        self._weight = _REMEMBERED * self._weight + 1.0
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight
+
+
+def _check_batch(settings: TrainSettings, devices: int) -> None:
+    if settings.devices > devices:
+        raise InputError(
+            f"devices = {settings.devices}, but there are {devices}; set 0 for all of them"
+        )
+    micro = settings.batch // settings.accumulation
+    if micro % devices:
+        raise InputError(
+            f"batch / accumulation = {micro} rows do not spread evenly over {devices} devices; "
+            "change batch or accumulation, or set devices"
+        )
+
+
+def _check_probabilities(settings: TrainSettings, packed: Packed, where: str) -> None:
+    wanted = settings.kl > 0 or settings.acceptance > 0
+    if settings.probabilities == "cached" and wanted and not packed.width:
+        raise InputError(
+            f"{where}: no cached probabilities, which kl and acceptance need; generate with "
+            'top_n above 0, set probabilities = "live", or train on cross_entropy alone'
+        )
+
+
+def _made_with(
+    settings: TrainSettings, draft: DraftSettings, packed: Packed, target: Identity
+) -> dict[str, Any]:
+    """Everything that decides what is trained."""
+    of_run = dataclasses.asdict(settings)
+    of_draft = dataclasses.asdict(draft)
+    of_draft.pop("store")  # of the export alone
+    return {
+        **{f"train.{name}": v for name, v in of_run.items() if name not in RESUMABLE},
+        **{f"draft.{name}": v for name, v in of_draft.items()},
+        "texts": packed.digest(),
+        "target": target.sha256,
+    }

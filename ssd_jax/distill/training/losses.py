@@ -1,0 +1,194 @@
+"""What a draft is trained on, at one position: p is the target's distribution, q the draft's.
+
+  cross entropy  -log q(next token)
+  KL             sum over ids of p log(p / q)
+  acceptance     1 - sum over ids of min(p, q): the chance that a proposal is rejected
+
+Of a cached p only the likeliest N ids are known. What lies outside the draft's vocabulary it cannot
+propose: that mass counts in no sum (but in `acceptance` as rejected), so that a position counts as
+much as the draft can do about it, and a next token outside it has no cross entropy. The mass of all
+other ids, r, is one bucket in KL, r log(r / what q gives to others): renormalising the top N
+instead would teach q to be surer than p is, and a draft that is wrongly sure is drafted from, and
+waited for, too long. In `acceptance` and in its estimate the bucket counts as rejected, which makes
+both pessimistic by no more than r.
+
+Gradients with respect to the logits are written out: they need one exponential more, where those
+that JAX derives read and write logits, the largest arrays of training, a dozen times.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_SMALLEST = 1e-9
+"""Stands in for a mass of zero in a logarithm or a denominator; far below what p is known to."""
+
+
+class Weights(NamedTuple):
+    """How much each loss counts."""
+
+    cross_entropy: float
+    kl: float
+    acceptance: float
+
+
+class Sums(NamedTuple):
+    """Over positions that count, float32; divide by `positions`.
+
+    `accepted` is sum(min(p, q)), `agreed` whether both have the same likeliest id.
+    """
+
+    positions: jax.Array
+    loss: jax.Array
+    cross_entropy: jax.Array
+    kl: jax.Array
+    accepted: jax.Array
+    agreed: jax.Array
+
+
+class Known(NamedTuple):
+    """The likeliest ids of p, as columns of the draft's head.
+
+    Attributes:
+      columns: [n, N] int32; one beyond the last column is no column of the draft's.
+      probs: [n, N] float32; 0 where nothing is known.
+    """
+
+    columns: jax.Array
+    probs: jax.Array
+
+
+def from_top(
+    logits: jax.Array, known: Known, following: jax.Array, counted: jax.Array, weights: Weights
+) -> tuple[Sums, jax.Array]:
+    """Losses against cached probabilities.
+
+    Args:
+      logits: [n, V] float32, of the draft.
+      known: of p; N may be 0 where only cross entropy counts.
+      following: [n] int32, column of the next token; V: none.
+      counted: [n] bool.
+      weights: of the losses.
+
+    Returns: sums over positions, and the gradient [n, V] float32 of the summed loss.
+    """
+    size = logits.shape[1]
+    logits_max = jnp.max(logits, axis=1)
+    normaliser = logits_max + jnp.log(jnp.sum(jnp.exp(logits - logits_max[:, None]), axis=1))
+    inside = known.columns < size
+    p = jnp.where(inside, known.probs, 0.0)
+    known_logits = _at(logits, known.columns)
+    log_q = known_logits - normaliser[:, None]
+    q = jnp.where(inside & (known.probs > 0), jnp.exp(log_q), 0.0)
+    rest = jnp.maximum(1.0 - jnp.sum(known.probs, axis=1), 0.0)
+    q_rest = jnp.maximum(1.0 - jnp.sum(q, axis=1), _SMALLEST)
+    cross_entropy, has_next = _cross_entropy(logits, normaliser, following)
+    kl = jnp.sum(_p_log(p, log_q), axis=1) + _p_log(rest, jnp.log(q_rest))
+    less = q < p
+    sums = _sums(
+        counted,
+        weights,
+        cross_entropy,
+        kl,
+        jnp.sum(jnp.minimum(p, q), axis=1),
+        _agreed(known, known_logits, logits_max, size),
+    )
+    # With respect to logit j: KL gives (sum of p + rest) q_j - p_j inside the top N, and
+    # (sum of p + rest) q_j - rest q_j / q_rest outside; -sum(min) gives q_j (sum of q where less)
+    # - q_j [less].
+    reached = jnp.sum(p, axis=1) + rest
+    common = weights.cross_entropy * has_next + weights.kl * reached
+    common += weights.acceptance * jnp.sum(jnp.where(less, q, 0.0), axis=1)
+    outside = common - weights.kl * rest / q_rest
+    gradient = jnp.exp(logits - normaliser[:, None]) * (outside * counted)[:, None]
+    top = q * common[:, None] - weights.kl * p - weights.acceptance * jnp.where(less, q, 0.0)
+    rows = jnp.arange(logits.shape[0])
+    known_columns = jnp.where(known.probs > 0, known.columns, size)
+    gradient = gradient.at[rows[:, None], known_columns].set(top * counted[:, None], mode="drop")
+    return sums, _less_next(gradient, following, has_next & counted, weights)
+
+
+def from_all(
+    logits: jax.Array,
+    p: jax.Array,
+    largest: jax.Array,
+    following: jax.Array,
+    counted: jax.Array,
+    weights: Weights,
+) -> tuple[Sums, jax.Array]:
+    """Losses against the target's whole distribution; see `from_top`.
+
+    Args:
+      p: [n, V] float32, of the draft's columns; sums to less than 1 if there are others.
+      largest: [n] float32, the largest p of any id.
+    """
+    normaliser = jax.nn.logsumexp(logits, axis=1)
+    log_q = logits - normaliser[:, None]
+    q = jnp.exp(log_q)
+    cross_entropy, has_next = _cross_entropy(logits, normaliser, following)
+    less = q < p
+    sums = _sums(
+        counted,
+        weights,
+        cross_entropy,
+        jnp.sum(_p_log(p, log_q), axis=1),
+        jnp.sum(jnp.minimum(p, q), axis=1),
+        (jnp.argmax(p, axis=1) == jnp.argmax(logits, axis=1)) & (jnp.max(p, axis=1) >= largest),
+    )
+    common = weights.cross_entropy * has_next + weights.kl * jnp.sum(p, axis=1)
+    common += weights.acceptance * jnp.sum(jnp.where(less, q, 0.0), axis=1)
+    gradient = q * (common[:, None] - weights.acceptance * less) - weights.kl * p
+    gradient *= counted[:, None]
+    return sums, _less_next(gradient, following, has_next & counted, weights)
+
+
+def _at(logits: jax.Array, columns: jax.Array) -> jax.Array:
+    """logits [n, V] at columns [n, N]; a column beyond the last gives some other's."""
+    return jnp.take_along_axis(logits, jnp.minimum(columns, logits.shape[1] - 1), axis=1)
+
+
+def _cross_entropy(
+    logits: jax.Array, normaliser: jax.Array, following: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    has_next = following < logits.shape[1]
+    loss = normaliser - _at(logits, following[:, None])[:, 0]
+    return jnp.where(has_next, loss, 0.0), has_next
+
+
+def _p_log(p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """p log(p / q), 0 where p is."""
+    return jnp.where(p > 0, p * (jnp.log(jnp.maximum(p, _SMALLEST)) - log_q), 0.0)
+
+
+def _agreed(known: Known, known_logits: jax.Array, logits_max: jax.Array, size: int) -> jax.Array:
+    if known.columns.shape[1] == 0:
+        return jnp.zeros(logits_max.shape, bool)
+    likeliest = jnp.argmax(known.probs, axis=1)[:, None]
+    same = jnp.take_along_axis(known_logits, likeliest, axis=1)[:, 0] >= logits_max
+    return same & (jnp.take_along_axis(known.columns, likeliest, axis=1)[:, 0] < size)
+
+
+def _sums(
+    counted: jax.Array,
+    weights: Weights,
+    cross_entropy: jax.Array,
+    kl: jax.Array,
+    accepted: jax.Array,
+    agreed: jax.Array,
+) -> Sums:
+    loss = weights.cross_entropy * cross_entropy + weights.kl * kl
+    loss += weights.acceptance * (1.0 - accepted)
+    values = (jnp.ones_like(loss), loss, cross_entropy, kl, accepted, agreed)
+    return Sums(*(jnp.sum(jnp.where(counted, value, 0.0)) for value in values))
+
+
+def _less_next(
+    gradient: jax.Array, following: jax.Array, counted: jax.Array, weights: Weights
+) -> jax.Array:
+    """Subtracts the cross entropy's share at the next token."""
+    rows = jnp.arange(gradient.shape[0])
+    share = -weights.cross_entropy * counted
+    return gradient.at[rows, following].add(share, mode="drop")

@@ -1,0 +1,139 @@
+"""A draft to be trained: what it begins with, what of it is the target's, how it is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from ssd_jax.distill.training.packing import Batch
+from ssd_jax.distill.training.settings import DraftSettings
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sequence import sequence_hidden
+from ssd_jax.weights.checkpoint import Checkpoint
+from ssd_jax.weights.draft_checkpoint import HEAD
+
+Arrays = dict[str, jax.Array]
+"""Arrays by checkpoint name."""
+
+EMBEDDING = "model.embed_tokens.weight"
+_SPREAD = 0.02
+"""Standard deviation of weights from scratch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A draft without its arrays.
+
+    Attributes:
+      config: architecture.
+      model: its modules.
+      tied: names of frozen tensors -> the target's.
+      output_ids: [N] int32, ascending, of a reduced output vocabulary.
+    """
+
+    config: ModelConfig
+    model: FunctionalModel
+    tied: Mapping[str, str]
+    output_ids: np.ndarray | None
+
+    @property
+    def head(self) -> str:
+        """Name of the tensor whose rows are the output head."""
+        return EMBEDDING if self.config.tie_embeddings else HEAD
+
+    def hidden(
+        self, arrays: Arrays, batch: Batch, compute: jnp.dtype, *, rematerialise: bool
+    ) -> jax.Array:
+        """[B * T, hidden] float32 after the final norm, of the batch's tokens."""
+        module = self.model.module(self.model.assemble(arrays))
+        hidden = sequence_hidden(
+            module,
+            *(jnp.asarray(part) for part in (batch.tokens, batch.positions, batch.segments)),
+            compute=compute,
+            rematerialise=rematerialise,
+        )
+        return module.model.norm(hidden.reshape(-1, hidden.shape[-1]))
+
+
+def make_draft(
+    settings: DraftSettings, target: ModelConfig, output_ids: np.ndarray | None
+) -> Draft:
+    """The draft that the settings describe; see `DraftSettings.config` for its errors."""
+    config = settings.config(target)
+    execution = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32))
+    target_head = EMBEDDING if target.tie_embeddings else HEAD
+    tied = {}
+    if settings.embedding == "frozen":
+        tied[EMBEDDING] = EMBEDDING
+    if settings.head == "frozen" and not config.tie_embeddings:
+        tied[HEAD] = target_head
+    return Draft(config, FunctionalModel(config, execution), tied, output_ids)
+
+
+def first_arrays(
+    draft: Draft, settings: DraftSettings, target: Checkpoint, *, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What training begins with.
+
+    Args:
+      draft: to be trained.
+      settings: that it was made from.
+      target: whose tensors are read; only those that are needed.
+      seed: of weights from scratch.
+
+    Returns: trained arrays, float32, and frozen ones, bfloat16.
+
+    Raises:
+      InputError: the target's data cannot be read.
+    """
+    trained, frozen = {}, {}
+    for name, struct in draft.model.wanted().items():
+        source = _source(name, draft, settings, target.config)
+        if source is None:
+            trained[name] = _from_scratch(name, struct.shape, draft.config.num_layers, seed)
+            continue
+        array = target.tensors.read(source)
+        if name == HEAD and draft.output_ids is not None:
+            array = array[draft.output_ids]
+        if name in draft.tied:
+            frozen[name] = array.astype(ml_dtypes.bfloat16)
+        else:
+            trained[name] = array.astype(np.float32)
+    return trained, frozen
+
+
+def _source(name: str, draft: Draft, settings: DraftSettings, target: ModelConfig) -> str | None:
+    """The target's tensor that a tensor begins as."""
+    if name in draft.tied:
+        return draft.tied[name]
+    if name in (EMBEDDING, HEAD):
+        same = draft.config.hidden_size == target.hidden_size
+        tied_head = name == HEAD and target.tie_embeddings
+        return (EMBEDDING if tied_head else name) if same else None
+    if not settings.layers:
+        return None
+    prefix, _, rest = name.partition("model.layers.")
+    if prefix or not rest:
+        return name
+    own, _, part = rest.partition(".")
+    return f"model.layers.{settings.layers[int(own)]}.{part}"
+
+
+def _from_scratch(name: str, shape: tuple[int, ...], layers: int, seed: int) -> np.ndarray:
+    """Normal values; what is added to the residual stream is smaller the more layers add to it."""
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    if name.endswith(".bias"):
+        return np.zeros(shape, np.float32)
+    adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+    spread = _SPREAD / np.sqrt(2 * layers) if adds else _SPREAD
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    return rng.normal(0, spread, shape).astype(np.float32)

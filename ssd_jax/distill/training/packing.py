@@ -1,0 +1,202 @@
+"""Texts in rows of one length: what shares a row does not see each other, and is counted once.
+
+Which row is in which step is a function of (seed, step) alone, so that a run that was stopped goes
+on with the rows it would have had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ssd_jax.errors import InputError
+
+PADDING = 0
+"""Segment of what is no text."""
+
+_OPEN_ROWS = 64
+"""Rows that are being filled at a time."""
+
+
+class Text(Protocol):
+    """Tokens that a target wrote, or text that it scored."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[n] int32, prompt then completion."""
+        ...
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens that are prompt; 0 for plain text."""
+        ...
+
+    @property
+    def top_ids(self) -> np.ndarray | None:
+        """[n, N] int32: likeliest ids of the token after each."""
+        ...
+
+    @property
+    def top_probs(self) -> np.ndarray | None:
+        """[n, N] float32: their probabilities, by the target at temperature 1."""
+        ...
+
+
+class Batch(NamedTuple):
+    """Rows of packed texts; a position counts if its next token is of a completion."""
+
+    tokens: np.ndarray  # [B, T] int32
+    positions: np.ndarray  # [B, T] int32, from the start of the text or piece
+    segments: np.ndarray  # [B, T] int32, from 1 in each row; PADDING elsewhere
+    counted: np.ndarray  # [B, T] bool
+    following: np.ndarray  # [B, T] int32, the next token; 0 where not counted
+    top_ids: np.ndarray  # [B, T, N] int32; N is 0 without cached probabilities
+    top_probs: np.ndarray  # [B, T, N] float32
+
+
+class _Piece(NamedTuple):
+    text: int
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Texts and the rows they were packed into.
+
+    Attributes:
+      texts: as given.
+      rows: the pieces in each row.
+      length: tokens of a row.
+      width: N, cached probabilities a position.
+    """
+
+    texts: Sequence[Text]
+    rows: Sequence[Sequence[_Piece]]
+    length: int
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, rows: Iterable[int]) -> Batch:
+        """These rows; an index that is negative stands for an empty row."""
+        chosen = list(rows)
+        shape = (len(chosen), self.length)
+        made = Batch(
+            *(np.zeros(shape, np.int32) for _ in range(3)),
+            np.zeros(shape, bool),
+            np.zeros(shape, np.int32),
+            np.zeros((*shape, self.width), np.int32),
+            np.zeros((*shape, self.width), np.float32),
+        )
+        for place, row in enumerate(chosen):
+            if row >= 0:
+                self._fill(made, place, self.rows[row])
+        return made
+
+    def _fill(self, made: Batch, place: int, pieces: Sequence[_Piece]) -> None:
+        begin = 0
+        for number, (index, start, stop) in enumerate(pieces):
+            text, size = self.texts[index], stop - start
+            end = begin + size
+            made.tokens[place, begin:end] = text.tokens[start:stop]
+            made.positions[place, begin:end] = np.arange(size)
+            made.segments[place, begin:end] = PADDING + 1 + number
+            completed = np.arange(start + 1, stop) >= text.prompt_length
+            made.counted[place, begin : end - 1] = completed
+            made.following[place, begin : end - 1] = text.tokens[start + 1 : stop] * completed
+            if text.top_ids is not None and text.top_probs is not None:
+                made.top_ids[place, begin:end] = text.top_ids[start:stop]
+                made.top_probs[place, begin:end] = text.top_probs[start:stop]
+            begin = end
+
+    def digest(self) -> str:
+        """SHA-256 of the texts and of how they are packed."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            for array in (text.tokens, text.top_ids, text.top_probs):
+                if array is not None:
+                    digest.update(np.ascontiguousarray(array).data)
+            digest.update(f"{len(text.tokens)} {text.prompt_length}\0".encode())
+        digest.update(repr([list(map(tuple, row)) for row in self.rows]).encode())
+        return digest.hexdigest()
+
+
+def pack(texts: Iterable[Text], *, length: int, seed: int, where: str) -> Packed:
+    """Packs texts into rows, each where it first fits, in an order that the seed gives.
+
+    A text longer than a row is cut into pieces that overlap by one token, so that every next token
+    is predicted once; a piece without anything that counts is left out.
+
+    Args:
+      texts: with as many cached probabilities a position each, or all without.
+      length: tokens of a row.
+      seed: of the order in which texts are placed.
+      where: names the texts in errors.
+
+    Raises:
+      InputError: no text has anything that counts, or texts differ in their cached probabilities.
+    """
+    given = list(texts)
+    widths = {0 if text.top_ids is None else text.top_ids.shape[1] for text in given}
+    if len(widths) > 1:
+        raise InputError(
+            f"{where}: texts have {sorted(widths)} cached probabilities a position; make the "
+            "scores of all of them with the same settings"
+        )
+    pieces = [piece for i, text in enumerate(given) for piece in _pieces(i, text, length)]
+    if not pieces:
+        raise InputError(
+            f"{where}: none of {len(given)} texts has a token of a completion; generate some first"
+        )
+    order = np.random.default_rng(seed).permutation(len(pieces))
+    rows = _first_fit([pieces[i] for i in order], length)
+    return Packed(given, rows, length, widths.pop())
+
+
+def rows_of_step(count: int, *, batch: int, seed: int, step: int) -> list[int]:
+    """Rows of a step: every row once, in an order of its own, before any row again."""
+    chosen = []
+    for index in range(step * batch, (step + 1) * batch):
+        epoch, place = divmod(index, count)
+        chosen.append(int(_order(count, seed, epoch)[place]))
+    return chosen
+
+
+def _order(count: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def _pieces(index: int, text: Text, length: int) -> list[_Piece]:
+    size, pieces = len(text.tokens), []
+    for start in range(0, max(size - 1, 0), length - 1):
+        stop = min(start + length, size)
+        if stop > max(start + 1, text.prompt_length):
+            pieces.append(_Piece(index, start, stop))
+    return pieces
+
+
+def _first_fit(pieces: Sequence[_Piece], length: int) -> list[list[_Piece]]:
+    rows: list[list[_Piece]] = []
+    being_filled: list[tuple[int, int]] = []  # (row, tokens left)
+    for piece in pieces:
+        size = piece.stop - piece.start
+        fit = next((i for i, (_, left) in enumerate(being_filled) if left >= size), None)
+        if fit is None:
+            rows.append([])
+            being_filled.append((len(rows) - 1, length))
+            fit = len(being_filled) - 1
+        row, left = being_filled.pop(fit)
+        rows[row].append(piece)
+        if left - size > 1:
+            being_filled.insert(fit, (row, left - size))
+        elif len(being_filled) > _OPEN_ROWS:
+            being_filled.pop(0)
+        if len(being_filled) > _OPEN_ROWS:
+            being_filled.pop(0)
+    return rows

@@ -1,0 +1,240 @@
+"""One step of training as one program: gradients over all devices and micro-batches, an update.
+
+The output head is the widest product, and its logits would be the largest array by far: tokens go
+through it `chunk` at a time, each chunk's losses and gradients being done with before the next.
+Tokens that count come first, so that chunks of prompt and padding alone are skipped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ssd_jax.distill.training.losses import Sums, Weights
+from ssd_jax.distill.training.model import Arrays, Draft
+from ssd_jax.distill.training.packing import Batch
+from ssd_jax.distill.training.settings import TrainSettings
+from ssd_jax.distill.training.teacher import Rows, Teacher
+from ssd_jax.distill.training.vocabulary import columns_of
+from ssd_jax.models.sequence import narrow_product
+
+DATA_AXIS = "data"
+"""Mesh axis over which the rows of a batch are spread."""
+
+
+class Fixed(NamedTuple):
+    """What training does not change."""
+
+    frozen: Arrays
+    columns: jax.Array | None  # [vocabulary] int32, see `vocabulary.columns_of`
+    target: list[jax.Array]  # of the live target
+
+
+class State(NamedTuple):
+    """What training changes."""
+
+    trained: Arrays
+    optimizer: Any
+
+
+class Taken(NamedTuple):
+    """What a step reports."""
+
+    sums: Sums
+    gradient_norm: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """The programs of training.
+
+    Attributes:
+      draft, teacher, settings: what is trained, on what, how.
+      mesh: devices, along `DATA_AXIS`.
+    """
+
+    draft: Draft
+    teacher: Teacher
+    settings: TrainSettings
+    mesh: Mesh
+
+    def programs(self) -> tuple[Callable[..., tuple[State, Taken]], Callable[..., Sums]]:
+        """`step(state, fixed, batch)`, which takes the state's memory, and `look(state, fixed,
+        batch)`, which only measures. A step's batch has a leading axis of micro-batches."""
+        whole, rows = PartitionSpec(), PartitionSpec(DATA_AXIS)
+        step_rows = PartitionSpec(None, DATA_AXIS)
+
+        def over_devices(function: Callable[..., Any], batch: PartitionSpec) -> Callable[..., Any]:
+            specs = (whole, whole, batch)
+            return jax.shard_map(
+                function, mesh=self.mesh, in_specs=specs, out_specs=whole, check_vma=False
+            )
+
+        gradients = over_devices(self._gradients, step_rows)
+        looked = over_devices(self._look, rows)
+
+        def step(state: State, fixed: Fixed, batch: Batch) -> tuple[State, Taken]:
+            sums, total = gradients(state.trained, fixed, batch)
+            mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
+            updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
+            trained = optax.apply_updates(state.trained, updates)
+            return State(trained, optimizer), Taken(sums, _norm(mean))
+
+        def look(state: State, fixed: Fixed, batch: Batch) -> Sums:
+            return looked(state.trained, fixed, batch)
+
+        return jax.jit(step, donate_argnums=0), jax.jit(look)
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """AdamW behind a limit on the gradient's norm."""
+        s = self.settings
+        return optax.chain(
+            optax.clip_by_global_norm(s.clip),
+            optax.adamw(
+                schedule(s),
+                b1=s.beta1,
+                b2=s.beta2,
+                weight_decay=s.weight_decay,
+                mask=lambda arrays: jax.tree.map(lambda x: x.ndim > 1, arrays),
+            ),
+        )
+
+    def first_state(self, trained: dict[str, np.ndarray]) -> State:
+        """Before the first step, on all devices."""
+        placed = self.everywhere(trained)
+        return State(placed, self.everywhere(self.optimizer.init(placed)))
+
+    def fixed(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> Fixed:
+        """What does not change, on all devices."""
+        ids = self.draft.output_ids
+        columns = None if ids is None else columns_of(ids, self.draft.config.vocab_size)
+        return self.everywhere(Fixed(frozen, columns, target))  # type: ignore[return-value]
+
+    def everywhere(self, tree: Any) -> Any:
+        """Arrays of a tree, whole on every device."""
+        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+
+    def spread(self, batch: Batch, *, micro_batches: int | None = None) -> Batch:
+        """A batch with its rows spread over the devices, cut into micro-batches for a step."""
+        if micro_batches is None:
+            return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(DATA_AXIS)))
+        sharding = NamedSharding(self.mesh, PartitionSpec(None, DATA_AXIS))
+        cut = (part.reshape(micro_batches, -1, *part.shape[1:]) for part in batch)
+        return jax.device_put(Batch(*cut), sharding)
+
+    def _gradients(self, trained: Arrays, fixed: Fixed, batch: Batch) -> tuple[Sums, Arrays]:
+        """Sums over everything that counts in the whole batch, of losses and of gradients."""
+
+        def add(total: Any, micro: Batch) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, self._of_batch(trained, fixed, micro)), None
+
+        first = Batch(*(part[0] for part in batch))
+        if batch.tokens.shape[0] == 1:
+            total = self._of_batch(trained, fixed, first)
+        else:
+            kinds = jax.eval_shape(self._of_batch, trained, fixed, first)
+            nothing = jax.tree.map(lambda kind: jnp.zeros(kind.shape, kind.dtype), kinds)
+            total, _ = jax.lax.scan(add, nothing, batch)
+        return jax.lax.psum(total, DATA_AXIS)
+
+    def _of_batch(self, trained: Arrays, fixed: Fixed, batch: Batch) -> tuple[Sums, Arrays]:
+        head_name = self.draft.head
+        body = {name: array for name, array in trained.items() if name != head_name}
+        hidden, pull_back = jax.vjp(lambda body: self._hidden(body, trained, fixed, batch), body)
+        sums, at_hidden, at_head = self._through_head(hidden, trained, fixed, batch)
+        gradients = dict(pull_back(at_hidden)[0])
+        if head_name in trained:
+            gradients[head_name] = at_head
+        return sums, gradients
+
+    def _look(self, trained: Arrays, fixed: Fixed, batch: Batch) -> Sums:
+        hidden = self._hidden(trained, trained, fixed, batch)
+        return jax.lax.psum(self._through_head(hidden, trained, fixed, batch)[0], DATA_AXIS)
+
+    def _hidden(self, body: Arrays, trained: Arrays, fixed: Fixed, batch: Batch) -> jax.Array:
+        return self.draft.hidden(
+            {**fixed.frozen, **trained, **body},
+            batch,
+            self._compute,
+            rematerialise=self.settings.rematerialise,
+        )
+
+    @property
+    def _compute(self) -> jnp.dtype:
+        return jnp.dtype(self.settings.compute)
+
+    def _through_head(
+        self, hidden: jax.Array, trained: Arrays, fixed: Fixed, batch: Batch
+    ) -> tuple[Sums, jax.Array, jax.Array]:
+        """Sums of losses, and gradients at hidden [n, hidden] and at the head (or a zero)."""
+        head = trained.get(self.draft.head, fixed.frozen.get(self.draft.head))
+        assert head is not None
+        learns = self.draft.head in trained
+        # A trained head is cast in each chunk, so that its gradients add up in float32.
+        narrow = head if learns else head.astype(self._compute)
+        weights = Weights(*(getattr(self.settings, name) for name in Weights._fields))
+        count, chunk = hidden.shape[0], min(self.settings.chunk, hidden.shape[0])
+        counted = jnp.asarray(batch.counted).reshape(-1)
+        order = jnp.argsort(~counted, stable=True)
+        chunks = -(-count // chunk)
+
+        def cut(x: jax.Array) -> jax.Array:
+            padded = jnp.pad(x[order], ((0, chunks * chunk - count), *((0, 0),) * (x.ndim - 1)))
+            return padded.reshape(chunks, chunk, *x.shape[1:])
+
+        def run(part: tuple[jax.Array, Rows, jax.Array, jax.Array]):
+            x, rows, following, counts = part
+            logits, pull_back = jax.vjp(lambda x, w: narrow_product(x, w, self._compute), x, narrow)
+            sums, gradient = self.teacher.losses(
+                fixed.target, rows, fixed.columns, logits, following, counts, weights
+            )
+            at_x, at_head = pull_back(gradient)
+            return sums, at_x, at_head if learns else jnp.zeros(())
+
+        def skip(part: tuple[jax.Array, Rows, jax.Array, jax.Array]):
+            nothing = jnp.zeros(narrow.shape if learns else ())
+            return Sums(*(jnp.zeros(()) for _ in Sums._fields)), jnp.zeros_like(part[0]), nothing
+
+        def body(total: tuple[Sums, jax.Array], part: Any):
+            sums, at_x, at_head = jax.lax.cond(jnp.any(part[3]), run, skip, part)
+            return jax.tree.map(jnp.add, total, (sums, at_head)), at_x
+
+        following = jnp.asarray(batch.following).reshape(-1)
+        known = self.teacher.rows(fixed.target, batch)
+        parts = jax.tree.map(cut, (hidden, known, following, counted))
+        nothing = skip(jax.tree.map(lambda x: x[0], parts))
+        (sums, at_head), at_x = jax.lax.scan(body, (nothing[0], nothing[2]), parts)
+        at_x = at_x.reshape(-1, hidden.shape[1])[:count]
+        return sums, jnp.zeros_like(hidden).at[order].set(at_x), at_head
+
+
+def _norm(arrays: Arrays) -> jax.Array:
+    """Of all arrays together."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(array)) for array in arrays.values()))
+
+
+def schedule(settings: TrainSettings) -> optax.Schedule:
+    """Learning rate by step: linear from 0, then a cosine."""
+    s = settings
+    warmup = min(s.warmup, s.steps - 1)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=s.learning_rate / (warmup + 1),  # a first step of size 0 would be wasted
+        peak_value=s.learning_rate,
+        warmup_steps=warmup,
+        decay_steps=s.steps,
+        end_value=s.learning_rate * s.final_rate,
+    )
+
+
+def mesh_of(devices: int) -> Mesh:
+    """That many devices (0: all) in a row."""
+    chosen = jax.devices()[: devices or None]
+    return Mesh(np.array(chosen), (DATA_AXIS,))

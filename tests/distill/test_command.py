@@ -1,0 +1,275 @@
+"""`ssd-jax distill`: its stages one by one or together, again, and with other settings."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from ssd_jax.commands.main import main
+from ssd_jax.distill.shards import read_shards
+from ssd_jax.distill.target import open_target
+from ssd_jax.llm import LLM
+from ssd_jax.runtime.request import SamplingParams
+from tests import tiny
+from tests.distill import tiny_run
+
+STAGES = ("prompts", "generate")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_checkpoint) -> Path:
+    """A directory with files and a configuration of them."""
+    directory = tiny_run.write_data(tmp_path_factory.mktemp("distill"))
+    tiny_run.write_config(directory, tiny_checkpoint)
+    return directory
+
+
+def distill(place, out, *arguments) -> int:
+    given = [f"--config={place / 'config.toml'}", f"--out={place / out}", "--compile_cache=off"]
+    return main(["distill", *given, *arguments])
+
+
+@pytest.fixture(scope="module")
+def finished(place) -> Path:
+    """What both stages have made."""
+    for stage in STAGES:
+        assert distill(place, "finished", f"--stage={stage}") == 0
+    return place / "finished"
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.glob("generate/*"))}
+
+
+def test_the_text_is_what_the_engine_would_say(finished, tiny_checkpoint):
+    manifest = json.loads((finished / "generate" / "manifest.json").read_text())
+    assert manifest["inputs"]["target"] == open_target(str(tiny_checkpoint)).sha256
+    assert len(manifest["data"]["shards"]) > 2
+    samples = list(read_shards(finished / "generate"))
+    assert len(samples) == 12
+    prompts = [sample.tokens[: sample.prompt_length or 24].tolist() for sample in samples]
+    context = 12 + max(map(len, prompts))  # the same programs
+    llm = LLM(str(tiny_checkpoint), dtype="float32", slots=4, context=context, compile_cache="off")
+    for index, prompt in enumerate(prompts):
+        temperature = (0.0, 0.7, 1.0)[index % 3]  # all of the first turn: there are 13 prompts
+        params = SamplingParams(temperature=temperature, seed=0, max_tokens=12)
+        (output,) = [e.output for e in llm.run([llm.request(prompt, params, index)]) if e.output]
+        assert samples[index].tokens[len(prompt) :].tolist() == output.token_ids
+
+
+def test_scores_are_kept_of_what_is_learnt(finished):
+    for sample in read_shards(finished / "generate"):
+        learnt = list(sample.learnt)
+        assert sample.top_ids.shape == (len(sample.tokens), 8)
+        assert (sample.top_probs[learnt].sum(-1) > 0.1).all()
+        greedy = sample.top_ids[learnt, 0] == sample.tokens[np.array(learnt) + 1]
+        assert greedy.any()
+
+
+def test_a_killed_process_goes_on_bit_for_bit(place, finished):
+    code = (
+        "import os, signal, sys\n"
+        "from ssd_jax.distill import atomic\n"
+        "write, count = os.fsync, [0]\n"
+        "def die(descriptor):\n"
+        "    count[0] += 1\n"
+        "    if count[0] == 23: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    write(descriptor)\n"
+        "atomic.os.fsync = die\n"
+        "from ssd_jax.commands.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", code, "distill", f"--config={place / 'config.toml'}"]
+    command += [
+        f"--out={place / 'killed'}",
+        f"--compile_cache={jax.config.jax_compilation_cache_dir}",
+    ]
+    killed = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = files(place / "killed")
+    assert [name for name in left if name.endswith(".partial")]
+    assert 0 < len([name for name in left if name.startswith("shard")]) < len(files(finished))
+    assert distill(place, "killed") == 0
+    assert files(place / "killed") == files(finished)
+
+
+def test_what_is_finished_is_skipped(place, finished, monkeypatch, capsys):
+    monkeypatch.setattr("ssd_jax.llm.LLM", None)
+    monkeypatch.setattr("ssd_jax.distill.scores.Scorer", None)
+    before = files(finished)
+    assert distill(place, "finished", "--stage=generate") == 0
+    assert distill(place, "finished", "--stage=prompts") == 0
+    assert files(finished) == before
+    assert "made before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "lines"),
+    [
+        ({"generate_seed": "1"}, "generate", ["generate.seed is 1, was 0"]),
+        (
+            {"generate_seed": "1", "generate_top_n": "4"},
+            "generate",
+            ["generate.seed is 1, was 0", "generate.top_n is 4, was 8"],
+        ),
+        ({"prompts_longest": "47"}, "prompts", ["prompts.longest is 47, was 48"]),
+        ({"target_dtype": '"bfloat16"'}, "generate", ['target.dtype is "bfloat16", was "float32"']),
+    ],
+)
+def test_other_settings_are_refused_with_their_keys(
+    place, finished, tiny_checkpoint, capsys, change, stage, lines
+):
+    other = place / "other"
+    other.mkdir(exist_ok=True)
+    tiny_run.write_config(other, tiny_checkpoint, prompts_directory='".."', **change)
+    for chosen in ((), (f"--stage={stage}",)):
+        arguments = [f"--config={other / 'config.toml'}", f"--out={finished}", *chosen]
+        assert main(["distill", *arguments, "--compile_cache=off"]) == 2
+        said = capsys.readouterr().err
+        assert [line.strip() for line in said.splitlines()[1:-1]] == lines
+        assert f"remove {finished / stage}" in said
+
+
+def test_another_target_is_refused_with_both_hashes(place, finished, tmp_path, capsys):
+    target = tiny.write_checkpoint(tmp_path / "target", seed=5)
+    config = tiny_run.write_config(tmp_path, target, prompts_directory=f'"{place}"')
+    arguments = [f"--config={config}", f"--out={finished}", "--compile_cache=off"]
+    old = json.loads((finished / "prompts" / "manifest.json").read_text())["inputs"]["target"]
+    for stage in STAGES:
+        assert main(["distill", *arguments, f"--stage={stage}"]) == 2
+        said = capsys.readouterr().err
+        new = open_target(str(target)).sha256
+        assert f"the target has sha256 {new}, was {old}" in said
+
+
+def test_a_file_that_changed_is_refused(place, finished, tmp_path, tiny_checkpoint, capsys):
+    tiny_run.write_data(tmp_path)
+    (tmp_path / "held_out.jsonl").write_text('{"prompt": "another"}')
+    config = tiny_run.write_config(tmp_path, tiny_checkpoint)
+    arguments = [f"--config={config}", f"--out={finished}", "--compile_cache=off"]
+    assert main(["distill", *arguments, "--stage=prompts"]) == 2
+    assert re.search(r"held_out.jsonl has sha256 \w+, was \w+", capsys.readouterr().err)
+
+
+def test_input_that_was_refused_can_be_mended(place, tmp_path, tiny_checkpoint, capsys):
+    tiny_run.write_data(tmp_path)
+    config = tiny_run.write_config(tmp_path, tiny_checkpoint)
+    arguments = [f"--config={config}", f"--out={tmp_path / 'out'}", "--compile_cache=off"]
+    (tmp_path / "train.jsonl").write_text("{")
+    assert main(["distill", *arguments, "--stage=prompts"]) == 2
+    assert f"{tmp_path / 'train.jsonl'}:1: not JSON" in capsys.readouterr().err
+    tiny_run.write_data(tmp_path)
+    assert main(["distill", *arguments, "--stage=prompts"]) == 0
+
+
+def test_a_stage_needs_the_one_before(place, capsys):
+    assert distill(place, "new", "--stage=generate") == 2
+    assert "needs stage prompts, which is not finished" in capsys.readouterr().err
+
+
+def test_two_runs_do_not_share_a_directory(place, finished, capsys):
+    import fcntl
+
+    with (finished / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert distill(place, "finished") == 2
+    assert "another ssd-jax distill is at work" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give --config=FILE"),
+        (("--config=none.toml",), "config none.toml: No such file"),
+        (("--config=none.toml", "--stage=sleep"), "value should be one of"),
+    ],
+)
+def test_bad_flags_are_explained(arguments, message, capsys):
+    assert main(["distill", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+TRAINED = {"draft_layers": "[0]", "train_steps": "4"}
+
+
+@pytest.fixture
+def train(place, finished, tiny_checkpoint, monkeypatch):
+    """Runs the command with sections for training; what trains is a stand-in."""
+    from ssd_jax.distill.training import loop
+
+    calls = []
+
+    def run(settings, draft, *, samples, work, target, progress):
+        del progress
+        calls.append((settings, draft, len(list(samples)), target.sha256))
+        done = settings.steps if len(calls) > 1 else 1
+        stopped = "" if done == settings.steps else "max_seconds = 1 are over"
+        return loop.Result(
+            step=done, finished=not stopped, stopped=stopped, held_out={}, draft=work / "draft"
+        )
+
+    monkeypatch.setattr(loop, "run", run)
+    shutil.rmtree(finished / "config", ignore_errors=True)
+
+    def command(*arguments, **changes):
+        other = place / "trained"
+        other.mkdir(exist_ok=True)
+        settings = TRAINED | changes
+        tiny_run.write_config(other, tiny_checkpoint, prompts_directory='".."', **settings)
+        config = f"--config={other / 'config.toml'}"
+        return main(["distill", config, f"--out={finished}", "--compile_cache=off", *arguments])
+
+    return command, calls
+
+
+def test_training_that_stops_early_goes_on_until_it_is_finished(train, finished, capsys):
+    command, calls = train
+    assert command() == 0
+    said = capsys.readouterr().err
+    assert "train: step 1 of 4" in said
+    assert "stopped (max_seconds = 1 are over); the same command goes on" in said
+    assert command(train_max_seconds="9.0") == 0  # how long a run may take is no matter
+    assert "train: step 4 of 4" in capsys.readouterr().err
+    assert command() == 0
+    assert "train, made before" in capsys.readouterr().err
+    assert len(calls) == 2
+    settings, draft, samples, target = calls[0]
+    assert (settings.steps, draft.layers, samples) == (4, (0,), 12)
+    assert (
+        target == json.loads((finished / "generate/manifest.json").read_text())["inputs"]["target"]
+    )
+    assert command(draft_store='"int8"') == 0  # the same weights, written otherwise
+    assert len(calls) == 3
+
+
+def test_a_draft_in_training_cannot_be_changed(train, capsys):
+    command, calls = train
+    command()
+    for stage in ((), ("--stage=train",)):
+        assert command(*stage, train_steps="5", draft_layers="[1]") == 2
+        said = capsys.readouterr().err
+        assert "draft.layers is [1], was [0]" in said
+        assert "train.steps is 5, was 4" in said
+    assert len(calls) == 1
+
+
+def test_an_impossible_draft_is_refused_before_anything_is_made(train, place, capsys):
+    command, calls = train
+    out = place / "impossible"
+    assert command(f"--out={out}", draft_layers="[0, 2]") == 2
+    assert "layers: 2 is out of range, the target has layers 0 to 1" in capsys.readouterr().err
+    assert not [path for path in out.rglob("*") if path.name != ".lock"]
+    assert calls == []
+
+
+def test_training_needs_its_sections(place, finished, capsys):
+    assert distill(place, "finished", "--stage=train") == 2
+    assert "has no [draft] and [train]" in capsys.readouterr().err

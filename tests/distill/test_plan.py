@@ -1,0 +1,46 @@
+"""What is generated is a function of the settings and the prompts alone."""
+
+from collections import Counter
+
+from ssd_jax.distill.plan import plan_shards
+from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.settings import GenerateSettings
+
+PROMPTS = [Prompt(set="a", index=i, ids=[0] * (i + 1)) for i in range(7)]
+
+
+def plan(prompts=PROMPTS, **changes):
+    settings = {"max_tokens": 10, "shard_tokens": 45, "temperatures": (0.0, 0.5, 1.0)}
+    return plan_shards(prompts, GenerateSettings(**settings | changes))
+
+
+def flat(shards):
+    return [completion for shard in shards for completion in shard]
+
+
+def test_each_prompt_is_completed_once_by_default():
+    completions = flat(plan())
+    assert sorted(one.prompt for one in completions) == list(range(7))
+    assert [one.index for one in completions] == list(range(7))
+
+
+def test_more_completions_go_through_all_prompts_again_at_other_temperatures():
+    completions = flat(plan(completions=21))
+    assert set(Counter(one.prompt for one in completions).values()) == {3}
+    assert max(Counter(one.temperature for one in completions).values()) == 7
+    orders = [[one.prompt for one in completions[i : i + 7]] for i in (0, 7, 14)]
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_shard_never_exceeds_its_size_but_has_at_least_one():
+    for shard in plan(completions=50):
+        assert sum(len(PROMPTS[one.prompt].ids) + 10 for one in shard) <= 45
+    assert [len(shard) for shard in plan(shard_tokens=1)] == [1] * 7
+    assert len(plan(shard_tokens=10**6)) == 1
+
+
+def test_the_order_is_that_of_the_seed():
+    # Golden: a plan that changes with a version would mix two plans in one directory.
+    assert [one.prompt for one in flat(plan(seed=0))] == [4, 2, 6, 0, 5, 1, 3]
+    assert flat(plan(seed=0)) == flat(plan(seed=0))
+    assert flat(plan(seed=1)) != flat(plan(seed=0))

@@ -1,0 +1,167 @@
+"""Stage prompts: files become token ids, split by file, without leaks; bad input is named."""
+
+import gzip
+import json
+import re
+
+import pytest
+
+from ssd_jax.distill.prompts import PromptFiles, read_prompts, report, write_prompts
+from ssd_jax.distill.reading import passages
+from ssd_jax.errors import InputError
+from ssd_jax.text.from_hf import tokenizer_from_directory
+from tests import tiny
+from tests.distill import tiny_run
+from tests.distill.tiny_run import write_lines
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    directory = tmp_path / "tokenizer"
+    directory.mkdir()
+    tiny.write_tokenizer(directory)
+    return tokenizer_from_directory(directory)
+
+
+@pytest.fixture
+def prepare(tmp_path, tokenizer):
+    """Prepares prompts with some keys of the section changed."""
+    tiny_run.write_data(tmp_path)
+
+    def run(**changes):
+        given = tiny_run.settings(tmp_path, **{f"prompts_{k}": v for k, v in changes.items()})
+        return PromptFiles(given.prompts, given.directory).prepare(tokenizer)
+
+    return run
+
+
+def texts(prompts, tokenizer):
+    return [tokenizer.decode(prompt.ids, skip_special=False) for prompt in prompts]
+
+
+def test_prompts_go_through_the_chat_template_and_text_is_cut(prepare, tokenizer, tmp_path):
+    prompts, counts = prepare()
+    train = texts(prompts["train"], tokenizer)
+    assert train[0] == "<eot>user:0red0owl0?<eot>assistant:"
+    plain = [prompt for prompt in prompts["train"] if prompt.plain]
+    whole = "".join(texts(plain, tokenizer))
+    assert (tmp_path / "text.txt").read_text().startswith(whole)
+    assert {len(prompt.ids) for prompt in plain} == {24}
+    assert [prompt.index for prompt in plain] == list(range(len(plain)))
+    assert texts(prompts["held_out"], tokenizer)[0] == "<eot>user:Why is it so?<eot>assistant:"
+    assert counts["train"]["train.jsonl"] == {"kept": 7, "too_long": 0}
+
+
+def test_a_rest_of_less_than_half_a_passage_is_dropped():
+    assert passages(range(10), 4, before=[]) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert passages(range(9), 4, before=[]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert passages(range(5), 4, before=[77]) == [[77, 0, 1, 2], [77, 3, 4]]
+
+
+def test_a_planted_leak_is_dropped_from_training_and_counted(prepare, tokenizer, tmp_path):
+    write_lines(
+        tmp_path / "train.jsonl",
+        {"question": "I ask: Why is it so? Tell!"},  # the whole of a text of 13 tokens
+        {"question": "Well, ho came there? Oh"},  # 13 of the other's 15
+        {"question": "Well, o came there? Oh"},  # 13, too
+        {"question": "Well, came there? Oh"},  # 11
+    )
+    prompts, counts = prepare(train='["train.jsonl"]')
+    kept = texts(prompts["train"], tokenizer)
+    assert kept == ["<eot>user:Well, came there? Oh<eot>assistant:"]
+    assert counts["train"]["train.jsonl"]["leaking"] == 3
+    assert len(prompts["held_out"]) == 2
+    assert "1 prompts (train.jsonl 1); 3 that share a span" in report(counts)
+
+
+def test_what_the_program_puts_around_every_prompt_is_no_leak(prepare, tmp_path):
+    system = {"role": "system", "content": "You are a helpful assistant of the usual kind."}
+    for name, word in (("train", "alpha"), ("held_out", "omega")):
+        write_lines(
+            tmp_path / f"{name}.jsonl",
+            {"messages": [system, {"role": "user", "content": word}]},
+            {"task_id": "HumanEval/0", "prompt": f"def {word}():"},
+        )
+    _, counts = prepare(train='["train.jsonl"]', longest="400")
+    assert counts["train"]["train.jsonl"] == {"kept": 2, "too_long": 0}
+
+
+def test_ids_choose_lines(prepare, tokenizer, tmp_path):
+    names = ["task/1", "task/2", "task/3", "task/10", "task/11"]
+    write_lines(tmp_path / "x.jsonl", *({"task_id": n, "text": f"do {n}"} for n in names))
+    entry = '{{path = "x.jsonl", ids = "{}"}}'.format
+    prompts, _ = prepare(train=f"[{entry('1-2,10')}]", held_out=f"[{entry('3,11-20')}]")
+    assert [text[10:].split("<")[0] for text in texts(prompts["train"], tokenizer)] == [
+        "do task/1",
+        "do task/2",
+        "do task/10",
+    ]
+    assert len(prompts["held_out"]) == 2
+
+
+def test_a_gzipped_file_is_read(prepare, tmp_path):
+    (tmp_path / "z.jsonl.gz").write_bytes(gzip.compress(json.dumps({"prompt": "zip"}).encode()))
+    prompts, _ = prepare(train='["z.jsonl.gz"]')
+    assert len(prompts["train"]) == 1
+
+
+def test_long_prompts_are_left_out_and_counted(prepare, tmp_path):
+    write_lines(tmp_path / "train.jsonl", {"prompt": "short"}, {"prompt": "long" * 20})
+    prompts, counts = prepare(train='["train.jsonl"]')
+    assert len(prompts["train"]) == 1
+    assert counts["train"]["train.jsonl"] == {"kept": 1, "too_long": 1}
+    assert "1 that are too long left out" in report(counts)
+
+
+def test_every_bad_line_is_named_with_its_file(prepare, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "good"}\n{\n\n{"text": "?"}\n')
+    (tmp_path / "held_out.jsonl").write_text('{"prompt": 3}\n')
+    with pytest.raises(InputError) as error:
+        prepare()
+    listed = [line.strip().partition(": ")[0] for line in str(error.value).splitlines()[1:]]
+    assert listed == [
+        f"{tmp_path / 'held_out.jsonl'}:1",
+        f"{tmp_path / 'train.jsonl'}:2",
+        f"{tmp_path / 'train.jsonl'}:4",
+    ]
+
+
+def test_text_that_is_not_utf8_is_named_with_its_line(prepare, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"one\ntwo\nth\xffree\n")
+    with pytest.raises(InputError, match=re.escape(f"{tmp_path / 'text.txt'}:3: not UTF-8")):
+        prepare()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": '["none.jsonl"]'}, "prompts 'none.jsonl': "),
+        ({"train": '["held_out.jsonl"]'}, "give each file to one of them"),
+        ({"train": '["empty.jsonl"]'}, "no prompt of train is left: 0 prompts (empty.jsonl 0)"),
+        ({"held_out": '["empty.jsonl"]'}, "no prompt of held_out is left"),
+        ({"train": '[{path = "held_out.jsonl", ids = "1"}]'}, "give each file to one of them"),
+        ({"train": '[{path = "text.txt", ids = "1"}]'}, "lines of plain text have no ids"),
+        ({"train": '[{path = "nameless.jsonl", ids = "1"}]'}, "1 lines have no number under"),
+    ],
+)
+def test_files_that_cannot_do_are_refused(prepare, tmp_path, changes, message):
+    write_lines(tmp_path / "empty.jsonl")
+    write_lines(tmp_path / "nameless.jsonl", {"prompt": "x"})
+    with pytest.raises(InputError, match=re.escape(message)):
+        prepare(**changes)
+
+
+def test_a_built_in_set_can_be_held_out(prepare):
+    prompts, _ = prepare(held_out='["mt_bench"]', longest="2000")
+    assert {prompt.set for prompt in prompts["held_out"]} == {"mt_bench"}
+
+
+def test_prompts_come_back_as_they_were_written(prepare, tmp_path):
+    prompts, _ = prepare()
+    digests = write_prompts(tmp_path, prompts)
+    for split, digest in digests.items():
+        assert read_prompts(tmp_path, split, digest) == prompts[split]
+    path = tmp_path / "train.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match="its sha256 differs"):
+        read_prompts(tmp_path, "train", digests["train"])

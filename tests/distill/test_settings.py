@@ -1,0 +1,85 @@
+"""A configuration says what is made; what is wrong with it is named before anything runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ssd_jax.distill.ranges import parse_ranges
+from ssd_jax.distill.settings import Entry, read_settings, recorded
+from ssd_jax.errors import InputError
+from tests.distill import tiny_run
+
+SHIPPED = sorted((Path(__file__).parents[2] / "configs" / "distill").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_configuration_is_valid(path):
+    assert read_settings(path).prompts.held_out
+
+
+def test_the_shipped_drafts_of_a_target_share_its_text():
+    light, strong = map(read_settings, SHIPPED)
+    assert light.target == strong.target
+    assert light.target.name is not None
+    assert (light.prompts, light.generate) == (strong.prompts, strong.generate)
+
+
+def test_entries_are_paths_with_or_without_ids(tmp_path):
+    given = tiny_run.settings(
+        tmp_path, prompts_train='["a.jsonl", {path = "b.jsonl", ids = "1-3,7"}]'
+    )
+    assert given.prompts.train == (Entry(path="a.jsonl"), Entry(path="b.jsonl", ids="1-3,7"))
+    assert given.directory == tmp_path
+    assert given.prompts.train[1].id_ranges == (range(1, 4), range(7, 8))
+
+
+def test_the_directory_of_the_prompts_can_be_given(tmp_path):
+    path = tiny_run.write_config(tmp_path, prompts_directory='"files"')
+    assert read_settings(path).directory == tmp_path / "files"
+    assert read_settings(path, data=Path("else")).directory == Path("else")
+
+
+@pytest.mark.parametrize("text", ["", "3-1", "a", "1,,2", "1-", "-3", "1-2-3"])
+def test_a_bad_range_is_refused(text):
+    with pytest.raises(InputError, match=re.escape("x: ")):
+        parse_ranges(text, "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"generate_slotz": "3"}, "[generate] unknown key 'slotz'; did you mean 'slots'?"),
+        ({"promts_train": "3"}, "unknown key 'promts'; did you mean 'prompts'?"),
+        ({"generate_slots": "0"}, "[generate] slots = 0 must be at least 1"),
+        ({"generate_slots": '"4"'}, "[generate] slots = '4' must be of type int"),
+        ({"generate_temperatures": "[]"}, "[generate] temperatures = []"),
+        ({"generate_temperatures": "[0.5, -1.0]"}, "[generate] temperature = -1.0"),
+        ({"prompts_train": "[]"}, "[prompts] train is empty"),
+        ({"prompts_held_out": "[]"}, "[prompts] held_out is empty"),
+        ({"prompts_train": '["a", "a"]'}, "train lists 'a' twice"),
+        ({"prompts_train": '[{path = "a", id = "1"}]'}, "is not understood"),
+        ({"prompts_train": '[{path = "a", ids = "5-1"}]'}, "train: a: '5-1' of '5-1' is no range"),
+        ({"prompts_passage_tokens": "99"}, "passage_tokens = 99 is more than longest = 48"),
+        ({"target_source": '""'}, "[target] source is missing"),
+        ({"target_dtype": '"int8"'}, "[target] dtype = 'int8' is unknown"),
+        ({"draft_layers": "[0]"}, "[draft] and [train] go together"),
+        ({"draft_layers": "[0]", "train_batch": "2"}, "[train] steps is missing"),
+        (
+            {"draft_layers": "[0]", "train_steps": "2", "generate_top_n": "0"},
+            "[generate] top_n = 0 keeps no probabilities",
+        ),
+    ],
+)
+def test_a_bad_value_is_named_with_its_section(tmp_path, change, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        tiny_run.settings(tmp_path, **change)
+
+
+def test_what_is_recorded_does_not_depend_on_where_things_are(tmp_path):
+    one = tiny_run.settings(tmp_path, "here", prompts_directory='"one"')
+    two = tiny_run.settings(tmp_path, "there", prompts_directory='"two"')
+    for section in ("target", "prompts", "generate"):
+        mine, other = (recorded(section, getattr(each, section)) for each in (one, two))
+        assert mine == other
+    assert recorded("prompts", one.prompts)["prompts.train"] == ["train.jsonl", "text.txt"]

@@ -1,0 +1,197 @@
+"""Training a tiny draft on a tiny target's own text: it learns, stops, goes on, is exported."""
+
+import dataclasses
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from ssd_jax.distill.training import loop
+from ssd_jax.distill.training.checkpoints import Checkpoints
+from ssd_jax.distill.training.export import export
+from ssd_jax.distill.training.journal import read_journal
+from ssd_jax.distill.training.loop import run
+from ssd_jax.distill.training.model import make_draft
+from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
+from ssd_jax.distill.training.stopping import Stop
+from ssd_jax.errors import InputError
+from ssd_jax.opened import open_model
+from ssd_jax.weights.draft_checkpoint import identity_of
+from tests.distill.training import own_text
+from tests.models.golden import Runner
+
+LENGTH = 32
+SETTINGS = TrainSettings(
+    steps=20,
+    batch=16,
+    length=2 * LENGTH,
+    learning_rate=1e-2,
+    warmup=5,
+    compute="float32",
+    devices=1,
+    held_out=8,
+    evaluate_every=10,
+    save_every=10,
+    chunk=512,
+    acceptance=0.5,
+)
+DRAFT = DraftSettings(layers=(0,), output_size=240)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return own_text.opened(own_text.write_sharp_target(tmp_path_factory.mktemp("t") / "target"))
+
+
+@pytest.fixture(scope="module")
+def texts(target):
+    return own_text.write(target, texts=192, prompt=4, length=LENGTH, top=16)
+
+
+def train(target, texts, work, draft=DRAFT, progress=None, stop=None, **changes):
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return run(
+        settings, draft, target=target, samples=texts, work=work, progress=progress, stop=stop
+    )
+
+
+def journal(work):
+    """Lines without their times."""
+    entries = read_journal(work / loop.METRICS)
+    return [{k: v for k, v in entry.items() if k != "tokens_per_second"} for entry in entries]
+
+
+def files(work):
+    """Leaves of the last checkpoint, and the exported tensors."""
+    checkpoints = Checkpoints(work / loop.CHECKPOINTS, made_with={}, keep=9)
+    path = work / loop.CHECKPOINTS / f"step-{checkpoints.steps()[-1]:08}"
+    return checkpoints._read(path), (work / loop.DRAFT / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(target, texts, tmp_path_factory):
+    """An uninterrupted run."""
+    work = tmp_path_factory.mktemp("whole")
+    return work, train(target, texts, work)
+
+
+def same(work, other):
+    leaves, tensors = files(work)
+    expected, others = files(other)
+    assert leaves.keys() == expected.keys()
+    for name, leaf in leaves.items():
+        np.testing.assert_array_equal(leaf, expected[name])
+    assert tensors == others
+    assert journal(work) == journal(other)
+
+
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whole, tmp_path):
+    def kill(report):
+        if report.step == 14:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(target, texts, tmp_path, progress=kill)
+    assert [entry["step"] for entry in journal(tmp_path)][-1] == 14
+    result = train(target, texts, tmp_path)
+    assert (result.step, result.finished) == (20, True)
+    same(tmp_path, whole[0])
+
+
+def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, texts, whole, tmp_path):
+    def interrupt(report):
+        if report.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    result = train(target, texts, tmp_path, progress=interrupt)
+    assert not result.finished
+    assert result.stopped == "SIGTERM"
+    assert 6 <= result.step < 10
+    assert signal.getsignal(signal.SIGTERM) is before
+    over = train(target, texts, tmp_path, stop=Stop(1e-9))
+    assert (over.step, over.stopped) == (result.step, "max_seconds = 1e-09 are over")
+    assert train(target, texts, tmp_path).finished
+    same(tmp_path, whole[0])
+
+
+def test_a_finished_run_is_not_trained_again(target, texts, whole):
+    work, result = whole
+    steps = []
+    assert train(target, texts, work, progress=steps.append) == result
+    assert steps == []
+
+
+def test_training_raises_agreement_on_text_it_has_not_seen(target, texts, tmp_path):
+    draft = dataclasses.replace(DRAFT, embedding="trained", head="trained")
+    longer = {"steps": 150, "evaluate_every": 150, "save_every": 150}
+    result = train(target, texts, tmp_path, draft=draft, **longer)
+    before, after = journal(tmp_path)[0]["held_out"], result.held_out
+    assert after["agreement"] > before["agreement"] + 0.2
+    assert after["acceptance"] > before["acceptance"] + 0.2
+    assert after["loss"] < 0.7 * before["loss"]
+    assert (tmp_path / loop.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("store", ["bfloat16", "int8"])
+def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_path, store):
+    """The engine's logits of the loaded draft give the held-out figures of training."""
+    made = make_draft(DRAFT, target.checkpoint.config, _output_ids(whole[0]))
+    leaves, _ = files(whole[0])
+    names = sorted(name for name in made.model.wanted() if name not in made.tied)
+    trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
+    identity = identity_of(target, made.tied)
+    export(tmp_path / "draft", made, trained, store=store, target=identity)
+    opened = open_model(str(tmp_path / "draft"), "float32", target=target)
+    tokens = np.stack([text.tokens for text in texts[:8]])
+    engine = Runner(opened.model, opened.load(), slots=8)(tokens)
+    stored = {
+        name: array if array.ndim == 1 else _rounded(array) for name, array in trained.items()
+    }
+    target_model = own_text.parameters_of(target)
+    frozen = {name: target_model[source] for name, source in made.tied.items()}
+    frozen["lm_head.weight"] = frozen["lm_head.weight"][made.output_ids]
+    expected = Runner(made.model, made.model.assemble({**stored, **frozen}), slots=8)(tokens)
+    tolerance = 1e-4 if store == "bfloat16" else 0.1
+    assert np.abs(engine - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_compiled(
+    target, texts, whole, tmp_path, compilations
+):
+    with pytest.raises(InputError, match=r"train\.seed was 0, is 1"):
+        train(target, texts, whole[0], seed=1)
+    with pytest.raises(InputError, match="texts was"):
+        train(target, texts[:-1], whole[0])
+    with pytest.raises(InputError, match="rows do not spread evenly over 3 devices"):
+        train(target, texts, tmp_path, devices=3)
+    with pytest.raises(InputError, match="there are"):
+        train(target, texts, tmp_path, devices=999)
+    with pytest.raises(InputError, match="layers: 7 is out of range"):
+        train(target, texts, tmp_path, draft=DraftSettings(layers=(7,)))
+    with pytest.raises(InputError, match="leave nothing to learn from"):
+        train(target, texts, tmp_path, held_out=999)
+    bare = [dataclasses.replace(text, top_ids=None, top_probs=None) for text in texts]
+    with pytest.raises(InputError, match="no cached probabilities"):
+        train(target, bare, tmp_path)
+    assert not [event for event in compilations if event]
+
+
+def test_a_loss_that_is_not_finite_is_an_error_with_a_remedy(target, texts, tmp_path):
+    wrong = [dataclasses.replace(text, top_probs=text.top_probs * np.nan) for text in texts]
+    with pytest.raises(InputError, match="lower learning_rate"):
+        train(target, wrong, tmp_path)
+    assert not list((tmp_path / loop.CHECKPOINTS).iterdir())
+
+
+def _output_ids(work):
+    from safetensors.numpy import load_file
+
+    return load_file(work / loop.DRAFT / "model.safetensors")["output_ids"]
+
+
+def _rounded(array):
+    import ml_dtypes
+
+    return array.astype(ml_dtypes.bfloat16).astype(np.float32)
