@@ -84,13 +84,13 @@ def build(
     support: int, rule: str, lowered: int = 0, outputs: tuple[int, ...] | None = None
 ) -> Programs:
     """Fresh programs, traced from what the functions of ssd_jax are when they first run."""
-    ids = None if outputs is None else np.array(outputs, np.int32)
+    columns = None if outputs is None else np.array(outputs, np.int32)
 
     def draft(table, pending, start, said, sampling) -> Proposal:
         def step(carry, index):
             last, seen = carry
             drawn = drafting.draw(
-                table[last] if ids is None else table[last][:, ids],
+                table[last] if columns is None else table[last][:, columns],
                 sampling,
                 start,
                 index,
@@ -100,7 +100,7 @@ def build(
                 rule=rule,
                 candidates=lowered,
                 saguaro=Saguaro(0.5, jnp.array(lowered)) if lowered else None,
-                outputs=ids,
+                outputs=columns,
             )
             return (drawn.token, history.add_output(seen, drawn.token[:, None])), drawn
 
