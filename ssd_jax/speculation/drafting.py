@@ -76,8 +76,8 @@ def draw(
       sampling: settings of the rows, with the draft's temperature; 0 proposes the likeliest token.
       start: [B] int32, position of the round's pending token.
       step: [] or [B] int32, tokens of this record drawn before.
-      heard: gives what the draft knows to have been said [B, V], tokens in flight included. It may
-        be wrong: that costs acceptance only.
+      heard: gives what the draft knows to have been said, of the tokens of the logits, those in
+        flight included. It may be wrong: that costs acceptance only.
       tokens: how many ids exist (see `probs`).
       support: N, most ids a proposal keeps; V keeps all.
       rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.

@@ -186,24 +186,23 @@ def one_row():
 
 
 @pytest.mark.parametrize("name", ["step", pytest.param("grow", marks=pytest.mark.slow)])
-def test_a_step_touches_nothing_of_the_whole_vocabulary(one_row, name):
-    """But the embedding, of which it reads rows, and what has been said."""
+def test_a_step_makes_nothing_as_wide_as_the_vocabulary(one_row, name):
+    """It reads rows of the embedding, and some of what has been said, and copies neither."""
     base, expansion = one_row
     job = base["step", 2] if name == "step" else expansion["grow"]
-    arrays = held(job.compile(None).as_text())
-    assert ("bf16", (OUTPUTS, 32)) in arrays
+    arrays = made(job.compile(None).as_text())
     assert any(kind == "f32" and shape[-1:] == (OUTPUTS,) for kind, shape in arrays)
-    wide = {(kind, shape) for kind, shape in arrays if VOCAB in shape}
-    assert wide <= {("bf16", (VOCAB, 32)), ("s32", (1, VOCAB)), ("pred", (1, VOCAB))}
+    assert not [(kind, shape) for kind, shape in arrays if VOCAB in shape]
 
 
-def held(text):
-    """Kinds and shapes of the arrays that a compiled program holds; within a fusion none is."""
+def made(text):
+    """Kinds and shapes of arrays that a compiled program makes; within a fusion none is made."""
     found, fused = set(), False
     for line in text.splitlines():
         if line and not line[0].isspace():
-            fused = "fused" in line.split("(")[0]
-        if not fused:
-            shapes = re.findall(r"(\w+)\[([\d,]+)\]", line)
+            fused = "fused" in line.split("(")[0] or "wrapped" in line.split("(")[0]
+        said = re.match(r"\s+(?:ROOT )?\S+ = (\(.*?\)|\S+) ([\w-]+)\(", line)
+        if said and not fused and said[2] not in ("parameter", "tuple", "get-tuple-element"):
+            shapes = re.findall(r"(\w+)\[([\d,]+)\]", said[1])
             found |= {(kind, tuple(map(int, shape.split(",")))) for kind, shape in shapes}
     return found

@@ -86,6 +86,10 @@ def build(
     """Fresh programs, traced from what the functions of ssd_jax are when they first run."""
     columns = None if outputs is None else np.array(outputs, np.int32)
 
+    def known(said: history.History) -> history.History:
+        every = jnp.arange(said.output.shape[0])
+        return said if columns is None else history.of_rows(said, every, columns)
+
     def draft(table, pending, start, said, sampling) -> Proposal:
         def step(carry, index):
             last, seen = carry
@@ -94,7 +98,7 @@ def build(
                 sampling,
                 start,
                 index,
-                lambda: seen,
+                lambda: known(seen),
                 tokens=VOCAB,
                 support=support,
                 rule=rule,
