@@ -93,6 +93,7 @@ def draw(
     allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
     likeliest = _candidates(allowed, candidates, outputs)
     best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
+    possible = None
     if outputs is not None:
         possible = jnp.max(allowed, axis=-1) > -jnp.inf
         best = jnp.where(possible, best, outputs[0])
@@ -124,7 +125,7 @@ def draw(
         chosen = jnp.argmax(jnp.log(q) + noise, axis=-1)[:, None]
         token = jnp.take_along_axis(ids, chosen, axis=-1)[:, 0].astype(jnp.int32)
         hot = sampling.temperature > 0
-        if outputs is not None:
+        if possible is not None:
             hot = hot & possible
         told = greedy.confidence
         if confident:
