@@ -140,6 +140,7 @@ def test_texts_follow_the_law_where_a_likely_token_is_outside_the_map(drafted, l
     assert (rounds[:3] > 0).all()
 
 
+@pytest.mark.slow  # the mutants of `tests/speculation` have it on a toy
 def test_columns_that_leave_a_draft_as_ids_of_its_q_are_caught(drafted, laws):
     def unnamed(proposal):
         support = np.asarray(proposal.support)
