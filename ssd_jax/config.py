@@ -71,7 +71,9 @@ class Config:
         MODES,
     )
     draft: str | None = _field(
-        None, "draft of modes sd and ssd: ngram (not ssd), or a model source as for the target"
+        None,
+        "draft of modes sd and ssd: ngram (not ssd), a model source as for the target, or the "
+        "directory of a draft checkpoint made for it",
     )
     k: str | None = _field(
         None,

@@ -260,15 +260,16 @@ class DraftPrograms:
         """Puts token `index` of the live rows, which follows hidden [B, hidden], into records."""
         every = jnp.arange(self.slots)
         place = jnp.broadcast_to(index, every.shape)
+        outputs = self.model.output_ids
         drawn = self.drafting.draw(
             passes.logits(self.model, parameters, hidden),
             sampling,
             into.start,
             index,
-            lambda: history.in_flight(heard, into.proposal.tokens, every, place),
+            lambda: history.in_flight(heard, into.proposal.tokens, every, place, outputs),
             lowered[:, index],
             tokens=self.tokens,
-            outputs=self.model.output_ids,
+            outputs=outputs,
         )
         return record.put(into, drawn, hidden, place, live)
 

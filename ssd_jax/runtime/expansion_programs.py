@@ -68,7 +68,8 @@ class ExpansionPrograms:
         self._model: FunctionalModel = base.model
         self._k = base.drafting.k
         self._vocab = base.model.config.vocab_size
-        self._outputs = base.model.config.outputs
+        self._columns = base.model.config.outputs
+        self._outputs = base.model.output_ids
         jobs: dict[Name, Job] = {
             ("expand", self._k): self._expand_job(),
             ("grow", self._k): self._grow_job(),
@@ -284,10 +285,10 @@ class ExpansionPrograms:
                 passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
                 sampling_of(sampling, row),
                 kept.start[row] + 1 + before,
-                lambda: history.in_flight(heard, tokens, row, before),
+                lambda: history.in_flight(heard, tokens, row, before, self._outputs),
                 tokens=self.base.tokens,
-                count=self.base.drafting.candidates(self._outputs),
-                outputs=self._model.output_ids,
+                count=self.base.drafting.candidates(self._columns),
+                outputs=self._outputs,
             ).reshape(kept.candidates.shape)
             live = live[:, :, None]
             candidates = jnp.where(live, found, kept.candidates)
@@ -357,18 +358,19 @@ class ExpansionPrograms:
         hot = sampling.temperature > 0
         row = jnp.repeat(jnp.arange(self.base.slots), before.shape[1])
         count = before.reshape(-1)
+        tokens = jnp.asarray(kept.proposal.tokens)
 
         def by_noise() -> jax.Array:
             found = prediction.by_noise(
-                read().reshape(-1, self._outputs),
+                read().reshape(-1, self._columns),
                 sampling_of(sampling, row),
                 kept.start[row],
                 count,
-                lambda: history.in_flight(heard, jnp.asarray(kept.proposal.tokens), row, count),
+                lambda: history.in_flight(heard, tokens, row, count, self._outputs),
                 tokens=self.base.tokens,
                 count=plain.shape[2],
                 rule=self.base.drafting.rule,
-                outputs=self._model.output_ids,
+                outputs=self._outputs,
             )
             return jnp.where(hot[:, None, None], found.reshape(plain.shape), plain)
 
@@ -398,17 +400,18 @@ class ExpansionPrograms:
         def said() -> History:
             own = jnp.where(drawn_before, jnp.asarray(records.proposal.tokens), -1)
             both = jnp.concatenate([expansion.path, own], axis=1)
-            return history.add_output(jax.tree.map(lambda array: array[row], heard), both)
+            rows = history.of_rows(heard, row, self._outputs)
+            return history.add_output(rows, both, self._outputs)
 
         drawn = self.base.drafting.draw(
-            logits.reshape(-1, self._outputs),
+            logits.reshape(-1, self._columns),
             sampling_of(sampling, row),
             records.start,
             place,
             said,
             lowered[row, jnp.minimum(place, self._k - 1)],
             tokens=self.base.tokens,
-            outputs=self._model.output_ids,
+            outputs=self._outputs,
         )
         states = hidden.reshape(-1, hidden.shape[-1])
         records = record.put(records, drawn, states, place, live)

@@ -76,8 +76,8 @@ def draw(
       sampling: settings of the rows, with the draft's temperature; 0 proposes the likeliest token.
       start: [B] int32, position of the round's pending token.
       step: [] or [B] int32, tokens of this record drawn before.
-      heard: gives what the draft knows to have been said [B, V], tokens in flight included. It may
-        be wrong: that costs acceptance only.
+      heard: gives what the draft knows to have been said, of the tokens of the logits, those in
+        flight included. It may be wrong: that costs acceptance only.
       tokens: how many ids exist (see `probs`).
       support: N, most ids a proposal keeps; V keeps all.
       rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.
@@ -93,6 +93,7 @@ def draw(
     allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
     likeliest = _candidates(allowed, candidates, outputs)
     best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
+    possible = None
     if outputs is not None:
         possible = jnp.max(allowed, axis=-1) > -jnp.inf
         best = jnp.where(possible, best, outputs[0])
@@ -124,7 +125,7 @@ def draw(
         chosen = jnp.argmax(jnp.log(q) + noise, axis=-1)[:, None]
         token = jnp.take_along_axis(ids, chosen, axis=-1)[:, 0].astype(jnp.int32)
         hot = sampling.temperature > 0
-        if outputs is not None:
+        if possible is not None:
             hot = hot & possible
         told = greedy.confidence
         if confident:

@@ -48,16 +48,32 @@ def add_prompt(history: History, row: jax.Array, tokens: jax.Array, first: jax.A
     )
 
 
-def add_output(history: History, tokens: jax.Array | np.ndarray) -> History:
-    """Counts committed tokens [B, n]; ids outside [0, V) are ignored."""
+def add_output(
+    history: History, tokens: jax.Array | np.ndarray, outputs: Outputs = None
+) -> History:
+    """Counts committed tokens [B, n]; ids outside [0, V), or that have no column, are ignored."""
+    if outputs is not None:
+        tokens = columns_of(outputs, jnp.asarray(tokens))
     vocab = history.output.shape[1]
     rows = jnp.arange(tokens.shape[0])[:, None]
     ids = jnp.where(tokens < 0, vocab, tokens)
     return history._replace(output=history.output.at[rows, ids].add(1, mode="drop"))
 
 
+def of_rows(history: History, row: jax.Array, outputs: Outputs = None) -> History:
+    """The history of rows [n]; with `outputs` of these tokens alone, a column each."""
+    if outputs is None:
+        return History(history.prompt[row], history.output[row])
+    place = (row[:, None], jnp.asarray(outputs)[None])
+    return History(history.prompt[place], history.output[place])
+
+
 def in_flight(
-    history: History, proposed: jax.Array | np.ndarray, row: jax.Array, count: jax.Array
+    history: History,
+    proposed: jax.Array | np.ndarray,
+    row: jax.Array,
+    count: jax.Array,
+    outputs: Outputs = None,
 ) -> History:
     """The history that positions of a verification see.
 
@@ -66,16 +82,18 @@ def in_flight(
       proposed: [B, K] tokens in flight.
       row: [n] int32, the sequence of each position.
       count: [n] int32, how many of its proposed tokens come before the position.
+      outputs: ids of a reduced vocabulary.
 
-    Returns: [n, V].
+    Returns: [n, V]; with `outputs` [n, N].
     """
     before = jnp.arange(proposed.shape[1]) < count[:, None]
-    said = History(history.prompt[row], history.output[row])
-    return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1))
+    said = of_rows(history, row, outputs)
+    return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)
 
 
 Heard = Callable[[], History]
-"""Gives the history [n, V] of some rows; it is a copy, made only where it is needed."""
+"""Gives the history [n, V] of some rows, or [n, N] of a reduced vocabulary's columns; it is a copy,
+made only where it is needed."""
 
 
 def penalise(
@@ -90,7 +108,7 @@ def penalise(
     Args:
       logits: [n, V] float32, or [n, N] with `outputs`.
       sampling: settings of the rows.
-      heard: history of the rows, of all V ids.
+      heard: history of the rows, of the same tokens as the logits.
       outputs: ids of the columns.
 
     Returns: as `logits`.
@@ -98,8 +116,6 @@ def penalise(
 
     def apply(logits: jax.Array) -> jax.Array:
         history = heard()
-        if outputs is not None:
-            history = jax.tree.map(lambda array: array[:, jnp.asarray(outputs)], history)
         said = history.output > 0
         repetition = sampling.repetition_penalty[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)

@@ -44,7 +44,7 @@ def by_noise(
       sampling: settings of the rows; greedy ones get temperature 1.
       start: [n] int32, position of the pending token of the round that draws the bonus token.
       before: [n] int32, tokens accepted in that round before the bonus token.
-      heard: gives the history [n, V] of the rows, accepted tokens included.
+      heard: gives the history of the rows, of the tokens of the logits, accepted ones included.
       tokens: how many ids exist (see `probs`).
       count: W, how many candidates.
       rule: of the verification, "ratio" or "coupled".

@@ -82,6 +82,9 @@ EXPERIMENTS = {
         scenario=Scenario(target=TARGET, draft=DRAFT, draft_temperature=0.5)
     ),
     "two of four ids kept": Experiment(scenario=Scenario(target=TARGET, draft=DRAFT, support=2)),
+    "three of four ids known": Experiment(
+        scenario=Scenario(target=TARGET, draft=DRAFT, support=3, outputs=(0, 2, 3))
+    ),
     "top-k on both sides": Experiment(
         scenario=Scenario(
             target=np.array([(0.4, 0.3, 0.2, 0.1)] * 4),
@@ -160,6 +163,18 @@ MUTANTS = (
                 "jnp.where(hot[:, None], q, greedy.q)",
                 "jnp.where(hot[:, None], jnp.take_along_axis(jax.nn.softmax(allowed), ids, axis=-1)"
                 ", greedy.q)",
+            ),
+        ],
+    ),
+    Mutant(
+        name="wrong q (columns of a reduced vocabulary taken for ids)",
+        experiment="three of four ids known",
+        edits=[
+            Edit(
+                drafting,
+                "draw",
+                "jnp.where(q > 0, ids, -1)",
+                "jnp.where(q > 0, jnp.searchsorted(jnp.asarray(outputs), ids), -1)",
             ),
         ],
     ),
@@ -296,7 +311,7 @@ def experiment(name: str, mutant: Mutant | None = None) -> Iterator[Callable[[in
     if mutant and mutant.serve:
         scenario = replace(scenario, serve=mutant.serve)
     make = simulation.build if mutant or chosen.zero_bits else simulation.programs
-    using = make(scenario.support, scenario.rule, scenario.lowered)
+    using = make(scenario.support, scenario.rule, scenario.lowered, scenario.outputs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(edited(mutant.edits if mutant else ()))
         if chosen.zero_bits:

@@ -62,6 +62,7 @@ class Scenario:
       count: tokens looked at.
       support, rule: of `draw` and `verify`.
       lowered: D of Saguaro sampling with C = 1/2; 0 is none.
+      outputs: ids that the draft can say; None is all.
       draft_temperature: of sampled rows, the request's own if None.
       serve: what becomes of a drafted proposal before it is verified, from the round's number, the
         proposal, the pending tokens and the round before.
@@ -74,27 +75,36 @@ class Scenario:
     support: int = VOCAB
     rule: str = "ratio"
     lowered: int = 0
+    outputs: tuple[int, ...] | None = None
     draft_temperature: float | None = None
     serve: Serve = as_drafted
 
 
-def build(support: int, rule: str, lowered: int = 0) -> Programs:
+def build(
+    support: int, rule: str, lowered: int = 0, outputs: tuple[int, ...] | None = None
+) -> Programs:
     """Fresh programs, traced from what the functions of ssd_jax are when they first run."""
+    columns = None if outputs is None else np.array(outputs, np.int32)
+
+    def known(said: history.History) -> history.History:
+        every = jnp.arange(said.output.shape[0])
+        return said if columns is None else history.of_rows(said, every, columns)
 
     def draft(table, pending, start, said, sampling) -> Proposal:
         def step(carry, index):
             last, seen = carry
             drawn = drafting.draw(
-                table[last],
+                table[last] if columns is None else table[last][:, columns],
                 sampling,
                 start,
                 index,
-                lambda: seen,
+                lambda: known(seen),
                 tokens=VOCAB,
                 support=support,
                 rule=rule,
                 candidates=lowered,
                 saguaro=Saguaro(0.5, jnp.array(lowered)) if lowered else None,
+                outputs=columns,
             )
             return (drawn.token, history.add_output(seen, drawn.token[:, None])), drawn
 
@@ -119,9 +129,11 @@ def build(support: int, rule: str, lowered: int = 0) -> Programs:
 
 
 @functools.cache
-def programs(support: int, rule: str, lowered: int = 0) -> Programs:
+def programs(
+    support: int, rule: str, lowered: int = 0, outputs: tuple[int, ...] | None = None
+) -> Programs:
     """The programs of the code as it is."""
-    return build(support, rule, lowered)
+    return build(support, rule, lowered, outputs)
 
 
 def batch(scenario: Scenario, seed: int) -> Sampling:
@@ -133,7 +145,7 @@ def batch(scenario: Scenario, seed: int) -> Sampling:
 
 def rounds(scenario: Scenario, seed: int, using: Programs | None = None) -> Iterator[Before]:
     """Round after round, without end."""
-    using = using or programs(scenario.support, scenario.rule, scenario.lowered)
+    using = using or programs(scenario.support, scenario.rule, scenario.lowered, scenario.outputs)
     sampling = batch(scenario, seed)
     drafting_at = sampling
     if scenario.draft_temperature is not None:

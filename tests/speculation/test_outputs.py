@@ -47,6 +47,8 @@ def case():
 def found(part, rule, support, outputs, *, given):
     """What a draft says in one of three ways: a draw, its likeliest tokens, or those by noise."""
     logits, sampling, start, said = given
+    if outputs is not None:
+        said = history.of_rows(said, jnp.arange(len(logits)), outputs)
     about = {"tokens": TOKENS, "outputs": outputs}
 
     def draw(logits):
@@ -186,7 +188,7 @@ FAULTS = {
         "ratio",
     ),
     "history by column": (
-        Edit(history, "penalise", "array[:, jnp.asarray(outputs)]", "array[:, : len(outputs)]"),
+        Edit(history, "of_rows", "jnp.asarray(outputs)[None]", "jnp.arange(len(outputs))[None]"),
         "likeliest",
         "ratio",
     ),
@@ -207,7 +209,7 @@ def test_where_all_outputs_are_banned_the_first_is_a_point_mass():
     outputs = OUTPUTS[[2, 5]]
     banned = {"banned": tuple(int(token) for token in outputs), "ban_before": 100}
     sampling = rows(*({"temperature": hot} | banned for hot in (0.0, 0.9)))
-    given = (jnp.ones((2, 2)), sampling, jnp.zeros(2, jnp.int32), history.empty(2, VOCAB))
+    given = (jnp.ones((2, 2)), sampling, jnp.zeros(2, jnp.int32), history.empty(2, 2))
     with_candidates = jax.jit(
         lambda count: drafting.draw(
             *given[:3],

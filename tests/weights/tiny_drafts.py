@@ -31,12 +31,14 @@ def open_target(path: Path | str) -> Target:
     return Target(checkpoint, checkpoint.load_tokenizer())
 
 
-def parts(target: Target, ids: np.ndarray | None) -> tuple[ModelConfig, dict[str, str]]:
-    """Configuration and ties of a draft of the first layer of a tiny target."""
+def parts(
+    target: Target, ids: np.ndarray | None, layers: int = 1
+) -> tuple[ModelConfig, dict[str, str]]:
+    """Configuration and ties of a draft of the first layers of a tiny target."""
     theirs = target.checkpoint.config
     config = dataclasses.replace(
         theirs,
-        num_layers=1,
+        num_layers=layers,
         tie_embeddings=False,
         output_size=None if ids is None else len(ids),
     )
@@ -51,11 +53,12 @@ def write(
     tensors: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     noise: float = 0.0,
+    layers: int = 1,
 ) -> Path:
-    """A draft of the first layer of the tiny target of this seed, made worse by noise."""
-    config, tied = parts(target, ids)
+    """A draft of the first layers of the tiny target of this seed, made worse by noise."""
+    config, tied = parts(target, ids, layers)
     if tensors is None:
-        tensors = own(config.family, seed=seed, noise=noise)
+        tensors = own(config.family, seed=seed, noise=noise, layers=layers)
     write_draft(
         directory,
         config=config,
@@ -67,13 +70,15 @@ def write(
     return directory
 
 
-def own(family: str = "llama", *, seed: int = 0, noise: float = 0.0) -> dict[str, np.ndarray]:
+def own(
+    family: str = "llama", *, seed: int = 0, noise: float = 0.0, layers: int = 1
+) -> dict[str, np.ndarray]:
     """The tensors that such a draft has of its own, bfloat16."""
     source = target_tensors(family, seed)
     rng = np.random.default_rng(seed + 1)
     found = {}
     for name, array in source.items():
-        if name.startswith(("model.layers.0.", "model.norm")):
+        if name.startswith((*(f"model.layers.{n}." for n in range(layers)), "model.norm")):
             values = array.astype(np.float32) + rng.normal(0, noise, array.shape)
             found[name] = values.astype(ml_dtypes.bfloat16)
     return found

@@ -31,7 +31,7 @@ class Hello:
 
     Attributes:
       token: secret that the worker was started with.
-      model: fingerprint of the draft's configuration and vocabulary.
+      model: fingerprint of the draft, see `OpenedModel`.
       slots, context, tokens: B, most positions of a sequence, how many ids exist.
       k, branches, support: K, M and N of the worker's programs.
       rule: of the verification, "ratio" or "coupled".

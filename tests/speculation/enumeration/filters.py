@@ -53,6 +53,11 @@ def support(law: Law, n: int) -> Law:
     return normalised([p if token in best else 0 for token, p in enumerate(law)])
 
 
+def within(law: Law, ids: Sequence[int]) -> Law:
+    """What a reduced vocabulary keeps."""
+    return normalised([p if token in ids else 0 for token, p in enumerate(law)])
+
+
 def point(token: int, vocab: int) -> Law:
     """All probability on one token."""
     return tuple(Fraction(int(v == token)) for v in range(vocab))

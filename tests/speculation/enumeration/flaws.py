@@ -19,6 +19,7 @@ from tests.speculation.enumeration.filters import (
     support,
     then,
     top_k,
+    within,
 )
 from tests.speculation.enumeration.rounds import Game, Record, State
 from tests.speculation.enumeration.toys import (
@@ -95,6 +96,7 @@ def _blind(game: Game, state: State, record: Record, chance: Chance) -> Text:
 PENALTY = Fraction(1, 4)
 PENALISED = Game(target=presence(TARGET3, PENALTY), draft=DENSE3, k=2)
 SPARSE = replace(PLAIN, draft=then(DENSE3, lambda law: support(law, 2)))
+REDUCED = replace(PLAIN, draft=then(DENSE3, lambda law: within(law, (0, 2))))
 TRUNCATED = Game(
     target=then(TARGET3, lambda law: top_k(law, 2)),
     draft=then(DENSE3, lambda law: top_k(law, 2)),
@@ -132,6 +134,9 @@ FLAWS = {
     ),
     "q before the support was cut": Flaw(
         right=SPARSE, wrong=replace(SPARSE, propose=_claims(DENSE3))
+    ),
+    "q of the whole vocabulary for a reduced one": Flaw(
+        right=REDUCED, wrong=replace(REDUCED, propose=_claims(DENSE3))
     ),
     "q before top-k": Flaw(right=TRUNCATED, wrong=replace(TRUNCATED, propose=_claims(DENSE3))),
     "stale q for a point mass": Flaw(right=NGRAM, wrong=replace(NGRAM, propose=_claims(DENSE3))),

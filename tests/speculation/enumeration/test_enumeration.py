@@ -31,6 +31,8 @@ DRAFTS = {
     "the target itself": toys.TARGET3,
     "sparse q": then(toys.DENSE3, lambda law: support(law, 2)),
     "sparse q of a law with zeros": then(toys.DRAFT3, lambda law: support(law, 2)),
+    "a reduced vocabulary": then(toys.DENSE3, lambda law: filters.within(law, (0, 2))),
+    "a reduced vocabulary of one": then(toys.DENSE3, lambda law: filters.within(law, (1,))),
     "greedy": then(toys.DENSE3, lambda law: support(law, 1)),
     "n-gram": toys.repeats(3),
     "another temperature": then(toys.DENSE3, lambda law: filters.sharpen(law, 3)),

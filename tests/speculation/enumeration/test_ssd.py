@@ -123,6 +123,25 @@ def test_saguaro_sampling_of_a_sparse_q_of_four_tokens_keeps_the_law(backup, c):
     assert_exact_with_hits_and_misses(ssd, 3)
 
 
+@RULES
+@pytest.mark.parametrize("backup", [nothing, just_in_time], ids=["none", "draft"])
+@pytest.mark.parametrize("rank", [by_law, by_noise])
+def test_a_reduced_vocabulary_keeps_the_law(verify, backup, rank):
+    """What the draft cannot say it neither proposes nor prepares for."""
+    outputs = (0, 2)
+
+    def known(*about):
+        return tuple(token for token in rank(*about) if token in outputs)
+
+    game = replace(
+        GAME, draft=then(toys.DENSE3, lambda law: filters.within(law, outputs)), verify=verify
+    )
+    if verify is ratio:
+        game = replace(game, proposal=saguaro(HALF, (0, 0)))
+    ssd = Ssd(game=game, fan_out=ssd_policies.confidence(3), rank=known, backup=backup)
+    assert_exact_with_hits_and_misses(ssd, 3)
+
+
 @pytest.mark.parametrize("c", [HALF, Fraction(0)], ids=["C=.5", "C=0"])
 def test_saguaro_sampling_with_noise_aware_ranking_keeps_the_law(c):
     ssd = Ssd(
