@@ -19,7 +19,6 @@ from ssd_jax.models.decoder import MLP, Attention, CausalLM, DecoderLayer
 from ssd_jax.models.layers import Linear, Matrix, RMSNorm, product
 from ssd_jax.models.quantized import Quantized
 
-
 _BLOCK_ROWS = 64
 
 
