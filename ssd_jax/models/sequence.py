@@ -162,10 +162,7 @@ def _narrow_backward(compute: jnp.dtype, kept, cotangent: jax.Array):
     x, weight, x_kind, weight_kind = kept
     g = cotangent.astype(compute)
     grad_x = _matmul(g, weight)
-    if g.shape[1] <= x.shape[1]:  # the narrower of the two is the one to transpose
-        grad_weight = _matmul(_transposed(g), x)
-    else:
-        grad_weight = _matmul(_transposed(x), g).T
+    grad_weight = _matmul(_transposed(g), x)  # not the result transposed: XLA on CPU then fails
     return grad_x.astype(x_kind.dtype), grad_weight.astype(weight_kind.dtype)
 
 

@@ -108,6 +108,27 @@ def test_the_gradients_of_a_product_are_those_of_its_operands():
     np.testing.assert_allclose(rounded[1], exact[1], atol=0.05)
 
 
+@pytest.mark.parametrize(("inside", "outside"), [(48, 144), (144, 48)])
+def test_bfloat16_gradients_of_wide_and_narrow_products_run(inside, outside):
+    """On CPU some forms of a bfloat16 product compile and then cannot run."""
+    rng = np.random.default_rng(7)
+    x, weight, seed = (
+        rng.normal(size=s).astype(np.float32)
+        for s in [(192, inside), (outside, inside), (192, outside)]
+    )
+
+    @jax.jit
+    def gradients(x, weight):
+        def loss(x, weight):
+            return jnp.sum(narrow_product(x, weight, jnp.dtype(jnp.bfloat16)) * seed)
+
+        return jax.grad(loss, argnums=(0, 1))(x, weight)
+
+    found = gradients(x, weight)
+    for gradient, exact in zip(found, (seed @ weight, seed.T @ x), strict=True):
+        assert np.abs(gradient - exact).max() < 0.02 * np.abs(exact).max()
+
+
 def test_the_whole_model_has_the_gradient_of_finite_differences(tiny_checkpoint):
     model, weights = opened(tiny_checkpoint)
     tokens, positions, segments = packed(np.random.default_rng(5))

@@ -17,7 +17,6 @@ from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
 from ssd_jax.distill.training.held_out import set_aside
 from ssd_jax.distill.training.journal import Journal, means, read_journal
-from ssd_jax.distill.training.losses import Sums
 from ssd_jax.distill.training.model import first_arrays, make_draft
 from ssd_jax.distill.training.packing import Packed, Text, pack, rows_of_step
 from ssd_jax.distill.training.progress import Report
@@ -196,7 +195,7 @@ class _Session:
         return state, step
 
     def _record(self, step: int, tokens: int, taken: Taken) -> None:
-        found = means(Sums(*(np.asarray(value) for value in taken.sums)))
+        found = means(taken.sums)
         if not math.isfinite(found["loss"] + float(taken.gradient_norm)):
             raise InputError(
                 f"step {step}: the loss is {found['loss']}, the gradient's norm "
@@ -213,7 +212,7 @@ class _Session:
             step=step,
             **found,
             gradient_norm=float(taken.gradient_norm),
-            learning_rate=float(self._rate(step - 1)),
+            learning_rate=float(np.asarray(self._rate(step - 1))),
             tokens=tokens,
             tokens_per_second=round(speed, 1),
         )

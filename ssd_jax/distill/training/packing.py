@@ -88,11 +88,13 @@ class Packed:
         chosen = list(rows)
         shape = (len(chosen), self.length)
         made = Batch(
-            *(np.zeros(shape, np.int32) for _ in range(3)),
-            np.zeros(shape, bool),
-            np.zeros(shape, np.int32),
-            np.zeros((*shape, self.width), np.int32),
-            np.zeros((*shape, self.width), np.float32),
+            tokens=np.zeros(shape, np.int32),
+            positions=np.zeros(shape, np.int32),
+            segments=np.zeros(shape, np.int32),
+            counted=np.zeros(shape, bool),
+            following=np.zeros(shape, np.int32),
+            top_ids=np.zeros((*shape, self.width), np.int32),
+            top_probs=np.zeros((*shape, self.width), np.float32),
         )
         for place, row in enumerate(chosen):
             if row >= 0:

@@ -84,7 +84,7 @@ class Trainer:
             sums, total = gradients(state.trained, fixed, batch)
             mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
-            trained = optax.apply_updates(state.trained, updates)
+            trained: Any = optax.apply_updates(state.trained, updates)
             return State(trained, optimizer), Taken(sums, _norm(mean))
 
         def look(state: State, fixed: Fixed, batch: Batch) -> Sums:
@@ -190,9 +190,12 @@ class Trainer:
             padded = jnp.pad(x[order], ((0, chunks * chunk - count), *((0, 0),) * (x.ndim - 1)))
             return padded.reshape(chunks, chunk, *x.shape[1:])
 
+        def product(x: jax.Array, weight: jax.Array) -> Any:
+            return narrow_product(x, weight, self._compute)
+
         def run(part: tuple[jax.Array, Rows, jax.Array, jax.Array]):
             x, rows, following, counts = part
-            logits, pull_back = jax.vjp(lambda x, w: narrow_product(x, w, self._compute), x, narrow)
+            logits, pull_back = jax.vjp(product, x, narrow)
             sums, gradient = self.teacher.losses(
                 fixed.target, rows, fixed.columns, logits, following, counts, weights
             )

@@ -47,7 +47,7 @@ def stop_signals(stop: Stop) -> Iterator[None]:
 
     def take(number: int, _frame: object) -> None:
         stop.ask(signal.Signals(number).name)
-        signal.signal(number, before[number])
+        signal.signal(number, before[signal.Signals(number)])
 
     for number in _SIGNALS:
         signal.signal(number, take)

@@ -128,9 +128,9 @@ def test_training_raises_agreement_on_text_it_has_not_seen(target, texts, tmp_pa
     longer = {"steps": 150, "evaluate_every": 150, "save_every": 150}
     result = train(target, texts, tmp_path, draft=draft, **longer)
     before, after = journal(tmp_path)[0]["held_out"], result.held_out
-    assert after["agreement"] > before["agreement"] + 0.2
-    assert after["acceptance"] > before["acceptance"] + 0.2
-    assert after["loss"] < 0.7 * before["loss"]
+    assert after["agreement"] > max(1.5 * before["agreement"], before["agreement"] + 0.1)
+    assert after["acceptance"] > max(1.3 * before["acceptance"], before["acceptance"] + 0.05)
+    assert after["loss"] < 0.8 * before["loss"]
     assert (tmp_path / loop.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
