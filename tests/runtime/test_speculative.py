@@ -27,9 +27,9 @@ CASES = [
     ("llama", "int8", "model", "ratio", (3, 8)),
     ("qwen2", "float32", "ngram", "coupled", (2, 6)),
     ("qwen2", "bfloat16", "model", "coupled", (3, 8)),
-    ("qwen2", "int8", "model", "ratio", (1, 4)),
+    ("qwen2", "int8", "ngram", "ratio", (1, 4)),
     ("qwen3", "float32", "ngram", "ratio", (3, 8)),
-    ("qwen3", "bfloat16", "ngram", "coupled", (1, 4)),
+    ("qwen3", "bfloat16", "ngram", "ratio", (1, 4)),
     ("qwen3", "int8", "model", "coupled", (2, 6)),
 ]
 """A covering set of strength two, found by hand and checked below."""
