@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from ssd_jax import compat
-from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config, check_names
+from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config, setting_names
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.opened import OpenedModel, open_model
@@ -27,6 +27,7 @@ from ssd_jax.runtime.trace import Trace
 from ssd_jax.text.detokenizer import Detokenizer
 from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.text.vocabulary import require_same
+from ssd_jax.toml_settings import check_names
 from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
 
@@ -75,7 +76,7 @@ class LLM:
             settings["target"] = target
         if config is not None and settings:
             raise InputError("give either config or settings, not both")
-        check_names(settings)
+        check_names(settings, setting_names())
         self.config = config or Config(**settings)
         self._trace = None if self.config.trace is None else Trace(self.config.trace)
         if self._trace is not None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from absl import flags
 
-from ssd_jax.config import Config, from_settings, read_toml
+from ssd_jax.config import Config, from_settings
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.toml_settings import read_toml
 
 
 def new_flags() -> flags.FlagValues:

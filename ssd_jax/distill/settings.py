@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssd_jax.config import check_names, read_toml
 from ssd_jax.distill.ranges import parse_ranges
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams, check_types
+from ssd_jax.toml_settings import check_names, read_toml
 
 DTYPES = ("float32", "bfloat16")
 
