@@ -18,9 +18,9 @@ class Target:
     """The target without its weights.
 
     Attributes:
-      sha256: of its architecture, vocabulary, chat template (as far as one message shows it) and
-        the files that its weights came from. What `ssd-jax convert` wrote of a checkpoint has the
-        checkpoint's own.
+      sha256: of its architecture, vocabulary, chat template (its source: what it writes may depend
+        on the day), the tokens that begin and end a text, and the files that its weights came
+        from. What `ssd-jax convert` wrote of a checkpoint has the checkpoint's own.
     """
 
     checkpoint: Checkpoint
@@ -38,8 +38,10 @@ def open_target(source: str, *, progress: Progress | None = None) -> Target:
     tokenizer = checkpoint.load_tokenizer()
     tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
     files = origin(checkpoint.path)
-    shown = [{"role": "user", "content": "?"}]
-    chat = tokenizer.apply_chat_template(shown) if tokenizer.has_chat_template else None
-    identity = [to_hf(checkpoint.config), tokens, chat, sorted(files.values())]
+    template = tokenizer.chat_template
+    # Jinja reads every line end as the same, and a copy of the file may have others.
+    chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
+    ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
+    identity = [to_hf(checkpoint.config), tokens, chat, ends, sorted(files.values())]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Target(checkpoint=checkpoint, tokenizer=tokenizer, sha256=digest)

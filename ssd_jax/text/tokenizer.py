@@ -100,6 +100,11 @@ class Tokenizer:
         """Whether the checkpoint came with a chat template."""
         return self._chat_template is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the chat template that the checkpoint came with."""
+        return None if self._chat_template is None else self._chat_template.source
+
     def apply_chat_template(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:
