@@ -17,7 +17,7 @@ import numpy as np
 
 from ssd_jax.distill.atomic import clear_partial, write_atomic
 from ssd_jax.distill.manifest import Manifest, write_manifest
-from ssd_jax.distill.plan import Completion, plan_shards
+from ssd_jax.distill.plan import Completion, plan_shards, wanted
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
@@ -59,8 +59,10 @@ class Job:
         """Refuses what the target cannot do.
 
         Raises:
-          InputError: completions beyond its context, or more likeliest tokens than it has.
+          InputError: completions beyond its context or more than can differ, or more likeliest
+            tokens than it has.
         """
+        wanted(len(self.prompts), self.settings)
         if self.context > self.limit:
             raise InputError(
                 f"prompts of up to {self.context - self.settings.max_tokens} tokens and "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import GenerateSettings
+from ssd_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,11 @@ class Completion:
 
 
 def plan_shards(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[list[Completion]]:
-    """Completions by shard: as many as surely fit `shard_tokens`, but at least one."""
+    """Completions by shard: as many as surely fit `shard_tokens`, but at least one.
+
+    Raises:
+      InputError: see `wanted`.
+    """
     shards: list[list[Completion]] = []
     room = 0
     for completion in _completions(len(prompts), settings):
@@ -41,16 +46,40 @@ def plan_shards(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[l
     return shards
 
 
-def _completions(prompts: int, settings: GenerateSettings) -> list[Completion]:
+def wanted(prompts: int, settings: GenerateSettings) -> int:
+    """Completions to generate of so many prompts.
+
+    Raises:
+      InputError: more than can differ, since every temperature is 0.
+    """
     count = prompts if settings.completions is None else settings.completions
-    choices = settings.temperatures
+    if count > prompts and not any(settings.temperatures):
+        raise InputError(
+            f"generate.completions = {count} is more than the {prompts} prompts, and at "
+            f"temperature 0 a prompt has one completion; lower it to {prompts} or add a "
+            "temperature above 0"
+        )
+    return count
+
+
+def _completions(prompts: int, settings: GenerateSettings) -> list[Completion]:
+    """A prompt's temperatures take turns, from where its place in the first order puts it."""
+    count, choices = wanted(prompts, settings), settings.temperatures
+    ranks = {prompt: rank for rank, prompt in enumerate(_shuffled(prompts, f"{settings.seed}/0"))}
     completions: list[Completion] = []
-    for turn in range(-(-count // prompts)):
-        for place, prompt in enumerate(_shuffled(prompts, f"{settings.seed}/{turn}")):
-            temperature = choices[(place + turn) % len(choices)]
+    greedy: set[int] = set()
+    turn = 0
+    while len(completions) < count:
+        for prompt in _shuffled(prompts, f"{settings.seed}/{turn}"):
+            temperature = choices[(ranks[prompt] + turn) % len(choices)]
+            if not temperature:
+                if prompt in greedy:
+                    continue  # the same text again
+                greedy.add(prompt)
             completions.append(
                 Completion(index=len(completions), prompt=prompt, temperature=temperature)
             )
+        turn += 1
     return completions[:count]
 
 

@@ -123,7 +123,7 @@ class GenerateSettings:
       completions: how many in all; None is one of each prompt. More than there are prompts go
         through them again, with other temperatures and noise.
       max_tokens: of a completion.
-      temperatures: taken in turn.
+      temperatures: taken in turn by each prompt, but 0 only once: it gives the same text again.
       seed: of the noise and of the order of prompts.
       slots: completions decoded together.
       shard_tokens: most tokens of a shard, prompts included.

@@ -2,9 +2,12 @@
 
 from collections import Counter
 
+import pytest
+
 from ssd_jax.distill.plan import plan_shards
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import GenerateSettings
+from ssd_jax.errors import InputError
 
 PROMPTS = [Prompt(set="a", index=i, ids=[0] * (i + 1)) for i in range(7)]
 
@@ -24,12 +27,40 @@ def test_each_prompt_is_completed_once_by_default():
     assert [one.index for one in completions] == list(range(7))
 
 
-def test_more_completions_go_through_all_prompts_again_at_other_temperatures():
+def temperatures_of_prompts(completions):
+    taken = {}
+    for one in completions:
+        taken.setdefault(one.prompt, []).append(one.temperature)
+    return taken
+
+
+def test_more_completions_go_through_all_prompts_again():
     completions = flat(plan(completions=21))
     assert set(Counter(one.prompt for one in completions).values()) == {3}
-    assert max(Counter(one.temperature for one in completions).values()) == 7
     orders = [[one.prompt for one in completions[i : i + 7]] for i in (0, 7, 14)]
     assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_prompt_goes_through_the_temperatures_in_turn(seed):
+    completions = flat(plan(completions=21, seed=seed))
+    turns = {(0.0, 0.5, 1.0), (0.5, 1.0, 0.0), (1.0, 0.0, 0.5)}
+    assert {*map(tuple, temperatures_of_prompts(completions).values())} == turns
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 0.5, 1.0), (0.0, 0.0, 1.0), (0.0, 1.0)])
+def test_no_text_is_generated_twice(temperatures):
+    completions = flat(plan(completions=60, temperatures=temperatures))
+    assert [one.index for one in completions] == list(range(60))
+    for taken in temperatures_of_prompts(completions).values():
+        assert taken.count(0.0) == 1
+        assert len(taken) > 3
+
+
+def test_more_than_can_differ_is_refused():
+    assert len(flat(plan(completions=7, temperatures=(0.0,)))) == 7
+    with pytest.raises(InputError, match="completions = 8 is more than the 7 prompts.*lower it to 7"):
+        plan(completions=8, temperatures=(0.0,))
 
 
 def test_a_shard_never_exceeds_its_size_but_has_at_least_one():
@@ -42,5 +73,7 @@ def test_a_shard_never_exceeds_its_size_but_has_at_least_one():
 def test_the_order_is_that_of_the_seed():
     # Golden: a plan that changes with a version would mix two plans in one directory.
     assert [one.prompt for one in flat(plan(seed=0))] == [4, 2, 6, 0, 5, 1, 3]
+    again = flat(plan(seed=0, completions=10))[7:]
+    assert [(one.prompt, one.temperature) for one in again] == [(1, 0.0), (3, 0.5), (4, 0.5)]
     assert flat(plan(seed=0)) == flat(plan(seed=0))
     assert flat(plan(seed=1)) != flat(plan(seed=0))

@@ -120,7 +120,11 @@ def test_shards_of_another_target_are_refused(tmp_path, whole):
 
 def test_what_the_target_cannot_do_is_refused_first(tmp_path, monkeypatch):
     fake = FakeTarget().install(monkeypatch)
-    for changes, message in (({"max_tokens": 97}, "the 100 positions"), ({"top_n": 301}, "300")):
+    for changes, message in (
+        ({"max_tokens": 97}, "the 100 positions"),
+        ({"top_n": 301}, "300"),
+        ({"temperatures": (0.0,)}, "completions = 20 is more than the 8 prompts"),
+    ):
         with pytest.raises(InputError, match=message):
             run(job(tmp_path / "run", **changes))
     assert fake.answered == []
