@@ -31,10 +31,10 @@ class Sample:
       tokens: [n] int32, prompt then completion.
       prompt_length: tokens of the prompt, whose own prediction is not to be learnt; 0 for a passage
         of plain text, all of which is.
-      top_ids: [n, N] int32: the likeliest ids of the token after position i, likeliest first, by
-        the target at temperature 1; None where they were not kept.
-      top_probs: [n, N] float32: their probabilities, not renormalised; 0 at positions whose next
-        token is not to be learnt.
+      top_ids: [n, N] as in the shard: the likeliest ids of the token after position i, likeliest
+        first, by the target at temperature 1; None where they were not kept.
+      top_probs: [n, N] float16, as in the shard: their probabilities, not renormalised; 0 at
+        positions whose next token is not to be learnt.
     """
 
     tokens: np.ndarray
@@ -80,7 +80,7 @@ def decode_texts(data: bytes) -> list[Sample]:
 
 
 def with_scores(samples: Sequence[Sample], data: bytes) -> list[Sample]:
-    """The samples with what `encode_scores` encoded."""
+    """The samples with what `encode_scores` encoded, in its types: whoever trains holds them all."""
     arrays = load(data)
     ends = np.cumsum([len(sample.learnt) for sample in samples])[:-1]
     parts = zip(
@@ -163,7 +163,7 @@ def _samples(directory: Path, manifest: Manifest) -> Iterator[Sample]:
 
 def _with(sample: Sample, ids: np.ndarray, probs: np.ndarray) -> Sample:
     shape = (len(sample.tokens), ids.shape[1])
-    top_ids, top_probs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    top_ids, top_probs = np.zeros(shape, ids.dtype), np.zeros(shape, probs.dtype)
     learnt = slice(sample.learnt.start, sample.learnt.stop)
     top_ids[learnt], top_probs[learnt] = ids, probs
     return dataclasses.replace(sample, top_ids=top_ids, top_probs=top_probs)
