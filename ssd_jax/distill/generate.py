@@ -59,15 +59,23 @@ class Job:
         """Refuses what the target cannot do.
 
         Raises:
-          InputError: completions beyond its context or more than can differ, or more likeliest
-            tokens than it has.
+          InputError: completions beyond its context or more than can differ, shards that cannot
+            keep the slots busy, or more likeliest tokens than it has.
         """
-        wanted(len(self.prompts), self.settings)
+        together = min(wanted(len(self.prompts), self.settings), self.settings.slots)
         if self.context > self.limit:
             raise InputError(
                 f"prompts of up to {self.context - self.settings.max_tokens} tokens and "
                 f"generate.max_tokens = {self.settings.max_tokens} are more than the {self.limit} "
                 "positions that the target was made for; lower prompts.longest or max_tokens"
+            )
+        if together * self.context > self.settings.shard_tokens:
+            raise InputError(
+                f"generate.shard_tokens = {self.settings.shard_tokens} surely holds only "
+                f"{self.settings.shard_tokens // self.context} completions of up to {self.context} "
+                f"tokens with their prompts, and no shard is begun before the one before has ended, "
+                f"so some of {together} slots would never be used; raise it to "
+                f"{together * self.context} at least, or lower generate.slots"
             )
         if self.settings.top_n > self.vocabulary:
             raise InputError(

@@ -126,7 +126,7 @@ class GenerateSettings:
       temperatures: taken in turn by each prompt, but 0 only once: it gives the same text again.
       seed: of the noise and of the order of prompts.
       slots: completions decoded together.
-      shard_tokens: most tokens of a shard, prompts included.
+      shard_tokens: most tokens of a shard, prompts included; at least as many as all slots take.
       top_n: likeliest tokens that are kept of each of the target's distributions; 0 keeps none.
     """
 

@@ -95,7 +95,8 @@ def no_bar(_label, *, unit):
 
 def job(directory: Path, **changes) -> Job:
     """Twenty completions in several shards, half of them of plain text."""
-    settings = {"completions": 20, "max_tokens": 6, "shard_tokens": 40, "top_n": 2, "seed": 3}
+    settings = {"completions": 20, "max_tokens": 6, "slots": 4, "shard_tokens": 40}
+    settings |= {"top_n": 2, "seed": 3}
     prompts = [Prompt(set="a", index=i, ids=[i] * (2 + i % 3), plain=i % 2 == 1) for i in range(8)]
     directory.mkdir(exist_ok=True)
     return Job(

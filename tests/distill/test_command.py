@@ -57,7 +57,7 @@ def test_the_text_is_what_the_engine_would_say(finished, tiny_checkpoint):
     assert len(samples) == 12
     prompts = [sample.tokens[: sample.prompt_length or 24].tolist() for sample in samples]
     context = 12 + max(map(len, prompts))  # the same programs
-    llm = LLM(str(tiny_checkpoint), dtype="float32", slots=4, context=context, compile_cache="off")
+    llm = LLM(str(tiny_checkpoint), dtype="float32", slots=3, context=context, compile_cache="off")
     for index, prompt in enumerate(prompts):
         temperature = (0.0, 0.7, 1.0)[index % 3]  # all of the first turn: there are 13 prompts
         params = SamplingParams(temperature=temperature, seed=0, max_tokens=12)

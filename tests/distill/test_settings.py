@@ -15,7 +15,10 @@ SHIPPED = sorted((Path(__file__).parents[2] / "configs" / "distill").glob("*.tom
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_configuration_is_valid(path):
-    assert read_settings(path).prompts.held_out
+    given = read_settings(path)
+    assert given.prompts.held_out
+    longest = given.prompts.longest + given.generate.max_tokens
+    assert given.generate.shard_tokens >= 4 * given.generate.slots * longest  # they stay busy
 
 
 def test_the_shipped_drafts_of_a_target_share_its_text():

@@ -47,7 +47,7 @@ def write_config(directory: Path, target: object = "target", **changes: str) -> 
         "generate": {
             "completions": "12",
             "max_tokens": "12",
-            "slots": "4",
+            "slots": "3",
             "shard_tokens": "140",
             "top_n": "8",
         },
