@@ -49,11 +49,16 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Read:
-    """A prompt before the choice: also what the leak check compares."""
+    """A prompt before the choice, and what the leak check compares.
+
+    Attributes:
+      own: tokens of what is learnt from, if it trains.
+      hidden: spellings of each text that must not leak, if it is held out; see `HeldOut`.
+    """
 
     prompt: Prompt
     own: list[int]
-    spellings: tuple[list[int], ...] = ()
+    hidden: Sequence[Sequence[list[int]]]
 
 
 class PromptFiles:
@@ -87,7 +92,7 @@ class PromptFiles:
           InputError: lines that cannot be read (all are listed), or a split without prompts.
         """
         read = self._read_all(tokenizer)
-        held_out = HeldOut(item.spellings for item in read["held_out"])
+        held_out = HeldOut(text for item in read["held_out"] for text in item.hidden)
         kept: dict[str, list[Prompt]] = {}
         counts: dict[str, Any] = {}
         for split in SPLITS:
@@ -140,11 +145,13 @@ class PromptFiles:
         for index, line in enumerate(lines):
             assert isinstance(line, Line)
             ids = encode(line, tokenizer)
-            own = line.own_text
-            spellings = tuple(tokenizer.encode(t, add_special=False) for t in (own, f" {own}"))
+            own = tokenizer.encode(line.own_text, add_special=False)
+            # A blank text gives nothing away, but its one token is in every other.
+            texts = [text for text in (line.own_text, *line.further) if text.strip()]
             if ids:
                 prompt = Prompt(set=name, index=index, ids=ids)
-                yield _Read(prompt=prompt, own=spellings[0], spellings=spellings)
+                hidden = [_spellings(text, tokenizer) for text in texts]
+                yield _Read(prompt=prompt, own=own, hidden=hidden)
 
     def _of_text(self, name: str, tokenizer: Tokenizer) -> Iterable[_Read]:
         path = self._paths[name]
@@ -155,7 +162,7 @@ class PromptFiles:
         for index, ids in enumerate(cut):
             own = ids[len(before) :]
             prompt = Prompt(set=name, index=index, ids=ids, plain=True)
-            yield _Read(prompt=prompt, own=own, spellings=(own,))
+            yield _Read(prompt=prompt, own=own, hidden=[[own]])
 
     def _refuse_both(self) -> None:
         """The same lines in both splits would only be noticed as leaks."""
@@ -177,6 +184,10 @@ def encode(line: Line, tokenizer: Tokenizer) -> list[int]:
     if prompt.messages is not None:
         return tokenizer.apply_chat_template(prompt.messages)
     return tokenizer.apply_chat_template([{"role": "user", "content": prompt.prompt or ""}])
+
+
+def _spellings(text: str, tokenizer: Tokenizer) -> list[list[int]]:
+    return [tokenizer.encode(spelt, add_special=False) for spelt in (text, f" {text}")]
 
 
 def write_prompts(directory: Path, prompts: dict[str, list[Prompt]]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
 from ssd_jax.distill.settings import Entry
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, PromptLine
+from ssd_jax.prompts import BadLine, PromptLine, string
 
 PLAIN_TEXT = (".txt", ".md", ".rst")
 """Endings of the names of plain text files."""
@@ -25,10 +25,12 @@ class Line:
 
     Attributes:
       id: the number that the line names itself by, if it does.
+      further: what the user says later in the conversation, which is never asked.
     """
 
     prompt: PromptLine
     id: int | None
+    further: tuple[str, ...] = ()
 
     @property
     def own_text(self) -> str:
@@ -117,7 +119,10 @@ def passages(tokens: Sequence[int], length: int, *, before: Sequence[int]) -> li
 
 
 def _parse(line: Mapping[str, Any]) -> Line:
-    return Line(prompt=parse_line(line), id=_id(line))
+    prompt = parse_line(line)
+    turns = enumerate(line.get("turns", ()))
+    further = tuple(string(turn, f"turns[{i}]") for i, turn in turns if i)
+    return Line(prompt=prompt, id=_id(line), further=further)
 
 
 def _id(line: Mapping[str, Any]) -> int | None:

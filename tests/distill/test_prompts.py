@@ -74,6 +74,37 @@ def test_a_planted_leak_is_dropped_from_training_and_counted(prepare, tokenizer,
     assert "1 prompts (train.jsonl 1); 3 that share a span" in report(counts)
 
 
+def test_a_blank_held_out_prompt_gives_nothing_away(prepare, tmp_path):
+    for blank in ("", " ", "\n"):
+        write_lines(tmp_path / "train.jsonl", {"question": f"Two words{blank} "})
+        write_lines(tmp_path / "held_out.jsonl", {"question": blank})
+        _, counts = prepare(train='["train.jsonl"]')
+        assert counts["train"]["train.jsonl"] == {"kept": 1, "too_long": 0}
+
+
+def test_every_turn_of_a_held_out_conversation_is_kept_apart(prepare, tmp_path):
+    turns = ["Tell me a joke!", "Is it a new one?", "Who wrote it down?"]
+    write_lines(tmp_path / "held_out.jsonl", {"question_id": 1, "turns": turns})
+    write_lines(
+        tmp_path / "train.jsonl", *({"prompt": f"I say: {turn} Oh"} for turn in (*turns, "Well!"))
+    )
+    prompts, counts = prepare(train='["train.jsonl"]')
+    assert counts["train"]["train.jsonl"] == {"kept": 1, "too_long": 0, "leaking": 3}
+    assert len(prompts["held_out"]) == 1
+
+
+def test_of_a_training_conversation_only_what_is_asked_is_compared(prepare, tmp_path):
+    write_lines(tmp_path / "train.jsonl", {"turns": ["Tell me a joke!", "Why is it so?"]})
+    _, counts = prepare(train='["train.jsonl"]')
+    assert counts["train"]["train.jsonl"] == {"kept": 1, "too_long": 0}
+
+
+def test_a_later_turn_that_is_no_text_is_named(prepare, tmp_path):
+    write_lines(tmp_path / "held_out.jsonl", {"turns": ["Tell me a joke!", 3]})
+    with pytest.raises(InputError, match=r"held_out.jsonl:1: turns\[1\] must be a string"):
+        prepare()
+
+
 def test_what_the_program_puts_around_every_prompt_is_no_leak(prepare, tmp_path):
     system = {"role": "system", "content": "You are a helpful assistant of the usual kind."}
     for name, word in (("train", "alpha"), ("held_out", "omega")):
