@@ -73,7 +73,7 @@ def read_lines(entry: Entry, path: Path | None) -> list[Line | BadLine]:
     """The lines that an entry chooses, in order, bad ones of the file among them.
 
     Raises:
-      InputError: a file that cannot be read, or lines without the ids that are asked for.
+      InputError: a file that cannot be read, lines without ids, or a range without lines.
     """
     name = entry.path if path is None else str(path)
     lines = read_set(name, _parse)
@@ -86,9 +86,24 @@ def read_lines(entry: Entry, path: Path | None) -> list[Line | BadLine]:
             f"prompts {entry}: {len(nameless)} lines have no number under {', '.join(_ID_KEYS)}; "
             "leave ids out"
         )
-    return [
+    chosen = [
         line for line in lines if isinstance(line, BadLine) or any(line.id in ids for ids in ranges)
     ]
+    if not any(isinstance(line, BadLine) for line in lines):
+        _refuse_empty(entry, {line.id for line in lines if isinstance(line, Line)})
+    return chosen
+
+
+def _refuse_empty(entry: Entry, found: set[int | None]) -> None:
+    """Refuses ranges that choose nothing, which are mistakes or meant for another file."""
+    parts = zip((entry.ids or "").split(","), entry.id_ranges or (), strict=True)
+    empty = [text.strip() for text, ids in parts if not any(i in ids for i in found)]
+    if empty:
+        known = sorted(i for i in found if i is not None)
+        there = f"there are {known[0]} to {known[-1]}" if known else "the file has no lines"
+        raise InputError(
+            f"prompts {entry}: no line has one of the ids {','.join(empty)}, {there}; mend ids"
+        )
 
 
 def read_plain(path: Path) -> str:

@@ -173,6 +173,12 @@ def test_text_that_is_not_utf8_is_named_with_its_line(prepare, tmp_path):
         ({"train": '[{path = "held_out.jsonl", ids = "1"}]'}, "give each file to one of them"),
         ({"train": '[{path = "text.txt", ids = "1"}]'}, "lines of plain text have no ids"),
         ({"train": '[{path = "nameless.jsonl", ids = "1"}]'}, "1 lines have no number under"),
+        (
+            {"train": '[{path = "train.jsonl", ids = "0-1, 7-9,2,50"}]'},
+            "prompts train.jsonl[0-1, 7-9,2,50]: no line has one of the ids 7-9,50, "
+            "there are 0 to 6; mend ids",
+        ),
+        ({"train": '[{path = "empty.jsonl", ids = "1"}]'}, "ids 1, the file has no lines"),
     ],
 )
 def test_files_that_cannot_do_are_refused(prepare, tmp_path, changes, message):
