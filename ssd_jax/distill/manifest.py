@@ -39,19 +39,25 @@ def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of a stage's directory; None where none was written.
 
     Raises:
-      InputError: not readable, or of another format.
+      InputError: damaged, or of another format.
     """
     path = directory / MANIFEST
     if not path.exists():
         return None
-    value = read_json(path)
-    names = [field.name for field in dataclasses.fields(Manifest)]
-    if value.get("format") != _FORMAT or any(name not in value for name in names):
+    remedy = f"remove {directory} to make it again"
+    value = read_json(path, remedy=remedy)
+    if value.get("format") != _FORMAT:
         raise InputError(
             f"{path}: format {value.get('format')!r} is not supported, this version reads "
-            f"{_FORMAT}; remove {directory} to make it again"
+            f"{_FORMAT}; {remedy}"
         )
-    return Manifest(**{name: value[name] for name in names})
+    unusable = [name for name, kind in _KINDS.items() if not isinstance(value.get(name), kind)]
+    if unusable:
+        raise InputError(f"{path} is damaged: no usable {', '.join(unusable)} in it; {remedy}")
+    return Manifest(**{name: value[name] for name in _KINDS})
+
+
+_KINDS = {"stage": str, "settings": dict, "inputs": dict, "finished": bool, "data": dict}
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -10,8 +10,12 @@ from typing import Any
 from ssd_jax.errors import InputError
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, remedy: str = "get the file again") -> dict[str, Any]:
     """The object in a JSON file.
+
+    Args:
+      path: the file.
+      remedy: what to do about a damaged one, for the error.
 
     Raises:
       InputError: missing, not JSON, or not an object.
@@ -21,9 +25,10 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; the checkpoint is incomplete") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not readable JSON: {error}; get the file again") from None
+        raise InputError(f"{path} is not readable JSON: {error}; {remedy}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds a JSON {type(value).__name__}; expected an object")
+        found = type(value).__name__
+        raise InputError(f"{path} holds a JSON {found}, expected an object; {remedy}")
     return value
 
 
