@@ -71,10 +71,10 @@ class Job:
             )
         if together * self.context > self.settings.shard_tokens:
             raise InputError(
-                f"generate.shard_tokens = {self.settings.shard_tokens} surely holds only "
+                f"generate.shard_tokens = {self.settings.shard_tokens} has room for "
                 f"{self.settings.shard_tokens // self.context} completions of up to {self.context} "
-                f"tokens with their prompts, and no shard is begun before the one before has ended, "
-                f"so some of {together} slots would never be used; raise it to "
+                "tokens with their prompts, and a shard is begun when the one before has ended, so "
+                f"that {together} slots are never all in use; raise it to "
                 f"{together * self.context} at least, or lower generate.slots"
             )
         if self.settings.top_n > self.vocabulary:

@@ -80,7 +80,7 @@ def decode_texts(data: bytes) -> list[Sample]:
 
 
 def with_scores(samples: Sequence[Sample], data: bytes) -> list[Sample]:
-    """The samples with what `encode_scores` encoded, in its types: whoever trains holds them all."""
+    """The samples with what `encode_scores` encoded, in its types: training holds all of them."""
     arrays = load(data)
     ends = np.cumsum([len(sample.learnt) for sample in samples])[:-1]
     parts = zip(

@@ -59,7 +59,7 @@ def test_no_text_is_generated_twice(temperatures):
 
 def test_more_than_can_differ_is_refused():
     assert len(flat(plan(completions=7, temperatures=(0.0,)))) == 7
-    with pytest.raises(InputError, match="completions = 8 is more than the 7 prompts.*lower it to 7"):
+    with pytest.raises(InputError, match=r"completions = 8 is more than the 7 .*lower it to 7"):
         plan(completions=8, temperatures=(0.0,))
 
 

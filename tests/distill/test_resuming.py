@@ -124,8 +124,11 @@ def test_what_the_target_cannot_do_is_refused_first(tmp_path, monkeypatch):
         ({"max_tokens": 97}, "the 100 positions"),
         ({"top_n": 301}, "300"),
         ({"temperatures": (0.0,)}, "completions = 20 is more than the 8 prompts"),
-        ({"slots": 5}, "only 4 completions of up to 10 tokens.*5 slots.*raise it to 50"),
-        ({"slots": 64, "completions": 3, "shard_tokens": 29}, "some of 3 slots.*raise it to 30"),
+        ({"slots": 5}, "room for 4 completions of up to 10 tokens.*5 slots.*to 50 at"),
+        (
+            {"slots": 64, "completions": 3, "shard_tokens": 29},
+            "3 slots are never all in use; raise it to 30 ",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             run(job(tmp_path / "run", **changes))
