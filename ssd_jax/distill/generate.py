@@ -17,7 +17,7 @@ import numpy as np
 
 from ssd_jax.distill.atomic import clear_partial, write_atomic
 from ssd_jax.distill.manifest import Manifest, write_manifest
-from ssd_jax.distill.plan import Completion, plan_shards, wanted
+from ssd_jax.distill.plan import Completion, plan_shards
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
@@ -59,23 +59,13 @@ class Job:
         """Refuses what the target cannot do.
 
         Raises:
-          InputError: completions beyond its context or more than can differ, shards that cannot
-            keep the slots busy, or more likeliest tokens than it has.
+          InputError: completions beyond its context, or more likeliest tokens than it has.
         """
-        together = min(wanted(len(self.prompts), self.settings), self.settings.slots)
         if self.context > self.limit:
             raise InputError(
                 f"prompts of up to {self.context - self.settings.max_tokens} tokens and "
                 f"generate.max_tokens = {self.settings.max_tokens} are more than the {self.limit} "
                 "positions that the target was made for; lower prompts.longest or max_tokens"
-            )
-        if together * self.context > self.settings.shard_tokens:
-            raise InputError(
-                f"generate.shard_tokens = {self.settings.shard_tokens} has room for "
-                f"{self.settings.shard_tokens // self.context} completions of up to {self.context} "
-                "tokens with their prompts, and a shard is begun when the one before has ended, so "
-                f"that {together} slots are never all in use; raise it to "
-                f"{together * self.context} at least, or lower generate.slots"
             )
         if self.settings.top_n > self.vocabulary:
             raise InputError(
@@ -94,7 +84,8 @@ def run(job: Job, manifest: Manifest) -> Manifest:
     Returns: the manifest, finished.
 
     Raises:
-      InputError: a model that cannot be used.
+      InputError: a model that cannot be used, or what it or the plan cannot do; see `Job.check`
+        and `plan_shards`.
       OSError: a full disk; what was written before is whole, and the next run goes on from there.
     """
     job.check()

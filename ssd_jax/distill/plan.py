@@ -29,11 +29,12 @@ class Completion:
 
 
 def plan_shards(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[list[Completion]]:
-    """Completions by shard: as many as surely fit `shard_tokens`, but at least one.
+    """Completions by shard: as many as surely fit `shard_tokens`.
 
     Raises:
-      InputError: see `wanted`.
+      InputError: more completions than can differ, or shards that cannot use every slot.
     """
+    _check_room(prompts, settings)
     shards: list[list[Completion]] = []
     room = 0
     for completion in _completions(len(prompts), settings):
@@ -46,12 +47,22 @@ def plan_shards(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[l
     return shards
 
 
-def wanted(prompts: int, settings: GenerateSettings) -> int:
-    """Completions to generate of so many prompts.
+def _check_room(prompts: Sequence[Prompt], settings: GenerateSettings) -> None:
+    """Refuses shards that leave slots empty for good: a shard ends before the next is begun."""
+    together = min(_wanted(len(prompts), settings), settings.slots)
+    longest = max(len(prompt.ids) for prompt in prompts) + settings.max_tokens
+    if together * longest > settings.shard_tokens:
+        raise InputError(
+            f"generate.shard_tokens = {settings.shard_tokens} has room for "
+            f"{settings.shard_tokens // longest} completions of up to {longest} tokens with their "
+            "prompts, and a shard is begun when the one before has ended, so that "
+            f"{together} slots are never all in use; raise it to {together * longest} at least, "
+            "or lower generate.slots"
+        )
 
-    Raises:
-      InputError: more than can differ, since every temperature is 0.
-    """
+
+def _wanted(prompts: int, settings: GenerateSettings) -> int:
+    """Completions to generate of so many prompts; refused if they cannot differ."""
     count = prompts if settings.completions is None else settings.completions
     if count > prompts and not any(settings.temperatures):
         raise InputError(
@@ -64,7 +75,7 @@ def wanted(prompts: int, settings: GenerateSettings) -> int:
 
 def _completions(prompts: int, settings: GenerateSettings) -> list[Completion]:
     """A prompt's temperatures take turns, from where its place in the first order puts it."""
-    count, choices = wanted(prompts, settings), settings.temperatures
+    count, choices = _wanted(prompts, settings), settings.temperatures
     ranks = {prompt: rank for rank, prompt in enumerate(_shuffled(prompts, f"{settings.seed}/0"))}
     completions: list[Completion] = []
     greedy: set[int] = set()
