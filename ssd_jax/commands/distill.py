@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
             draft=given["draft"],
             bar=progress_bar,
             say=_say,
-            show=lambda table: Console().print(table, "", soft_wrap=True),
+            show=Console().print,
         )
     except Stopped as stopped:
         _say(f"stopped ({stopped}); the same command goes on with what is in {work}")

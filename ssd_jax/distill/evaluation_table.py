@@ -17,6 +17,12 @@ class _Row(NamedTuple):
     found: Mapping[str, Any]
 
 
+class _Predicted(NamedTuple):
+    name: str
+    of: str
+    modes: Mapping[str, Any]
+
+
 class _Call(NamedTuple):
     name: str
     of: str
@@ -25,10 +31,16 @@ class _Call(NamedTuple):
 
 
 def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
-    """What `evaluate.evaluate` gives: agreement and predictions, tokens per call, costs."""
+    """What `evaluate.evaluate` gives: agreement, tokens per call, costs,
+    predictions."""
     rows = [_Row(name, found) for name, found in document["sets"].items()]
     rows.append(_Row("mean", document["mean"]))
-    return [_agreement(document, rows), _per_call(rows), _costs(document["steps"])]
+    return [
+        _agreement(document, rows),
+        _per_call(rows),
+        _costs(document["steps"]),
+        _predictions(rows),
+    ]
 
 
 def _agreement(document: Mapping[str, Any], rows: list[_Row]) -> Table:
@@ -40,27 +52,40 @@ def _agreement(document: Mapping[str, Any], rows: list[_Row]) -> Table:
         ),
         Column(title="sum min(p, q)", cell=lambda row: number_cell(row.found["overlap"], "{:.3f}")),
     ]
-    for of, name in _NAMES.items():
-        columns += [
-            Column(title=f"{name} SD", cell=lambda row, of=of: _sd(row.found["predicted"][of])),
-            Column(title=f"{name} SSD", cell=lambda row, of=of: _ssd(row.found["predicted"][of])),
-        ]
-    notes = [
-        "agreement: greedy text; sum min(p, q): text at temperature 1",
-        "SD and SSD: best K (and M), and how many times as fast as AR, by Theorem 7",
+    return build_table(
+        columns,
+        rows,
+        title=f"draft {document['draft']}",
+        notes=["agreement: of greedy text; sum min(p, q): of text at temperature 1"],
+    )
+
+
+def _predictions(rows: list[_Row]) -> Table:
+    found = [
+        _Predicted(row.name, name, row.found["predicted"][of])
+        for row in rows
+        for of, name in _NAMES.items()
     ]
-    return build_table(columns, rows, title=f"draft {document['draft']}", notes=notes)
+    columns: list[Column[_Predicted]] = [
+        Column(title="set", cell=lambda row: row.name, justify="left"),
+        Column(title="text", cell=lambda row: row.of, justify="left"),
+        Column(title="SD / AR", cell=lambda row: f"{row.modes['sd']['speed_up']:.2f}x"),
+        Column(title="K", cell=lambda row: str(row.modes["sd"]["k"])),
+        Column(title="SSD / AR", cell=lambda row: f"{row.modes['ssd']['speed_up']:.2f}x"),
+        Column(title="K", cell=lambda row: str(row.modes["ssd"]["k"])),
+        Column(title="M", cell=lambda row: str(row.modes["ssd"]["budget"])),
+        Column(title="hits", cell=lambda row: f"{row.modes['ssd']['hit_rate']:.0%}"),
+    ]
+    return build_table(columns, found, title="fastest K and M that Theorem 7 predicts")
 
 
 def _per_call(rows: list[_Row]) -> Table:
-    calls = [
-        _Call(
-            row.name, name, tail, row.found["tokens_per_call"][of + ("_all_hits" if tail else "")]
-        )
-        for row in rows
-        for of, name in _NAMES.items()
-        for tail in (False, True)
-    ]
+    calls = []
+    for row in rows:
+        per_call = row.found["tokens_per_call"]
+        for of, name in _NAMES.items():
+            calls.append(_Call(row.name, name, False, per_call[of]))
+            calls.append(_Call(row.name, name, True, per_call[f"{of}_all_hits"]))
     columns: list[Column[_Call]] = [
         Column(title="set", cell=lambda call: call.name, justify="left"),
         Column(title="text", cell=lambda call: call.of, justify="left"),
@@ -93,16 +118,6 @@ def _costs(steps: Mapping[str, Any]) -> Table:
     ]
     title = f"forwards of one text; the target's of 1 token takes {steps['target_ms']:.2f} ms"
     return build_table(columns, found, title=title)
-
-
-def _sd(predicted: Mapping[str, Any]) -> str:
-    best = predicted["sd"]
-    return f"{best['speed_up']:.2f}x K = {best['k']}"
-
-
-def _ssd(predicted: Mapping[str, Any]) -> str:
-    best = predicted["ssd"]
-    return f"{best['speed_up']:.2f}x K = {best['k']}, M = {best['budget']}"
 
 
 def _count(number: int | None) -> str | None:

@@ -1,9 +1,9 @@
 """How many rounds speculation takes over given texts, and how they end: exact, without a draft run.
 
 Given the text y that comes out, the proposals of a round are accepted independently of each other:
-token y_i, if it is judged, was the proposal and accepted with chance a_i, which is 0 or 1 for greedy
-text and min(1, q(y_i) / p(y_i)) for text drawn from p (it came with p(y_i), and as an accepted
-proposal with min(p, q)(y_i)). So where rounds begin is a Markov chain over the text, and what is
+token y_i, if it is judged, was the proposal and accepted with chance a_i. That is 0 or 1 for greedy
+text, and min(1, q(y_i) / p(y_i)) for text drawn from p: it came with p(y_i), and as an accepted
+proposal with min(p, q)(y_i). So where rounds begin is a Markov chain over the text, and what is
 expected of it is a sum, not a sample. The first token of a text is the prompt's, no round's. What
 follows the end of a text is not counted. Pure NumPy.
 """
@@ -135,9 +135,9 @@ def mean_of(found: Sequence[Measured]) -> Measured:
 def power_law(rounds: Rounds, ranks: Sequence[np.ndarray], *, greedy: bool) -> tuple[float, float]:
     """c and r of the power law: F prepared bonus tokens miss with chance c F^-r.
 
-    Prepared are the draft's likeliest, but for the proposal that was rejected. Which one that was is
-    known of greedy text only: it was the likeliest. For sampled text none is left out, so that its
-    misses are somewhat overstated.
+    Prepared are the draft's likeliest, but for the proposal that was rejected. Which one that was
+    is known of greedy text only: it was the likeliest. For sampled text none is left out, so that
+    its misses are somewhat overstated.
 
     Args:
       rounds: whose bonus tokens are looked for.

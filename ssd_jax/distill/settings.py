@@ -183,9 +183,7 @@ class EvaluateSettings:
             given = getattr(self, name)
             whole = isinstance(given, list | tuple) and all(type(n) is int for n in given)
             if not whole or not given or not all(least <= n <= most for n in given):
-                raise InputError(
-                    f"{name} = {given!r} must be a list of integers, {least} to {most}"
-                )
+                raise InputError(f"{name} = {given!r} must list integers from {least} to {most}")
             object.__setattr__(self, name, tuple(sorted(set(given))))
 
 
