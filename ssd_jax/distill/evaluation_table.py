@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -80,7 +81,7 @@ def _predictions(rows: list[_Row]) -> Table:
 
 
 def _per_call(rows: list[_Row]) -> Table:
-    calls = []
+    calls: list[_Call] = []
     for row in rows:
         per_call = row.found["tokens_per_call"]
         for of, name in _NAMES.items():
@@ -94,10 +95,13 @@ def _per_call(rows: list[_Row]) -> Table:
         ),
     ]
     columns += [
-        Column(title=f"K = {k}", cell=lambda call, k=k: number_cell(call.by_k[k], "{:.2f}"))
-        for k in calls[0].by_k
+        Column(title=f"K = {k}", cell=functools.partial(_tokens, k=k)) for k in calls[0].by_k
     ]
     return build_table(columns, calls, title="tokens per call of the target")
+
+
+def _tokens(call: _Call, k: str) -> str | None:
+    return number_cell(call.by_k[k], "{:.2f}")
 
 
 def _costs(steps: Mapping[str, Any]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,9 @@ class Judged(NamedTuple):
       overlap: float32, sum over all ids of min(p, q): how often any proposal is accepted there.
     """
 
-    rank: np.ndarray
-    kept: np.ndarray
-    overlap: np.ndarray
+    rank: Any
+    kept: Any
+    overlap: Any
 
 
 class Judge:
