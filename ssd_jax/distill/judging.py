@@ -131,8 +131,7 @@ class Judge:
         before = (own > logit) | ((own == logit) & (jnp.arange(size) < at))
         p_next = jnp.take_along_axis(p, following[:, None], axis=1)[:, 0]
         q_next = jnp.where(known, jnp.take_along_axis(q, at, axis=1)[:, 0], 0.0)
-        # Equal where both are too small for float32.
-        kept = jnp.where(q_next < p_next, q_next / p_next, 1.0) * known
+        kept = jnp.where(q_next < p_next, q_next / p_next, 1.0)
         return Judged(
             rank=jnp.where(known, jnp.sum(before, axis=1), size).astype(jnp.int32),
             kept=kept,
