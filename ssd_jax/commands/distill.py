@@ -15,6 +15,8 @@ from ssd_jax.errors import InputError
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
+    from rich.console import Console
+
     from ssd_jax import compat
     from ssd_jax.distill.settings import read_settings
     from ssd_jax.distill.stages import STAGES, Stopped, run
@@ -44,6 +46,12 @@ def run(arguments: Sequence[str]) -> int:
         flag_values=values,
     )
     flags.DEFINE_string(
+        "draft",
+        None,
+        "draft to evaluate, a draft checkpoint or another model source; default: the trained one",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
         "compile_cache",
         "auto",
         "directory of compiled programs; auto is the user's cache, off keeps none",
@@ -52,6 +60,11 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "distill", arguments, config_of_flags=False)
     if given["config"] is None:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
+    if given["draft"] == "default":
+        raise InputError(
+            "draft = 'default': no draft is shipped with this version; give the directory of a "
+            "draft checkpoint, or leave it out for the trained one"
+        )
     data = None if given["data"] is None else Path(given["data"])
     wanted = read_settings(Path(given["config"]), data=data)
     name = wanted.target.name or wanted.name
@@ -59,7 +72,15 @@ def run(arguments: Sequence[str]) -> int:
     if given["compile_cache"] != "off":
         compat.use_compile_cache(compile_cache(given["compile_cache"]))
     try:
-        run(wanted, work, stage=given["stage"], bar=progress_bar, say=_say)
+        run(
+            wanted,
+            work,
+            stage=given["stage"],
+            draft=given["draft"],
+            bar=progress_bar,
+            say=_say,
+            show=Console().print,
+        )
     except Stopped as stopped:
         _say(f"stopped ({stopped}); the same command goes on with what is in {work}")
         return 0

@@ -74,12 +74,16 @@ class Job:
             )
 
 
-def run(job: Job, manifest: Manifest) -> Manifest:
+def run(
+    job: Job, manifest: Manifest, plan: Sequence[Sequence[Completion]] | None = None
+) -> Manifest:
     """Makes what the manifest does not have yet, or has but is damaged.
 
     Args:
       job: what to make.
       manifest: of the stage, as far as it has come; it is kept up to date on disk.
+      plan: completions by shard, a function of the manifest's settings and inputs; by default
+        `plan_shards`.
 
     Returns: the manifest, finished.
 
@@ -90,7 +94,7 @@ def run(job: Job, manifest: Manifest) -> Manifest:
     """
     job.check()
     clear_partial(job.directory)
-    plan = plan_shards(job.prompts, job.settings)
+    plan = plan_shards(job.prompts, job.settings) if plan is None else plan
     shards = _sound(job.directory, manifest.data.get("shards", []), len(plan))
     record = _Record(job.directory, manifest, shards)
     if None in shards:

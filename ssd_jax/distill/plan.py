@@ -29,15 +29,22 @@ class Completion:
 
 
 def plan_shards(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[list[Completion]]:
-    """Completions by shard: as many as surely fit `shard_tokens`.
+    """Completions by shard, see `into_shards`.
 
     Raises:
       InputError: more completions than can differ, or shards that cannot use every slot.
     """
     _check_room(prompts, settings)
+    return into_shards(_completions(len(prompts), settings), prompts, settings)
+
+
+def into_shards(
+    completions: Sequence[Completion], prompts: Sequence[Prompt], settings: GenerateSettings
+) -> list[list[Completion]]:
+    """As many completions in each as surely fit `shard_tokens`, but at least one."""
     shards: list[list[Completion]] = []
     room = 0
-    for completion in _completions(len(prompts), settings):
+    for completion in completions:
         most = len(prompts[completion.prompt].ids) + settings.max_tokens
         if most > room or not shards:
             shards.append([])

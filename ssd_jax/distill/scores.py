@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.distill.rows import batches, room
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, encode_scores
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from ssd_jax.opened import open_model
 from ssd_jax.weights.progress import Progress
 
-_TOKENS = 4096
-"""Of a forward."""
-
 _HEAD_ROWS = 256
 """Positions whose logits are held at once."""
-
-_STEP = 128
-"""Rows are a multiple of so many tokens long."""
 
 
 class Scorer:
@@ -44,8 +39,7 @@ class Scorer:
         opened = open_model(target.source, target.dtype)
         self._vocabulary = opened.tokenizer.size
         self._top_n = top_n
-        self._length = -(-length // _STEP) * _STEP
-        self._rows = max(1, _TOKENS // self._length)
+        self._rows, self._length = room(length)
         self._parameters = opened.load(progress)
         self._model = opened.model
         self._hidden = jax.jit(self._hidden_of)
@@ -60,8 +54,8 @@ class Scorer:
         ends = np.cumsum([0, *(len(sample.learnt) for sample in samples)])
         ids = np.zeros((ends[-1], self._top_n), np.int32)
         probs = np.zeros((ends[-1], self._top_n), np.float32)
-        for batch in self._batches(samples):
-            tokens, positions, segments = batch.arrays(samples)
+        for batch in batches([len(s.tokens) for s in samples], self._rows, self._length):
+            tokens, positions, segments = batch.arrays([s.tokens for s in samples])
             hidden = self._hidden(self._parameters, tokens, positions, segments)
             flat = np.concatenate([place + np.array(samples[i].learnt) for i, place in batch.texts])
             to = np.concatenate([np.arange(ends[i], ends[i + 1]) for i, _ in batch.texts])
@@ -88,47 +82,3 @@ class Scorer:
         likeliest, ids = jax.lax.top_k(logits, top_n)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         return ids, jnp.exp(likeliest - total)
-
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[_Batch]:
-        """Texts in rows, each in the first of a batch's rows that has room."""
-        batch = _Batch(self._rows, self._length)
-        for index, sample in enumerate(samples):
-            if not batch.put(index, len(sample.tokens)):
-                yield batch
-                batch = _Batch(self._rows, self._length)
-                batch.put(index, len(sample.tokens))
-        if batch.texts:
-            yield batch
-
-
-class _Batch:
-    """Rows of texts.
-
-    Attributes:
-      texts: (index of the sample, its first token's place in the flattened batch).
-    """
-
-    def __init__(self, rows: int, length: int) -> None:
-        self.texts: list[tuple[int, int]] = []
-        self._free = [length] * rows
-        self._length = length
-
-    def put(self, index: int, size: int) -> bool:
-        """Takes a text, if there is room."""
-        for row, free in enumerate(self._free):
-            if size <= free:
-                self.texts.append((index, (row + 1) * self._length - free))
-                self._free[row] -= size
-                return True
-        return False
-
-    def arrays(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, positions and segments, each [rows, length] int32; segment 0 is padding."""
-        tokens, positions, segments = np.zeros((3, len(self._free) * self._length), np.int32)
-        for segment, (index, place) in enumerate(self.texts, start=1):
-            own = slice(place, place + len(samples[index].tokens))
-            tokens[own] = samples[index].tokens
-            positions[own] = np.arange(len(samples[index].tokens))
-            segments[own] = segment
-        shape = (len(self._free), self._length)
-        return tokens.reshape(shape), positions.reshape(shape), segments.reshape(shape)

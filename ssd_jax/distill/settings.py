@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ssd_jax.config import AUTO_BUDGETS, AUTO_K, MAX_BUDGET, MAX_K
 from ssd_jax.distill.ranges import parse_ranges
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams, check_types
+from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.toml_settings import check_names, read_toml
 
 DTYPES = ("float32", "bfloat16")
@@ -150,6 +152,43 @@ class GenerateSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """Section [evaluate]: what a draft is judged by.
+
+    Attributes:
+      sets: of the held-out prompts, as `prompts.held_out` names them; empty is all.
+      prompts: of each set, spread evenly over it; all where it has fewer.
+      max_tokens: of a completion.
+      seed: of the noise at temperature 1.
+      ks: numbers of speculated tokens.
+      budgets: numbers of branches.
+      repeats: timed forwards of every width.
+    """
+
+    sets: tuple[str, ...] = ()
+    prompts: int = 40
+    max_tokens: int = 256
+    seed: int = 0
+    ks: tuple[int, ...] = _free(tuple(range(1, AUTO_K + 1)))
+    budgets: tuple[int, ...] = _free(AUTO_BUDGETS)
+    repeats: int = _free(20)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _at_least(self, prompts=1, max_tokens=2, seed=0, repeats=1)
+        sets = self.sets
+        if not isinstance(sets, list | tuple) or not all(isinstance(name, str) for name in sets):
+            raise InputError(f"sets = {sets!r} must be a list of held-out sets")
+        object.__setattr__(self, "sets", tuple(dict.fromkeys(sets)))
+        for name, least, most in (("ks", 1, MAX_K), ("budgets", LEAST_BUDGET, MAX_BUDGET)):
+            given = getattr(self, name)
+            whole = isinstance(given, list | tuple) and all(type(n) is int for n in given)
+            if not whole or not given or not all(least <= n <= most for n in given):
+                raise InputError(f"{name} = {given!r} must list integers from {least} to {most}")
+            object.__setattr__(self, name, tuple(sorted(set(given))))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillSettings:
     """Everything that a configuration file says.
 
@@ -157,6 +196,7 @@ class DistillSettings:
       name: of the file, without its ending.
       directory: where the prompt files are.
       draft, train: None where there is no such section; nothing is trained then.
+      evaluate: None where there is no such section; nothing is evaluated then.
     """
 
     name: str
@@ -166,6 +206,7 @@ class DistillSettings:
     generate: GenerateSettings
     draft: DraftSettings | None = None
     train: TrainSettings | None = None
+    evaluate: EvaluateSettings | None = None
 
 
 _KINDS = {
@@ -174,7 +215,9 @@ _KINDS = {
     "generate": GenerateSettings,
     "draft": DraftSettings,
     "train": TrainSettings,
+    "evaluate": EvaluateSettings,
 }
+_OPTIONAL = ("draft", "train", "evaluate")
 
 
 def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
@@ -191,7 +234,7 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise InputError(f"config {path}: {name} must be a section, [{name}]")
-    wanted = [name for name in _KINDS if name in tables or name not in ("draft", "train")]
+    wanted = [name for name in _KINDS if name in tables or name not in _OPTIONAL]
     sections = {
         name: read_section(_KINDS[name], tables.get(name, {}), f"config {path}: [{name}]")
         for name in wanted
@@ -201,6 +244,7 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     directory = path.parent / sections["prompts"].directory if data is None else data
     settings = DistillSettings(name=path.stem, directory=directory, **sections)
     _check_scores(settings, f"config {path}: ")
+    _check_sets(settings, f"config {path}: ")
     return settings
 
 
@@ -239,6 +283,25 @@ def _check_scores(settings: DistillSettings, where: str) -> None:
         raise InputError(
             f"{where}[generate] top_n = 0 keeps no probabilities, which kl and acceptance of "
             '[train] need; raise it, set probabilities = "live", or train on cross_entropy alone'
+        )
+
+
+def _check_sets(settings: DistillSettings, where: str) -> None:
+    """Refuses to evaluate on what is not held out."""
+    if settings.evaluate is None:
+        return
+    known = {entry.path for entry in settings.prompts.held_out}
+    for name in settings.evaluate.sets:
+        if name not in known:
+            raise InputError(
+                f"{where}[evaluate] sets: {name!r} is not held out; held_out of [prompts] lists "
+                f"{', '.join(sorted(known))}"
+            )
+    longest = settings.evaluate.max_tokens - 2
+    if max(settings.evaluate.ks) > longest:
+        raise InputError(
+            f"{where}[evaluate] max_tokens = {settings.evaluate.max_tokens} leaves no room for "
+            f"ks = {list(settings.evaluate.ks)}; raise the one or lower the others"
         )
 
 

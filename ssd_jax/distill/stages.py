@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ssd_jax.distill import prompts as prompts_stage
 from ssd_jax.distill.atomic import clear_partial, only_one
@@ -19,11 +19,14 @@ from ssd_jax.distill.generate import Bar, Job
 from ssd_jax.distill.generate import run as generate
 from ssd_jax.distill.manifest import Manifest, check_same, read_manifest, write_manifest
 from ssd_jax.distill.prompts import SPLITS, PromptFiles, read_prompts, write_prompts
-from ssd_jax.distill.settings import DistillSettings, recorded
+from ssd_jax.distill.settings import DistillSettings, EvaluateSettings, recorded
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.target import Target, open_target
 from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,20 +35,28 @@ class Distillation:
 
     Attributes:
       work: directory of all stages.
+      draft: source of the draft to evaluate; None is the trained one.
       bar: opens a progress bar.
       say: shows a line.
+      show: shows a table.
     """
 
     settings: DistillSettings
     target: Target
     work: Path
+    draft: str | None
     bar: Bar
     say: Callable[[str], None]
+    show: Callable[[Table], None]
 
     def directory(self, stage: str) -> Path:
-        """Where a stage keeps its files; drafts share the text, what follows is a draft's own."""
-        own = self.work if stage in ("prompts", "generate") else self.work / self.settings.name
-        return own / stage
+        """Where a stage keeps its files; drafts share the text, training is a draft's own."""
+        return (self.own if stage == "train" else self.work) / stage
+
+    @property
+    def own(self) -> Path:
+        """Of what belongs to this configuration's draft alone."""
+        return self.work / self.settings.name
 
     def finished(self, stage: str, asker: str) -> Manifest:
         """The manifest of an earlier stage.
@@ -81,8 +92,10 @@ def run(
     work: Path,
     *,
     stage: str | None = None,
+    draft: str | None = None,
     bar: Bar,
     say: Callable[[str], None],
+    show: Callable[[Table], None],
 ) -> None:
     """Runs one stage or, without one, all of them.
 
@@ -90,19 +103,28 @@ def run(
       settings: what to make.
       work: where; created if need be.
       stage: one of `STAGES`.
+      draft: a draft to evaluate instead of the trained one.
       bar: opens a progress bar: (label, *, unit).
       say: shows a line of what was done.
+      show: shows a table of what was found.
 
     Raises:
       Stopped: a stage ended early, at a place from which it goes on.
       InputError: bad input, other settings than the ones a stage was begun with, or an earlier
         stage that is not finished; before anything that takes long.
     """
-    chosen = [stage] if stage is not None else _stages_of(settings)
+    chosen = [stage] if stage is not None else _stages_of(settings, draft)
+    if draft is not None and "evaluate" not in chosen:
+        raise InputError(
+            f"draft = {draft!r} is for stage evaluate, which is not asked for; leave it out, or "
+            "give --stage=evaluate and a configuration with [evaluate]"
+        )
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
     work.mkdir(parents=True, exist_ok=True)
-    whole = Distillation(settings=settings, target=target, work=work, bar=bar, say=say)
+    whole = Distillation(
+        settings=settings, target=target, work=work, draft=draft, bar=bar, say=say, show=show
+    )
     with only_one(work):
         for name in chosen:
             _check_settings(whole, name)
@@ -116,8 +138,14 @@ def run(
             STAGES[name].make(whole, begun or planned)
 
 
-def _stages_of(settings: DistillSettings) -> list[str]:
-    return [name for name in STAGES if name != "train" or settings.train is not None]
+def _stages_of(settings: DistillSettings, draft: str | None) -> list[str]:
+    """Those that the configuration has all sections of."""
+    left_out = set()
+    if settings.train is None:
+        left_out.add("train")
+    if settings.evaluate is None or (settings.train is None and draft is None):
+        left_out.add("evaluate")
+    return [name for name in STAGES if name not in left_out]
 
 
 def _check_settings(whole: Distillation, name: str) -> None:
@@ -125,6 +153,12 @@ def _check_settings(whole: Distillation, name: str) -> None:
     runs."""
     if name == "train":
         _train_sections(whole.settings)[1].config(whole.target.checkpoint.config)
+    if name == "evaluate":
+        _evaluate_section(whole.settings)
+        if whole.draft is not None:
+            from ssd_jax.distill.evaluate import open_pair
+
+            open_pair(whole.settings.target, whole.draft)
     begun = read_manifest(whole.directory(name))
     if begun is not None:
         inputs = {**begun.inputs, "target": whole.target.sha256}
@@ -140,6 +174,10 @@ def _settings_of(settings: DistillSettings, stage: str) -> dict:
         made_with = recorded("train", train) | recorded("draft", draft)
         of_run = {f"train.{name}" for name in RESUMABLE} | {"draft.store"}
         return {key: value for key, value in made_with.items() if key not in of_run}
+    if stage == "evaluate":
+        made_with = recorded("evaluate", _evaluate_section(settings))
+        made_with |= {"generate.slots": settings.generate.slots}
+        return recorded("target", settings.target) | made_with
     return recorded("target", settings.target) | recorded("generate", settings.generate)
 
 
@@ -173,14 +211,19 @@ def _all_there(directory: Path, manifest: Manifest) -> bool:
 
 
 def _plan_generate(whole: Distillation) -> Manifest:
-    made = whole.finished("prompts", "generate")
+    return _plan_of_prompts(whole, "generate", "train")
+
+
+def _plan_of_prompts(whole: Distillation, stage: str, split: str) -> Manifest:
+    """Of a stage that completes the prompts of a split."""
+    made = whole.finished("prompts", stage)
     if made.inputs["target"] != whole.target.sha256:
         planned = dataclasses.replace(made, inputs={**made.inputs, "target": whole.target.sha256})
         check_same(whole.directory("prompts"), made, planned)
     return Manifest(
-        stage="generate",
-        settings=_settings_of(whole.settings, "generate"),
-        inputs={"target": whole.target.sha256, "prompts": made.data["sha256"]["train"]},
+        stage=stage,
+        settings=_settings_of(whole.settings, stage),
+        inputs={"target": whole.target.sha256, "prompts": made.data["sha256"][split]},
     )
 
 
@@ -221,7 +264,7 @@ def _plan_train(whole: Distillation) -> Manifest:
         settings=_settings_of(whole.settings, "train"),
         inputs={
             "target": whole.target.sha256,
-            "generate": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+            "generate": _digest(files),
         },
     )
 
@@ -256,8 +299,73 @@ def _make_train(whole: Distillation, manifest: Manifest) -> None:
         raise Stopped(result.stopped)
 
 
+def _evaluate_section(settings: DistillSettings) -> EvaluateSettings:
+    if settings.evaluate is None:
+        raise InputError(f"config {settings.name} has no [evaluate]; stage evaluate needs it")
+    return settings.evaluate
+
+
+def _plan_evaluate(whole: Distillation) -> Manifest:
+    _draft_to_evaluate(whole)
+    return _plan_of_prompts(whole, "evaluate", "held_out")
+
+
+def _make_evaluate(whole: Distillation, manifest: Manifest) -> None:
+    from ssd_jax.distill import evaluate
+    from ssd_jax.distill.evaluation_table import evaluation_tables
+
+    settings, directory = _evaluate_section(whole.settings), whole.directory("evaluate")
+    held_out = read_prompts(whole.directory("prompts"), "held_out", manifest.inputs["prompts"])
+    job = evaluate.text_job(
+        settings,
+        whole.settings.target,
+        prompts=evaluate.choose(held_out, settings),
+        slots=whole.settings.generate.slots,
+        vocabulary=whole.target.tokenizer.size,
+        limit=whole.target.checkpoint.config.max_context,
+        directory=directory,
+        bar=whole.bar,
+    )
+    written = evaluate.write_texts(job, manifest)
+    draft, path = _draft_to_evaluate(whole), whole.own / EVALUATION
+    if whole.draft is not None:
+        path = path.with_stem(f"{path.stem}-{_digest([draft])[:12]}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    evaluation = evaluate.Evaluation(
+        settings=settings, draft=draft, job=job, manifest=written, path=path, bar=whole.bar
+    )
+    for table in evaluation_tables(evaluate.evaluate(evaluation)):
+        whole.show(table)
+    whole.say(f"evaluate: {path}")
+
+
+def _draft_to_evaluate(whole: Distillation) -> str:
+    """The given draft; else the trained one, as far as it has come.
+
+    Raises:
+      InputError: nothing is trained yet.
+    """
+    if whole.draft is not None:
+        return whole.draft
+    begun = read_manifest(whole.directory("train"))
+    if begun is None or "draft" not in begun.data:
+        raise InputError(
+            f"stage evaluate needs a draft, and stage train has made none in {whole.own}; run it "
+            "first, or give --draft=PATH"
+        )
+    return str(begun.data["draft"])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+EVALUATION = "evaluation.json"
+"""Name of the figures of the trained draft."""
+
 STAGES = {
     "prompts": _Stage(_plan_prompts, _make_prompts),
     "generate": _Stage(_plan_generate, _make_generate),
     "train": _Stage(_plan_train, _make_train),
+    "evaluate": _Stage(_plan_evaluate, _make_evaluate),
 }

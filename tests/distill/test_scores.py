@@ -44,7 +44,7 @@ def laws(tiny_checkpoint, samples):
 def test_the_likeliest_tokens_and_their_probabilities_are_the_targets(
     tiny_checkpoint, samples, laws, monkeypatch
 ):
-    monkeypatch.setattr("ssd_jax.distill.scores._TOKENS", 256)  # two rows a batch
+    monkeypatch.setattr("ssd_jax.distill.rows._TOKENS", 256)  # two rows a batch
     monkeypatch.setattr("ssd_jax.distill.scores._HEAD_ROWS", 50)
     target = TargetSettings(source=str(tiny_checkpoint), dtype="float32")
     scorer = Scorer(target, length=max(LENGTHS), top_n=TOP)

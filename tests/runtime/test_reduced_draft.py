@@ -13,6 +13,8 @@ import jax
 import numpy as np
 import pytest
 
+from ssd_jax.distill.judging import Judge, Text
+from ssd_jax.distill.rounds import walk
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -96,6 +98,33 @@ class _With:
 
     def __getattr__(self, name):
         return getattr(self.model, name)
+
+
+def test_rounds_are_those_that_teacher_forcing_predicts(many):
+    """What `ssd-jax distill --stage=evaluate` says of a draft, the engine does with it."""
+    prompts = [[1 + i, 40, 7 * i % 250] * (1 + i % 3) for i in range(8)]
+    free = many.generate(prompts, SamplingParams(max_tokens=40), mode="ar")
+    asked = []
+    for place, (prompt, output) in enumerate(zip(prompts, free, strict=True)):
+        stops = (output.token_ids[5 + 4 * place],) if place % 2 else ()  # in the middle of a round
+        params = SamplingParams(max_tokens=33 + place, stop_token_ids=stops)
+        asked.append(many.request(prompt, params, place))
+    spoken = outputs(many, asked, "sd")
+    assert {one.finish_reason for one in spoken} == {"stop", "length"}
+    texts = [
+        Text(np.array([*request.prompt_ids, *one.token_ids], np.int32), len(request.prompt_ids))
+        for request, one in zip(asked, spoken, strict=True)
+    ]
+    target, draft = (
+        (many.target.model, many.loaded.parameters),
+        (many.draft.model, many.draft.load()),
+    )
+    judged = Judge(target, draft, tokens=many.tokenizer.size, longest=64).judge(texts)
+    agreed = [(one.rank == 0).astype(float) for one in judged]
+    assert 0.1 < np.mean(np.concatenate(agreed)) < 0.9
+    for one, own in zip(spoken, agreed, strict=True):
+        expected = walk([own], 3).tokens_per_call or None  # where the first token is the last
+        assert one.metrics["acceptance_length"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])

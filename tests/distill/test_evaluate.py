@@ -1,0 +1,179 @@
+"""`ssd-jax distill --stage=evaluate`, by itself and at the end of a whole run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ssd_jax.commands.main import main
+from ssd_jax.distill.evaluate import choose
+from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.settings import EvaluateSettings
+from ssd_jax.errors import InputError
+from tests import tiny
+from tests.distill import tiny_run
+from tests.distill.fake_target import FakeTarget
+from tests.weights import tiny_drafts
+
+SETTINGS = {
+    "prompts_held_out": '["held_out.jsonl", "other.jsonl"]',
+    "generate_completions": "2",
+    "generate_top_n": "0",
+    "evaluate_prompts": "2",
+    "evaluate_max_tokens": "10",
+    "evaluate_ks": "[1, 2]",
+    "evaluate_budgets": "[2]",
+    "evaluate_repeats": "2",
+}
+TRAINED = {
+    "draft_layers": "[0]",
+    "train_steps": "1",
+    "train_cross_entropy": "1.0",
+    "train_kl": "0.0",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    directory = tiny_run.write_data(tmp_path_factory.mktemp("evaluate"))
+    others = [{"question": f"{i * 'x'}y{i}?"} for i in range(3)]
+    tiny_run.write_lines(directory / "other.jsonl", *others)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def draft(place, tiny_checkpoint):
+    target = tiny_drafts.open_target(tiny_checkpoint)
+    ids = np.arange(0, tiny.TOKENS, 2)
+    ids = np.unique([*ids, tiny.EOS, tiny.END_OF_TURN])
+    return tiny_drafts.write(place / "draft", target, ids, noise=0.05, layers=2)
+
+
+def distill(place, target, *arguments, **changes) -> int:
+    config = tiny_run.write_config(place, target, **SETTINGS | changes)
+    given = [f"--config={config}", f"--out={place / 'out'}", "--compile_cache=off"]
+    return main(["distill", *given, *arguments])
+
+
+@pytest.fixture(scope="module")
+def evaluated(place, draft, tiny_checkpoint):
+    """Figures of a draft that was given, and their file; the text is a stand-in's."""
+    assert distill(place, tiny_checkpoint, "--stage=prompts") == 0
+    given = ("--stage=evaluate", f"--draft={draft}")
+    with pytest.MonkeyPatch.context() as patch:
+        fake = FakeTarget().install(patch)
+        assert distill(place, tiny_checkpoint, *given) == 0
+    assert sorted(fake.answered) == list(range(8))  # two texts of each prompt
+    (path,) = (place / "out" / "config").glob("evaluation-*.json")
+    return json.loads(path.read_text()), path
+
+
+def test_figures_are_there_for_each_set_and_as_mean(evaluated):
+    document, _ = evaluated
+    sets, mean = document["sets"], document["mean"]
+    assert [(name, one["prompts"]) for name, one in sets.items()] == [
+        ("held_out.jsonl", 2),
+        ("other.jsonl", 2),
+    ]
+    for name in ("greedy_agreement", "overlap"):
+        values = [one[name] for one in sets.values()]
+        assert mean[name] == pytest.approx(np.mean(values))
+        assert all(0 <= value <= 1 for value in values)
+    assert mean["tokens_per_call"].keys() == {
+        "greedy",
+        "greedy_all_hits",
+        "sampled",
+        "sampled_all_hits",
+    }
+    for one in (*sets.values(), mean):
+        for by_k in one["tokens_per_call"].values():
+            assert list(by_k) == ["1", "2"]
+            assert 1 <= by_k["1"] <= by_k["2"] <= 3
+        assert one["predicted"]["sampled"]["ssd"]["budget"] == 2
+    assert list(document["steps"]["target"]) == ["1", "2", "3"]
+    assert list(document["steps"]["draft"]) == ["1", "2"]
+
+
+def test_the_text_is_kept_and_so_are_figures(
+    evaluated, place, draft, tiny_checkpoint, monkeypatch, capsys
+):
+    document, path = evaluated
+    monkeypatch.setattr("ssd_jax.llm.LLM", None)
+    given = ("--stage=evaluate", f"--draft={draft}")
+    assert distill(place, tiny_checkpoint, *given, evaluate_ks="[2]") == 0
+    again = json.loads(path.read_text())  # other figures of the same text
+    assert again["sets"]["other.jsonl"]["overlap"] == document["sets"]["other.jsonl"]["overlap"]
+    assert list(again["mean"]["tokens_per_call"]["greedy"]) == ["2"]
+    monkeypatch.setattr("ssd_jax.distill.evaluate.Judge", None)
+    capsys.readouterr()
+    assert distill(place, tiny_checkpoint, *given, evaluate_ks="[2]") == 0
+    shown, said = capsys.readouterr()
+    assert "tokens per call of the target" in shown
+    assert f"evaluate: {path}" in said
+    assert f"{again['mean']['overlap']:.3f}" in shown
+
+
+def test_a_whole_run_ends_with_the_trained_draft(
+    evaluated, place, draft, tiny_checkpoint, monkeypatch
+):
+    from ssd_jax.distill.training import loop
+
+    def train(settings, _draft, *, samples, **_rest):
+        assert len(list(samples)) == 2
+        return loop.Result(step=settings.steps, finished=True, stopped="", held_out={}, draft=draft)
+
+    monkeypatch.setattr(loop, "run", train)
+    FakeTarget().install(monkeypatch)
+    assert distill(place, tiny_checkpoint, **TRAINED) == 0
+    found = json.loads((place / "out" / "config" / "evaluation.json").read_text())
+    document, _ = evaluated
+    for name, one in document["sets"].items():
+        for figure in ("greedy_agreement", "overlap", "tokens_per_call", "tokens"):
+            assert found["sets"][name][figure] == one[figure]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "message"),
+    [
+        (("--stage=evaluate",), {}, "stage train has made none in"),
+        (("--stage=generate", "--draft=x"), {}, "draft = 'x' is for stage evaluate"),
+        (("--stage=evaluate", "--draft=default"), {}, "no draft is shipped"),
+        (("--stage=evaluate", "--draft={target}/no"), {}, "/no"),
+        (("--draft={other}",), {}, "made for"),
+        ((), {"evaluate_sets": '["train.jsonl"]'}, "sets: 'train.jsonl' is not held out"),
+        ((), {"evaluate_sets": "[1]"}, "sets = [1] must be a list of held-out sets"),
+        ((), {"evaluate_ks": "[0]"}, "[evaluate] ks = [0] must list integers from 1 to 16"),
+        ((), {"evaluate_ks": "[]"}, "ks = [] must list"),
+        ((), {"evaluate_budgets": "[1]"}, "budgets = [1] must list integers from 2"),
+        ((), {"evaluate_prompts": "0"}, "[evaluate] prompts = 0 must be at least 1"),
+        ((), {"evaluate_max_tokens": "3"}, "max_tokens = 3 leaves no room for ks = [1, 2]"),
+        ((), {"evaluate_promts": "3"}, "unknown key 'promts'; did you mean 'prompts'?"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    place, tiny_checkpoint, tmp_path, capsys, arguments, changes, message
+):
+    other = tmp_path / "other"
+    if "{other}" in "".join(arguments):
+        another = tiny_drafts.open_target(tiny.write_checkpoint(tmp_path / "target", seed=3))
+        tiny_drafts.write(other, another, None, seed=3)
+    filled = [one.format(target=tiny_checkpoint, other=other) for one in arguments]
+    out = tmp_path / "out"
+    assert distill(place, tiny_checkpoint, *filled, f"--out={out}", **changes) == 2
+    assert message in capsys.readouterr().err
+    assert not [path for path in out.rglob("*") if path.name != ".lock"]
+
+
+def test_other_text_is_refused_with_its_keys(evaluated, place, draft, tiny_checkpoint, capsys):
+    given = ("--stage=evaluate", f"--draft={draft}")
+    assert distill(place, tiny_checkpoint, *given, evaluate_max_tokens="11") == 2
+    assert "evaluate.max_tokens is 11, was 10" in capsys.readouterr().err
+
+
+def test_prompts_are_spread_over_their_set():
+    prompts = [Prompt(set=name, index=i, ids=[1]) for name in "ab" for i in range(9)]
+    chosen = choose(prompts, EvaluateSettings(prompts=3))
+    assert [(one.set, one.index) for one in chosen] == [(s, i) for s in "ab" for i in (0, 3, 6)]
+    assert len(choose(prompts, EvaluateSettings(sets=("b",)))) == 9
+    with pytest.raises(InputError, match="no held-out prompt of 'c' is left"):
+        choose(prompts, EvaluateSettings(sets=("c",)))

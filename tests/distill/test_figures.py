@@ -1,0 +1,60 @@
+"""Figures of sets and their mean, from given judgements and costs."""
+
+import numpy as np
+import pytest
+
+from ssd_jax.distill.evaluate import figures
+from ssd_jax.distill.judging import Judged
+from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.settings import EvaluateSettings
+from ssd_jax.distill.step_costs import StepCosts
+
+SETTINGS = EvaluateSettings(ks=(1, 2, 3), budgets=(4, 8))
+STEPS = StepCosts(
+    target_ms=1.0, target={1: 1.0, 2: 1.0, 3: 1.1, 4: 1.2}, draft={1: 0.1, 4: 0.2, 8: 0.9}
+)
+PROMPTS = [Prompt(set=name, index=0, ids=[1]) for name in ("right", "wrong")]
+
+
+def judged(*, rank: int, size: int = 61) -> Judged:
+    """Always or never right; `rank` is of every token."""
+    right = np.full(size, float(rank == 0))
+    return Judged(np.full(size, rank), right, 0.5 + right / 2)
+
+
+@pytest.fixture(scope="module")
+def found():
+    both = [judged(rank=0), judged(rank=1)]
+    return figures(PROMPTS, {"greedy": both, "sampled": both}, SETTINGS, STEPS)
+
+
+def test_a_draft_that_is_always_right_commits_all(found):
+    right = found["sets"]["right"]
+    assert (right["greedy_agreement"], right["overlap"]) == (1, 1)
+    assert right["tokens"] == {"greedy": 61, "sampled": 61}
+    for of in ("greedy", "sampled"):
+        assert right["tokens_per_call"][of] == {1: 2, 2: 3, 3: 4}
+        assert right["tokens_per_call"][f"{of}_all_hits"] == {1: 2, 2: 2, 3: 3}  # the tail rule
+    predicted = right["predicted"]["greedy"]
+    assert predicted["sd"]["k"] == 3
+    assert predicted["sd"]["speed_up"] == pytest.approx(4 / (1.2 + 3 * 0.1))
+    # Branches of k = L are all that is ever used; they are sure to hit, with K - 1 tokens.
+    assert predicted["ssd"]["budget"] == 4  # twice as many would take longer than the target
+    assert predicted["ssd"]["hit_rate"] == pytest.approx(1)
+    assert predicted["ssd"]["speed_up"] == pytest.approx(3 / 1.1)
+
+
+def test_a_draft_that_is_never_right_commits_one(found):
+    wrong = found["sets"]["wrong"]
+    assert (wrong["greedy_agreement"], wrong["overlap"]) == (0, 0.5)
+    for by_k in wrong["tokens_per_call"].values():
+        assert by_k == {1: 1, 2: 1, 3: 1}
+    assert wrong["predicted"]["greedy"]["sd"] == {"k": 1, "speed_up": pytest.approx(1 / 1.1)}
+
+
+def test_the_mean_is_over_sets(found):
+    mean = found["mean"]
+    assert (mean["greedy_agreement"], mean["overlap"]) == (0.5, 0.75)
+    assert mean["tokens_per_call"]["greedy"] == {1: 1.5, 2: 2, 3: 2.5}
+    sd = mean["predicted"]["greedy"]["sd"]  # by rates of a half at every place
+    assert sd == {"k": 1, "speed_up": pytest.approx(1.5 / 1.1)}
