@@ -212,6 +212,8 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
         calls.append((settings, draft, len(list(samples)), target.sha256))
         done = settings.steps if len(calls) > 1 else 1
         stopped = "" if done == settings.steps else "max_seconds = 1 are over"
+        (work / "draft").mkdir(exist_ok=True)
+        (work / "draft" / "model.safetensors").write_text(f"{done} {draft.store}")
         return loop.Result(
             step=done, finished=not stopped, stopped=stopped, held_out={}, draft=work / "draft"
         )
@@ -248,6 +250,28 @@ def test_training_that_stops_early_goes_on_until_it_is_finished(train, finished,
     )
     assert command(draft_store='"int8"') == 0  # the same weights, written otherwise
     assert len(calls) == 3
+
+
+def test_a_draft_that_is_damaged_or_gone_is_made_again(train, finished, capsys):
+    command, calls = train
+    command()
+    command()
+    draft = finished / "config" / "train" / "draft"
+    for done, damage in enumerate((lambda: shutil.rmtree(draft), lambda: _flip(draft)), start=3):
+        damage()
+        left = finished / "config" / "train" / ".draft.0a1b.partial"
+        left.mkdir()
+        assert command() == 0
+        assert len(calls) == done
+        assert not left.exists()
+        assert (draft / "model.safetensors").read_text() == "4 bfloat16"
+    capsys.readouterr()
+    assert command() == 0
+    assert "train, made before" in capsys.readouterr().err
+
+
+def _flip(draft: Path) -> None:
+    (draft / "model.safetensors").write_text("5 bfloat16")
 
 
 def test_a_draft_in_training_cannot_be_changed(train, capsys):

@@ -7,6 +7,8 @@ import signal
 import numpy as np
 import pytest
 
+from ssd_jax.distill.manifest import file_digests
+from ssd_jax.distill.training import export as exporting
 from ssd_jax.distill.training import loop
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
@@ -155,6 +157,32 @@ def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_pat
     expected = Runner(made.model, made.model.assemble({**stored, **frozen}), slots=8)(tokens)
     tolerance = 1e-4 if store == "bfloat16" else 0.1
     assert np.abs(engine - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkeypatch):
+    made = make_draft(DRAFT, target.checkpoint.config, _output_ids(whole[0]))
+    leaves, _ = files(whole[0])
+    names = sorted(name for name in made.model.wanted() if name not in made.tied)
+    trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
+    place, identity = tmp_path / "draft", identity_of(target, made.tied)
+
+    def write(store):
+        export(place, made, trained, store=store, target=identity)
+        return file_digests(place)
+
+    first = write("bfloat16")
+    assert first
+
+    def full(*_args, **_named):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "write_draft", full)
+        with pytest.raises(OSError, match="No space"):
+            write("int8")
+    assert file_digests(place) == first
+    assert write("int8") != first
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_compiled(
