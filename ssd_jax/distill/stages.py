@@ -130,7 +130,9 @@ def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses other settings of any chosen stage, and an impossible draft, before the first one
     runs."""
     if name == "train":
-        _train_sections(whole.settings)[1].config(whole.target.checkpoint.config)
+        from ssd_jax.distill.training.checking import check
+
+        check(*_train_sections(whole.settings), whole.target)
     begun = read_manifest(whole.directory(name))
     if begun is not None:
         inputs = {**begun.inputs, "target": whole.target.sha256}

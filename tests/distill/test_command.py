@@ -285,11 +285,23 @@ def test_a_draft_in_training_cannot_be_changed(train, capsys):
     assert len(calls) == 1
 
 
-def test_an_impossible_draft_is_refused_before_anything_is_made(train, place, capsys):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draft_layers": "[0, 2]"}, "layers: 2 is out of range, the target has layers 0 to 1"),
+        ({"draft_output_size": "1"}, "output_size = 1 has no room for the"),
+        ({"draft_output_size": "320"}, f"more than the {tiny.TOKENS} ids of the tokenizer"),
+        ({"train_devices": "999"}, "devices = 999, but there are"),
+        ({"train_devices": "3"}, "8 rows do not spread evenly over 3 devices"),
+    ],
+)
+def test_impossible_training_is_refused_before_anything_is_made(
+    train, place, capsys, change, message
+):
     command, calls = train
     out = place / "impossible"
-    assert command(f"--out={out}", draft_layers="[0, 2]") == 2
-    assert "layers: 2 is out of range, the target has layers 0 to 1" in capsys.readouterr().err
+    assert command(f"--out={out}", **change) == 2
+    assert message in capsys.readouterr().err
     assert not [path for path in out.rglob("*") if path.name != ".lock"]
     assert calls == []
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ssd_jax.distill.training import plot
+from ssd_jax.distill.training.checking import check, check_probabilities
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
 from ssd_jax.distill.training.held_out import set_aside
@@ -80,9 +81,8 @@ def run(
         not made; a loss that is not finite.
     """
     stop = Stop(settings.max_seconds) if stop is None else stop
-    draft.config(target.checkpoint.config)
+    check(settings, draft, target)
     mesh = mesh_of(settings.devices)
-    _check_batch(settings, mesh.size)
     where = f"training text for {work}"
     texts, aside = list(samples), []
     if settings.held_out:
@@ -90,7 +90,7 @@ def run(
         texts, aside = set_aside(texts, tokens=tokens, seed=settings.seed, where=where)
     packed = pack(texts, length=settings.length, seed=settings.seed, where=where)
     looked = pack(aside, length=settings.length, seed=settings.seed, where=where) if aside else None
-    _check_probabilities(settings, packed, where)
+    check_probabilities(settings, packed, where)
     tokenizer, ids = target.tokenizer, None
     if draft.output_size:
         always = tokenizer.eos_ids | tokenizer.special_ids
@@ -263,28 +263,6 @@ class _RunningMean:
     @property
     def value(self) -> float:
         return self._sum / self._weight
-
-
-def _check_batch(settings: TrainSettings, devices: int) -> None:
-    if settings.devices > devices:
-        raise InputError(
-            f"devices = {settings.devices}, but there are {devices}; set 0 for all of them"
-        )
-    micro = settings.batch // settings.accumulation
-    if micro % devices:
-        raise InputError(
-            f"batch / accumulation = {micro} rows do not spread evenly over {devices} devices; "
-            "change batch or accumulation, or set devices"
-        )
-
-
-def _check_probabilities(settings: TrainSettings, packed: Packed, where: str) -> None:
-    wanted = settings.kl > 0 or settings.acceptance > 0
-    if settings.probabilities == "cached" and wanted and not packed.width:
-        raise InputError(
-            f"{where}: no cached probabilities, which kl and acceptance need; generate with "
-            'top_n above 0, set probabilities = "live", or train on cross_entropy alone'
-        )
 
 
 def _made_with(
