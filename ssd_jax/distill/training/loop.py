@@ -155,7 +155,8 @@ class _Session:
     def __post_init__(self) -> None:
         self._settings = self.trainer.settings
         self._step, self._look = self.trainer.programs()
-        self._rate = schedule(self._settings)
+        # All at once: a rate computed when it is reported would wait for the step that runs.
+        self._rates = np.asarray(schedule(self._settings)(np.arange(self._settings.steps)))
         self._loss, self._acceptance = _RunningMean(), _RunningMean()
         looks = _looks(self.journal.entries())
         self._held_out: float | None = looks[-1]["acceptance"] if looks else None
@@ -212,7 +213,7 @@ class _Session:
             step=step,
             **found,
             gradient_norm=float(taken.gradient_norm),
-            learning_rate=float(np.asarray(self._rate(step - 1))),
+            learning_rate=float(self._rates[step - 1]),
             tokens=tokens,
             tokens_per_second=round(speed, 1),
         )

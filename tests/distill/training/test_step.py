@@ -10,7 +10,7 @@ from ssd_jax.distill.training.journal import means
 from ssd_jax.distill.training.model import first_arrays, make_draft
 from ssd_jax.distill.training.packing import Batch, pack
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
-from ssd_jax.distill.training.step import Trainer, mesh_of
+from ssd_jax.distill.training.step import Trainer, mesh_of, schedule
 from ssd_jax.distill.training.teacher import Teacher, load_live
 from tests import tiny
 from tests.distill.training import own_text
@@ -80,6 +80,15 @@ def close(one, other):
         assert first == pytest.approx(second, rel=1e-4)
     for name, array in one[1].items():
         np.testing.assert_allclose(array, other[1][name], atol=2e-4)
+
+
+def test_the_rates_of_all_steps_at_once_are_those_of_each():
+    settings = dataclasses.replace(SETTINGS, steps=12, warmup=5)
+    rates = np.asarray(schedule(settings)(np.arange(12)))
+    each = [float(schedule(settings)(step)) for step in range(12)]
+    np.testing.assert_allclose(rates, each, rtol=1e-6)
+    assert rates.argmax() == 5
+    assert rates[5] == pytest.approx(settings.learning_rate)
 
 
 def test_two_devices_with_two_micro_batches_each_do_what_one_does(target, texts):
