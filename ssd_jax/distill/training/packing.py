@@ -163,11 +163,9 @@ def pack(texts: Iterable[Text], *, length: int, seed: int, where: str) -> Packed
 
 def rows_of_step(count: int, *, batch: int, seed: int, step: int) -> list[int]:
     """Rows of a step: every row once, in an order of its own, before any row again."""
-    chosen = []
-    for index in range(step * batch, (step + 1) * batch):
-        epoch, place = divmod(index, count)
-        chosen.append(int(_order(count, seed, epoch)[place]))
-    return chosen
+    places = [divmod(index, count) for index in range(step * batch, (step + 1) * batch)]
+    orders = {epoch: _order(count, seed, epoch) for epoch in {epoch for epoch, _ in places}}
+    return [int(orders[epoch][place]) for epoch, place in places]
 
 
 def _order(count: int, seed: int, epoch: int) -> np.ndarray:
