@@ -27,7 +27,7 @@ class Text(Protocol):
 
     @property
     def tokens(self) -> np.ndarray:
-        """[n] int32, prompt then completion."""
+        """[n] of an integer type, prompt then completion."""
         ...
 
     @property
@@ -37,12 +37,12 @@ class Text(Protocol):
 
     @property
     def top_ids(self) -> np.ndarray | None:
-        """[n, N] int32: likeliest ids of the token after each."""
+        """[n, N] of an integer type: likeliest ids of the token after each."""
         ...
 
     @property
     def top_probs(self) -> np.ndarray | None:
-        """[n, N] float32: their probabilities, by the target at temperature 1."""
+        """[n, N] float16 or float32: their probabilities, by the target at temperature 1."""
         ...
 
 
@@ -84,7 +84,7 @@ class Packed:
         return len(self.rows)
 
     def batch(self, rows: Iterable[int]) -> Batch:
-        """These rows; an index that is negative stands for an empty row."""
+        """These rows, in whatever types their texts are; a negative index is an empty row."""
         chosen = list(rows)
         shape = (len(chosen), self.length)
         made = Batch(

@@ -1,5 +1,7 @@
 """Rows of packed texts: every next token of a completion once, in an order of (seed, step)."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,27 @@ def test_the_last_token_of_a_text_in_a_full_row_is_not_followed_by_another_text(
     batch = pack([one, other], length=LENGTH, seed=0, where="texts").batch([0])
     assert {*map(int, batch.following[batch.tokens == 7])} <= {0, 7}
     assert batch.counted.sum() == 8
+
+
+def test_texts_in_few_bits_make_the_batch_of_the_same_ones_in_many():
+    wide = [
+        dataclasses.replace(text, top_probs=text.top_probs.astype(np.float16).astype(np.float32))
+        for text in texts(np.random.default_rng(6))
+    ]
+    for ids in (np.uint16, np.uint32):
+        few = [
+            Written(
+                text.tokens.astype(ids),
+                text.prompt_length,
+                text.top_ids.astype(ids),
+                text.top_probs.astype(np.float16),
+            )
+            for text in wide
+        ]
+        one, other = (pack(t, length=LENGTH, seed=1, where="texts") for t in (wide, few))
+        for part, same in zip(one.batch([0, 3]), other.batch([0, 3]), strict=True):
+            assert part.dtype == same.dtype
+            np.testing.assert_array_equal(part, same)
 
 
 def test_a_row_beyond_the_last_is_empty():
