@@ -13,8 +13,15 @@ from ssd_jax.commands.loading import progress_bar
 from ssd_jax.errors import InputError
 
 
+STOPPED = 3
+"""Exit status of a command that ended early, as it was asked to, and can go on."""
+
+
 def run(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command.
+
+    Returns: exit status; 0 if all is done, `STOPPED` if the same command has to go on.
+    """
     from ssd_jax import compat
     from ssd_jax.distill.settings import read_settings
     from ssd_jax.distill.stages import STAGES, Stopped, run
@@ -62,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         run(wanted, work, stage=given["stage"], bar=progress_bar, say=_say)
     except Stopped as stopped:
         _say(f"stopped ({stopped}); the same command goes on with what is in {work}")
-        return 0
+        return STOPPED
     except KeyboardInterrupt:
         _say(f"stopped; the same command goes on with what is in {work}")
         raise

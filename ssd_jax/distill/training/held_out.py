@@ -9,7 +9,6 @@ import numpy as np
 from ssd_jax.distill.training.packing import Text
 from ssd_jax.errors import InputError
 
-
 _BEGINNING = 8
 """Tokens by which a passage is known: fewer than one has, as its completions differ after it."""
 
