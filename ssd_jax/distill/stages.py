@@ -244,6 +244,10 @@ def _make_train(whole: Distillation, manifest: Manifest) -> None:
     from ssd_jax.distill.training.loop import run as train_draft
     from ssd_jax.distill.training.progress import training_bar
 
+    def begun() -> None:
+        if read_manifest(directory) is None:
+            write_manifest(directory, manifest)
+
     with training_bar() as progress:
         result = train_draft(
             train,
@@ -252,6 +256,7 @@ def _make_train(whole: Distillation, manifest: Manifest) -> None:
             samples=read_shards(whole.directory("generate"), target=whole.target.sha256),
             work=directory,
             progress=progress,
+            saved=begun,
         )
     data = {
         "step": result.step,

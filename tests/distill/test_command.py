@@ -208,10 +208,13 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
 
     calls = []
 
-    def run(settings, draft, *, samples, work, target, progress):
+    def run(settings, draft, *, samples, work, target, progress, saved):
         del progress
         calls.append((settings, draft, len(list(samples)), target.sha256))
         done = settings.steps if len(calls) > 1 else 1
+        if settings.save_every == 1:
+            saved()
+            raise KeyboardInterrupt
         stopped = "" if done == settings.steps else "max_seconds = 1 are over"
         (work / "draft").mkdir(exist_ok=True)
         (work / "draft" / "model.safetensors").write_text(f"{done} {draft.store}")
@@ -284,6 +287,15 @@ def test_a_draft_in_training_cannot_be_changed(train, capsys):
         assert "draft.layers is [1], was [0]" in said
         assert "train.steps is 5, was 4" in said
     assert len(calls) == 1
+
+
+def test_a_draft_whose_training_was_killed_after_a_checkpoint_cannot_be_changed(train, capsys):
+    command, calls = train
+    assert command(train_save_every="1") == 130
+    assert command(train_steps="5") == 2
+    assert "train.steps is 5, was 4" in capsys.readouterr().err
+    assert len(calls) == 1
+    assert command() == 0  # how often it is saved is no matter
 
 
 @pytest.mark.parametrize(

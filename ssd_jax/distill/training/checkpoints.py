@@ -114,7 +114,7 @@ class Checkpoints:
         if not fit:
             raise InputError(
                 f"{self._path(steps[-1])} is the state of another draft or optimiser; remove it, "
-                "or give another work directory"
+                "or give another --out"
             )
         return Restored(steps[-1], jax.tree.unflatten(structure, leaves))
 
@@ -146,7 +146,7 @@ class Checkpoints:
             )
             raise InputError(
                 f"{self._directory}: training cannot go on with other settings: {listed}; undo "
-                "the change, or give another work directory"
+                "the change, remove that directory to begin again, or give another --out"
             )
 
     def _manifest(self, step: int) -> dict[str, Any] | None:

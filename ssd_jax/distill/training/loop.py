@@ -62,6 +62,7 @@ def run(
     work: Path,
     progress: Callable[[Report], None] | None = None,
     stop: Stop | None = None,
+    saved: Callable[[], None] | None = None,
 ) -> Result:
     """Trains a draft, from the last checkpoint in `work` if there is one.
 
@@ -75,6 +76,7 @@ def run(
       work: gets `checkpoints/`, `metrics.jsonl`, `training.png` (with matplotlib) and `draft/`.
       progress: called after each step.
       stop: asks to stop; by default `settings.max_seconds` and signals do.
+      saved: called after each checkpoint.
 
     Raises:
       InputError: settings that do not fit the target or the texts, or with which the checkpoint was
@@ -122,6 +124,7 @@ def run(
         checkpoints,
         Journal(work / METRICS, step=first),
         progress,
+        saved,
     )
     with stop_signals(stop):
         state, step = session.train(state, first, stop)
@@ -151,6 +154,7 @@ class _Session:
     checkpoints: Checkpoints
     journal: Journal
     progress: Callable[[Report], None] | None
+    saved: Callable[[], None] | None
 
     def __post_init__(self) -> None:
         self._settings = self.trainer.settings
@@ -187,13 +191,18 @@ class _Session:
             if looks:
                 self._look_at_held_out(state, step)
             if saves:
-                self.checkpoints.save(step, state)
+                self._save(step, state)
                 saved = step
         if running is not None:
             self._record(*running)
         if saved < step:
-            self.checkpoints.save(step, state)
+            self._save(step, state)
         return state, step
+
+    def _save(self, step: int, state: State) -> None:
+        self.checkpoints.save(step, state)
+        if self.saved is not None:
+            self.saved()
 
     def _record(self, step: int, tokens: int, taken: Taken) -> None:
         found = means(taken.sums)
