@@ -18,6 +18,12 @@ def test_a_shipped_configuration_is_valid(path):
     assert read_settings(path).prompts.held_out
 
 
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_configuration_cuts_no_text(path):
+    given = read_settings(path)
+    assert given.prompts.longest + given.generate.max_tokens <= given.train.length
+
+
 def test_the_shipped_drafts_of_a_target_share_its_text():
     light, strong = map(read_settings, SHIPPED)
     assert light.target == strong.target
