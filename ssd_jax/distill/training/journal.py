@@ -14,8 +14,8 @@ class Journal:
 
     Args:
       path: the file; made if need be.
-      step: training goes on after this step: what a killed run wrote of later ones is dropped, as
-        is a line that it wrote half.
+      step: training goes on after this step (-1: it begins): what a killed run wrote of later ones
+        is dropped, as is a line that it wrote half.
     """
 
     def __init__(self, path: Path, *, step: int) -> None:

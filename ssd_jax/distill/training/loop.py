@@ -122,7 +122,7 @@ def run(
         packed,
         looked,
         checkpoints,
-        Journal(work / METRICS, step=first),
+        Journal(work / METRICS, step=-1 if restored is None else first),
         progress,
         saved,
     )

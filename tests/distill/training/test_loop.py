@@ -89,12 +89,14 @@ def same(work, other):
 
 
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whole, tmp_path):
-    def kill(report):
-        if report.step == 14:
-            raise KeyboardInterrupt
+    for step in (3, 14):  # before and after the first checkpoint
 
-    with pytest.raises(KeyboardInterrupt):
-        train(target, texts, tmp_path, progress=kill)
+        def kill(report, step=step):
+            if report.step == step:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(target, texts, tmp_path, progress=kill)
     assert [entry["step"] for entry in journal(tmp_path)][-1] == 14
     result = train(target, texts, tmp_path)
     assert (result.step, result.finished) == (20, True)
