@@ -12,7 +12,6 @@ from ssd_jax.commands import settings
 from ssd_jax.commands.loading import progress_bar
 from ssd_jax.errors import InputError
 
-
 STOPPED = 3
 """Exit status of a command that ended early, as it was asked to, and can go on."""
 
