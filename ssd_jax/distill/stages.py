@@ -242,6 +242,7 @@ def _make_train(whole: Distillation, manifest: Manifest) -> None:
         return
     clear_partial(directory)
     from ssd_jax.distill.training.loop import run as train_draft
+    from ssd_jax.distill.training.plot import picture_of
     from ssd_jax.distill.training.progress import training_bar
 
     def begun() -> None:
@@ -267,6 +268,9 @@ def _make_train(whole: Distillation, manifest: Manifest) -> None:
     }
     write_manifest(directory, dataclasses.replace(manifest, finished=result.finished, data=data))
     whole.say(f"train: step {result.step} of {train.steps}; the draft is {result.draft}")
+    missing = picture_of(directory)
+    if missing:
+        whole.say(missing)
     if not result.finished:
         raise Stopped(result.stopped)
 

@@ -12,12 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.distill.training import plot
 from ssd_jax.distill.training.checking import check, check_probabilities
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
 from ssd_jax.distill.training.held_out import set_aside
-from ssd_jax.distill.training.journal import Journal, means, read_journal
+from ssd_jax.distill.training.journal import METRICS, Journal, means, read_journal
 from ssd_jax.distill.training.model import first_arrays, make_draft
 from ssd_jax.distill.training.packing import Packed, Text, pack, rows_of_step
 from ssd_jax.distill.training.progress import Report
@@ -29,7 +28,7 @@ from ssd_jax.distill.training.vocabulary import most_frequent
 from ssd_jax.errors import InputError
 from ssd_jax.weights.draft_checkpoint import Identity, Target, identity_of
 
-METRICS, PICTURE, DRAFT, CHECKPOINTS = "metrics.jsonl", "training.png", "draft", "checkpoints"
+DRAFT, CHECKPOINTS = "draft", "checkpoints"
 _REMEMBERED = 0.95
 """Share of a running mean that stays at each step."""
 
@@ -73,7 +72,7 @@ def run(
       settings, draft: sections of a configuration.
       target: opened; only the tensors that are needed are read.
       samples: texts, the same at each call; read once everything else is checked.
-      work: gets `checkpoints/`, `metrics.jsonl`, `training.png` (with matplotlib) and `draft/`.
+      work: gets `checkpoints/`, `metrics.jsonl` and `draft/`.
       progress: called after each step.
       stop: asks to stop; by default `settings.max_seconds` and signals do.
       saved: called after each checkpoint.
@@ -130,10 +129,7 @@ def run(
         state, step = session.train(state, first, stop)
     arrays = {name: np.asarray(array) for name, array in state.trained.items()}
     export(work / DRAFT, made, arrays, store=draft.store, target=identity)
-    entries = read_journal(work / METRICS)
-    if plot.can_draw():
-        plot.draw(work / PICTURE, entries)
-    looks = _looks(entries)
+    looks = _looks(read_journal(work / METRICS))
     return Result(
         step=step,
         finished=step == settings.steps,
@@ -162,8 +158,9 @@ class _Session:
         # All at once: a rate computed when it is reported would wait for the step that runs.
         self._rates = np.asarray(schedule(self._settings)(np.arange(self._settings.steps)))
         self._loss, self._acceptance = _RunningMean(), _RunningMean()
+        self._known = self.trainer.teacher.live is not None or self.packed.width > 0
         looks = _looks(self.journal.entries())
-        self._held_out: float | None = looks[-1]["acceptance"] if looks else None
+        self._held_out = looks[-1].get("acceptance") if looks else None
         self._tokens, self._since, self._began = 0, 0.0, 0
 
     def train(self, state: State, first: int, stop: Stop) -> tuple[State, int]:
@@ -205,7 +202,7 @@ class _Session:
             self.saved()
 
     def _record(self, step: int, tokens: int, taken: Taken) -> None:
-        found = means(taken.sums)
+        found = means(taken.sums, known=self._known)
         if not math.isfinite(found["loss"] + float(taken.gradient_norm)):
             raise InputError(
                 f"step {step}: the loss is {found['loss']}, the gradient's norm "
@@ -227,7 +224,8 @@ class _Session:
             tokens_per_second=round(speed, 1),
         )
         self._loss.add(found["loss"])
-        self._acceptance.add(found["acceptance"])
+        if self._known:
+            self._acceptance.add(found["acceptance"])
         if self.progress is not None:
             done, left = step - self._began, self._settings.steps - step
             self.progress(
@@ -235,7 +233,7 @@ class _Session:
                     step=step,
                     steps=self._settings.steps,
                     loss=self._loss.value,
-                    acceptance=self._acceptance.value,
+                    acceptance=self._acceptance.value if self._known else None,
                     held_out=self._held_out,
                     tokens_per_second=speed,
                     seconds_left=(now - self._since) / done * left if done else 0.0,
@@ -251,8 +249,8 @@ class _Session:
             rows = [i if i < len(self.looked) else -1 for i in range(begin, begin + size)]
             sums = self._look(state, self.fixed, self.trainer.spread(self.looked.batch(rows)))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
-        found = means(total)
-        self._held_out = found["acceptance"]
+        found = means(total, known=self._known)
+        self._held_out = found.get("acceptance")
         self.journal.write(step=step, held_out=found)
 
 
