@@ -12,9 +12,15 @@ from ssd_jax.commands import settings
 from ssd_jax.commands.loading import progress_bar
 from ssd_jax.errors import InputError
 
+STOPPED = 3
+"""Exit status of a command that ended early, as it was asked to, and can go on."""
+
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command.
+
+    Returns: exit status; 0 if all is done, `STOPPED` if the same command has to go on.
+    """
     from rich.console import Console
 
     from ssd_jax import compat
@@ -83,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     except Stopped as stopped:
         _say(f"stopped ({stopped}); the same command goes on with what is in {work}")
-        return 0
+        return STOPPED
     except KeyboardInterrupt:
         _say(f"stopped; the same command goes on with what is in {work}")
         raise

@@ -30,7 +30,8 @@ _INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Returns: exit status; 0 done, 1 failure, 2 bad usage or input, 130 interrupted.
+    Returns: exit status; 0 done, 1 failure, 2 bad usage or input, 130 interrupted; a command may
+      have others of its own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,10 @@ def write_atomic(path: Path, data: bytes) -> None:
 def clear_partial(directory: Path) -> None:
     """Removes what writers that were killed have left."""
     for partial in directory.glob(".*.partial"):
-        partial.unlink()
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,6 +65,12 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes it; the old one stands until the new one is whole."""
     value = {"format": _FORMAT, **dataclasses.asdict(manifest)}
     write_atomic(directory / MANIFEST, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def file_digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of each file of a directory, by name; empty where there is no directory."""
+    files = sorted(path for path in directory.glob("*") if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def check_same(directory: Path, old: Manifest, new: Manifest) -> None:

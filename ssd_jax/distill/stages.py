@@ -17,7 +17,13 @@ from ssd_jax.distill import prompts as prompts_stage
 from ssd_jax.distill.atomic import clear_partial, only_one
 from ssd_jax.distill.generate import Bar, Job
 from ssd_jax.distill.generate import run as generate
-from ssd_jax.distill.manifest import Manifest, check_same, read_manifest, write_manifest
+from ssd_jax.distill.manifest import (
+    Manifest,
+    check_same,
+    file_digests,
+    read_manifest,
+    write_manifest,
+)
 from ssd_jax.distill.prompts import SPLITS, PromptFiles, read_prompts, write_prompts
 from ssd_jax.distill.settings import DistillSettings, EvaluateSettings, recorded
 from ssd_jax.distill.shards import read_shards
@@ -152,7 +158,9 @@ def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses other settings of any chosen stage, and an impossible draft, before the first one
     runs."""
     if name == "train":
-        _train_sections(whole.settings)[1].config(whole.target.checkpoint.config)
+        from ssd_jax.distill.training.checking import check
+
+        check(*_train_sections(whole.settings), whole.target)
     if name == "evaluate":
         _evaluate_section(whole.settings)
         if whole.draft is not None:
@@ -272,11 +280,17 @@ def _plan_train(whole: Distillation) -> Manifest:
 def _make_train(whole: Distillation, manifest: Manifest) -> None:
     train, draft = _train_sections(whole.settings)
     directory = whole.directory("train")
-    if manifest.finished and manifest.data["store"] == draft.store:
+    if manifest.finished and _has_draft(manifest, draft):
         whole.say(f"train, made before: {manifest.data['draft']}")
         return
+    clear_partial(directory)
     from ssd_jax.distill.training.loop import run as train_draft
+    from ssd_jax.distill.training.plot import picture_of
     from ssd_jax.distill.training.progress import training_bar
+
+    def begun() -> None:
+        if read_manifest(directory) is None:
+            write_manifest(directory, manifest)
 
     with training_bar() as progress:
         result = train_draft(
@@ -286,17 +300,28 @@ def _make_train(whole: Distillation, manifest: Manifest) -> None:
             samples=read_shards(whole.directory("generate"), target=whole.target.sha256),
             work=directory,
             progress=progress,
+            saved=begun,
         )
     data = {
         "step": result.step,
         "store": draft.store,
         "held_out": result.held_out,
         "draft": str(result.draft),
+        "files": file_digests(result.draft),
     }
     write_manifest(directory, dataclasses.replace(manifest, finished=result.finished, data=data))
     whole.say(f"train: step {result.step} of {train.steps}; the draft is {result.draft}")
+    missing = picture_of(directory)
+    if missing:
+        whole.say(missing)
     if not result.finished:
         raise Stopped(result.stopped)
+
+
+def _has_draft(manifest: Manifest, draft: DraftSettings) -> bool:
+    """Whether the draft is there, as it was written."""
+    files = file_digests(Path(manifest.data["draft"]))
+    return manifest.data["store"] == draft.store and files == manifest.data.get("files")
 
 
 def _evaluate_section(settings: DistillSettings) -> EvaluateSettings:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from ssd_jax.commands.distill import STOPPED
 from ssd_jax.commands.main import main
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.target import open_target
@@ -207,11 +208,16 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
 
     calls = []
 
-    def run(settings, draft, *, samples, work, target, progress):
+    def run(settings, draft, *, samples, work, target, progress, saved):
         del progress
         calls.append((settings, draft, len(list(samples)), target.sha256))
         done = settings.steps if len(calls) > 1 else 1
+        if settings.save_every == 1:
+            saved()
+            raise KeyboardInterrupt
         stopped = "" if done == settings.steps else "max_seconds = 1 are over"
+        (work / "draft").mkdir(exist_ok=True)
+        (work / "draft" / "model.safetensors").write_text(f"{done} {draft.store}")
         return loop.Result(
             step=done, finished=not stopped, stopped=stopped, held_out={}, draft=work / "draft"
         )
@@ -232,7 +238,7 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
 
 def test_training_that_stops_early_goes_on_until_it_is_finished(train, finished, capsys):
     command, calls = train
-    assert command() == 0
+    assert command() == STOPPED != 0
     said = capsys.readouterr().err
     assert "train: step 1 of 4" in said
     assert "stopped (max_seconds = 1 are over); the same command goes on" in said
@@ -250,6 +256,28 @@ def test_training_that_stops_early_goes_on_until_it_is_finished(train, finished,
     assert len(calls) == 3
 
 
+def test_a_draft_that_is_damaged_or_gone_is_made_again(train, finished, capsys):
+    command, calls = train
+    command()
+    command()
+    draft = finished / "config" / "train" / "draft"
+    for done, damage in enumerate((lambda: shutil.rmtree(draft), lambda: _flip(draft)), start=3):
+        damage()
+        left = finished / "config" / "train" / ".draft.0a1b.partial"
+        left.mkdir()
+        assert command() == 0
+        assert len(calls) == done
+        assert not left.exists()
+        assert (draft / "model.safetensors").read_text() == "4 bfloat16"
+    capsys.readouterr()
+    assert command() == 0
+    assert "train, made before" in capsys.readouterr().err
+
+
+def _flip(draft: Path) -> None:
+    (draft / "model.safetensors").write_text("5 bfloat16")
+
+
 def test_a_draft_in_training_cannot_be_changed(train, capsys):
     command, calls = train
     command()
@@ -261,11 +289,32 @@ def test_a_draft_in_training_cannot_be_changed(train, capsys):
     assert len(calls) == 1
 
 
-def test_an_impossible_draft_is_refused_before_anything_is_made(train, place, capsys):
+def test_a_draft_whose_training_was_killed_after_a_checkpoint_cannot_be_changed(train, capsys):
+    command, calls = train
+    assert command(train_save_every="1") == 130
+    assert command(train_steps="5") == 2
+    assert "train.steps is 5, was 4" in capsys.readouterr().err
+    assert len(calls) == 1
+    assert command() == 0  # how often it is saved is no matter
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draft_layers": "[0, 2]"}, "layers: 2 is out of range, the target has layers 0 to 1"),
+        ({"draft_output_size": "1"}, "output_size = 1 has no room for the"),
+        ({"draft_output_size": "320"}, f"more than the {tiny.TOKENS} ids of the tokenizer"),
+        ({"train_devices": "999"}, "devices = 999, but there are"),
+        ({"train_devices": "3"}, "8 rows do not spread evenly over 3 devices"),
+    ],
+)
+def test_impossible_training_is_refused_before_anything_is_made(
+    train, place, capsys, change, message
+):
     command, calls = train
     out = place / "impossible"
-    assert command(f"--out={out}", draft_layers="[0, 2]") == 2
-    assert "layers: 2 is out of range, the target has layers 0 to 1" in capsys.readouterr().err
+    assert command(f"--out={out}", **change) == 2
+    assert message in capsys.readouterr().err
     assert not [path for path in out.rglob("*") if path.name != ".lock"]
     assert calls == []
 

@@ -21,6 +21,12 @@ def test_a_shipped_configuration_is_valid(path):
     assert given.generate.shard_tokens >= 4 * given.generate.slots * longest  # they stay busy
 
 
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_configuration_cuts_no_text(path):
+    given = read_settings(path)
+    assert given.prompts.longest + given.generate.max_tokens <= given.train.length
+
+
 def test_the_shipped_drafts_of_a_target_share_its_text():
     light, strong = map(read_settings, SHIPPED)
     assert light.target == strong.target
@@ -71,6 +77,29 @@ def test_a_bad_range_is_refused(text):
         (
             {"draft_layers": "[0]", "train_steps": "2", "generate_top_n": "0"},
             "[generate] top_n = 0 keeps no probabilities",
+        ),
+        *(
+            ({"draft_layers": "[0]", "train_steps": "2", key: value}, message)
+            for key, value, message in (
+                ("draft_layers", "3", "[draft] layers = 3 must be a list of layer numbers"),
+                ("draft_layers", '"0"', "[draft] layers = '0' must be a list of layer numbers"),
+                ("draft_layers", "[true]", "[draft] layers = [True] must be a list of layer"),
+                ("draft_layers", "[0.0]", "[draft] layers = [0.0] must be a list of layer"),
+                ("draft_output_size", "8e3", "[draft] output_size = 8000.0 must be of type int"),
+                ("draft_family", "3", "[draft] family = 3 must be of type str"),
+                ("train_learning_rate", '"1e-3"', "[train] learning_rate = '1e-3' must be of"),
+                ("train_learning_rate", "inf", "[train] learning_rate = inf must be a finite"),
+                ("train_clip", "nan", "[train] clip = nan must be a finite number"),
+                ("train_kl", '"1"', "[train] kl = '1' must be of type float"),
+                ("train_beta1", '"a"', "[train] beta1 = 'a' must be of type float"),
+                ("train_length", "5e2", "[train] length = 500.0 must be of type int"),
+                ("train_batch", "1e1", "[train] batch = 10.0 must be of type int"),
+                ("train_seed", "-1", "[train] seed = -1 must be at least 0"),
+                ("train_seed", '"x"', "[train] seed = 'x' must be of type int"),
+                ("train_rematerialise", '"no"', "[train] rematerialise = 'no' must be of type"),
+                ("train_held_out", "0.1", "[train] held_out = 0.1 must be of type int"),
+                ("train_compute", "[1]", "[train] compute = [1] must be one of"),
+            )
         ),
     ],
 )

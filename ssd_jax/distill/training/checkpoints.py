@@ -60,7 +60,7 @@ class Checkpoints:
         return [step for step in steps if self._manifest(step) is not None]
 
     def save(self, step: int, state: Any) -> None:
-        """Writes the state after `step` steps, then removes the oldest ones.
+        """Writes the state after `step` steps, then removes the oldest ones and what is not whole.
 
         Raises:
           OSError: the disk is full; the checkpoints before are as they were.
@@ -86,8 +86,11 @@ class Checkpoints:
             partial.rename(final)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self._path(old))
+        kept = self.steps()[-self._keep :]
+        for path in self._directory.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match and int(match[1]) not in kept:  # old, or not whole
+                shutil.rmtree(path)
 
     def restore(self, like: Any) -> Restored | None:
         """The latest whole checkpoint; None if there is none.
@@ -114,7 +117,7 @@ class Checkpoints:
         if not fit:
             raise InputError(
                 f"{self._path(steps[-1])} is the state of another draft or optimiser; remove it, "
-                "or give another work directory"
+                "or give another --out"
             )
         return Restored(steps[-1], jax.tree.unflatten(structure, leaves))
 
@@ -146,7 +149,7 @@ class Checkpoints:
             )
             raise InputError(
                 f"{self._directory}: training cannot go on with other settings: {listed}; undo "
-                "the change, or give another work directory"
+                "the change, remove that directory to begin again, or give another --out"
             )
 
     def _manifest(self, step: int) -> dict[str, Any] | None:

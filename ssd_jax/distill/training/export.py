@@ -23,7 +23,7 @@ def export(
     store: str,
     target: Identity,
 ) -> None:
-    """Writes the draft; one that lies there already is replaced.
+    """Writes the draft; one that lies there already is replaced once the new one is whole.
 
     Args:
       directory: of the draft checkpoint.
@@ -44,12 +44,24 @@ def export(
             tensors[name + SCALE] = np.asarray(rows.scales)
         else:
             tensors[name] = array.astype(ml_dtypes.bfloat16)
-    shutil.rmtree(directory, ignore_errors=True)
+    new = directory.with_name(f".{directory.name}.new.partial")
+    shutil.rmtree(new, ignore_errors=True)
     write_draft(
-        directory,
+        new,
         config=draft.config,
         tensors=tensors,
         tied=draft.tied,
         output_ids=draft.output_ids,
         target=target,
     )
+    _put(new, directory)
+
+
+def _put(new: Path, directory: Path) -> None:
+    """Renames `new` to `directory`; between the two renames the old one lies beside it."""
+    old = directory.with_name(f".{directory.name}.old")
+    if directory.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        directory.rename(old)
+    new.rename(directory)
+    shutil.rmtree(old, ignore_errors=True)

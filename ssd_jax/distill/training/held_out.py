@@ -9,21 +9,26 @@ import numpy as np
 from ssd_jax.distill.training.packing import Text
 from ssd_jax.errors import InputError
 
+_BEGINNING = 8
+"""Tokens by which a passage is known: fewer than one has, as its completions differ after it."""
+
 
 def set_aside(
     texts: Sequence[Text], *, tokens: int, seed: int, where: str
 ) -> tuple[list[Text], list[Text]]:
     """Texts to learn from, and others of at least `tokens` tokens together.
 
-    All completions of a prompt are on one side.
+    All completions of a prompt are on one side, and all of a passage of plain text, which is
+    known by how it begins.
 
     Raises:
       InputError: nothing would be left to learn from.
     """
     groups: dict[bytes, list[Text]] = {}
-    for index, text in enumerate(texts):
-        prompt = np.ascontiguousarray(text.tokens[: text.prompt_length]).tobytes()
-        groups.setdefault(prompt or index.to_bytes(8, "little") + b"text", []).append(text)
+    for text in texts:
+        begin = text.tokens[: text.prompt_length or _BEGINNING]
+        kind = b"prompt" if text.prompt_length else b"text"
+        groups.setdefault(kind + np.ascontiguousarray(begin).tobytes(), []).append(text)
     order = np.random.default_rng([seed, 1]).permutation(len(groups))
     listed, aside, size = list(groups.values()), [], 0
     taken: set[int] = set()

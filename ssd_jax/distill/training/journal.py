@@ -8,14 +8,16 @@ from typing import Any
 
 from ssd_jax.distill.training.losses import Sums
 
+METRICS = "metrics.jsonl"
+
 
 class Journal:
     """Appends to a file of JSON lines.
 
     Args:
       path: the file; made if need be.
-      step: training goes on after this step: what a killed run wrote of later ones is dropped, as
-        is a line that it wrote half.
+      step: training goes on after this step (-1: it begins): what a killed run wrote of later ones
+        is dropped, as is a line that it wrote half.
     """
 
     def __init__(self, path: Path, *, step: int) -> None:
@@ -48,13 +50,16 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def means(sums: Sums) -> dict[str, float]:
-    """What sums over positions are a position, by the names that a journal has."""
+def means(sums: Sums, *, known: bool = True) -> dict[str, float]:
+    """What sums over positions are a position, by the names that a journal has.
+
+    Args:
+      sums: of a batch, or of several.
+      known: whether anything is known of the target's distribution; else what compares with it is
+        left out.
+    """
     positions = max(float(sums.positions), 1.0)
-    return {
-        "loss": float(sums.loss) / positions,
-        "cross_entropy": float(sums.cross_entropy) / positions,
-        "kl": float(sums.kl) / positions,
-        "acceptance": float(sums.accepted) / positions,
-        "agreement": float(sums.agreed) / positions,
-    }
+    found = {"loss": sums.loss, "cross_entropy": sums.cross_entropy}
+    if known:
+        found |= {"kl": sums.kl, "acceptance": sums.accepted, "agreement": sums.agreed}
+    return {name: float(value) / positions for name, value in found.items()}

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.distill.training import plot
+from ssd_jax.distill.training.checking import check, check_probabilities
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
 from ssd_jax.distill.training.held_out import set_aside
-from ssd_jax.distill.training.journal import Journal, means, read_journal
+from ssd_jax.distill.training.journal import METRICS, Journal, means, read_journal
 from ssd_jax.distill.training.model import first_arrays, make_draft
 from ssd_jax.distill.training.packing import Packed, Text, pack, rows_of_step
 from ssd_jax.distill.training.progress import Report
@@ -28,7 +28,7 @@ from ssd_jax.distill.training.vocabulary import most_frequent
 from ssd_jax.errors import InputError
 from ssd_jax.weights.draft_checkpoint import Identity, Target, identity_of
 
-METRICS, PICTURE, DRAFT, CHECKPOINTS = "metrics.jsonl", "training.png", "draft", "checkpoints"
+DRAFT, CHECKPOINTS = "draft", "checkpoints"
 _REMEMBERED = 0.95
 """Share of a running mean that stays at each step."""
 
@@ -61,6 +61,7 @@ def run(
     work: Path,
     progress: Callable[[Report], None] | None = None,
     stop: Stop | None = None,
+    saved: Callable[[], None] | None = None,
 ) -> Result:
     """Trains a draft, from the last checkpoint in `work` if there is one.
 
@@ -71,18 +72,18 @@ def run(
       settings, draft: sections of a configuration.
       target: opened; only the tensors that are needed are read.
       samples: texts, the same at each call; read once everything else is checked.
-      work: gets `checkpoints/`, `metrics.jsonl`, `training.png` (with matplotlib) and `draft/`.
+      work: gets `checkpoints/`, `metrics.jsonl` and `draft/`.
       progress: called after each step.
       stop: asks to stop; by default `settings.max_seconds` and signals do.
+      saved: called after each checkpoint.
 
     Raises:
       InputError: settings that do not fit the target or the texts, or with which the checkpoint was
         not made; a loss that is not finite.
     """
     stop = Stop(settings.max_seconds) if stop is None else stop
-    draft.config(target.checkpoint.config)
+    check(settings, draft, target)
     mesh = mesh_of(settings.devices)
-    _check_batch(settings, mesh.size)
     where = f"training text for {work}"
     texts, aside = list(samples), []
     if settings.held_out:
@@ -90,7 +91,7 @@ def run(
         texts, aside = set_aside(texts, tokens=tokens, seed=settings.seed, where=where)
     packed = pack(texts, length=settings.length, seed=settings.seed, where=where)
     looked = pack(aside, length=settings.length, seed=settings.seed, where=where) if aside else None
-    _check_probabilities(settings, packed, where)
+    check_probabilities(settings, packed, where)
     tokenizer, ids = target.tokenizer, None
     if draft.output_size:
         always = tokenizer.eos_ids | tokenizer.special_ids
@@ -120,17 +121,15 @@ def run(
         packed,
         looked,
         checkpoints,
-        Journal(work / METRICS, step=first),
+        Journal(work / METRICS, step=-1 if restored is None else first),
         progress,
+        saved,
     )
     with stop_signals(stop):
         state, step = session.train(state, first, stop)
     arrays = {name: np.asarray(array) for name, array in state.trained.items()}
     export(work / DRAFT, made, arrays, store=draft.store, target=identity)
-    entries = read_journal(work / METRICS)
-    if plot.can_draw():
-        plot.draw(work / PICTURE, entries)
-    looks = _looks(entries)
+    looks = _looks(read_journal(work / METRICS))
     return Result(
         step=step,
         finished=step == settings.steps,
@@ -151,14 +150,17 @@ class _Session:
     checkpoints: Checkpoints
     journal: Journal
     progress: Callable[[Report], None] | None
+    saved: Callable[[], None] | None
 
     def __post_init__(self) -> None:
         self._settings = self.trainer.settings
         self._step, self._look = self.trainer.programs()
-        self._rate = schedule(self._settings)
+        # All at once: a rate computed when it is reported would wait for the step that runs.
+        self._rates = np.asarray(schedule(self._settings)(np.arange(self._settings.steps)))
         self._loss, self._acceptance = _RunningMean(), _RunningMean()
+        self._known = self.trainer.teacher.live is not None or self.packed.width > 0
         looks = _looks(self.journal.entries())
-        self._held_out: float | None = looks[-1]["acceptance"] if looks else None
+        self._held_out = looks[-1].get("acceptance") if looks else None
         self._tokens, self._since, self._began = 0, 0.0, 0
 
     def train(self, state: State, first: int, stop: Stop) -> tuple[State, int]:
@@ -186,16 +188,21 @@ class _Session:
             if looks:
                 self._look_at_held_out(state, step)
             if saves:
-                self.checkpoints.save(step, state)
+                self._save(step, state)
                 saved = step
         if running is not None:
             self._record(*running)
         if saved < step:
-            self.checkpoints.save(step, state)
+            self._save(step, state)
         return state, step
 
+    def _save(self, step: int, state: State) -> None:
+        self.checkpoints.save(step, state)
+        if self.saved is not None:
+            self.saved()
+
     def _record(self, step: int, tokens: int, taken: Taken) -> None:
-        found = means(taken.sums)
+        found = means(taken.sums, known=self._known)
         if not math.isfinite(found["loss"] + float(taken.gradient_norm)):
             raise InputError(
                 f"step {step}: the loss is {found['loss']}, the gradient's norm "
@@ -212,12 +219,13 @@ class _Session:
             step=step,
             **found,
             gradient_norm=float(taken.gradient_norm),
-            learning_rate=float(np.asarray(self._rate(step - 1))),
+            learning_rate=float(self._rates[step - 1]),
             tokens=tokens,
             tokens_per_second=round(speed, 1),
         )
         self._loss.add(found["loss"])
-        self._acceptance.add(found["acceptance"])
+        if self._known:
+            self._acceptance.add(found["acceptance"])
         if self.progress is not None:
             done, left = step - self._began, self._settings.steps - step
             self.progress(
@@ -225,7 +233,7 @@ class _Session:
                     step=step,
                     steps=self._settings.steps,
                     loss=self._loss.value,
-                    acceptance=self._acceptance.value,
+                    acceptance=self._acceptance.value if self._known else None,
                     held_out=self._held_out,
                     tokens_per_second=speed,
                     seconds_left=(now - self._since) / done * left if done else 0.0,
@@ -241,8 +249,8 @@ class _Session:
             rows = [i if i < len(self.looked) else -1 for i in range(begin, begin + size)]
             sums = self._look(state, self.fixed, self.trainer.spread(self.looked.batch(rows)))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
-        found = means(total)
-        self._held_out = found["acceptance"]
+        found = means(total, known=self._known)
+        self._held_out = found.get("acceptance")
         self.journal.write(step=step, held_out=found)
 
 
@@ -263,28 +271,6 @@ class _RunningMean:
     @property
     def value(self) -> float:
         return self._sum / self._weight
-
-
-def _check_batch(settings: TrainSettings, devices: int) -> None:
-    if settings.devices > devices:
-        raise InputError(
-            f"devices = {settings.devices}, but there are {devices}; set 0 for all of them"
-        )
-    micro = settings.batch // settings.accumulation
-    if micro % devices:
-        raise InputError(
-            f"batch / accumulation = {micro} rows do not spread evenly over {devices} devices; "
-            "change batch or accumulation, or set devices"
-        )
-
-
-def _check_probabilities(settings: TrainSettings, packed: Packed, where: str) -> None:
-    wanted = settings.kl > 0 or settings.acceptance > 0
-    if settings.probabilities == "cached" and wanted and not packed.width:
-        raise InputError(
-            f"{where}: no cached probabilities, which kl and acceptance need; generate with "
-            'top_n above 0, set probabilities = "live", or train on cross_entropy alone'
-        )
 
 
 def _made_with(

@@ -27,7 +27,7 @@ class Text(Protocol):
 
     @property
     def tokens(self) -> np.ndarray:
-        """[n] int32, prompt then completion."""
+        """[n] of an integer type, prompt then completion."""
         ...
 
     @property
@@ -37,12 +37,12 @@ class Text(Protocol):
 
     @property
     def top_ids(self) -> np.ndarray | None:
-        """[n, N] int32: likeliest ids of the token after each."""
+        """[n, N] of an integer type: likeliest ids of the token after each."""
         ...
 
     @property
     def top_probs(self) -> np.ndarray | None:
-        """[n, N] float32: their probabilities, by the target at temperature 1."""
+        """[n, N] float16 or float32: their probabilities, by the target at temperature 1."""
         ...
 
 
@@ -84,7 +84,7 @@ class Packed:
         return len(self.rows)
 
     def batch(self, rows: Iterable[int]) -> Batch:
-        """These rows; an index that is negative stands for an empty row."""
+        """These rows, in whatever types their texts are; a negative index is an empty row."""
         chosen = list(rows)
         shape = (len(chosen), self.length)
         made = Batch(
@@ -163,11 +163,9 @@ def pack(texts: Iterable[Text], *, length: int, seed: int, where: str) -> Packed
 
 def rows_of_step(count: int, *, batch: int, seed: int, step: int) -> list[int]:
     """Rows of a step: every row once, in an order of its own, before any row again."""
-    chosen = []
-    for index in range(step * batch, (step + 1) * batch):
-        epoch, place = divmod(index, count)
-        chosen.append(int(_order(count, seed, epoch)[place]))
-    return chosen
+    places = [divmod(index, count) for index in range(step * batch, (step + 1) * batch)]
+    orders = {epoch: _order(count, seed, epoch) for epoch in {epoch for epoch, _ in places}}
+    return [int(orders[epoch][place]) for epoch, place in places]
 
 
 def _order(count: int, seed: int, epoch: int) -> np.ndarray:

@@ -1,37 +1,51 @@
-"""Loss and acceptance by step, as a picture. Colours are those of Okabe and Ito."""
+"""Loss and, where known, acceptance by step, as a picture. Colours are those of Okabe and Ito."""
 
 from __future__ import annotations
 
-import importlib.util
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ssd_jax.distill.atomic import write_atomic
+from ssd_jax.distill.training.journal import METRICS, read_journal
+
+PICTURE = "training.png"
+
 _TRAIN, _HELD_OUT, _FAINT = "#0072B2", "#D55E00", 0.25
 _SMOOTHED = 50
 """Steps that a smoothed line averages, at most; a tenth of all steps, at most."""
 
 
-def can_draw() -> bool:
-    """Whether matplotlib (the `plot` extra) is there."""
-    return importlib.util.find_spec("matplotlib") is not None
+def picture_of(work: Path) -> str:
+    """Draws the journal of a directory of training beside it, if that can be done.
 
-
-def draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
-    """Draws a journal; `path` is a PNG file.
-
-    Raises:
-      ModuleNotFoundError: matplotlib is not installed; see `can_draw`.
+    Returns: why there is no new picture; empty if there is one, or no step to draw.
     """
+    entries = read_journal(work / METRICS)
+    if not any("held_out" not in entry for entry in entries):
+        return ""
+    try:
+        _draw(work / PICTURE, entries)
+    except ModuleNotFoundError:
+        return f"no {PICTURE}: drawing needs matplotlib; pip install 'ssd-jax[plot]'"
+    except OSError as error:
+        return f"no {PICTURE}: {error}"
+    return ""
+
+
+def _draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure
 
     steps = [entry for entry in entries if "held_out" not in entry]
     looks = [entry for entry in entries if "held_out" in entry]
-    figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
-    panels = figure.subplots(1, 2)
-    titles = {"loss": "loss a position", "acceptance": "acceptance, sum of min(p, q)"}
+    titles = {"loss": "loss a position"}
+    if any("acceptance" in entry for entry in steps):
+        titles["acceptance"] = "acceptance, sum of min(p, q)"
+    figure = Figure(figsize=(4.5 * len(titles), 3.6), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(titles), squeeze=False)[0]
     for panel, (name, title) in zip(panels, titles.items(), strict=True):
         x, y = [e["step"] for e in steps], np.array([e[name] for e in steps])
         if len(steps):
@@ -44,8 +58,11 @@ def draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
         panel.grid(alpha=_FAINT)
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False)
-    panels[1].set_ylim(0, 1)
-    figure.savefig(path, format="png")
+        if name == "acceptance":
+            panel.set_ylim(0, 1)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    write_atomic(path, drawn.getvalue())
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:

@@ -17,8 +17,9 @@ class Report:
 
     Attributes:
       step, steps: done, and in all.
-      loss, acceptance: running means over training text.
-      held_out: acceptance on held-out text at the last look; None before the first.
+      loss, acceptance: running means over training text; no acceptance where nothing is known of
+        the target's probabilities.
+      held_out: acceptance on held-out text at the last look; None before the first, and without.
       tokens_per_second: of text, padding left out, in this run.
       seconds_left: at this speed.
     """
@@ -26,17 +27,18 @@ class Report:
     step: int
     steps: int
     loss: float
-    acceptance: float
+    acceptance: float | None
     held_out: float | None
     tokens_per_second: float
     seconds_left: float
 
     def __str__(self) -> str:
+        accepted = "" if self.acceptance is None else f"  acceptance {self.acceptance:.3f}"
         held_out = "" if self.held_out is None else f" (held-out {self.held_out:.3f})"
         minutes, seconds = divmod(round(self.seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
         return (
-            f"loss {self.loss:.4f}  acceptance {self.acceptance:.3f}{held_out}  "
+            f"loss {self.loss:.4f}{accepted}{held_out}  "
             f"{self.tokens_per_second:,.0f} tokens/s  {hours}:{minutes:02}:{seconds:02} left"
         )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import FAMILIES, ModelConfig
+from ssd_jax.runtime.request import check_types
 
 Part = Literal["frozen", "trained"]
 
@@ -43,6 +45,13 @@ class DraftSettings:
     store: Literal["bfloat16", "int8"] = "bfloat16"
 
     def __post_init__(self) -> None:
+        check_types(self)
+        if not isinstance(self.layers, list | tuple) or not all(
+            type(n) is int for n in self.layers
+        ):
+            raise InputError(
+                f"layers = {self.layers!r} must be a list of layer numbers, like [0, 29]"
+            )
         object.__setattr__(self, "layers", tuple(self.layers))
         _one_of("embedding", self.embedding, ("frozen", "trained"))
         _one_of("head", self.head, ("frozen", "trained"))
@@ -91,7 +100,7 @@ class DraftSettings:
 
     def _of_layers(self, target: ModelConfig) -> ModelConfig:
         for layer in self.layers:
-            if not isinstance(layer, int) or not 0 <= layer < target.num_layers:
+            if not 0 <= layer < target.num_layers:
                 raise InputError(
                     f"layers: {layer!r} is out of range, the target has layers 0 to "
                     f"{target.num_layers - 1}"
@@ -183,12 +192,18 @@ class TrainSettings:
     max_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        check_types(self)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{field.name} = {value} must be a finite number")
         for name in ("steps", "batch", "accumulation", "chunk", "keep", "save_every"):
             _at_least(name, getattr(self, name), 1)
         _at_least("evaluate_every", self.evaluate_every, 1)
         _at_least("length", self.length, 2)
-        for name in ("warmup", "weight_decay", "devices", "held_out", "max_seconds", "final_rate"):
+        for name in ("warmup", "weight_decay", "devices", "seed", "held_out", "max_seconds"):
             _at_least(name, getattr(self, name), 0)
+        _at_least("final_rate", self.final_rate, 0)
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} = {getattr(self, name)} must be above 0")
@@ -214,8 +229,8 @@ RESUMABLE = frozenset({"max_seconds", "keep", "save_every", "devices"})
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-        raise InputError(f"{name} = {value!r} must be a number of at least {least}")
+    if value < least:
+        raise InputError(f"{name} = {value!r} must be at least {least}")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

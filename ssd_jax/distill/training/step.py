@@ -127,7 +127,10 @@ class Trainer:
         if micro_batches is None:
             return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(DATA_AXIS)))
         sharding = NamedSharding(self.mesh, PartitionSpec(None, DATA_AXIS))
-        cut = (part.reshape(micro_batches, -1, *part.shape[1:]) for part in batch)
+        cut = (
+            part.reshape(micro_batches, len(part) // micro_batches, *part.shape[1:])
+            for part in batch
+        )
         return jax.device_put(Batch(*cut), sharding)
 
     def _gradients(self, trained: Arrays, fixed: Fixed, batch: Batch) -> tuple[Sums, Arrays]:
@@ -157,7 +160,8 @@ class Trainer:
 
     def _look(self, trained: Arrays, fixed: Fixed, batch: Batch) -> Sums:
         hidden = self._hidden(trained, trained, fixed, batch)
-        return jax.lax.psum(self._through_head(hidden, trained, fixed, batch)[0], DATA_AXIS)
+        sums, _, _ = self._through_head(hidden, trained, fixed, batch, learning=False)
+        return jax.lax.psum(sums, DATA_AXIS)
 
     def _hidden(self, body: Arrays, trained: Arrays, fixed: Fixed, batch: Batch) -> jax.Array:
         return self.draft.hidden(
@@ -172,12 +176,19 @@ class Trainer:
         return jnp.dtype(self.settings.compute)
 
     def _through_head(
-        self, hidden: jax.Array, trained: Arrays, fixed: Fixed, batch: Batch
+        self,
+        hidden: jax.Array,
+        trained: Arrays,
+        fixed: Fixed,
+        batch: Batch,
+        *,
+        learning: bool = True,
     ) -> tuple[Sums, jax.Array, jax.Array]:
-        """Sums of losses, and gradients at hidden [n, hidden] and at the head (or a zero)."""
+        """Sums of losses, and gradients at hidden [n, hidden] and at the head (or a zero); without
+        `learning` both are zeros, and no product is spent on them."""
         head = trained.get(self.draft.head, fixed.frozen.get(self.draft.head))
         assert head is not None
-        learns = self.draft.head in trained
+        learns = learning and self.draft.head in trained
         # A trained head is cast in each chunk, so that its gradients add up in float32.
         narrow = head if learns else head.astype(self._compute)
         weights = Weights(*(getattr(self.settings, name) for name in Weights._fields))
@@ -199,6 +210,8 @@ class Trainer:
             sums, gradient = self.teacher.losses(
                 fixed.target, rows, fixed.columns, logits, following, counts, weights
             )
+            if not learning:
+                return sums, jnp.zeros_like(x), jnp.zeros(())
             at_x, at_head = pull_back(gradient)
             return sums, at_x, at_head if learns else jnp.zeros(())
 

@@ -80,7 +80,9 @@ class Teacher:
         p = jax.nn.softmax(jnp.where(exists, theirs, -jnp.inf))
         largest = jnp.max(p, axis=1)
         if columns is not None:
-            p = jnp.zeros(logits.shape, p.dtype).at[:, columns].add(p, mode="drop")
+            ids = jnp.zeros(logits.shape[1], columns.dtype)
+            ids = ids.at[columns].set(jnp.arange(len(columns), dtype=ids.dtype), mode="drop")
+            p = p[:, ids]
         return from_all(logits, p, largest, following, counted, weights)
 
 

@@ -24,6 +24,21 @@ def most_frequent(
     Returns: [count] int32, ascending. Of equally frequent ids the lowest are chosen.
 
     Raises:
+      InputError: see `check_output_size`.
+    """
+    check_output_size(count, size=size, always=always)
+    seen = np.zeros(size, np.int64)
+    for text in texts:
+        seen += np.bincount(text.tokens[text.prompt_length :], minlength=size)[:size]
+    seen[list(always)] = np.iinfo(np.int64).max
+    chosen = np.argsort(-seen, kind="stable")[:count]
+    return np.sort(chosen).astype(np.int32)
+
+
+def check_output_size(count: int, *, size: int, always: Collection[int]) -> None:
+    """Refuses a number of ids that cannot be chosen; see `most_frequent`.
+
+    Raises:
       InputError: more ids than there are, or fewer than must be chosen.
     """
     if count > size:
@@ -33,12 +48,6 @@ def most_frequent(
             f"output_size = {count} has no room for the {len(set(always))} special ids, which are "
             "always in it; raise it"
         )
-    seen = np.zeros(size, np.int64)
-    for text in texts:
-        seen += np.bincount(text.tokens[text.prompt_length :], minlength=size)[:size]
-    seen[list(always)] = np.iinfo(np.int64).max
-    chosen = np.argsort(-seen, kind="stable")[:count]
-    return np.sort(chosen).astype(np.int32)
 
 
 def columns_of(ids: np.ndarray, size: int) -> np.ndarray:

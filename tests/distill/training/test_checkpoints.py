@@ -51,6 +51,7 @@ def test_what_is_not_whole_is_passed_over(tmp_path):
     assert again.restore(state(0)).step == 10
     again.save(20, state(21))
     assert again.restore(state(0)).state["a"][0] == 21
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):

@@ -3,16 +3,21 @@
 import dataclasses
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
 
+from ssd_jax.distill import atomic
+from ssd_jax.distill.manifest import file_digests
+from ssd_jax.distill.training import export as exporting
 from ssd_jax.distill.training import loop
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
-from ssd_jax.distill.training.journal import read_journal
+from ssd_jax.distill.training.journal import METRICS, read_journal
 from ssd_jax.distill.training.loop import run
 from ssd_jax.distill.training.model import make_draft
+from ssd_jax.distill.training.plot import PICTURE, picture_of
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training.stopping import Stop
 from ssd_jax.errors import InputError
@@ -58,7 +63,7 @@ def train(target, texts, work, draft=DRAFT, progress=None, stop=None, **changes)
 
 def journal(work):
     """Lines without their times."""
-    entries = read_journal(work / loop.METRICS)
+    entries = read_journal(work / METRICS)
     return [{k: v for k, v in entry.items() if k != "tokens_per_second"} for entry in entries]
 
 
@@ -87,12 +92,14 @@ def same(work, other):
 
 
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whole, tmp_path):
-    def kill(report):
-        if report.step == 14:
-            raise KeyboardInterrupt
+    for step in (3, 14):  # before and after the first checkpoint
 
-    with pytest.raises(KeyboardInterrupt):
-        train(target, texts, tmp_path, progress=kill)
+        def kill(report, step=step):
+            if report.step == step:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(target, texts, tmp_path, progress=kill)
     assert [entry["step"] for entry in journal(tmp_path)][-1] == 14
     result = train(target, texts, tmp_path)
     assert (result.step, result.finished) == (20, True)
@@ -123,7 +130,7 @@ def test_a_finished_run_is_not_trained_again(target, texts, whole):
     assert steps == []
 
 
-def test_training_raises_agreement_on_text_it_has_not_seen(target, texts, tmp_path):
+def test_training_raises_agreement_on_text_it_has_not_seen(target, texts, tmp_path, monkeypatch):
     draft = dataclasses.replace(DRAFT, embedding="trained", head="trained")
     longer = {"steps": 150, "evaluate_every": 150, "save_every": 150}
     result = train(target, texts, tmp_path, draft=draft, **longer)
@@ -131,7 +138,24 @@ def test_training_raises_agreement_on_text_it_has_not_seen(target, texts, tmp_pa
     assert after["agreement"] > max(1.5 * before["agreement"], before["agreement"] + 0.1)
     assert after["acceptance"] > max(1.3 * before["acceptance"], before["acceptance"] + 0.05)
     assert after["loss"] < 0.8 * before["loss"]
-    assert (tmp_path / loop.PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert picture_of(tmp_path) == ""
+    picture = (tmp_path / PICTURE).read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    _no_picture_is_drawn(tmp_path, monkeypatch)
+    assert (tmp_path / PICTURE).read_bytes() == picture
+
+
+def _no_picture_is_drawn(work, monkeypatch):
+    """A full disk, and no matplotlib, are said; neither is an error."""
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic.os, "fsync", full)
+        assert "No space left" in picture_of(work)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'ssd-jax[plot]'" in picture_of(work)
 
 
 @pytest.mark.parametrize("store", ["bfloat16", "int8"])
@@ -157,6 +181,32 @@ def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_pat
     assert np.abs(engine - expected).max() <= tolerance * np.abs(expected).max()
 
 
+def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkeypatch):
+    made = make_draft(DRAFT, target.checkpoint.config, _output_ids(whole[0]))
+    leaves, _ = files(whole[0])
+    names = sorted(name for name in made.model.wanted() if name not in made.tied)
+    trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
+    place, identity = tmp_path / "draft", identity_of(target, made.tied)
+
+    def write(store):
+        export(place, made, trained, store=store, target=identity)
+        return file_digests(place)
+
+    first = write("bfloat16")
+    assert first
+
+    def full(*_args, **_named):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "write_draft", full)
+        with pytest.raises(OSError, match="No space"):
+            write("int8")
+    assert file_digests(place) == first
+    assert write("int8") != first
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_compiled(
     target, texts, whole, tmp_path, compilations
 ):
@@ -176,6 +226,21 @@ def test_what_does_not_fit_is_refused_before_anything_is_compiled(
     with pytest.raises(InputError, match="no cached probabilities"):
         train(target, bare, tmp_path)
     assert not [event for event in compilations if event]
+
+
+def test_what_is_not_known_of_the_target_is_left_out(target, texts, tmp_path):
+    bare = [dataclasses.replace(text, top_ids=None, top_probs=None) for text in texts]
+    alone = {"kl": 0.0, "acceptance": 0.0, "cross_entropy": 1.0}
+    reports = []
+    train(target, bare, tmp_path, progress=reports.append, steps=2, **alone)
+    for entry in journal(tmp_path):
+        found = entry.get("held_out", entry)
+        assert found["loss"] == pytest.approx(found["cross_entropy"])
+        assert not found.keys() & {"kl", "acceptance", "agreement"}
+    assert "acceptance" not in str(reports[-1])
+    assert "held-out" not in str(reports[-1])
+    assert picture_of(tmp_path) == ""
+    assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_loss_that_is_not_finite_is_an_error_with_a_remedy(target, texts, tmp_path):

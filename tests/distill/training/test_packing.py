@@ -1,8 +1,11 @@
 """Rows of packed texts: every next token of a completion once, in an order of (seed, step)."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from ssd_jax.distill.training import packing
 from ssd_jax.distill.training.packing import PADDING, pack, rows_of_step
 from ssd_jax.errors import InputError
 from tests.distill.training.own_text import Written
@@ -69,6 +72,27 @@ def test_the_last_token_of_a_text_in_a_full_row_is_not_followed_by_another_text(
     assert batch.counted.sum() == 8
 
 
+def test_texts_in_few_bits_make_the_batch_of_the_same_ones_in_many():
+    wide = [
+        dataclasses.replace(text, top_probs=text.top_probs.astype(np.float16).astype(np.float32))
+        for text in texts(np.random.default_rng(6))
+    ]
+    for ids in (np.uint16, np.uint32):
+        few = [
+            Written(
+                text.tokens.astype(ids),
+                text.prompt_length,
+                text.top_ids.astype(ids),
+                text.top_probs.astype(np.float16),
+            )
+            for text in wide
+        ]
+        one, other = (pack(t, length=LENGTH, seed=1, where="texts") for t in (wide, few))
+        for part, same in zip(one.batch([0, 3]), other.batch([0, 3]), strict=True):
+            assert part.dtype == same.dtype
+            np.testing.assert_array_equal(part, same)
+
+
 def test_a_row_beyond_the_last_is_empty():
     packed = pack(texts(np.random.default_rng(3)), length=LENGTH, seed=1, where="texts")
     batch = packed.batch([0, -1])
@@ -86,6 +110,18 @@ def test_rows_of_a_step_depend_on_seed_and_step_alone_and_come_once_before_any_a
         assert sorted(flat[epoch * 11 : (epoch + 1) * 11]) == list(range(11))
     assert flat[:11] != flat[11:22]
     assert rows[0] != rows_of_step(11, batch=4, seed=6, step=0)
+
+
+def test_rows_are_put_in_order_once_an_epoch_not_once_a_row(monkeypatch):
+    rows, epochs, order = rows_of_step(11, batch=16, seed=5, step=0), [], packing._order
+
+    def counted(count, seed, epoch):
+        epochs.append(epoch)
+        return order(count, seed, epoch)
+
+    monkeypatch.setattr(packing, "_order", counted)
+    assert rows_of_step(11, batch=16, seed=5, step=0) == rows
+    assert sorted(epochs) == [0, 1]
 
 
 def test_the_digest_is_of_texts_and_their_places():

@@ -38,7 +38,7 @@ def test_drafts_that_cannot_be(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, "steps = 0 must be a number of at least 1"),
+        ({"steps": 0}, "steps = 0 must be at least 1"),
         ({"batch": 8, "accumulation": 3}, "no multiple of accumulation"),
         ({"kl": 0}, "one must be above 0"),
         ({"kl": -1}, "must not be negative"),

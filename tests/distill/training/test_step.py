@@ -1,6 +1,7 @@
 """What one step computes does not depend on how its work is cut up, nor on who shares a row."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from ssd_jax.distill.training.journal import means
 from ssd_jax.distill.training.model import first_arrays, make_draft
 from ssd_jax.distill.training.packing import Batch, pack
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
-from ssd_jax.distill.training.step import Trainer, mesh_of
+from ssd_jax.distill.training.step import Trainer, mesh_of, schedule
 from ssd_jax.distill.training.teacher import Teacher, load_live
 from tests import tiny
 from tests.distill.training import own_text
@@ -82,6 +83,15 @@ def close(one, other):
         np.testing.assert_allclose(array, other[1][name], atol=2e-4)
 
 
+def test_the_rates_of_all_steps_at_once_are_those_of_each():
+    settings = dataclasses.replace(SETTINGS, steps=12, warmup=5)
+    rates = np.asarray(schedule(settings)(np.arange(12)))
+    each = [float(schedule(settings)(step)) for step in range(12)]
+    np.testing.assert_allclose(rates, each, rtol=1e-6)
+    assert rates.argmax() == 5
+    assert rates[5] == pytest.approx(settings.learning_rate)
+
+
 def test_two_devices_with_two_micro_batches_each_do_what_one_does(target, texts):
     batch = batch_of(texts)
     one = stepped(target, batch)
@@ -89,6 +99,22 @@ def test_two_devices_with_two_micro_batches_each_do_what_one_does(target, texts)
     close(stepped(target, batch, **several), one)
     assert len(jax.devices()) >= 2
     assert one[0][0]["loss"] != one[0][1]["loss"]
+
+
+def test_looking_takes_no_gradients(target, texts):
+    built, state, fixed = trainer(target)
+    batch = batch_of(texts)
+    step, look = built.programs()
+    made = jax.make_jaxpr(look)(state, fixed, built.spread(batch))
+    learnt = jax.make_jaxpr(step)(state, fixed, built.spread(batch, micro_batches=1))
+    assert (_head_products(made), _head_products(learnt)) == (1, 2)
+
+
+def _head_products(program) -> int:
+    """Products whose result has a side as long as the head: logits, and its gradient."""
+    lines = [line.split("dot_general") for line in str(program).splitlines()]
+    results = [line[0] for line in lines if len(line) > 1]
+    return sum(bool(re.search(r"[\[,]200[\],]", result)) for result in results)
 
 
 def test_texts_that_share_a_row_lose_what_they_lose_alone(target, texts):
