@@ -14,10 +14,13 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-      InputError: missing, not JSON, or not an object.
+      InputError: missing, not to be read, not JSON, or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            value = json.load(file)
+    except PermissionError:
+        raise _no_permission(path) from None
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; the checkpoint is incomplete") from None
     except (OSError, ValueError) as error:
@@ -25,6 +28,26 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{path} holds a JSON {type(value).__name__}; expected an object")
     return value
+
+
+def require_readable(path: Path) -> None:
+    """Refuses a file that this user may not read.
+
+    Raises:
+      InputError: no permission.
+    """
+    try:
+        with path.open("rb"):
+            pass
+    except PermissionError:
+        raise _no_permission(path) from None
+
+
+def _no_permission(path: Path) -> InputError:
+    return InputError(
+        f"no permission to read {path}; give this user access to it (chmod, chown) or get the "
+        "checkpoint as this user"
+    )
 
 
 def sha256_of(path: Path) -> str:
