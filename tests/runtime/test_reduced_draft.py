@@ -28,8 +28,8 @@ from tests.runtime.test_ssd import by_policy
 from tests.speculation.evidence import ALPHA
 from tests.weights import tiny_drafts
 
-EVENS = np.array([*range(0, 256, 2), tiny.EOS, tiny.END_OF_TURN])
-WITHOUT_A_LETTER = np.array([5, 40, *law.LETTERS[::2], 150, tiny.EOS, tiny.END_OF_TURN])
+EVENS = np.array([*range(0, 256, 2), tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
+WITHOUT_A_LETTER = np.array([5, 40, *law.LETTERS[::2], 150, tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
 
 
 @pytest.fixture(scope="module")
