@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 
 import jax
@@ -40,16 +41,18 @@ class OpenedModel:
         """As the user named it."""
         return self.checkpoint.source
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
-        """Digest of configuration and vocabulary, and of a draft checkpoint its target and output
-        ids: what two processes must agree on."""
+        """Digest of configuration and vocabulary, and of a draft checkpoint its target, output ids
+        and own weights: what two processes must agree on, and what costs and acceptance are of."""
         size = self.tokenizer.size
         tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
         about = f"{self.checkpoint.config!r}\0{tokens}"
         if self.checkpoint.made_for is not None:
             ids = self.checkpoint.output_ids
             about += f"\0{self.checkpoint.made_for}\0{None if ids is None else ids.tolist()}"
+        if self.checkpoint.digest is not None:
+            about += f"\0{self.checkpoint.digest()}"
         return hashlib.sha256(about.encode()).hexdigest()
 
     def load(self, progress: Progress | None = None) -> list[jax.Array]:

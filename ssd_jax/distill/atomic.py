@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from ssd_jax.errors import InputError
+from ssd_jax.weights.durable import sync_directory, write_file
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -21,18 +21,11 @@ def write_atomic(path: Path, data: bytes) -> None:
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_file(partial, data)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # so that the name, too, survives a power cut
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
 
 
 def clear_partial(directory: Path) -> None:

@@ -38,6 +38,7 @@ class Checkpoint:
       output_ids: [N] int32, ascending: tokens of the head's rows, where it has not all (see
         `ModelConfig.output_size`).
       made_for: of a draft checkpoint, the digest of its target (`draft_checkpoint.identity_of`).
+      digest: of a draft checkpoint, reads its own tensors and gives a digest of them.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Checkpoint:
     load_tokenizer: Callable[[], Tokenizer]
     output_ids: np.ndarray | None = None
     made_for: str | None = None
+    digest: Callable[[], str] | None = None
 
 
 def open_checkpoint(

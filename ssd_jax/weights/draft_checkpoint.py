@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,20 +29,21 @@ import numpy as np
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.weights.config_json import to_hf
+from ssd_jax.weights.draft_checks import HEAD, SCALE, Stored, check_output_ids, check_stored
+from ssd_jax.weights.durable import sync_directory, write_file
 from ssd_jax.weights.orbax import require_free
 
 if TYPE_CHECKING:
     from ssd_jax.text.tokenizer import Tokenizer
     from ssd_jax.weights.checkpoint import Checkpoint
 
+__all__ = ["HEAD", "SCALE", "Identity", "Target", "identity_of", "write_draft"]
+
 KEY = "ssd_jax_draft"
 """In `config.json`: what makes a checkpoint a draft's."""
 
 FORMAT = 1
 OUTPUT_IDS = "output_ids"
-HEAD = "lm_head.weight"
-SCALE = "_scale"
-"""After the name of a tensor stored as int8 rows: their scales."""
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
 _BLOCK = 1 << 24
@@ -126,10 +128,14 @@ def write_draft(
     tied: Mapping[str, str],
     output_ids: np.ndarray | None,
     target: Identity,
+    tokenizer: Tokenizer | None = None,
+    replace: bool = False,
 ) -> None:
     """Writes a draft checkpoint: all of it or nothing.
 
-    Everything is written beside `directory` and renamed at the end.
+    Everything is written beside `directory`, reaches the disk, and is renamed at the end. What a
+    writer to the same name that was killed has left beside it is removed, so there must be no
+    other writer to it at the same time.
 
     Args:
       directory: to be created; an empty one is replaced.
@@ -139,134 +145,73 @@ def write_draft(
       tied: the draft's tensor name -> the target's.
       output_ids: [N] ids of the head's rows, ascending; None is the whole vocabulary.
       target: see `identity_of`.
+      tokenizer: of the target, against which output ids are checked as the reader does.
+      replace: whether a draft that is there already is replaced; it stays until the new one is
+        whole.
 
     Raises:
-      InputError: the destination holds something, output ids that cannot be, or tensors that do not
-        make up the configuration.
+      InputError: the destination holds something that is not to be replaced, output ids that cannot
+        be, or tensors that do not make up the configuration.
+      OSError: the disk is full, or cannot be written; what was there before is as it was.
     """
-    check_output_ids(config, output_ids, where=str(directory))
-    _check_tensors(config, tensors, tied, where=str(directory))
+    where = str(directory)
+    check_output_ids(config, output_ids, where=where, tokenizer=tokenizer)
+    stored = {name: Stored(array.shape, _kind(array)) for name, array in tensors.items()}
+    check_stored(config, stored, tied, where=where)
     directory = directory.expanduser().absolute()
-    require_free(directory)
-    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
-    partial.mkdir(parents=True)
+    _require_free(directory, replace)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _clear(directory, "partial")
+    partial = _beside(directory, "partial")
+    partial.mkdir()
     try:
         _write(partial, config, tensors, tied, output_ids, target)
-        require_free(directory)
-        if directory.exists():
-            directory.rmdir()
-        partial.rename(directory)
+        _require_free(directory, replace)
+        _put(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def check_output_ids(
-    config: ModelConfig,
-    ids: np.ndarray | None,
-    *,
-    where: str,
-    size: int | None = None,
-    eos_ids: Collection[int] = (),
-) -> None:
-    """Refuses a reduced vocabulary that cannot be.
-
-    Args:
-      config: of the draft.
-      ids: of the head's rows; None is the whole vocabulary.
-      where: names the draft in errors.
-      size: ids that the tokenizer has; None is all that are embedded.
-      eos_ids: that must be among them.
-
-    Raises:
-      InputError: not ascending, out of range, without an id that ends a text, another number than
-        the configuration says, or a tied embedding, which has a row for every id.
-    """
-    count = None if ids is None else len(ids)
-    if count != config.output_size:
-        raise InputError(
-            f"{where}: {count or 'no'} output ids for output_size = {config.output_size}; "
-            "write the draft again with as many ids as its head has rows"
-        )
-    if ids is None:
-        return
-    if config.tie_embeddings:
-        raise InputError(
-            f"{where}: a reduced output vocabulary needs a head of its own, but "
-            f"tie_word_embeddings is true; tie {HEAD!r} to the target's tensor instead"
-        )
-    size = config.vocab_size if size is None else size
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids):
-        raise InputError(
-            f"{where}: output ids must be a list of integers, not {ids.dtype} "
-            f"of shape {ids.shape}; write the draft again"
-        )
-    if ids.min() < 0 or ids.max() >= size:
-        wrong = ids[(ids < 0) | (ids >= size)][0]
-        raise InputError(
-            f"{where}: output id {wrong} is out of range, ids are 0 to {size - 1}; the draft was "
-            "not made for this vocabulary: make it again"
-        )
-    descends = np.flatnonzero(np.diff(ids.astype(np.int64)) <= 0)
-    if len(descends):
-        place = int(descends[0])
-        raise InputError(
-            f"{where}: output ids must ascend, but id {ids[place + 1]} follows {ids[place]} at "
-            f"place {place + 1}; sort them, and the head's rows with them"
-        )
-    missing = sorted(set(eos_ids) - set(ids.tolist()))
-    if missing:
-        raise InputError(
-            f"{where}: output ids lack {missing}, which end a text: the draft could never propose "
-            "an end; make the draft again with them in its map"
-        )
-
-
-def _check_tensors(
-    config: ModelConfig, tensors: Mapping[str, np.ndarray], tied: Mapping[str, str], *, where: str
-) -> None:
-    from ssd_jax.models.execution import Execution
-    from ssd_jax.models.functional import FunctionalModel
-
-    execution = Execution.for_platform("cpu", "float32")
-    wanted = {name: s.shape for name, s in FunctionalModel(config, execution).wanted().items()}
-    own = {name: array.shape for name, array in tensors.items() if not name.endswith(SCALE)}
-    twice, missing = (
-        sorted(own.keys() & tied.keys()),
-        sorted(wanted.keys() - own.keys() - tied.keys()),
+def _kind(array: np.ndarray) -> str:
+    """The type of an array, as safetensors names it where a draft may have it."""
+    return {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}.get(
+        array.dtype.name, array.dtype.name
     )
-    surplus = sorted((own.keys() | tied.keys()) - wanted.keys())
-    for names, what in (
-        (twice, "both stored and tied"),
-        (missing, "missing"),
-        (surplus, "surplus"),
-    ):
-        if names:
-            raise InputError(f"{where}: tensor {names[0]!r} is {what}; it must be given once")
-    for name, shape in own.items():
-        if shape != wanted[name]:
-            raise InputError(
-                f"{where}: tensor {name!r} has shape {shape}, the configuration says {wanted[name]}"
-            )
-        _check_type(name, tensors, where)
-    for name in tensors.keys() - own.keys():
-        of = tensors.get(name.removesuffix(SCALE))
-        if of is None or of.dtype != np.int8:
-            raise InputError(f"{where}: {name!r} are scales of a tensor that is not stored as int8")
 
 
-def _check_type(name: str, tensors: Mapping[str, np.ndarray], where: str) -> None:
-    array, scales = tensors[name], tensors.get(name + SCALE)
-    if array.dtype == np.int8:
-        if scales is None or scales.shape != array.shape[:1] or scales.dtype != np.float32:
-            raise InputError(
-                f"{where}: int8 tensor {name!r} needs {name + SCALE!r}, float32 of shape "
-                f"{array.shape[:1]}"
-            )
-    elif array.dtype not in (np.float32, ml_dtypes.bfloat16):
-        raise InputError(
-            f"{where}: tensor {name!r} has type {array.dtype}; a draft's are bfloat16, float32 or "
-            "int8 with scales"
-        )
+def _require_free(directory: Path, replace: bool) -> None:
+    """Refuses a destination that holds anything; `replace` allows a draft."""
+    config = directory / CONFIG
+    if replace and config.is_file() and KEY in config.read_text(encoding="utf-8", errors="replace"):
+        return
+    require_free(directory)
+
+
+def _beside(directory: Path, why: str) -> Path:
+    return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.{why}")
+
+
+def _clear(directory: Path, why: str) -> None:
+    """Removes what `_beside` has named."""
+    ours = re.compile(rf"\.{re.escape(directory.name)}\.[0-9a-f]{{8}}\.{why}")
+    for entry in directory.parent.iterdir():
+        if ours.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _put(whole: Path, directory: Path) -> None:
+    """Renames a directory; another one of that name goes aside first, and is deleted at the end."""
+    aside = _beside(directory, "old") if directory.exists() else None
+    if aside is not None:
+        directory.rename(aside)
+    try:
+        whole.rename(directory)
+    except OSError:
+        if aside is not None:
+            aside.rename(directory)
+        raise
+    sync_directory(directory.parent)
+    _clear(directory, "old")
 
 
 def _write(
@@ -277,12 +222,12 @@ def _write(
     output_ids: np.ndarray | None,
     target: Identity,
 ) -> None:
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     stored = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     if output_ids is not None:
         stored[OUTPUT_IDS] = np.ascontiguousarray(output_ids, np.int32)
-    save_file(stored, directory / TENSORS)
+    write_file(directory / TENSORS, save(stored))
     about = {
         "format": FORMAT,
         "target": dataclasses.asdict(target),
@@ -290,7 +235,8 @@ def _write(
         "output_ids": None if output_ids is None else OUTPUT_IDS,
     }
     text = json.dumps(to_hf(config) | {KEY: about}, indent=1)
-    (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
+    write_file(directory / CONFIG, (text + "\n").encode())
+    sync_directory(directory)
 
 
 def _in_float32(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,18 +17,24 @@ from ssd_jax.weights.checkpoint import Checkpoint
 from ssd_jax.weights.draft_checkpoint import (
     CONFIG,
     FORMAT,
-    HEAD,
     KEY,
-    SCALE,
     TENSORS,
     Target,
-    check_output_ids,
     identity_of,
 )
+from ssd_jax.weights.draft_checks import (
+    HEAD,
+    SCALE,
+    Stored,
+    check_list,
+    check_output_ids,
+    check_stored,
+    wanted_of,
+)
+from ssd_jax.weights.load import check_tensors
 from ssd_jax.weights.safetensors import open_file
 from ssd_jax.weights.tensors import Index, TensorSource, bounds
 
-_TYPES = ("F32", "BF16", "I8")
 _BLOCK = 1 << 24
 """Elements of the target's tensor that are read at once for rows of it."""
 
@@ -63,6 +71,7 @@ def open_draft(
             f"as the draft (--draft={source}) beside its target (--target={about.source})"
         )
     own = open_file(path / TENSORS)
+    tokenizer = target.tokenizer
     output_ids = None
     if about.output_ids is not None:
         if about.output_ids not in own.keys():  # noqa: SIM118 (no mapping)
@@ -71,15 +80,15 @@ def open_draft(
                 f"{where} names; the files do not belong together: get both again"
             )
         output_ids = np.array(own.get_tensor(about.output_ids))
+        check_list(output_ids, where=str(path))
     _require_tied(about, target, where)
     size = None if output_ids is None else len(output_ids)
     shape = ModelConfig.from_hf(config, where=where, output_size=size)
-    tensors = DraftTensors(path / TENSORS, own, about, target.checkpoint.tensors, output_ids)
+    check_output_ids(shape, output_ids, where=str(path), tokenizer=tokenizer)
+    tensors = DraftTensors(own, about, target.checkpoint.tensors, output_ids)
+    check_stored(shape, tensors.stored, about.tied, where=str(path / TENSORS))
+    check_tensors(tensors, wanted_of(shape), str(path))
     _require_identity(about, target, path)
-    tokenizer = target.tokenizer
-    check_output_ids(
-        shape, output_ids, where=str(path), size=tokenizer.size, eos_ids=tokenizer.eos_ids
-    )
     return Checkpoint(
         source=source,
         path=path,
@@ -88,6 +97,7 @@ def open_draft(
         load_tokenizer=lambda: tokenizer,
         output_ids=None if output_ids is None else output_ids.astype(np.int32),
         made_for=about.sha256,
+        digest=tensors.digest,
     )
 
 
@@ -95,37 +105,36 @@ class DraftTensors:
     """Own and tied tensors under the draft's names; a `TensorSource`.
 
     Args:
-      path: of the own ones, for messages.
-      own: that file, opened.
+      own: file of the own ones, opened.
       about: what is tied.
       target: where tied ones are.
       output_ids: [N], rows of the target's tensor that are a tied head.
 
-    Raises:
-      InputError: a tensor that is stored in another way than a draft's are.
+    Attributes:
+      stored: what the file says of the own ones, scales included; see `check_stored`.
     """
 
     def __init__(
-        self,
-        path: Path,
-        own: Any,
-        about: _About,
-        target: TensorSource,
-        output_ids: np.ndarray | None,
+        self, own: Any, about: _About, target: TensorSource, output_ids: np.ndarray | None
     ) -> None:
         self._own, self._tied, self._target = own, about.tied, target
         self._ids = output_ids
-        stored = frozenset(own.keys()) - {about.output_ids}
-        self._names = frozenset(name for name in stored if not name.endswith(SCALE))
-        self._int8 = {n for n in self._names if own.get_slice(n).get_dtype() == "I8"}
-        for name in sorted(self._names):
-            kind = own.get_slice(name).get_dtype()
-            if kind not in _TYPES or (kind == "I8" and name + SCALE not in stored):
-                what = "int8 without scales" if kind == "I8" else f"type {kind}"
-                raise InputError(
-                    f"{path}: tensor {name!r} is {what}; a draft's are {', '.join(_TYPES)}, the "
-                    "last with scales: write the draft again"
-                )
+        names = sorted(set(own.keys()) - {about.output_ids})
+        headers = {name: own.get_slice(name) for name in names}
+        self.stored: Mapping[str, Stored] = {
+            name: Stored(tuple(header.get_shape()), header.get_dtype())
+            for name, header in headers.items()
+        }
+        self._names = frozenset(name for name in self.stored if not name.endswith(SCALE))
+
+    def digest(self) -> str:
+        """SHA-256 of the own tensors, of what is tied to what, and of the output ids."""
+        digest = hashlib.sha256(json.dumps(sorted(self._tied.items())).encode())
+        for name in sorted(self._own.keys()):
+            array = np.ascontiguousarray(self._own.get_tensor(name))
+            digest.update(f"\0{name} {array.dtype} {array.shape}\0".encode())
+            digest.update(array.view(np.uint8).data)
+        return digest.hexdigest()
 
     def names(self) -> frozenset[str]:
         """Names of all tensors, own and tied."""
@@ -146,7 +155,7 @@ class DraftTensors:
                 return self._target.read(self._tied[name], part)
             return _rows(self._target, self._tied[name], self._ids[part[0]], part[1:])
         array = self._own.get_slice(name)[part]
-        if name in self._int8:
+        if self.stored[name].kind == "I8":
             return array * self._own.get_slice(name + SCALE)[part[:1]][:, None]
         return array
 
@@ -174,9 +183,13 @@ def _about(said: Any, where: str) -> _About:
             "of ssd_jax that wrote the draft, or a newer one, or make the draft again"
         )
     try:
-        target, ids = said["target"], said["output_ids"]
-        about = _About(str(target["source"]), str(target["sha256"]), dict(said["tied"]), ids)
-    except (KeyError, TypeError, ValueError) as error:
+        target, tied, ids = said["target"], said["tied"], said["output_ids"]
+        about = _About(str(target["source"]), str(target["sha256"]), tied, ids)
+        if not isinstance(tied, dict) or not all(isinstance(name, str) for name in tied.values()):
+            raise TypeError("'tied' must map names of tensors to names of tensors")
+        if not isinstance(ids, str | None):
+            raise TypeError("'output_ids' must be the name of a tensor or null")
+    except (KeyError, TypeError) as error:
         raise InputError(
             f"{where}: {KEY} is malformed ({type(error).__name__}: {error}); write the draft again"
         ) from None

@@ -18,10 +18,13 @@ def read_json(path: Path, *, remedy: str = "get the file again") -> dict[str, An
       remedy: what to do about a damaged one, for the error.
 
     Raises:
-      InputError: missing, not JSON, or not an object.
+      InputError: missing, not to be read, not JSON, or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            value = json.load(file)
+    except PermissionError:
+        raise _no_permission(path) from None
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; the checkpoint is incomplete") from None
     except (OSError, ValueError) as error:
@@ -30,6 +33,26 @@ def read_json(path: Path, *, remedy: str = "get the file again") -> dict[str, An
         found = type(value).__name__
         raise InputError(f"{path} holds a JSON {found}, expected an object; {remedy}")
     return value
+
+
+def require_readable(path: Path) -> None:
+    """Refuses a file that this user may not read.
+
+    Raises:
+      InputError: no permission.
+    """
+    try:
+        with path.open("rb"):
+            pass
+    except PermissionError:
+        raise _no_permission(path) from None
+
+
+def _no_permission(path: Path) -> InputError:
+    return InputError(
+        f"no permission to read {path}; give this user access to it (chmod, chown) or get the "
+        "checkpoint as this user"
+    )
 
 
 def sha256_of(path: Path) -> str:

@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401 - gives NumPy bfloat16, which safetensors asks fo
 import numpy as np
 
 from ssd_jax.errors import InputError
-from ssd_jax.weights.files import read_json
+from ssd_jax.weights.files import read_json, require_readable
 from ssd_jax.weights.tensors import Index, bounds
 
 SINGLE = "model.safetensors"
@@ -85,12 +85,13 @@ def open_file(path: Path) -> Any:
     """An opened safetensors file, its header checked.
 
     Raises:
-      InputError: missing, cut off or damaged.
+      InputError: missing, not to be read, cut off or damaged.
     """
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
         raise InputError(f"{path} is missing; the checkpoint is incomplete: get the file again")
+    require_readable(path)
     try:
         return safe_open(path, framework="np")
     except (SafetensorError, OSError) as error:

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from ssd_jax.distill import atomic
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
 from tests.distill.fake_target import FakeTarget, files, job, run
@@ -65,7 +64,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, whole, w
         sync(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             run(one)
     assert not [name for name in files(one.directory) if name.endswith(".partial")]

@@ -30,8 +30,8 @@ from tests.runtime.test_ssd import by_policy
 from tests.speculation.evidence import ALPHA
 from tests.weights import tiny_drafts
 
-EVENS = np.array([*range(0, 256, 2), tiny.EOS, tiny.END_OF_TURN])
-WITHOUT_A_LETTER = np.array([5, 40, *law.LETTERS[::2], 150, tiny.EOS, tiny.END_OF_TURN])
+EVENS = np.array([*range(0, 256, 2), tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
+WITHOUT_A_LETTER = np.array([5, 40, *law.LETTERS[::2], 150, tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +129,18 @@ def test_rounds_are_those_that_teacher_forcing_predicts(many):
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_of_a_law_within_the_map_everything_is_accepted(many, mode):
-    """The draft's noise of a token is the target's, wherever its column is."""
-    bias = dict.fromkeys([96, 98, 100, 200], 40.0)
-    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.5, logit_bias=bias)
+    """The draft's noise of a token is the target's, wherever its column is, and so is what each
+    has heard when it has said some of it itself."""
+    bias = dict.fromkeys([96, 98, 100, 200], 60.0)
+    params = SamplingParams(
+        max_tokens=60,
+        ignore_eos=True,
+        temperature=1.5,
+        logit_bias=bias,
+        repetition_penalty=1.3,
+        presence_penalty=0.8,
+        frequency_penalty=0.4,  # the others know only the first time, which is soon past
+    )
     (output,) = many.generate(["0101010101"], params, mode=mode)
     assert {*output.token_ids} == {*bias}
     accepted, judged = np.array(output.metrics["acceptance_by_position"]).T

@@ -44,10 +44,21 @@ def case():
     return logits, sampling, jnp.asarray(rng.integers(0, 1000, count), jnp.int32), said
 
 
+def in_flight(count):
+    """Tokens [count, 4] inside and outside the map, and none; how many of them come before."""
+    rng = np.random.default_rng(1)
+    proposed = rng.integers(-1, VOCAB, (count, 4), dtype=np.int32)
+    proposed[:, 0] = np.resize([-1, 0, 2, 9, VOCAB - 1], count)
+    return jnp.asarray(proposed), jnp.asarray(rng.integers(0, 5, count), jnp.int32)
+
+
 def found(part, rule, support, outputs, *, given):
     """What a draft says in one of three ways: a draw, its likeliest tokens, or those by noise."""
     logits, sampling, start, said = given
-    if outputs is not None:
+    if part == "in flight":
+        proposed, before = in_flight(len(logits))
+        said = history.in_flight(said, proposed, jnp.arange(len(logits)), before, outputs)
+    elif outputs is not None:
         said = history.of_rows(said, jnp.arange(len(logits)), outputs)
     about = {"tokens": TOKENS, "outputs": outputs}
 
@@ -79,7 +90,8 @@ def found(part, rule, support, outputs, *, given):
             ),
         )
 
-    say = {"draw": draw, "likeliest": likeliest, "foreseen": foreseen}[part]
+    says = {"draw": draw, "likeliest": likeliest, "in flight": likeliest, "foreseen": foreseen}
+    say = says[part]
     return [np.asarray(array) for array in jax.jit(say, compiler_options=QUICKLY)(logits)]
 
 
@@ -114,6 +126,7 @@ def differ(ours, theirs):
         ("draw", "ratio", N),
         ("draw", "coupled", 4),
         ("likeliest", "ratio", N),
+        ("in flight", "ratio", N),
         ("foreseen", "ratio", N),
         ("foreseen", "coupled", N),
     ],
@@ -190,6 +203,53 @@ FAULTS = {
     "history by column": (
         Edit(history, "of_rows", "jnp.asarray(outputs)[None]", "jnp.arange(len(outputs))[None]"),
         "likeliest",
+        "ratio",
+    ),
+    "tokens in flight by column": (
+        Edit(
+            history, "add_output", "columns_of(outputs, jnp.asarray(tokens))", "jnp.asarray(tokens)"
+        ),
+        "in flight",
+        "ratio",
+    ),
+    "tokens in flight that have no column counted for the next": (
+        Edit(
+            history,
+            "add_output",
+            "columns_of(outputs, jnp.asarray(tokens))",
+            "jnp.searchsorted(jnp.asarray(outputs), jnp.asarray(tokens))",
+        ),
+        "in flight",
+        "ratio",
+    ),
+    "no token in flight counted for the first": (
+        Edit(
+            history,
+            "add_output",
+            "columns_of(outputs, jnp.asarray(tokens))",
+            "jnp.where(jnp.asarray(tokens) < 0, 0, columns_of(outputs, jnp.asarray(tokens)))",
+        ),
+        "in flight",
+        "ratio",
+    ),
+    "the map forgotten where tokens are in flight": (
+        Edit(
+            history,
+            "in_flight",
+            "jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)",
+            "jnp.where(before, jnp.asarray(proposed)[row], -1))",
+        ),
+        "in flight",
+        "ratio",
+    ),
+    "tokens in flight forgotten": (
+        Edit(
+            history,
+            "in_flight",
+            "return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)",
+            "return said",
+        ),
+        "in flight",
         "ratio",
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -19,14 +20,15 @@ from ssd_jax.models.sharding import MODEL_AXIS
 from ssd_jax.opened import open_model, open_source
 from ssd_jax.weights import draft_source, orbax
 from ssd_jax.weights.checkpoint import open_checkpoint
-from ssd_jax.weights.draft_checkpoint import HEAD, KEY, OUTPUT_IDS, identity_of, write_draft
+from ssd_jax.weights.draft_checkpoint import HEAD, KEY, OUTPUT_IDS, SCALE, identity_of, write_draft
 from tests import tiny
 from tests.speculation.edits import Edit, edited
 from tests.weights import tiny_drafts, tiny_gguf, tiny_models
 from tests.weights.tiny_drafts import EMBEDDING, Target, open_target
 
-IDS = np.array([0, 3, 5, 31, 100, 101, 200, tiny.EOS, tiny.END_OF_TURN])
-Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+IDS = np.array([0, 3, 5, 31, 100, 200, tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
+Q_PROJ, NORM = "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
+ONES = np.ones(32, np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,11 @@ def test_int8_rows_come_back_with_their_scales(tmp_path, target):
 
 def test_a_quantised_target_and_its_converted_form_serve_the_same_draft(tmp_path):
     words = SimpleNamespace(
-        size=tiny_models.VOCAB, eos_ids={3}, token=lambda i: f"word {i}", save=lambda _: None
+        size=tiny_models.VOCAB,
+        eos_ids={3},
+        special_ids={1},
+        token=lambda i: f"word {i}",
+        save=lambda _: None,
     )
 
     def opened(path):
@@ -160,6 +166,32 @@ def test_what_two_processes_must_agree_on_has_the_map_in_it(tmp_path, draft, tar
     assert prints[0] == prints[1] != prints[2]
 
 
+def test_a_draft_trained_again_is_another_one_to_costs_and_workers(tmp_path, draft, target):
+    """Same target, same map, same place; one value of one tensor, or another tie."""
+    tensors = tiny_drafts.own()
+    changed = tensors[Q_PROJ].copy()
+    changed[-1, -1] += 1
+    before = open_model(str(draft), "float32", target=target)
+    assert before.fingerprint == open_model(str(draft), "float32", target=target).fingerprint
+    tiny_drafts.write(
+        tmp_path / "draft", target, IDS, tensors=tensors | {Q_PROJ: changed}, over=True
+    )
+    after = open_model(str(draft), "float32", target=target)
+    assert before.fingerprint != after.fingerprint
+
+
+def test_own_weights_are_read_once_for_it(draft, target, monkeypatch):
+    reads = []
+    digest = draft_source.DraftTensors.digest
+    monkeypatch.setattr(
+        draft_source.DraftTensors, "digest", lambda self: (reads.append(1), digest(self))[1]
+    )
+    opened = open_model(str(draft), "float32", target=target)
+    assert not reads
+    assert opened.fingerprint == opened.fingerprint
+    assert len(reads) == 1
+
+
 def changed(draft, change):
     """A draft whose configuration was changed."""
     config = json.loads((draft / "config.json").read_text())
@@ -179,6 +211,12 @@ def changed(draft, change):
             lambda c: c[KEY]["tied"].update({HEAD: "embed_tokens.weight"}),
             r"'lm_head.weight' is to be .*has no such tensor \(nearest: 'model.embed_tokens.wei",
         ),
+        (lambda c: c[KEY].update(tied=[[HEAD, EMBEDDING]]), "'tied' must map names"),
+        (lambda c: c[KEY].update(tied={HEAD: 3}), "'tied' must map names"),
+        (lambda c: c[KEY].update(output_ids=["output_ids"]), "'output_ids' must be the name"),
+        (lambda c: c[KEY]["tied"].update({Q_PROJ: Q_PROJ}), "q_proj.weight' is both stored and"),
+        (lambda c: c[KEY]["tied"].pop(HEAD), "'lm_head.weight' is missing"),
+        (lambda c: c[KEY]["tied"].update({HEAD: NORM}), r"'lm_head.weight' has shape \(9,\)"),
         (lambda c: c.update(hidden_size=16, head_dim=8), "shape"),
     ],
 )
@@ -190,15 +228,18 @@ def test_a_configuration_that_cannot_be_is_refused(draft, target, change, messag
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (IDS[::-1], "must ascend, but id 256 follows 257 at place 1"),
+        (IDS[::-1], "must ascend, but id 257 follows 258 at place 1"),
         (np.append(IDS[:-1], 400), "output id 400 is out of range, ids are 0 to 258"),
         (np.append(IDS[:-1], tiny.TOKENS), "output id 259 is out of range"),  # padding
-        (np.append(IDS[:-2], tiny.END_OF_TURN)[:8], r"lack \[256\], which end a text"),
+        (IDS[IDS != tiny.EOS], r"lack \[256\], which end a text"),
+        (IDS[IDS != tiny.PAD], r"lack \[258\], which are special tokens"),
+        (np.array(3), r"list of integers, not int32 of shape \(\)"),
+        (IDS[None], r"list of integers, not int32 of shape \(1, 9\)"),
     ],
 )
 def test_a_map_that_cannot_be_is_refused(draft, target, ids, message):
     path = draft / "model.safetensors"
-    save_file(load_file(path) | {OUTPUT_IDS: np.ascontiguousarray(ids, np.int32)}, path)
+    save_file(load_file(path) | {OUTPUT_IDS: np.array(ids, np.int32, order="C")}, path)
     with pytest.raises(InputError, match=message):
         open_model(str(draft), "float32", target=target)
 
@@ -226,13 +267,62 @@ def test_a_file_that_is_cut_off_is_refused(draft, target):
         open_model(str(draft), "float32", target=target)
 
 
-def test_types_that_a_draft_does_not_have_are_refused(draft, target):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: {Q_PROJ: t[Q_PROJ].astype(np.float16)}, "q_proj.weight' has type F16"),
+        (lambda t: {Q_PROJ: t[Q_PROJ].astype(np.int8)}, "needs .*_scale', .*, not nothing"),
+        (lambda t: int8(t, np.ones(31, np.float32)), r"F32 of shape \(32,\), not .*\(31,\)"),
+        (lambda t: int8(t, np.ones(32, np.float16)), r"F32 of shape \(32,\), not .*F16"),
+        (lambda _: {NORM: np.ones(32, np.int8), NORM + SCALE: ONES}, "int8, which only matrices"),
+        (lambda _: {Q_PROJ + SCALE: ONES}, "are scales of a tensor that is not stored as int8"),
+        (lambda t: {"other": t[Q_PROJ]}, "'other' is surplus"),
+        (lambda t: {HEAD: t[Q_PROJ]}, "'lm_head.weight' is both stored and tied"),
+    ],
+)
+def test_tensors_that_a_draft_does_not_have_are_refused(draft, target, change, message):
     path = draft / "model.safetensors"
     tensors = load_file(path)
-    for array, message in (
-        (tensors[Q_PROJ].astype(np.float16), "type F16"),
-        (tensors[Q_PROJ].astype(np.int8), "int8 without scales"),
-    ):
-        save_file(tensors | {Q_PROJ: array}, path)
-        with pytest.raises(InputError, match=message):
-            open_model(str(draft), "float32", target=target)
+    save_file(tensors | change(tensors), path)
+    with pytest.raises(InputError, match=message):
+        open_model(str(draft), "float32", target=target)
+
+
+def int8(tensors, scales):
+    return {Q_PROJ: tensors[Q_PROJ].astype(np.int8), Q_PROJ + SCALE: scales}
+
+
+@pytest.mark.parametrize("damage", ["ids", "tensors", "shapes"])
+def test_what_headers_tell_is_refused_before_the_target_is_read(draft, target, monkeypatch, damage):
+    def read(*_args):
+        raise AssertionError("the target was read")
+
+    monkeypatch.setattr(draft_source, "identity_of", read)
+    with pytest.raises(AssertionError, match="was read"):
+        open_model(str(draft), "float32", target=target)
+    if damage == "shapes":
+        changed(draft, lambda config: config.update(intermediate_size=8))
+    else:
+        path = draft / "model.safetensors"
+        tensors = load_file(path)
+        if damage == "tensors":
+            del tensors[Q_PROJ]
+        else:
+            tensors[OUTPUT_IDS] = tensors[OUTPUT_IDS][::-1].copy()
+        save_file(tensors, path)
+    with pytest.raises(InputError):
+        open_model(str(draft), "float32", target=target)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_files_of_another_user_are_not_called_damaged(draft, target, monkeypatch, name):
+    opened = Path.open
+
+    def denied(path, *args, **kwargs):
+        if path == draft / name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(InputError, match=rf"no permission to read .*{name}; give this user access"):
+        open_model(str(draft), "float32", target=target)
