@@ -13,7 +13,7 @@ from ssd_jax.opened import open_model
 from tests import tiny
 from tests.weights import tiny_drafts
 
-IDS = np.array([*range(1, 256, 2), tiny.EOS, tiny.END_OF_TURN])
+IDS = np.array([*range(1, 256, 2), tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
 LENGTH = 64
 
 

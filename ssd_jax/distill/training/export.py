@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from ssd_jax.distill.training.model import EMBEDDING, Draft
 from ssd_jax.models.quantized import quantize
+from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.weights.draft_checkpoint import SCALE, Identity, write_draft
 
 
@@ -22,6 +22,7 @@ def export(
     *,
     store: str,
     target: Identity,
+    tokenizer: Tokenizer,
 ) -> None:
     """Writes the draft; one that lies there already is replaced once the new one is whole.
 
@@ -32,6 +33,7 @@ def export(
       store: "bfloat16" or "int8", of matrices; vectors stay float32, and an embedding, whose rows
         are only looked up, is at least bfloat16.
       target: see `draft_checkpoint.identity_of`.
+      tokenizer: of the target.
     """
     tensors: dict[str, np.ndarray] = {}
     for name, array in trained.items():
@@ -44,24 +46,13 @@ def export(
             tensors[name + SCALE] = np.asarray(rows.scales)
         else:
             tensors[name] = array.astype(ml_dtypes.bfloat16)
-    new = directory.with_name(f".{directory.name}.new.partial")
-    shutil.rmtree(new, ignore_errors=True)
     write_draft(
-        new,
+        directory,
         config=draft.config,
         tensors=tensors,
         tied=draft.tied,
         output_ids=draft.output_ids,
         target=target,
+        tokenizer=tokenizer,
+        replace=True,
     )
-    _put(new, directory)
-
-
-def _put(new: Path, directory: Path) -> None:
-    """Renames `new` to `directory`; between the two renames the old one lies beside it."""
-    old = directory.with_name(f".{directory.name}.old")
-    if directory.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        directory.rename(old)
-    new.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)

@@ -128,7 +128,14 @@ def run(
     with stop_signals(stop):
         state, step = session.train(state, first, stop)
     arrays = {name: np.asarray(array) for name, array in state.trained.items()}
-    export(work / DRAFT, made, arrays, store=draft.store, target=identity)
+    export(
+        work / DRAFT,
+        made,
+        arrays,
+        store=draft.store,
+        target=identity,
+        tokenizer=target.tokenizer,
+    )
     looks = _looks(read_journal(work / METRICS))
     return Result(
         step=step,

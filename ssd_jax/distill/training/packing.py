@@ -195,8 +195,6 @@ def _first_fit(pieces: Sequence[_Piece], length: int) -> list[list[_Piece]]:
         rows[row].append(piece)
         if left - size > 1:
             being_filled.insert(fit, (row, left - size))
-        elif len(being_filled) > _OPEN_ROWS:
-            being_filled.pop(0)
         if len(being_filled) > _OPEN_ROWS:
             being_filled.pop(0)
     return rows

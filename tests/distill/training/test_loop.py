@@ -10,7 +10,6 @@ import pytest
 
 from ssd_jax.distill import atomic
 from ssd_jax.distill.manifest import file_digests
-from ssd_jax.distill.training import export as exporting
 from ssd_jax.distill.training import loop
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
@@ -166,7 +165,9 @@ def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_pat
     names = sorted(name for name in made.model.wanted() if name not in made.tied)
     trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
     identity = identity_of(target, made.tied)
-    export(tmp_path / "draft", made, trained, store=store, target=identity)
+    export(
+        tmp_path / "draft", made, trained, store=store, target=identity, tokenizer=target.tokenizer
+    )
     opened = open_model(str(tmp_path / "draft"), "float32", target=target)
     tokens = np.stack([text.tokens for text in texts[:8]])
     engine = Runner(opened.model, opened.load(), slots=8)(tokens)
@@ -189,7 +190,7 @@ def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkey
     place, identity = tmp_path / "draft", identity_of(target, made.tied)
 
     def write(store):
-        export(place, made, trained, store=store, target=identity)
+        export(place, made, trained, store=store, target=identity, tokenizer=target.tokenizer)
         return file_digests(place)
 
     first = write("bfloat16")
@@ -199,7 +200,7 @@ def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "write_draft", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             write("int8")
     assert file_digests(place) == first
