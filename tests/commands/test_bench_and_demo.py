@@ -147,7 +147,7 @@ def test_demo_answers_in_every_mode_and_compares_the_ids(
     tiny_checkpoint, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL)
+    arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL, "--max_tokens=24")
     out, _ = run(capsys, *arguments)
     assert "Name three uses of a paperclip." in out
     assert "ar (float32)" in out

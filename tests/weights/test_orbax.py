@@ -163,7 +163,7 @@ def test_progress_reaches_the_total(tmp_path, source):
     assert calls[-1][0] == calls[-1][1] > 0
 
 
-STEPS = ["_read_all", "_save", "_origin", "_write_json"]
+STEPS = ["_read_all", "_save", "origin", "_write_json"]
 
 
 @pytest.mark.parametrize("step", STEPS)

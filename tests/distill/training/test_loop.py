@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from ssd_jax.distill import atomic
 from ssd_jax.distill.manifest import file_digests
 from ssd_jax.distill.training import loop
 from ssd_jax.distill.training.checkpoints import Checkpoints
@@ -151,7 +150,7 @@ def _no_picture_is_drawn(work, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         assert "No space left" in picture_of(work)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'ssd-jax[plot]'" in picture_of(work)
