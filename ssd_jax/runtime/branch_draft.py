@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -204,25 +204,6 @@ class BranchDraft:
         """Whether the branches are there: `news` then waits for nothing."""
         return self._news is None or (self._news.is_ready() and self._proposed.is_ready())
 
-    def announced(self) -> Callable[[], News]:
-        """Waits for the branches as they are now, also when they have been grown since."""
-        news, tokens, forwards = self._news, self._proposed, self._forwards
-        news.copy_to_host_async()
-
-        def wait() -> News:
-            packed = np.asarray(news)
-            said, confidence = np.split(packed[..., 2:], 2, axis=-1)
-            return News(
-                np.asarray(tokens),
-                self._widened(packed[..., 0], -1),
-                self._widened(packed[..., 1], 0),
-                self._widened(said, 0),
-                self._widened(confidence, UNKNOWN),
-                forwards,
-            )
-
-        return wait
-
     def _widened(self, told: np.ndarray, nothing: int) -> np.ndarray:
         """[B, M, ...] of an expansion with room for the most branches; `nothing` fills it."""
         room = np.full((told.shape[0], self.branches, *told.shape[2:]), nothing, np.int32)
@@ -234,5 +215,14 @@ class BranchDraft:
         jax.block_until_ready(self._pages)
 
     def news(self, forwards: int) -> News:
-        """See `roles.BranchingDraft.news`; all forwards are dispatched already."""
-        return self.announced()()
+        """See `roles.BranchingDraft.news`: waits for all forwards that were dispatched."""
+        packed = np.asarray(self._news)
+        said, confidence = np.split(packed[..., 2:], 2, axis=-1)
+        return News(
+            np.asarray(self._proposed),
+            self._widened(packed[..., 0], -1),
+            self._widened(packed[..., 1], 0),
+            self._widened(said, 0),
+            self._widened(confidence, UNKNOWN),
+            self._forwards,
+        )

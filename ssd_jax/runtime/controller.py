@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.runtime.activity import FORWARDS, Activity
+from ssd_jax.runtime.activity import FORWARDS, Activity, Busy
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Absence, BranchingDraft, Drafted, DraftRow, News, Traits
 from ssd_jax.runtime.speculated import Found, Speculated
@@ -83,6 +83,8 @@ class Controller:
         self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
         self._last: dict[int, Speculated] = {}  # rows of the last round, which began then
         self._began = 0.0
+        self._work: list[Activity] = []  # of the draft, not reported yet
+        self._forwarded = 0.0  # when the last forward ended that the draft told of
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
@@ -203,6 +205,7 @@ class Controller:
         if not self._expanded:
             return {}
         self._news = self._draft.news(1)
+        self._gather()
         expanded, self._expanded = self._expanded, {}
         for each, forks in expanded.values():
             each.hear(self._news, forks)
@@ -217,6 +220,7 @@ class Controller:
             "branches",
             [self._slots[slot].expected(each.length, each.more) for slot, each in found.items()],
             self._usual(rows),
+            underway=max(self._clock() - self._forwarded, 0.0) if self._forwarded else 0.0,
         )
         if not more:
             return
@@ -273,7 +277,7 @@ class Controller:
         self._began = began
 
     def _worked(self, drafted: int, seconds: float) -> Activity | None:
-        """What the draft has done; tells the pace how long each forward took.
+        """What the draft has done; tells the pace what tokens drafted just in time have cost.
 
         Args:
           drafted: tokens that were waited for just now.
@@ -281,15 +285,27 @@ class Controller:
         """
         if self._activity is None:
             return None
+        for span in self._gather():
+            if span.what == "draft" and drafted:
+                busy = span.end - span.begin
+                self._pace.forward("record", busy / drafted)
+                self._pace.drafted(max(seconds - busy, 0.0))
+        work, self._work = self._work, []
+        return Activity(
+            tuple(span for each in work for span in each.spans), sum(each.bytes for each in work)
+        )
+
+    def _gather(self) -> Sequence[Busy]:
+        """Takes what the draft tells of its work; tells the pace how long each forward took."""
+        if self._activity is None:
+            return ()
         activity = self._activity()
+        self._work.append(activity)
         # A span is of the last expansion or of the one before; it does not say which.
         same = len(self._expanding) == 2 and len(set(self._expanding)) == 1
         branches = self._expanding[-1] if same else None
         for span in activity.spans:
-            busy = span.end - span.begin
             if span.what in FORWARDS:
-                self._pace.forward("branches", busy, branches)
-            elif span.what == "draft" and drafted:
-                self._pace.forward("record", busy / drafted)
-                self._pace.drafted(max(seconds - busy, 0.0))
-        return activity
+                self._pace.forward("branches", span.end - span.begin, branches)
+                self._forwarded = span.end
+        return activity.spans

@@ -115,7 +115,14 @@ class Pace:
         """Seconds of a forward of M branches, by M."""
         return {branches: median(each) for branches, each in self._steps.items()}
 
-    def worth(self, work: Work, tokens: Sequence[Sequence[float]], usual: float) -> int:
+    def worth(
+        self,
+        work: Work,
+        tokens: Sequence[Sequence[float]],
+        usual: float,
+        *,
+        underway: float = 0.0,
+    ) -> int:
         """How many forwards to wait for.
 
         Args:
@@ -123,6 +130,7 @@ class Pace:
           tokens: for each row, the tokens that its round is expected to commit after 0, 1, ...
             forwards; with more than a row's last entry it stays there.
           usual: tokens that a round of all rows commits lately.
+          underway: seconds that the first of the forwards has been running already.
         """
         most = max((len(row) - 1 for row in tokens), default=0)
         if not most or not self._rounds or not self._forwards[work]:
@@ -130,7 +138,8 @@ class Pace:
         rate = usual / median(self._rounds)
         forward = median(self._forwards[work])
         delay = median(self._delays) if work == "record" and self._delays else 0.0
-        seconds = [n * forward + delay * (n > 0) for n in range(most + 1)]
+        left = max(forward - underway, 0.0)
+        seconds = [0.0, *(left + n * forward + delay for n in range(most))]
         gains = [sum(row[min(n, len(row) - 1)] for row in tokens) for n in range(most + 1)]
         values = [gain - rate * each for gain, each in zip(gains, seconds, strict=True)]
         return values.index(max(values))

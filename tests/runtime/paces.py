@@ -10,14 +10,14 @@ from ssd_jax.speculation.pace import Pace
 class Patient(Pace):
     """Waits for all there is to come."""
 
-    def worth(self, work, tokens, usual):
+    def worth(self, work, tokens, usual, *, underway=0.0):
         return max((len(row) - 1 for row in tokens), default=0)
 
 
 class Hasty(Pace):
     """Waits for nothing."""
 
-    def worth(self, work, tokens, usual):
+    def worth(self, work, tokens, usual, *, underway=0.0):
         return 0
 
 
@@ -28,5 +28,5 @@ class Moody(Pace):
         super().__init__()
         self._rng = np.random.default_rng(seed)
 
-    def worth(self, work, tokens, usual):
+    def worth(self, work, tokens, usual, *, underway=0.0):
         return int(self._rng.integers(max((len(row) for row in tokens), default=1)))

@@ -207,6 +207,23 @@ def test_forwards_are_known_by_their_branches_where_the_budget_stayed():
     assert pace.steps() == {8: 0.5, 4: 0.25}
 
 
+def test_work_is_reported_once_however_often_it_is_asked_for():
+    controller = Doing(
+        FakeBranchingDraft(script),
+        k=3,
+        tuner=Fixed(Plan(k=3, budget=8)),
+        fan_out=lambda: None,
+        backup="none",
+        tokens=128,
+    )
+    told = iter([Activity((Busy("expand", 1.0, 2.0),), 5), Activity((Busy("grow", 2.0, 3.0),), 7)])
+    controller._activity = lambda: next(told)
+    controller._gather()
+    assert controller._worked(0, 0.0) == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
+    controller._activity = Activity
+    assert controller._worked(0, 0.0) == Activity()
+
+
 def test_plans_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Plan(k=3).k = 4  # type: ignore[misc]

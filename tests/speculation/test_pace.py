@@ -32,6 +32,15 @@ def test_a_forward_is_waited_for_while_it_brings_more_than_its_time_is_worth():
     assert pace().worth("branches", gains, 1) == 3
 
 
+def test_of_a_forward_that_is_running_only_the_rest_is_waited_for():
+    found, gains = pace(branches=0.3), [[1.0, 1.5, 1.9]]
+    assert found.worth("branches", gains, 2) == 0
+    assert found.worth("branches", gains, 2, underway=0.04) == 0  # 0.26 s are worth 0.52 tokens
+    assert found.worth("branches", gains, 2, underway=0.06) == 1
+    assert found.worth("branches", gains, 2, underway=0.3) == 1  # the one after it takes 0.3 s
+    assert found.worth("branches", gains, 2, underway=9.0) == 1  # overdue: any moment now
+
+
 def test_the_two_kinds_of_forwards_have_their_own_cost():
     found = pace(branches=0.3, record=0.05)
     assert found.worth("branches", [[1.0, 1.5]], 2) == 0

@@ -38,8 +38,8 @@ class GrowingDraft(BranchingDraft, Protocol):
         """One forward more of all branches; see `roles.BranchingDraft.expand`."""
         ...
 
-    def announced(self) -> Callable[[], News]:
-        """Waits for the branches as they are now, also when they have been grown since."""
+    def news(self, forwards: int) -> News:
+        """Waits for the branches as they are now."""
         ...
 
     def finish(self) -> None:
@@ -223,22 +223,23 @@ class Session:
             counts[fork.slot], follow[fork.slot] = fork.counts, fork.follow
         draft.expand(counts, follow=follow, lowered=lowered, forwards=1)
         done, what = 1, "expand"
-        for _ in range(1, expand.forwards):
-            if self._called():
-                self._count(cut=1)
-                break
-            # The next forward is dispatched before what is known is sent: the draft never idles.
-            known = draft.announced()
-            draft.grow(lowered)
-            done += 1
-            news = known()
+        while True:
+            news = draft.news(done)
             self._work.end(what)
-            what = "grow"
-            yield _speculations(number, forks, news, complete=False, work=self._work.take())
+            work, complete = self._work.take(), done == expand.forwards
+            if not complete and self._called():
+                self._count(cut=1)
+                complete = True
+            # A forward begins before what is known is sent, so that the draft hardly idles, but not
+            # before the one before it has ended: nobody is to wait for two when the next round is
+            # there.
+            if not complete:
+                draft.grow(lowered)
+            yield _speculations(number, forks, news, complete=complete, work=work)
+            if complete:
+                break
+            done, what = done + 1, "grow"
         self._count(rounds=1, forwards=done)
-        news = draft.announced()()
-        self._work.end(what)
-        yield _speculations(number, forks, news, complete=True, work=self._work.take())
 
     def _current(self, part: Prefill | Move | Any) -> bool:
         """Whether it is of the slot's present request; counts those that are not."""

@@ -165,7 +165,7 @@ class ScriptedDraft:
     def confidence(self) -> np.ndarray:
         return np.full((SLOTS, K), UNKNOWN, np.int32)
 
-    def announced(self) -> Callable[[], News]:
+    def news(self, forwards: int) -> News:
         shape = SLOTS, M
         news = News(
             np.zeros((SLOTS, K), np.int32),
@@ -180,13 +180,10 @@ class ScriptedDraft:
                 news.bonus[slot, row] = branch.path[-1]
                 news.lengths[slot, row] = len(branch.tokens)
                 news.tokens[slot, row, : len(branch.tokens)] = branch.tokens
-        return lambda: news
+        return news
 
     def finish(self) -> None:
         pass
-
-    def news(self, forwards: int) -> News:
-        return self.announced()()
 
 
 class Emitted:

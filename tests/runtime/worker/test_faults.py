@@ -117,14 +117,9 @@ class SlowToGrow(ScriptedDraft):
         super().grow(lowered)
         self.grown = True
 
-    def announced(self):
-        news, grown = super().announced(), self.grown
-
-        def wait():
-            time.sleep(0.05 * grown)
-            return news()
-
-        return wait
+    def news(self, forwards):
+        time.sleep(0.05 * self.grown)
+        return super().news(forwards)
 
 
 def test_a_branch_that_is_not_finished_is_served_as_it_is():

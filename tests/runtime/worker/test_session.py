@@ -105,6 +105,32 @@ def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forw
     assert (stats.forwards, stats.cut) == (forwards, int(forwards < K))
 
 
+class Watched(ScriptedDraft):
+    """A draft that tells what it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def grow(self, lowered):
+        self.asked.append("grow")
+        super().grow(lowered)
+
+    def news(self, forwards):
+        self.asked.append("news")
+        return super().news(forwards)
+
+
+def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_its_news_are_sent():
+    """Or the next round, which comes in the middle of one, would wait for two."""
+    session, draft = Session(HELLO, lambda: draft, lambda: False), Watched()
+    for message in (HELLO, OPEN, PREFILL):
+        list(session.handle(message))
+    for told, _ in enumerate(session.handle(ROUND), 1):
+        assert draft.asked == (["news", "grow"] * told)[: 2 * K - 1]
+    assert told == K
+
+
 def test_q_is_sent_for_sampled_rows_alone():
     for sampled in (False, True):
         move = dataclasses.replace(MOVE, draft=2, sampled=sampled)
