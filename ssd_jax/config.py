@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, cast
 
-from ssd_jax.errors import InputError, NotBuiltYetError
+from ssd_jax.errors import InputError
 from ssd_jax.runtime.cores import Cores
 from ssd_jax.runtime.placement import DeviceGroups, Kind, Placement, place
 from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
@@ -50,8 +50,7 @@ class Config:
     """Which model runs, how, and with what room.
 
     Raises:
-      InputError: a value that is unknown, out of range, in conflict with another, or documented
-        but not built yet.
+      InputError: a value that is unknown, out of range, or in conflict with another.
     """
 
     target: str = _field(
@@ -68,8 +67,9 @@ class Config:
     )
     draft: str | None = _field(
         None,
-        "draft of modes sd and ssd: ngram (not ssd), a model source as for the target, or the "
-        "directory of a draft checkpoint made for it",
+        "draft of modes sd and ssd: ngram (not ssd), a model source as for the target, the "
+        "directory of a draft checkpoint made for it, or default, the one that comes with the "
+        "package for this target",
     )
     k: str | None = _field(
         None,
@@ -200,7 +200,6 @@ class Config:
         self._check_range("logprobs", 0, MAX_LOGPROBS)
         self._check_draft()
         self._check_placement()
-        self._refuse_unbuilt()
         if self.prepared == "ssd":
             self._check_fan_out()
 
@@ -375,10 +374,6 @@ class Config:
                 "decoding; give numbers for them, or a policy such as measured"
             )
         self.fan_out_of(self.speculated)
-
-    def _refuse_unbuilt(self) -> None:
-        if self.draft == "default":
-            raise NotBuiltYetError("draft = 'default'", "ngram or a model source")
 
 
 def from_settings(kind: type, settings: dict[str, Any]) -> Any:

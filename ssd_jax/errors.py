@@ -13,10 +13,3 @@ class InputError(SsdError):
     """Bad usage or input: a flag, a file, a checkpoint or a request that cannot be accepted."""
 
     exit_status = 2
-
-
-class NotBuiltYetError(InputError):
-    """A documented setting whose implementation has not landed yet."""
-
-    def __init__(self, setting: str, built: str) -> None:
-        super().__init__(f"{setting} is not built yet; use {built}")

@@ -30,6 +30,7 @@ from ssd_jax.text.vocabulary import require_same
 from ssd_jax.toml_settings import check_names
 from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
+from ssd_jax.weights.shipped import DEFAULT, default_draft
 
 if TYPE_CHECKING:
     from ssd_jax.choosing import Chooser
@@ -238,6 +239,8 @@ class LLM:
         source = self.config.draft_model
         if source is None:
             return None
+        if source == DEFAULT:
+            source = str(default_draft(self.target, self.config.mode))
         dtype = self.config.draft_dtype or self.config.dtype
         draft = open_model(
             source,

@@ -141,7 +141,6 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
             "budget = '8' means nothing with mode = 'sd'",
         ),
         (["--mode=auto"], "mode = 'auto' finds out whether a draft pays; give one"),
-        (["--mode=sd", "--draft=default"], "not built yet"),
         (
             ["--mode=ssd", "--draft=x", "--k=auto", "--fan_out=4,3,3,2,4"],
             "lists branches for one k and budget, and k is chosen",
