@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check slow clean
+.PHONY: demo test check slow eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
@@ -13,6 +13,12 @@ test: $(VENV)/.test
 
 slow: $(VENV)/.test
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slow
+
+# Figures of the drafts that come with the package, as their model cards have them.
+eval-draft: $(VENV)/.installed
+	for draft in ssd_jax/drafts/*/; do \
+	  $(BIN)/ssd-jax distill --config=configs/distill/evaluate.toml --draft=$$draft || exit; \
+	done
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -54,7 +54,8 @@ def run(arguments: Sequence[str]) -> int:
     flags.DEFINE_string(
         "draft",
         None,
-        "draft to evaluate, a draft checkpoint or another model source; default: the trained one",
+        "draft to evaluate: a draft checkpoint, another model source, or default for the one that "
+        "comes with the package; without it the trained one",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -66,11 +67,6 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "distill", arguments, config_of_flags=False)
     if given["config"] is None:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
-    if given["draft"] == "default":
-        raise InputError(
-            "draft = 'default': no draft is shipped with this version; give the directory of a "
-            "draft checkpoint, or leave it out for the trained one"
-        )
     data = None if given["data"] is None else Path(given["data"])
     wanted = read_settings(Path(given["config"]), data=data)
     name = wanted.target.name or wanted.name

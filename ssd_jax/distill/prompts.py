@@ -104,7 +104,7 @@ class PromptFiles:
                 if fate == "kept":
                     kept[split].append(item.prompt)
             counts[split] = {name: dict(count) for name, count in sets.items()}
-            if not kept[split]:
+            if sets and not kept[split]:
                 raise InputError(
                     f"no prompt of {split} is left: {_counted(counts[split])}; list other files"
                 )
@@ -225,7 +225,8 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path}: {error}; remove {directory} to make it again") from None
     names = json.loads(arrays["names"].tobytes())
-    parts = np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])
+    ends = np.cumsum(arrays["lengths"])
+    parts = np.split(arrays["ids"], ends)[:-1]
     columns = zip(parts, arrays["sets"], arrays["indices"], arrays["plain"], strict=True)
     return [
         Prompt(set=names[of], index=int(index), ids=ids.tolist(), plain=bool(plain))
@@ -235,7 +236,7 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
 
 def report(counts: dict[str, Any]) -> str:
     """One line a split: what was kept and what was not, and why."""
-    return "\n".join(f"{split}: {_counted(counts[split])}" for split in SPLITS)
+    return "\n".join(f"{split}: {_counted(counts[split])}" for split in SPLITS if counts[split])
 
 
 def _counted(sets: dict[str, dict[str, int]]) -> str:

@@ -85,7 +85,8 @@ class PromptSettings:
     """Section [prompts]: what the target is asked, and what stays unseen.
 
     Attributes:
-      train, held_out: files and built-in sets, see `Entry.of`.
+      train, held_out: files and built-in sets, see `Entry.of`. Without any to train, drafts are
+        only evaluated.
       directory: where files are, relative to the configuration file.
       longest: prompts of more tokens are left out.
       passage_tokens: tokens of a passage of a plain text file.
@@ -101,7 +102,7 @@ class PromptSettings:
         check_types(self)
         for name in ("train", "held_out"):
             items = getattr(self, name)
-            if not isinstance(items, list | tuple) or not items:
+            if not isinstance(items, list | tuple) or not (items or name == "train"):
                 raise InputError(f"{name} is empty; list at least one file of prompts")
             entries = tuple(x if isinstance(x, Entry) else Entry.of(x, name) for x in items)
             object.__setattr__(self, name, entries)
@@ -241,6 +242,11 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     }
     if len({"draft", "train"} & {*sections}) == 1:
         raise InputError(f"config {path}: [draft] and [train] go together; give both or neither")
+    if not sections["prompts"].train and {"generate", "train"} & {*tables}:
+        raise InputError(
+            f"config {path}: [prompts] train is empty; list at least one file of prompts, or leave "
+            "[generate], [draft] and [train] out to evaluate drafts alone"
+        )
     directory = path.parent / sections["prompts"].directory if data is None else data
     settings = DistillSettings(name=path.stem, directory=directory, **sections)
     _check_scores(settings, f"config {path}: ")

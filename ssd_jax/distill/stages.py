@@ -30,6 +30,7 @@ from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.target import Target, open_target
 from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
+from ssd_jax.weights.shipped import DEFAULT, default_draft
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,7 +110,8 @@ def run(
       settings: what to make.
       work: where; created if need be.
       stage: one of `STAGES`.
-      draft: a draft to evaluate instead of the trained one.
+      draft: a draft to evaluate instead of the trained one; "default" is the one for mode ssd that
+        comes with the package.
       bar: opens a progress bar: (label, *, unit).
       say: shows a line of what was done.
       show: shows a table of what was found.
@@ -131,6 +133,8 @@ def run(
     whole = Distillation(
         settings=settings, target=target, work=work, draft=draft, bar=bar, say=say, show=show
     )
+    if draft == DEFAULT:
+        whole = dataclasses.replace(whole, draft=str(default_draft(target, "ssd")))
     with only_one(work):
         for name in chosen:
             _check_settings(whole, name)
@@ -147,6 +151,8 @@ def run(
 def _stages_of(settings: DistillSettings, draft: str | None) -> list[str]:
     """Those that the configuration has all sections of."""
     left_out = set()
+    if not settings.prompts.train:
+        left_out.add("generate")
     if settings.train is None:
         left_out.add("train")
     if settings.evaluate is None or (settings.train is None and draft is None):
@@ -157,6 +163,10 @@ def _stages_of(settings: DistillSettings, draft: str | None) -> list[str]:
 def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses other settings of any chosen stage, and an impossible draft, before the first one
     runs."""
+    if name == "generate" and not whole.settings.prompts.train:
+        raise InputError(
+            f"config {whole.settings.name} lists no prompts to train on; stage generate needs them"
+        )
     if name == "train":
         from ssd_jax.distill.training.checking import check
 

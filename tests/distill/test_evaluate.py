@@ -10,6 +10,7 @@ from ssd_jax.distill.evaluate import choose
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import EvaluateSettings
 from ssd_jax.errors import InputError
+from ssd_jax.weights import shipped
 from tests import tiny
 from tests.distill import tiny_run
 from tests.distill.fake_target import FakeTarget
@@ -137,7 +138,7 @@ def test_a_whole_run_ends_with_the_trained_draft(
     [
         (("--stage=evaluate",), {}, "stage train has made none in"),
         (("--stage=generate", "--draft=x"), {}, "draft = 'x' is for stage evaluate"),
-        (("--stage=evaluate", "--draft=default"), {}, "no draft is shipped"),
+        (("--stage=evaluate", "--draft=default"), {}, "no draft comes with ssd_jax for"),
         (("--stage=evaluate", "--draft={target}/no"), {}, "/no"),
         (("--draft={other}",), {}, "made for"),
         ((), {"evaluate_sets": '["train.jsonl"]'}, "sets: 'train.jsonl' is not held out"),
@@ -162,6 +163,47 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     assert distill(place, tiny_checkpoint, *filled, f"--out={out}", **changes) == 2
     assert message in capsys.readouterr().err
     assert not [path for path in out.rglob("*") if path.name != ".lock"]
+
+
+EVALUATION = """
+[target]
+source = "{target}"
+dtype = "float32"
+[prompts]
+held_out = ["held_out.jsonl"]
+longest = 48
+passage_tokens = 24
+[evaluate]
+max_tokens = 10
+ks = [1, 2]
+budgets = [2]
+repeats = 2
+"""
+
+
+def test_a_draft_of_the_package_is_evaluated_without_prompts_to_train(
+    place, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
+    target = tiny_drafts.open_target(tiny_checkpoint)
+    tiny_drafts.write(tmp_path / "drafts" / "tiny", target, None, noise=0.05, layers=2)
+    monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
+    config, out = tmp_path / "evaluation.toml", tmp_path / "out"
+    config.write_text(EVALUATION.format(target=tiny_checkpoint))
+    given = [f"--config={config}", f"--data={place}", f"--out={out}", "--compile_cache=off"]
+    FakeTarget().install(monkeypatch)
+    assert main(["distill", *given, "--draft=default"]) == 0
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [
+        "evaluate",
+        "evaluation",
+        "prompts",
+    ]
+    (path,) = (out / "evaluation").iterdir()
+    found = json.loads(path.read_text())
+    assert found["draft"] == str(tmp_path / "drafts" / "tiny")
+    assert list(found["sets"]) == ["held_out.jsonl"]
+    assert main(["distill", *given, "--draft=default"]) == 0  # prompts are read again
+    assert main(["distill", *given, "--stage=generate"]) == 2
+    assert "lists no prompts to train on" in capsys.readouterr().err
 
 
 def test_other_text_is_refused_with_its_keys(evaluated, place, draft, tiny_checkpoint, capsys):
