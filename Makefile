@@ -16,8 +16,9 @@ slow: $(VENV)/.test
 
 # Figures of the drafts that come with the package, as their model cards have them.
 eval-draft: $(VENV)/.installed
-	for draft in ssd_jax/drafts/*/; do \
-	  $(BIN)/ssd-jax distill --config=configs/distill/evaluate.toml --draft=$$draft || exit; \
+	for draft in ssd_jax/drafts/smollm2-*/; do \
+	  test -d "$$draft" || { echo "no draft comes with this version" >&2; exit 2; }; \
+	  $(BIN)/ssd-jax distill --config=configs/distill/evaluate.toml --draft="$$draft" || exit; \
 	done
 
 check: $(VENV)/.dev

@@ -97,6 +97,9 @@ class LLM:
             progress=progress,
         )
         self.tokenizer: Tokenizer = self.target.tokenizer
+        if self.config.draft == DEFAULT:
+            path = default_draft(self.target, self.config.mode)
+            self.config = dataclasses.replace(self.config, draft=str(path))
         self.draft = self._open_draft(progress)
         self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
         if self.config.prepared == "ssd":
@@ -239,8 +242,6 @@ class LLM:
         source = self.config.draft_model
         if source is None:
             return None
-        if source == DEFAULT:
-            source = str(default_draft(self.target, self.config.mode))
         dtype = self.config.draft_dtype or self.config.dtype
         draft = open_model(
             source,

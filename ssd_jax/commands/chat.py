@@ -94,13 +94,17 @@ def _terminal(given: Mapping[str, Any], console: Console) -> TerminalReader:
 
 def _greeting(llm: LLM) -> list[str]:
     config = llm.config
-    path = Path(config.target)
-    name = path.name if path.exists() else config.target
-    draft = f" (draft {config.draft}, k {_k(config)})" if config.draft else ""
+    draft = f" (draft {_short(config.draft)}, k {_k(config)})" if config.draft else ""
     return [
-        f"{name}, mode {llm.mode}{draft}, context {llm.context} tokens",
+        f"{_short(config.target)}, mode {llm.mode}{draft}, context {llm.context} tokens",
         "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves",
     ]
+
+
+def _short(source: str) -> str:
+    """A source without the directories that it is in."""
+    path = Path(source)
+    return path.name if path.exists() else source
 
 
 def _k(config: Config) -> str:

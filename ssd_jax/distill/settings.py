@@ -242,10 +242,10 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     }
     if len({"draft", "train"} & {*sections}) == 1:
         raise InputError(f"config {path}: [draft] and [train] go together; give both or neither")
-    if not sections["prompts"].train and {"generate", "train"} & {*tables}:
+    if not sections["prompts"].train and "train" in tables:
         raise InputError(
             f"config {path}: [prompts] train is empty; list at least one file of prompts, or leave "
-            "[generate], [draft] and [train] out to evaluate drafts alone"
+            "[draft] and [train] out to evaluate drafts alone"
         )
     directory = path.parent / sections["prompts"].directory if data is None else data
     settings = DistillSettings(name=path.stem, directory=directory, **sections)

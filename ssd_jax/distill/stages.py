@@ -122,11 +122,7 @@ def run(
         stage that is not finished; before anything that takes long.
     """
     chosen = [stage] if stage is not None else _stages_of(settings, draft)
-    if draft is not None and "evaluate" not in chosen:
-        raise InputError(
-            f"draft = {draft!r} is for stage evaluate, which is not asked for; leave it out, or "
-            "give --stage=evaluate and a configuration with [evaluate]"
-        )
+    _check_stages(settings, chosen, draft)
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
     work.mkdir(parents=True, exist_ok=True)
@@ -149,7 +145,16 @@ def run(
 
 
 def _stages_of(settings: DistillSettings, draft: str | None) -> list[str]:
-    """Those that the configuration has all sections of."""
+    """Those that the configuration has all sections of.
+
+    Raises:
+      InputError: it is for evaluating alone, and no draft is given.
+    """
+    if not settings.prompts.train and settings.evaluate is not None and draft is None:
+        raise InputError(
+            f"config {settings.name} evaluates drafts and trains none; say which one, with "
+            "--draft=SOURCE or --draft=default"
+        )
     left_out = set()
     if not settings.prompts.train:
         left_out.add("generate")
@@ -160,13 +165,22 @@ def _stages_of(settings: DistillSettings, draft: str | None) -> list[str]:
     return [name for name in STAGES if name not in left_out]
 
 
+def _check_stages(settings: DistillSettings, chosen: list[str], draft: str | None) -> None:
+    """Refuses stages that the configuration has nothing for."""
+    if draft is not None and "evaluate" not in chosen:
+        raise InputError(
+            f"draft = {draft!r} is for stage evaluate, which is not asked for; leave it out, or "
+            "give --stage=evaluate and a configuration with [evaluate]"
+        )
+    if "generate" in chosen and not settings.prompts.train:
+        raise InputError(
+            f"config {settings.name} lists no prompts to train on; stage generate needs them"
+        )
+
+
 def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses other settings of any chosen stage, and an impossible draft, before the first one
     runs."""
-    if name == "generate" and not whole.settings.prompts.train:
-        raise InputError(
-            f"config {whole.settings.name} lists no prompts to train on; stage generate needs them"
-        )
     if name == "train":
         from ssd_jax.distill.training.checking import check
 
@@ -364,7 +378,9 @@ def _make_evaluate(whole: Distillation, manifest: Manifest) -> None:
     written = evaluate.write_texts(job, manifest)
     draft, path = _draft_to_evaluate(whole), whole.own / EVALUATION
     if whole.draft is not None:
-        path = path.with_stem(f"{path.stem}-{_digest([draft])[:12]}")
+        place = Path(draft).expanduser()
+        known_as = str(place.resolve()) if place.exists() else draft
+        path = path.with_stem(f"{path.stem}-{_digest([known_as])[:12]}")
     path.parent.mkdir(parents=True, exist_ok=True)
     evaluation = evaluate.Evaluation(
         settings=settings, draft=draft, job=job, manifest=written, path=path, bar=whole.bar

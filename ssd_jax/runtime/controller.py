@@ -84,7 +84,7 @@ class Controller:
         self._last: dict[int, Speculated] = {}  # rows of the last round, which began then
         self._began = 0.0
         self._work: list[Activity] = []  # of the draft, not reported yet
-        self._forwarded = 0.0  # when the last forward ended that the draft told of
+        self._forwarded: float | None = None  # when the last forward of this expansion ended
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
@@ -99,7 +99,7 @@ class Controller:
         )
         self._teaching[slot] = teaches(params.temperature, self._rule)
         # What a step that was interrupted has left behind is not to reach new requests.
-        self._live = {}
+        self._live, self._work = {}, []
         self._draft.open(slot, params, index, banned, ban_before)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
@@ -204,7 +204,7 @@ class Controller:
         """Puts what the draft has speculated so far into the caches; returns whose it was."""
         if not self._expanded:
             return {}
-        self._news = self._draft.news(1)
+        self._news, self._forwarded = self._draft.news(1), None
         self._gather()
         expanded, self._expanded = self._expanded, {}
         for each, forks in expanded.values():
@@ -220,7 +220,7 @@ class Controller:
             "branches",
             [self._slots[slot].expected(each.length, each.more) for slot, each in found.items()],
             self._usual(rows),
-            underway=max(self._clock() - self._forwarded, 0.0) if self._forwarded else 0.0,
+            underway=self._underway(),
         )
         if not more:
             return
@@ -232,6 +232,10 @@ class Controller:
                 each, forks = heard[row.slot]
                 each.hear(news, forks)
                 found[row.slot] = each.look_up(row)
+
+    def _underway(self) -> float:
+        """Seconds that the draft has been at the forward that it has not told of yet."""
+        return 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
 
     def _just_in_time(self, rows: Sequence[DraftRow], found: dict[int, Found]) -> np.ndarray:
         """How many tokens [B] to wait for where there was no hit; changes L in `found`."""

@@ -24,6 +24,7 @@ class ShippedDraft(NamedTuple):
       target: the source of the target it was made for.
       sha256: that target's digest, see `draft_checkpoint.identity_of`.
       tied: its tensor name -> the target's.
+      shape: width and vocabulary, which are the target's.
       bytes: of its own tensors.
     """
 
@@ -31,12 +32,17 @@ class ShippedDraft(NamedTuple):
     target: str
     sha256: str
     tied: dict[str, str]
+    shape: tuple[int, int]
     bytes: int
 
 
 def shipped_drafts() -> list[ShippedDraft]:
     """All of them, the smallest first."""
-    found = [_read(path.parent) for path in DIRECTORY.glob(f"*/{CONFIG}")]
+    found = [
+        _read(path.parent)
+        for path in DIRECTORY.glob(f"*/{CONFIG}")
+        if not path.parent.name.startswith(".")
+    ]
     return sorted(found, key=lambda draft: (draft.bytes, draft.path))
 
 
@@ -54,28 +60,50 @@ def default_draft(target: Target, mode: str) -> Path:
       InputError: there is none for this target.
     """
     drafts = shipped_drafts()
-    tensors = target.checkpoint.tensors.names()
-    fitting = [
-        draft
-        for draft in drafts
-        if tensors.issuperset(draft.tied.values())
-        and identity_of(target, draft.tied).sha256 == draft.sha256
-    ]
+    fitting = _fitting(target, drafts)
     if fitting:
         return fitting[0 if mode == "sd" else -1].path
-    targets = ", ".join(sorted({draft.target for draft in drafts})) or "no target"
+    if drafts:
+        targets = ", ".join(sorted({draft.target for draft in drafts}))
+        there = f"for {target.checkpoint.source}, only for {targets}"
+    else:
+        there = f"yet, for {target.checkpoint.source} or any other target"
     raise InputError(
-        f"draft = {DEFAULT!r}: no draft comes with ssd_jax for {target.checkpoint.source}, only "
-        f"for {targets}; name a draft's source, use ngram, or make one with `ssd-jax distill`"
+        f"draft = {DEFAULT!r}: no draft comes with ssd_jax {there}; name a draft's source, use "
+        "ngram, or make a draft with `ssd-jax distill`"
     )
+
+
+def _fitting(target: Target, drafts: list[ShippedDraft]) -> list[ShippedDraft]:
+    """Those that were made for the target; reads its tensors only where its shape is theirs."""
+    config, names = target.checkpoint.config, target.checkpoint.tensors.names()
+    digests: dict[frozenset[str], str] = {}
+    found = []
+    for draft in drafts:
+        tied = frozenset(draft.tied.values())
+        if draft.shape != (config.hidden_size, config.vocab_size) or not tied <= names:
+            continue
+        if tied not in digests:
+            digests[tied] = identity_of(target, draft.tied).sha256
+        if digests[tied] == draft.sha256:
+            found.append(draft)
+    return found
 
 
 def _read(path: Path) -> ShippedDraft:
-    about: dict[str, Any] = json.loads((path / CONFIG).read_text(encoding="utf-8"))[KEY]
-    return ShippedDraft(
-        path=path,
-        target=about["target"]["source"],
-        sha256=about["target"]["sha256"],
-        tied=about["tied"],
-        bytes=(path / TENSORS).stat().st_size,
-    )
+    try:
+        config: dict[str, Any] = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        about = config[KEY]
+        return ShippedDraft(
+            path=path,
+            target=about["target"]["source"],
+            sha256=about["target"]["sha256"],
+            tied=about["tied"],
+            shape=(config["hidden_size"], config["vocab_size"]),
+            bytes=(path / TENSORS).stat().st_size,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is no draft ({type(error).__name__}: {error}); install ssd_jax again, or "
+            "remove that directory"
+        ) from None

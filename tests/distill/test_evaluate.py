@@ -185,6 +185,7 @@ def test_a_draft_of_the_package_is_evaluated_without_prompts_to_train(
     place, tiny_checkpoint, tmp_path, monkeypatch, capsys
 ):
     target = tiny_drafts.open_target(tiny_checkpoint)
+    tiny_drafts.write(tmp_path / "drafts" / "light", target, None, noise=0.05, layers=1)
     tiny_drafts.write(tmp_path / "drafts" / "tiny", target, None, noise=0.05, layers=2)
     monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
     config, out = tmp_path / "evaluation.toml", tmp_path / "out"
@@ -201,9 +202,16 @@ def test_a_draft_of_the_package_is_evaluated_without_prompts_to_train(
     found = json.loads(path.read_text())
     assert found["draft"] == str(tmp_path / "drafts" / "tiny")
     assert list(found["sets"]) == ["held_out.jsonl"]
-    assert main(["distill", *given, "--draft=default"]) == 0  # prompts are read again
+    before = path.stat()
+    monkeypatch.chdir(tmp_path)
+    for same in ("default", "drafts/tiny/"):  # prompts are read again, figures are kept
+        assert main(["distill", *given, f"--draft={same}"]) == 0
+    assert [each.stat() for each in path.parent.iterdir()] == [before]
+    capsys.readouterr()
     assert main(["distill", *given, "--stage=generate"]) == 2
     assert "lists no prompts to train on" in capsys.readouterr().err
+    assert main(["distill", *given]) == 2
+    assert "say which one, with --draft=SOURCE" in capsys.readouterr().err
 
 
 def test_other_text_is_refused_with_its_keys(evaluated, place, draft, tiny_checkpoint, capsys):

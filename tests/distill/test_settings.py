@@ -66,7 +66,10 @@ def test_a_bad_range_is_refused(text):
         ({"generate_slots": '"4"'}, "[generate] slots = '4' must be of type int"),
         ({"generate_temperatures": "[]"}, "[generate] temperatures = []"),
         ({"generate_temperatures": "[0.5, -1.0]"}, "[generate] temperature = -1.0"),
-        ({"prompts_train": "[]"}, "[prompts] train is empty"),
+        (
+            {"prompts_train": "[]", "draft_layers": "[0]", "train_steps": "2"},
+            "[prompts] train is empty",
+        ),
         ({"prompts_held_out": "[]"}, "[prompts] held_out is empty"),
         ({"prompts_train": '["a", "a"]'}, "train lists 'a' twice"),
         ({"prompts_train": '[{path = "a", id = "1"}]'}, "is not understood"),

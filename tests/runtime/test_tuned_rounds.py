@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from ssd_jax.runtime.activity import Activity, Busy
@@ -222,6 +223,57 @@ def test_work_is_reported_once_however_often_it_is_asked_for():
     assert controller._worked(0, 0.0) == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
     controller._activity = Activity
     assert controller._worked(0, 0.0) == Activity()
+
+
+class Slow(FakeBranchingDraft):
+    """A draft whose first news come before the branches have all their tokens."""
+
+    def news(self, forwards):
+        if forwards == 1:
+            self.whole = super().news(1)
+            return self.whole._replace(lengths=np.minimum(self.whole.lengths, 1), forwards=1)
+        return self.whole
+
+
+class Asked(Pace):
+    """Waits for all there is, and keeps what it was told."""
+
+    def __init__(self):
+        super().__init__()
+        self.underway = []
+
+    def worth(self, work, tokens, usual, *, underway=0.0):
+        self.underway.append(underway)
+        return max(len(row) - 1 for row in tokens)
+
+
+@pytest.mark.parametrize(("told", "underway"), [(True, 2.0), (False, 0.0)])
+def test_the_pace_hears_how_long_the_running_forward_has_taken(told, underway):
+    parts, now = ssd(spell(LONG), k=3, draft=Slow), 100.0
+
+    def activity():
+        nonlocal now
+        now += 10.0
+        return Activity((Busy("expand", now - 7, now - 2),) if told else ())
+
+    pace = parts.controller._pace = Asked()
+    parts.controller._activity, parts.controller._clock = activity, lambda: now
+    parts.engine.add(request(max_tokens=40))
+    (output,) = outputs(drain(parts.engine)).values()
+    assert output.text == LONG[:40]
+    assert len(pace.underway) > 5
+    assert {*pace.underway} == {underway}
+    assert max(parts.controller.lengths()) == 2  # k = L starts a forward later
+
+
+def test_an_interrupted_rounds_work_is_not_the_next_requests():
+    parts = ssd(spell(LONG), k=3)
+    parts.controller._activity = lambda: Activity((Busy("grow", 0.0, 1.0, [0]),), 5)
+    parts.controller._gather()
+    parts.engine.add(request(max_tokens=4))
+    parts.controller._activity = Activity
+    drain(parts.engine)
+    assert all(not drafted.activity.spans for _, drafted in parts.controller.rounds)
 
 
 def test_plans_are_frozen():

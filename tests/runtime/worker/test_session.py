@@ -95,16 +95,6 @@ def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
     np.testing.assert_array_equal(found[-1].slots, [1])
 
 
-@pytest.mark.parametrize("forwards", [1, 2, K])
-def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forwards):
-    calls = iter([False] * (forwards - 1) + [True] * 9)
-    talk = Talk(HELLO, OPEN, PREFILL, ROUND, called=lambda: next(calls))
-    assert len(talk.answers) == 1 + forwards
-    assert talk.answers[-1].complete
-    stats = talk.stats()
-    assert (stats.forwards, stats.cut) == (forwards, int(forwards < K))
-
-
 class Watched(ScriptedDraft):
     """A draft that tells what it is asked for."""
 
@@ -119,6 +109,26 @@ class Watched(ScriptedDraft):
     def news(self, forwards):
         self.asked.append("news")
         return super().news(forwards)
+
+
+@pytest.mark.parametrize("forwards", [1, 2, K])
+def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forwards):
+    calls = iter([False] * (forwards - 1) + [True] * 9)
+    talk = Talk(HELLO, OPEN, PREFILL, ROUND, called=lambda: next(calls))
+    assert len(talk.answers) == 1 + forwards
+    assert talk.answers[-1].complete
+    stats = talk.stats()
+    assert (stats.forwards, stats.cut) == (forwards, int(forwards < K))
+
+
+@pytest.mark.parametrize("forwards", [1, 2, K])
+def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
+    """The next round would wait for it."""
+    calls = iter([False] * (forwards - 1) + [True] * 9)
+    session, draft = Session(HELLO, lambda: draft, lambda: next(calls)), Watched()
+    for message in (HELLO, OPEN, PREFILL, ROUND):
+        list(session.handle(message))
+    assert draft.asked == (["news", "grow"] * forwards)[:-1]
 
 
 def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_its_news_are_sent():
