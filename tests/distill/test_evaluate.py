@@ -138,7 +138,7 @@ def test_a_whole_run_ends_with_the_trained_draft(
     [
         (("--stage=evaluate",), {}, "stage train has made none in"),
         (("--stage=generate", "--draft=x"), {}, "draft = 'x' is for stage evaluate"),
-        (("--stage=evaluate", "--draft=default"), {}, "no draft comes with ssd_jax for"),
+        (("--stage=evaluate", "--draft=default"), {}, "no draft comes with ssd_jax"),
         (("--stage=evaluate", "--draft={target}/no"), {}, "/no"),
         (("--draft={other}",), {}, "made for"),
         ((), {"evaluate_sets": '["train.jsonl"]'}, "sets: 'train.jsonl' is not held out"),
