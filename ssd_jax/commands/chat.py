@@ -16,6 +16,7 @@ from ssd_jax.chat.reader import PipeReader, Reader, TerminalReader
 from ssd_jax.chat.screen import Screen
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm
+from ssd_jax.commands.names import short
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.weights.cache_dir import cache_dir
@@ -94,17 +95,11 @@ def _terminal(given: Mapping[str, Any], console: Console) -> TerminalReader:
 
 def _greeting(llm: LLM) -> list[str]:
     config = llm.config
-    draft = f" (draft {_short(config.draft)}, k {_k(config)})" if config.draft else ""
+    draft = f" (draft {short(config.draft)}, k {_k(config)})" if config.draft else ""
     return [
-        f"{_short(config.target)}, mode {llm.mode}{draft}, context {llm.context} tokens",
+        f"{short(config.target)}, mode {llm.mode}{draft}, context {llm.context} tokens",
         "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves",
     ]
-
-
-def _short(source: str) -> str:
-    """A source without the directories that it is in."""
-    path = Path(source)
-    return path.name if path.exists() else source
 
 
 def _k(config: Config) -> str:

@@ -15,16 +15,19 @@ from rich.console import Console
 from ssd_jax.bench.demo import SpeedRow, draft_cost, summary_table
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm
+from ssd_jax.commands.names import short
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import RequestOutput, SamplingParams
 from ssd_jax.weights.cache_dir import cache_dir
+from ssd_jax.weights.shipped import DEFAULT, find_draft
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 _PROMPT = "Name three uses of a paperclip."
-_K, _BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
+_K, _BUDGET = "4", "8"
+_OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
 
 
 class _Answer(NamedTuple):
@@ -40,10 +43,18 @@ def run(arguments: Sequence[str]) -> int:
         values[name].default = default
         values[name].unparse()
     given = dict(settings.parse(values, "demo", arguments))
-    alone = given["mode"] == "sd" and given["draft"] is None
-    ssd = _with_own_weights(given) if alone else None
-    if alone:
-        given |= {"draft": "ngram", "trace": None}
+    ssd, notes = None, []
+    if given["mode"] == "sd" and given["draft"] is None:
+        if _has_draft(given):
+            ssd = _ssd(given, draft=DEFAULT, k=given["k"] or _K, budget=_BUDGET)
+            notes = ["sd has the light draft of the package, ssd the strong one"]
+            given |= {"draft": DEFAULT, "k": given["k"] or _K, "trace": None}
+        else:
+            ssd = _with_own_weights(given)
+            notes = [
+                "the draft of ssd is the target's own weights in int8, for want of a small one"
+            ]
+            given |= {"draft": "ngram", "trace": None}
     config, params = settings.config_of(given), settings.params_of(given)
     console = Console()
     console.print(f"[bold]{given['prompt']}[/bold]", highlight=False)
@@ -51,13 +62,11 @@ def run(arguments: Sequence[str]) -> int:
         load(llm)
         answers = [_answer(llm, mode, given["prompt"], params, console) for mode in llm.modes]
     del llm  # its weights, too
-    notes = []
     if ssd is not None:
         with open_llm(ssd) as llm:
             load(llm)
             answers.append(_answer(llm, "ssd", given["prompt"], params, console))
         cost = draft_cost(answers[-1].output.metrics, ssd.speculated, ssd.branches)
-        notes = ["the draft of ssd is the target's own weights in int8, for want of a small one"]
         notes += [] if cost is None else [cost]
     rows = [_row(answer, answers[0].output) for answer in answers]
     console.print()
@@ -68,8 +77,25 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _has_draft(given: dict[str, Any]) -> bool:
+    """Whether a draft comes with the package for the target."""
+    from ssd_jax.opened import open_source  # bad flags must not wait for JAX
+
+    return (
+        find_draft(open_source(settings.config_of(given | {"mode": "ar"}).target), "sd") is not None
+    )
+
+
 def _with_own_weights(given: dict[str, Any]) -> Config:
     """SSD with the target's weights in int8 as the draft, in a worker process."""
+    source = settings.config_of(given | {"mode": "ar"}).target
+    k = given["k"] or _OWN_K
+    ssd = _ssd(given, draft=source, k=k, budget=_OWN_BUDGET)
+    return dataclasses.replace(ssd, draft_dtype="int8", draft_placement="process")
+
+
+def _ssd(given: dict[str, Any], *, draft: str, k: str, budget: str) -> Config:
+    """SSD with its timeline taken down."""
     config = settings.config_of(given | {"mode": "ar"})
     trace = config.trace
     if trace is None:
@@ -78,11 +104,9 @@ def _with_own_weights(given: dict[str, Any]) -> Config:
     return dataclasses.replace(
         config,
         mode="ssd",
-        draft=config.target,
-        draft_dtype="int8",
-        draft_placement="process",
-        k=given["k"] or _K,
-        budget=_BUDGET,
+        draft=draft,
+        k=k,
+        budget=budget,
         trace=trace,
     )
 
@@ -121,8 +145,8 @@ def _picture(trace: Path) -> str:
 def _name(mode: str, config: Config) -> str:
     if mode == "ar":
         return f"ar ({config.dtype})"
-    draft = "n-gram" if config.draft_model is None else config.draft_model
-    if draft == config.target:
+    draft = "n-gram" if config.draft_model is None else short(config.draft_model)
+    if config.draft_model == config.target:
         draft = f"own {config.draft_dtype or config.dtype}"
     return f"{mode} ({draft}, k={config.speculated})"
 

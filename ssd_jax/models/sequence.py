@@ -18,6 +18,7 @@ from ssd_jax.models import rope
 from ssd_jax.models.decoder import MLP, Attention, CausalLM, DecoderLayer
 from ssd_jax.models.layers import Linear, Matrix, RMSNorm, product
 from ssd_jax.models.quantized import Quantized
+from ssd_jax.models.sequence_attention import causal_attention
 
 _BLOCK_ROWS = 64
 
@@ -106,19 +107,8 @@ def _attend(
     k = rope.rotate(heads(attention.k_proj, attention.k_norm), step.cos, step.sin)
     v = heads(attention.v_proj)
     dtype = attention.floating if compute is None else compute
-    attended = _grouped_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), step.visible)
+    attended = causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), step.visible)
     return _linear(attention.o_proj, attended.reshape(batch, length, -1), compute)
-
-
-def _grouped_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """q [B, T, heads, d], k and v [B, T, kv_heads, d], visible [B, T, T]: [B, T, heads, d]."""
-    batch, length, _, size = q.shape
-    grouped = q.reshape(batch, length, k.shape[2], -1, size)
-    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, None, None], scores * size**-0.5, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    mixed = jnp.einsum("bhgqk,bkhd->bqhgd", weights, v, preferred_element_type=jnp.float32)
-    return mixed.reshape(q.shape)
 
 
 def _feed_forward(mlp: MLP, x: jax.Array, compute: jnp.dtype | None) -> jax.Array:

@@ -46,8 +46,8 @@ def shipped_drafts() -> list[ShippedDraft]:
     return sorted(found, key=lambda draft: (draft.bytes, draft.path))
 
 
-def default_draft(target: Target, mode: str) -> Path:
-    """The draft that comes with the package for a target.
+def find_draft(target: Target, mode: str) -> Path | None:
+    """The draft that comes with the package for a target, if there is one.
 
     Of several, mode sd takes the smallest, for its drafting takes time of its own, and every other
     mode the largest, which is the best and whose drafting SSD hides.
@@ -57,12 +57,22 @@ def default_draft(target: Target, mode: str) -> Path:
       mode: "sd", or another one.
 
     Raises:
-      InputError: there is none for this target.
+      InputError: a draft of the package is damaged.
     """
+    fitting = _fitting(target, shipped_drafts())
+    return fitting[0 if mode == "sd" else -1].path if fitting else None
+
+
+def default_draft(target: Target, mode: str) -> Path:
+    """See `find_draft`.
+
+    Raises:
+      InputError: there is none for this target, or one is damaged.
+    """
+    found = find_draft(target, mode)
+    if found is not None:
+        return found
     drafts = shipped_drafts()
-    fitting = _fitting(target, drafts)
-    if fitting:
-        return fitting[0 if mode == "sd" else -1].path
     if drafts:
         targets = ", ".join(sorted({draft.target for draft in drafts}))
         there = f"for {target.checkpoint.source}, only for {targets}"

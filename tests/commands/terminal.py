@@ -56,9 +56,10 @@ class Terminal:
         prompt, at the next key only.
         """
         start = self._read_to
-        for _ in range(PATIENCE):
+        pause = 1.0 if text is not None else 20.0  # a Ctrl-C while it ends would be its end
+        for _ in range(round(PATIENCE / pause)):
             self.type(key)
-            deadline = time.monotonic() + 1.0
+            deadline = time.monotonic() + pause
             while select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 if not self._receive(deadline):
                     assert text is None, f"ended without {text!r}: {self.seen!r}"
@@ -67,7 +68,7 @@ class Terminal:
                 if text is not None and found >= 0:
                     self._read_to = found + len(text)
                     return
-        raise AssertionError(f"pressed {PATIENCE} times without {text!r}: {self.seen!r}")
+        raise AssertionError(f"pressed for {PATIENCE} s without {text!r}: {self.seen!r}")
 
     def type(self, text: str) -> None:
         """Presses keys."""

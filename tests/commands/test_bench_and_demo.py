@@ -7,6 +7,8 @@ import pytest
 
 from ssd_jax.commands.main import main
 from ssd_jax.llm import LLM
+from ssd_jax.weights import shipped
+from tests.weights.tiny_drafts import open_target, write
 
 SMALL = ("--dtype=float32", "--context=300", "--max_tokens=4", "--compile_cache=off")
 
@@ -154,7 +156,7 @@ def test_demo_answers_in_every_mode_and_compares_the_ids(
     assert "sd (n-gram, k=8)" in out
     assert re.search(r"\nsd \(n-gram.* yes", out)
     assert re.search(r"\nssd \(own int8, k=3\).* yes", out)
-    assert "the target verifies in" in out
+    assert "for want of a small one" in out
     assert re.sub(r"\s", "", f"round by round: {tmp_path}/ssd_jax/demo-trace.png") in re.sub(
         r"\s", "", out
     )
@@ -167,6 +169,20 @@ def test_demo_answers_in_every_mode_and_compares_the_ids(
     out, _ = run(capsys, *arguments, "--mode=sd", "--draft=ngram")
     assert re.search(r"\nsd \(n-gram.* no", out)
     assert "ssd" not in out
+
+
+def test_demo_takes_the_drafts_of_the_package(tiny_checkpoint, capsys, monkeypatch, tmp_path):
+    target = open_target(tiny_checkpoint)
+    for name, layers in (("light", 1), ("strong", 2)):
+        write(tmp_path / "drafts" / name, target, None, layers=layers)
+    monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL, "--max_tokens=24")
+    out, _ = run(capsys, *arguments)
+    assert re.search(r"\nsd \(light, k=4\).* yes", out)
+    assert re.search(r"\nssd \(strong, k=4\).* yes", out)
+    assert "ssd the strong one" in out
+    assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
 
 
 def test_a_converted_checkpoint_generates_the_same(tiny_checkpoint, tmp_path, capsys):

@@ -45,9 +45,10 @@ def test_a_draft_in_the_same_process_has_no_cores_of_its_own(placement):
 
 @linux
 def test_a_core_that_does_not_exist_is_named_with_those_that_do():
-    usable = ",".join(str(core) for core in sorted(usable_cores()))
+    there = sorted(usable_cores())
+    usable = ",".join(str(core) for core in there)
     with pytest.raises(InputError, match=f"no core 4000 to run on; there are {usable}"):
-        require_usable("draft_cores", (0, 4000))
+        require_usable("draft_cores", (there[0], 4000))
 
 
 @linux

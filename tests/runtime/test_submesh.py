@@ -279,7 +279,7 @@ def test_the_reads_are_seen(reads):
     branch._news, branch._proposed = array[None, None], array[:1, None]  # B = M = K = 1
     branch._forwards, branch.branches = 1, 1
     branch.news(1)
-    assert [name for name, _ in reads] == ["wait", "wait"]
+    assert [name for name, _ in reads] == ["news", "news"]
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])
@@ -295,8 +295,8 @@ def test_a_round_blocks_on_the_outcome_alone(many, reads, backup):
         found = Counter(reads)
         rounds += flights
         assert found.pop(("read", True), 0) + found.pop(("read", False), 0) == flights
-        # Branches are read as copies that have come; `news` waited for them, and counted that.
-        assert found.pop(("wait", True), 0) in (0, 2)
+        # Branches are read as copies that have come; what waited for them is counted elsewhere.
+        assert found.pop(("news", True), 0) in (0, 2)
         assert not found
     assert rounds > 20
 
