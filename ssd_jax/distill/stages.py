@@ -60,6 +60,12 @@ class Distillation:
         """Where a stage keeps its files; drafts share the text, training is a draft's own."""
         return (self.own if stage == "train" else self.work) / stage
 
+    def locked_for(self, stage: str) -> Path:
+        """What one process at a time may work in; drafts of the same text can train together."""
+        directory = self.own if stage == "train" else self.work
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
     @property
     def own(self) -> Path:
         """Of what belongs to this configuration's draft alone."""
@@ -125,23 +131,26 @@ def run(
     _check_stages(settings, chosen, draft)
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
-    work.mkdir(parents=True, exist_ok=True)
     whole = Distillation(
         settings=settings, target=target, work=work, draft=draft, bar=bar, say=say, show=show
     )
     if draft == DEFAULT:
         whole = dataclasses.replace(whole, draft=str(default_draft(target, "ssd")))
-    with only_one(work):
-        for name in chosen:
-            _check_settings(whole, name)
-        for name in chosen:
-            directory = whole.directory(name)
-            planned = STAGES[name].plan(whole)
-            begun = read_manifest(directory)
-            if begun is not None:
-                check_same(directory, begun, planned)
-            directory.mkdir(parents=True, exist_ok=True)
-            STAGES[name].make(whole, begun or planned)
+    for name in chosen:
+        _check_settings(whole, name)
+    for name in chosen:
+        with only_one(whole.locked_for(name)):
+            _run(whole, name)
+
+
+def _run(whole: Distillation, stage: str) -> None:
+    directory = whole.directory(stage)
+    planned = STAGES[stage].plan(whole)
+    begun = read_manifest(directory)
+    if begun is not None:
+        check_same(directory, begun, planned)
+    directory.mkdir(parents=True, exist_ok=True)
+    STAGES[stage].make(whole, begun or planned)
 
 
 def _stages_of(settings: DistillSettings, draft: str | None) -> list[str]:

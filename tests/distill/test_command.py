@@ -255,6 +255,20 @@ def test_training_that_stops_early_goes_on_until_it_is_finished(train, finished,
     assert len(calls) == 3
 
 
+def test_a_draft_is_trained_beside_another_one_of_the_same_text(train, finished, capsys):
+    import fcntl
+
+    command, calls = train
+    own = finished / "config"
+    own.mkdir(exist_ok=True)
+    for directory, status in ((own, 2), (finished, STOPPED)):
+        with (directory / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert command("--stage=train") == status
+    assert f"is at work in {own}" in capsys.readouterr().err
+    assert len(calls) == 1
+
+
 def test_a_draft_that_is_damaged_or_gone_is_made_again(train, finished, capsys):
     command, calls = train
     command()
