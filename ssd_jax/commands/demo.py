@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 _PROMPT = "Name three uses of a paperclip."
-_K, _BUDGET = "4", "8"
+_K, _BUDGET = "4", "16"
 _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
 
 

@@ -94,9 +94,7 @@ def _per_call(rows: list[_Row]) -> Table:
             title="rounds", cell=lambda call: "SSD, all hits" if call.tail else "SD", justify="left"
         ),
     ]
-    columns += [
-        Column(title=f"K = {k}", cell=functools.partial(_tokens, k=k)) for k in calls[0].by_k
-    ]
+    columns += [Column(title=f"K={k}", cell=functools.partial(_tokens, k=k)) for k in calls[0].by_k]
     return build_table(columns, calls, title="tokens per call of the target")
 
 

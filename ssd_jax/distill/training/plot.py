@@ -38,6 +38,7 @@ def picture_of(work: Path) -> str:
 
 def _draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     steps = [entry for entry in entries if "held_out" not in entry]
     looks = [entry for entry in entries if "held_out" in entry]
@@ -60,6 +61,11 @@ def _draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
         panel.legend(frameon=False)
         if name == "acceptance":
             panel.set_ylim(0, 1)
+        else:  # it begins many times as high as it ends
+            panel.set_yscale("log")
+            panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("{x:g}")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     write_atomic(path, drawn.getvalue())
