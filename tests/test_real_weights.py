@@ -84,6 +84,8 @@ DRAFTS = {
         "draft_dtype": "int8",
         "budget": "8",
     },
+    "light": {"mode": "sd", "draft": "default"},
+    "strong": {"mode": "ssd", "draft": "default", "draft_placement": "inline", "budget": "8"},
 }
 
 
@@ -96,7 +98,8 @@ def speculative_dtype(request):
 
 @pytest.fixture(scope="module", params=DRAFTS)
 def speculative(request, smollm2_path, speculative_dtype):
-    """SmolLM2 with n-grams or its own int8 weights as draft; one K, so that programs are shared."""
+    """SmolLM2 with n-grams, its own int8 weights or a draft of the package; one K, so that programs
+    are shared."""
     settings = {"draft": str(smollm2_path)} | DRAFTS[request.param]
     return LLM(
         str(smollm2_path),
@@ -141,12 +144,13 @@ def check_speculation(llm, sets, max_tokens):
     for mode in llm.modes[1:]:
         lengths = [output.metrics["acceptance_length"] for output in texts[mode]]
         assert all(length >= 1 for length in lengths)
-        if llm.config.draft == "ngram":
-            assert max(lengths) > 1
-        else:  # the draft is the target, rounded
+        if llm.config.draft == llm.config.target:  # rounded
             assert min(lengths) > 2
+        else:
+            assert max(lengths) > 1 if llm.config.draft == "ngram" else min(lengths) > 1.1
     if "ssd" in llm.modes:
-        assert all(output.metrics["hit_rate"] > 0.5 for output in texts["ssd"])
+        least = 0.5 if llm.config.draft == llm.config.target else 0.1
+        assert all(output.metrics["hit_rate"] > least for output in texts["ssd"])
 
 
 def test_smollm2_says_the_same_in_every_mode(speculative):
