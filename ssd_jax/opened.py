@@ -71,13 +71,17 @@ class OpenedModel:
         return self.model.assemble(arrays)
 
 
-def open_source(source: str) -> OpenedSource:
-    """Headers and tokenizer of a target that another process runs.
+def open_source(source: str, *, progress: Progress | None = None) -> OpenedSource:
+    """Headers and tokenizer of a target that is not run here.
+
+    Args:
+      source: see `Config.target`.
+      progress: of the download.
 
     Raises:
       InputError: a checkpoint that cannot be used.
     """
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, progress=progress)
     return OpenedSource(checkpoint, checkpoint.load_tokenizer())
 
 

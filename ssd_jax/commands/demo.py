@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ssd_jax.bench.demo import SpeedRow, draft_cost, summary_table
 from ssd_jax.commands import settings
-from ssd_jax.commands.loading import load, open_llm
+from ssd_jax.commands.loading import load, open_llm, progress_bar
 from ssd_jax.commands.names import short
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
@@ -81,9 +81,9 @@ def _has_draft(given: dict[str, Any]) -> bool:
     """Whether a draft comes with the package for the target."""
     from ssd_jax.opened import open_source  # bad flags must not wait for JAX
 
-    return (
-        find_draft(open_source(settings.config_of(given | {"mode": "ar"}).target), "sd") is not None
-    )
+    source = settings.config_of(given | {"mode": "ar"}).target
+    with progress_bar("downloading", unit="bytes") as progress:
+        return find_draft(open_source(source, progress=progress), "sd") is not None
 
 
 def _with_own_weights(given: dict[str, Any]) -> Config:
