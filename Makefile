@@ -29,7 +29,7 @@ check: $(VENV)/.dev
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, this is %d.%d; name another: make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plot]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.installed
