@@ -13,14 +13,17 @@ import numpy as np
 from ssd_jax.bench.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.config import AUTO_K, Config
 from ssd_jax.runtime.cost_file import CostFile, Known
-from ssd_jax.runtime.measuring import (
-    PATIENCE,
-    measure_branches,
-    measure_drafter,
-    measure_target,
-)
+from ssd_jax.runtime.measuring import PATIENCE, Branches, Verifications, measure_drafter
 from ssd_jax.speculation.tuner import Observed, SdTuner, SsdTuner, Tuner
-from ssd_jax.speculation.tuning import Costs, Guess, Plan, ar, best_sd, best_ssd
+from ssd_jax.speculation.tuning import (
+    Costs,
+    Guess,
+    Plan,
+    ar,
+    best_sd,
+    best_ssd,
+    contention,
+)
 from ssd_jax.weights.cache_dir import costs_cache
 
 if TYPE_CHECKING:
@@ -52,7 +55,6 @@ class Chooser:
     Args:
       config: settings.
       known: costs, and what was observed at earlier starts.
-      beside: whether the draft of mode ssd runs while the target does.
       file: remembers what is observed.
       drafting: measures T_1 of mode sd, see `Costs.draft`, for a model of mode ssd that is asked
         for sd: few ever are, and it may take a second copy of the draft.
@@ -63,11 +65,10 @@ class Chooser:
         config: Config,
         known: Known,
         *,
-        beside: bool,
         file: CostFile | None = None,
         drafting: Callable[[], float] | None = None,
     ) -> None:
-        self._config, self._costs, self._beside, self._file = config, known.costs, beside, file
+        self._config, self._costs, self._file = config, known.costs, file
         self._guess, self._drafting = known.guess, drafting
         self._seen = Observed(known.guess)
         self.predicted = self._predict()
@@ -94,7 +95,6 @@ class Chooser:
             ks=ks,
             budgets=self._config.budgets,
             waits=self._waits,
-            beside=self._beside,
         )
 
     def remember(self) -> None:
@@ -142,7 +142,6 @@ class Chooser:
                 ks=ks,
                 budgets=config.budgets,
                 waits=self._waits,
-                beside=self._beside,
                 rows=rows,
             )
             found["ssd"] = Predicted(rate, plan)
@@ -169,14 +168,13 @@ def chooser(
     return Chooser(
         config,
         known,
-        beside=loaded.placement.kind != "inline",
         file=file,
         drafting=functools.partial(_measure_draft, loaded, context) if config.draft_model else None,
     )
 
 
 def _measure(loaded: Loaded, context: int) -> Costs:
-    """Target first, then each draft."""
+    """Each role alone, then both at once, with as much work as a round may have."""
     config, programs = loaded.config, loaded.programs
     slots = config.slots
     blank = programs.verification.blank(slots)
@@ -184,19 +182,25 @@ def _measure(loaded: Loaded, context: int) -> Costs:
         width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
         for width in programs.widths
     }
-    verify = measure_target(loaded.roles("ar", 0).target, proposals)
-    drafts = backup = 0.0
-    step: dict[int, float] = {}
+    verifications = Verifications(loaded.roles("ar", 0).target, proposals)
+    costs = Costs(verify=verifications.seconds())
     if config.draft_model and config.mode != "ssd":
-        drafts = _measure_draft(loaded, context)
+        costs = dataclasses.replace(costs, draft=_measure_draft(loaded, context))
     if config.prepared == "ssd":
-        branching = loaded.branching(patience=PATIENCE)
-        backup, step = measure_branches(
-            branching, config.budgets, context, lambda: jax.block_until_ready(branching.proposal())
+        draft = loaded.branching(patience=PATIENCE)
+        branches = Branches(draft, context)
+        forwards = {m: branches.expansion(m) for m in sorted(config.budgets)}
+        width, budget = max(programs.widths), max(config.budgets)
+        together = branches.expansion(budget, lambda: verifications.run(width))
+        costs = dataclasses.replace(
+            costs,
+            backup=branches.just_in_time(lambda: jax.block_until_ready(draft.proposal())),
+            step={m: seconds / draft.k for m, seconds in forwards.items()},
+            contention=contention(costs.verify[width], forwards[budget], together),
         )
         if loaded.worker is not None:
             loaded.worker.drafts.pop().close()
-    return Costs(verify=verify, draft=drafts, backup=backup, step=step)
+    return costs
 
 
 def _measure_draft(loaded: Loaded, context: int) -> float:

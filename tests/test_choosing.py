@@ -20,9 +20,9 @@ def costs(draft, step=None, *, verify=1.0):
     return Costs(verify=dict.fromkeys(WIDTHS, verify), draft=draft, backup=draft, step=steps)
 
 
-def chosen(costs, guess=None, *, beside=True, draft="d", **settings):
+def chosen(costs, guess=None, *, draft="d", **settings):
     config = Config(mode="auto", target="t", draft=draft, **settings)
-    return Chooser(config, Known(costs, guess or Guess()), beside=beside)
+    return Chooser(config, Known(costs, guess or Guess()))
 
 
 def test_a_draft_as_slow_as_the_target_is_not_used():
@@ -40,8 +40,10 @@ def test_a_cheap_draft_speculates_while_the_target_verifies():
     assert f"ssd {rates['ssd']:.1f} with k = {plan.k}, budget = {plan.budget}" in found.line
 
 
-def test_on_the_targets_own_device_branches_cost_what_they_do():
-    assert chosen(costs(0.05, 0.3), beside=False).mode == "sd"
+def test_where_the_roles_wait_for_each_other_branches_cost_what_they_do():
+    found = costs(0.1, 0.2)
+    assert chosen(found).mode == "ssd"
+    assert chosen(dataclasses.replace(found, contention=1.0)).mode == "sd"
 
 
 def test_a_draft_that_is_never_right_is_not_used():
@@ -76,7 +78,7 @@ def test_a_model_of_mode_ssd_predicts_no_other_and_stays_in_it():
     config = Config(mode="ssd", target="t", draft="d", budget="auto")
     steps = dict.fromkeys(AUTO_BUDGETS, 5.0)
     slow = Costs(verify={0: 1.0, 4: 1.0}, backup=5.0, step=steps)
-    assert Chooser(config, Known(slow, Guess()), beside=True).mode == "ssd"
+    assert Chooser(config, Known(slow, Guess())).mode == "ssd"
 
 
 def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():
@@ -99,7 +101,7 @@ def test_mode_sd_of_a_model_of_mode_ssd_measures_its_draft_once_it_is_asked_for(
         return 0.4
 
     def started(known):
-        return Chooser(config, known, beside=True, file=file, drafting=drafting)
+        return Chooser(config, known, file=file, drafting=drafting)
 
     first = started(known)
     first.tuner("ssd", AUTO_K)
@@ -123,7 +125,7 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     file = CostFile(tmp_path, {"models": "a"})
     known = Known(costs(0.1), Guess())
     config = Config(mode="auto", target="t", draft="d")
-    first = Chooser(config, known, beside=True, file=file)
+    first = Chooser(config, known, file=file)
     first.remember()
     assert list(tmp_path.iterdir()) == []  # nothing was observed
     assert first.mode == "ssd"
@@ -135,7 +137,7 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     assert again.costs == known.costs
     assert again.guess.acceptance < 0.05
     assert again.guess.alone > 0.9
-    assert Chooser(config, again, beside=True, file=file).mode == "ar"
+    assert Chooser(config, again, file=file).mode == "ar"
 
 
 @pytest.mark.parametrize(

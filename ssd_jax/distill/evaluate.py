@@ -314,7 +314,6 @@ def _predicted(
             ks=settings.ks,
             budgets=settings.budgets,
             waits=(True, False),
-            beside=True,
         )
         alone = ar(costs)
         predicted[of] = {

@@ -33,7 +33,8 @@ class StepCosts:
     @property
     def costs(self) -> Costs:
         """For the predictions, in forwards of the target. Drafting is a forward of one token; a
-        forward of M branches is taken to cost what one of M tokens of a text does."""
+        forward of M branches is taken to cost what one of M tokens of a text does, and to take
+        nothing from the target."""
         return Costs(
             verify={tokens - 1: ratio for tokens, ratio in self.target.items()},
             draft=self.draft[1],

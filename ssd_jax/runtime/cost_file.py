@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ssd_jax.speculation.tuning import Costs, Guess
 
-_FORMAT = 2
+_FORMAT = 3
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,17 +55,22 @@ class CostFile:
             costs = kept["costs"]
             costs = Costs(
                 verify=_by_number(costs["verify"], widths),
-                draft=_seconds(costs["draft"]),
-                backup=_seconds(costs["backup"]),
+                draft=_number(costs["draft"]),
+                backup=_number(costs["backup"]),
                 step=_by_number(costs["step"], budgets),
+                contention=_number(costs["contention"]),
             )
-            guess = {name: _seconds(kept["guess"][name]) for name in ("acceptance", "alone")}
-            if max(guess.values()) > 1:
+            guess = Guess(
+                acceptance=_number(kept["guess"]["acceptance"]),
+                alone=_number(kept["guess"]["alone"]),
+                judged=int(_number(kept["guess"]["judged"])),
+            )
+            if max(guess.acceptance, guess.alone) > 1:
                 return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None
-        return Known(costs, Guess(**guess))
+        return Known(costs, guess)
 
     def write(self, known: Known) -> None:
         """Keeps it, whole or not at all; a directory that cannot be written keeps nothing."""
@@ -75,7 +80,9 @@ class CostFile:
             "format": _FORMAT,
             "about": self._about,
             "costs": dataclasses.asdict(known.costs),
-            "guess": {"acceptance": known.guess.acceptance, "alone": known.guess.alone},
+            "guess": {
+                name: getattr(known.guess, name) for name in ("acceptance", "alone", "judged")
+            },
         }
         part = None
         try:
@@ -96,10 +103,10 @@ class CostFile:
 def _by_number(values: Any, numbers: tuple[int, ...]) -> dict[int, float]:
     if set(values) != {str(number) for number in numbers}:
         raise ValueError(f"{sorted(values)} instead of {numbers}")
-    return {number: _seconds(values[str(number)], above=0.0) for number in numbers}
+    return {number: _number(values[str(number)], above=0.0) for number in numbers}
 
 
-def _seconds(value: Any, *, above: float = -math.ulp(0.0)) -> float:
+def _number(value: Any, *, above: float = -math.ulp(0.0)) -> float:
     if type(value) not in (int, float) or not math.isfinite(value) or value <= above:
-        raise ValueError(f"{value!r} is no number of seconds")
+        raise ValueError(f"{value!r} is no number that was written here")
     return float(value)

@@ -1,13 +1,11 @@
-"""Measures what the parts of a round cost, on roles that nobody uses yet.
-
-The roles are measured one after the other, each with all it may use and the other one idle: what
-they take from each other while both are busy shows only in decoding.
-"""
+"""Measures what the parts of a round cost, on roles that nobody uses yet: each role with the other
+one idle, and then a verification with branches beside it."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,33 +26,43 @@ _JUST_IN_TIME = 2  # tokens
 _TOKEN = 1
 
 
-def measure_target(
-    target: Target,
-    proposals: Mapping[int, Any],
-    *,
-    clock: Clock = time.perf_counter,
-) -> dict[int, float]:
-    """Seconds of a verification, by its width, from dispatch until its outcome is read.
+class Verifications:
+    """Times verifications, from dispatch until the outcome is read.
 
     Args:
       target: with empty slots.
       proposals: by width w, w tokens for every slot.
       clock: seconds.
     """
-    for slot in range(target.slots):
-        target.open(slot, SamplingParams(), slot, [], 0)
-    position = _position(target.context, max(proposals))
-    tokens = np.full(target.slots, _TOKEN, np.int32)
-    lengths = np.full(target.slots, position, np.int32)
-    found = {}
-    for width, proposal in sorted(proposals.items()):
-        drafted = Drafted(np.full(target.slots, width, np.int32), proposal) if width else None
 
-        def verify(drafted: Drafted | None = drafted) -> None:
-            target.forward(tokens, lengths, drafted).read()
+    def __init__(
+        self,
+        target: Target,
+        proposals: Mapping[int, Any],
+        *,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._target, self._proposals, self._clock = target, proposals, clock
+        for slot in range(target.slots):
+            target.open(slot, SamplingParams(), slot, [], 0)
+        position = _position(target.context, max(proposals))
+        self._tokens = np.full(target.slots, _TOKEN, np.int32)
+        self._lengths = np.full(target.slots, position, np.int32)
 
-        found[width] = _median(verify, clock)
-    return found
+    def run(self, width: int) -> None:
+        """Verifies that many tokens of every slot."""
+        drafted = None
+        if width:
+            widths = np.full(self._target.slots, width, np.int32)
+            drafted = Drafted(widths, self._proposals[width])
+        self._target.forward(self._tokens, self._lengths, drafted).read()
+
+    def seconds(self) -> dict[int, float]:
+        """Of a verification, by its width."""
+        return {
+            width: _median(functools.partial(self.run, width), self._clock)
+            for width in sorted(self._proposals)
+        }
 
 
 def measure_drafter(
@@ -81,63 +89,79 @@ def measure_drafter(
     return _median(lambda: wait(drafter.propose(rows)), clock) / drafter.k
 
 
-def measure_branches(
-    draft: BranchingDraft,
-    budgets: Sequence[int],
-    context: int,
-    wait: Callable[[], Any],
-    *,
-    clock: Clock = time.perf_counter,
-) -> tuple[float, dict[int, float]]:
-    """Seconds of a token drafted just in time, and of a forward of M branches by M; of all slots.
+class Branches:
+    """Times the branches of mode ssd on a draft with empty slots.
 
-    What a draft in a worker takes to answer is in them.
+    What a draft in a worker takes to answer is in all that it tells.
 
     Args:
-      draft: with empty slots. One elsewhere is to wait for answers as long as `PATIENCE`: what it
-        is measured for is how long they take, and one that is late each time would never be timed.
-      budgets: each M.
+      draft: one elsewhere is to wait for answers as long as `PATIENCE`: what it is measured for is
+        how long they take, and one that is late each time would never be timed.
       context: most positions of a slot.
-      wait: returns when the draft's proposals are there.
       clock: seconds.
 
     Raises:
-      InputError: a worker that does not answer.
+      InputError: here as in the methods, a worker that does not answer.
     """
-    position = _position(context, 2 * draft.k)
-    lowered = np.ones((draft.slots, draft.k), np.int32)
-    follow = np.zeros(draft.slots, bool)
-    for slot in range(draft.slots):
-        draft.open(slot, SamplingParams(), slot, [], 0)
-        draft.prefill(slot, [_TOKEN] * (position + 1), 0)
-    moves = [Moved(slot=slot, position=position, pending=_TOKEN) for slot in range(draft.slots)]
 
-    few = min(draft.k, _JUST_IN_TIME)
+    def __init__(
+        self, draft: BranchingDraft, context: int, *, clock: Clock = time.perf_counter
+    ) -> None:
+        self._draft, self._clock = draft, clock
+        self._lowered = np.ones((draft.slots, draft.k), np.int32)
+        position = _position(context, 2 * draft.k)
+        for slot in range(draft.slots):
+            draft.open(slot, SamplingParams(), slot, [], 0)
+            draft.prefill(slot, [_TOKEN] * (position + 1), 0)
+        self._moves = [
+            Moved(slot=slot, position=position, pending=_TOKEN) for slot in range(draft.slots)
+        ]
 
-    def expand(budget: int) -> bool:
-        counts = np.zeros((draft.slots, draft.k + 1), np.int32)
-        counts[:, 0] = budget
-        draft.move(moves)
-        draft.expand(counts, follow=follow, lowered=lowered, forwards=draft.k)
-        deadline = clock() + PATIENCE
-        while not isinstance(news := draft.news(draft.k), str):
-            if news.forwards >= draft.k:
-                return True
-            if clock() > deadline:
-                break
-        return False
+    def just_in_time(self, wait: Callable[[], Any]) -> float:
+        """Seconds of a token of all slots that is drafted just in time.
 
-    def just_in_time() -> bool:
-        draft.move(moves)
-        drafted = draft.draft(np.full(draft.slots, few, np.int32), lowered=lowered)
-        wait()
-        return bool(drafted.all())
+        Args:
+          wait: returns when the draft's proposals are there.
+        """
+        few = min(self._draft.k, _JUST_IN_TIME)
 
-    step = {
-        m: _median(lambda m=m: _until(lambda: expand(m), clock), clock) / draft.k
-        for m in sorted(budgets)
-    }
-    return _median(lambda: _until(just_in_time, clock), clock) / few, step
+        def drafted() -> bool:
+            self._draft.move(self._moves)
+            lengths = self._draft.draft(
+                np.full(self._draft.slots, few, np.int32), lowered=self._lowered
+            )
+            wait()
+            return bool(lengths.all())
+
+        return self._seconds(drafted) / few
+
+    def expansion(self, budget: int, beside: Callable[[], Any] = lambda: None) -> float:
+        """Seconds of K forwards of M branches of all slots.
+
+        Args:
+          budget: M.
+          beside: run when they have begun; they and it have ended when the clock stops.
+        """
+
+        def expanded() -> bool:
+            counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
+            counts[:, 0] = budget
+            self._draft.move(self._moves)
+            follow = np.zeros(self._draft.slots, bool)
+            self._draft.expand(counts, follow=follow, lowered=self._lowered, forwards=self._draft.k)
+            beside()
+            deadline = self._clock() + PATIENCE
+            while not isinstance(news := self._draft.news(self._draft.k), str):
+                if news.forwards >= self._draft.k:
+                    return True
+                if self._clock() > deadline:
+                    break
+            return False
+
+        return self._seconds(expanded)
+
+    def _seconds(self, attempt: Callable[[], bool]) -> float:
+        return _median(lambda: _until(attempt, self._clock), self._clock)
 
 
 def _until(attempt: Callable[[], bool], clock: Clock) -> None:

@@ -19,6 +19,7 @@ Steps = Callable[[], Mapping[int, float]]
 """Seconds of a forward of M branches, by M, as far as they were observed."""
 
 _EVERY = 16  # rounds between two choices
+_REMEMBERED = 2048  # judged tokens of earlier starts that count, so that a new habit is learned
 _LATELY = 64  # rounds for which the times of an M are taken as they were
 
 
@@ -112,9 +113,15 @@ class Observed:
 
     @property
     def guess(self) -> Guess:
-        """What to assume the next time."""
-        accepted = self._accepted + WEIGHT * self._guess.acceptance
-        return Guess(acceptance=accepted / (self._judged + WEIGHT), alone=min(self.alone, 1.0))
+        """What to assume the next time: of this time's texts and of those before."""
+        before = max(min(self._guess.judged, _REMEMBERED), WEIGHT)
+        accepted = self._accepted + before * self._guess.acceptance
+        new = self._judged / (self._judged + before)
+        return Guess(
+            acceptance=accepted / (self._judged + before),
+            alone=min((1 - new) * self._guess.alone + new * self.alone, 1.0),
+            judged=self._guess.judged + self._judged,
+        )
 
 
 class SdTuner:
@@ -144,7 +151,7 @@ class SsdTuner:
       seen: what is known of the acceptance, learned further here.
       fan_out: a policy like those of the sequences; it learns from all that teach.
       ks, budgets: what can be chosen.
-      waits, beside: see `tuning.best_ssd`.
+      waits: see `tuning.best_ssd`.
     """
 
     def __init__(
@@ -156,11 +163,10 @@ class SsdTuner:
         ks: Sequence[int],
         budgets: Sequence[int],
         waits: Sequence[bool],
-        beside: bool,
     ) -> None:
         self._costs, self._seen, self._fan_out = costs, seen, fan_out
         self._ks, self._budgets = tuple(ks), tuple(budgets)
-        self._waits, self._beside = tuple(waits), beside
+        self._waits = tuple(waits)
         self._rounds, self._plan = 0, Plan.of_branches(max(ks), max(budgets))
         self._planned: dict[int, int] = {}  # by M, the last round that had it
 
@@ -174,7 +180,6 @@ class SsdTuner:
                 ks=self._ks,
                 budgets=self._budgets,
                 waits=self._waits,
-                beside=self._beside,
                 rows=max(rows, 1),
             )
         self._planned[self._plan.budget] = self._rounds

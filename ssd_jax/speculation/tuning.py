@@ -7,11 +7,12 @@ a forward of M branches, a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, 
   SD      E(K) / (T_v(K) + K T_1)
   SSD     [p_hit E_hit + (1 - p_hit) E_miss] / [p_hit T_hit + (1 - p_hit) (T_miss + T_b)]
 
-where T_hit and T_miss are max(T_v, n T_s(M)): the n = K forwards (2 with K = 1) of the branches run
-beside the verification, or after it on a shared device, where both add up. T_b is K T_1 where a
-miss waits for the draft. This is Theorem 7 of the paper with seconds for its ratios. p_hit follows
-from P(k), from the fan-out's counts F_k and from the power law: F_k bonus tokens miss with
-probability c F_k^-r. Pure host code.
+where T_hit and T_miss are max(T_v, n T_s(M)) + x min(T_v, n T_s(M)): the n = K forwards (2 with
+K = 1) of the branches run beside the verification. While both are busy each takes 1 + x times as
+long as alone: x is 0 where they share nothing, 1 where one waits for the other, as on a shared
+device. T_b is K T_1 where a miss waits for the draft. This is Theorem 7 of the paper with seconds
+for its ratios. p_hit follows from P(k), from the fan-out's counts F_k and from the power law: F_k
+bonus tokens miss with probability c F_k^-r. Pure host code.
 """
 
 from __future__ import annotations
@@ -37,23 +38,38 @@ class Costs:
       draft: T_1 of mode sd; 0 where drafting is free.
       backup: T_1 where the draft of mode ssd is.
       step: T_s by M; empty without branches.
+      contention: x, what target and branches take from each other while both are busy.
     """
 
     verify: Mapping[int, float]
     draft: float = 0.0
     backup: float = 0.0
     step: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    contention: float = 0.0
 
     def verified(self, length: int) -> float:
         """T_v of proposals of that many tokens: of the next width."""
         return self.verify[min(width for width in self.verify if width >= length)]
 
+    def together(self, verification: float, branches: float) -> float:
+        """Seconds of a verification and of branches that begin with it."""
+        short, long = sorted((verification, branches))
+        return long + self.contention * short
+
     def observed(self, steps: Mapping[int, float]) -> Costs:
-        """With T_s as observed; those M that were not run lately are slower by the same factor."""
-        known = [steps[m] / self.step[m] for m in self.step if m in steps]
+        """With T_s as observed while the target was busy; those M that were not run lately are
+        slower by the same factor."""
+        alone = {m: seconds / (1 + self.contention) for m, seconds in steps.items()}
+        known = [alone[m] / self.step[m] for m in self.step if m in alone]
         factor = float(np.mean(known)) if known else 1.0
-        step = {m: steps.get(m, factor * seconds) for m, seconds in self.step.items()}
+        step = {m: alone.get(m, factor * seconds) for m, seconds in self.step.items()}
         return dataclasses.replace(self, step=step)
+
+
+def contention(verification: float, branches: float, together: float) -> float:
+    """x, from the seconds that both take alone and those of both begun at once."""
+    short, long = sorted((verification, branches))
+    return max(together - long, 0.0) / short
 
 
 class Seen(Protocol):
@@ -76,11 +92,16 @@ class Seen(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guess:
-    """What is assumed before anything was observed: every place is accepted alike."""
+    """What is assumed before anything was observed: every place is accepted alike.
+
+    Attributes:
+      judged: proposed tokens that it was learned from at earlier starts.
+    """
 
     acceptance: float = FIRST_GUESS
     alone: float = FIRST_MISS
     r: float = 1.0
+    judged: int = 0
 
     def rates(self, length: int, after: After) -> list[float]:
         """See `Seen.rates`."""
@@ -144,7 +165,6 @@ def ssd(
     fan_out: FanOut,
     *,
     waits: bool,
-    beside: bool,
     rows: int = 1,
 ) -> float:
     """Tokens per second with branches.
@@ -158,7 +178,6 @@ def ssd(
       costs, seen, plan: what is known, and what is asked about.
       fan_out: divides the budget.
       waits: whether a miss waits for K drafted tokens; else nothing is proposed then.
-      beside: whether the draft runs while the target does.
       rows: sequences that are decoded together.
     """
     k, forwards = plan.k, plan.forwards
@@ -173,7 +192,7 @@ def ssd(
     share = _stationary(follow)
     branches = forwards * costs.step[plan.budget]
     verified = [costs.verified(length) for length in lengths]
-    seconds = [max(each, branches) if beside else each + branches for each in verified]
+    seconds = [costs.together(each, branches) for each in verified]
     total = float(share @ seconds)
     if waits:
         total += (1 - (1 - share[2]) ** rows) * k * costs.backup
@@ -225,7 +244,6 @@ def best_ssd(
     ks: Sequence[int],
     budgets: Sequence[int],
     waits: Sequence[bool],
-    beside: bool,
     rows: int = 1,
 ) -> tuple[Plan, float]:
     """The fastest K and M of mode ssd, and its tokens per second; of equals the smallest.
@@ -236,7 +254,7 @@ def best_ssd(
     """
     plans = [Plan.of_branches(k, budget) for k in sorted(ks) for budget in sorted(budgets)]
     rates = [
-        max(ssd(costs, seen, plan, fan_out, waits=each, beside=beside, rows=rows) for each in waits)
+        max(ssd(costs, seen, plan, fan_out, waits=each, rows=rows) for each in waits)
         for plan in plans
     ]
     place = int(np.argmax(rates))

@@ -10,8 +10,10 @@ from ssd_jax.speculation.tuning import Costs, Guess
 from ssd_jax.weights.cache_dir import cache_dir, compile_cache, costs_cache
 
 KNOWN = Known(
-    Costs(verify={0: 0.1, 4: 0.15}, draft=0.0, backup=0.01, step={4: 0.02, 16: 0.03}),
-    Guess(acceptance=0.7, alone=0.3),
+    Costs(
+        verify={0: 0.1, 4: 0.15}, draft=0.0, backup=0.01, step={4: 0.02, 16: 0.03}, contention=0.2
+    ),
+    Guess(acceptance=0.7, alone=0.3, judged=90),
 )
 ABOUT = {"device": ["cpu", 2], "models": ["a", None], "widths": (0, 4)}
 ASKED = {"widths": (0, 4), "budgets": (4, 16)}
@@ -79,6 +81,8 @@ def broken(part, value):
         broken("draft", float("nan")),
         broken("acceptance", float("inf")),
         broken("alone", 1.5),
+        broken("judged", -1),
+        broken("contention", -0.1),
     ],
 )
 def test_a_damaged_file_is_as_if_it_were_not_there_and_is_written_anew(tmp_path, change):
@@ -132,5 +136,5 @@ def test_costs_are_kept_beside_compiled_programs(tmp_path):
 def test_every_cost_is_kept():
     """A field that is added must be written and read."""
     assert {field.name for field in dataclasses.fields(Costs)} == {
-        "verify", "draft", "backup", "step",
+        "verify", "draft", "backup", "step", "contention",
     }  # fmt: skip

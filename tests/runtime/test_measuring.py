@@ -1,6 +1,7 @@
 """What a start measures, on roles whose costs are known."""
 
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from ssd_jax import choosing, config
 from ssd_jax.errors import InputError
 from ssd_jax.runtime import measuring
-from ssd_jax.runtime.measuring import measure_branches, measure_drafter, measure_target
+from ssd_jax.runtime.measuring import Branches, Verifications, measure_drafter
 from ssd_jax.runtime.programs import Verification
 from ssd_jax.runtime.roles import Drafted, News
 from ssd_jax.runtime.worker import placement
@@ -52,7 +53,7 @@ class Target:
 def test_a_verification_of_each_width_is_timed_when_it_is_warm():
     watch = Watch()
     proposals = {0: None, 2: object(), 4: object()}
-    found = measure_target(Target(watch), proposals, clock=watch)
+    found = Verifications(Target(watch), proposals, clock=watch).seconds()
     assert found == pytest.approx({0: 1.0, 2: 1.2, 4: 1.4})
 
 
@@ -116,7 +117,7 @@ class Draft:
 
     def expand(self, counts, *, follow, lowered, forwards):
         assert not follow.any()
-        assert set(counts.sum(axis=1)) <= {4, 16}
+        assert set(counts.sum(axis=1)) <= {4, 8, 16}
         self.expanded = counts.sum(axis=1).max(), forwards
 
     def news(self, forwards):
@@ -137,26 +138,48 @@ def test_branches_are_timed_by_their_number_and_late_answers_are_asked_for_again
     monkeypatch.setattr(measuring, "_PAUSE", 0.0)
     watch = Watch()
     draft = Draft(watch, late)
-    backup, step = measure_branches(draft, (16, 4), CONTEXT, draft.proposal, clock=watch)
-    assert backup == pytest.approx(0.3)
-    assert step[16] == pytest.approx(0.16)
-    assert step[4] == pytest.approx(0.04, rel=0.6 if late else 1e-6)
+    branches = Branches(draft, CONTEXT, clock=watch)
+    assert branches.expansion(4) == pytest.approx(K * 0.04, rel=0.6 if late else 1e-6)
+    assert branches.expansion(16) == pytest.approx(K * 0.16)
+    assert branches.just_in_time(draft.proposal) == pytest.approx(0.3)
 
 
 def test_a_worker_that_never_answers_is_reported(monkeypatch):
     monkeypatch.setattr(measuring, "_PAUSE", 0.0)
     watch = Watch()
     draft = Draft(watch, 10**9)
+    branches = Branches(draft, CONTEXT, clock=watch)
     with pytest.raises(InputError, match="did not answer while its speed was measured"):
-        measure_branches(draft, (4,), CONTEXT, draft.proposal, clock=watch)
+        branches.expansion(4)
 
 
 def test_proposals_that_come_from_elsewhere_are_timed_until_they_are_there():
     watch = Watch()
     draft = Draft(watch)
     draft.elsewhere = 0.5  # of two tokens
-    backup, _ = measure_branches(draft, (4,), CONTEXT, draft.proposal, clock=watch)
+    backup = Branches(draft, CONTEXT, clock=watch).just_in_time(draft.proposal)
     assert backup == pytest.approx(0.3 + 0.25)
+
+
+class Hidden(Draft):
+    """Its forwards run while nobody waits for them."""
+
+    def expand(self, counts, *, follow, lowered, forwards):
+        super().expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+        self.ready = self.watch.now + 0.01 * self.expanded[0] * forwards
+
+    def news(self, forwards):
+        self.watch.now = max(self.watch.now, self.ready)
+        return News(*(np.zeros(0),) * 5, forwards)
+
+
+@pytest.mark.parametrize(("kind", "together"), [(Hidden, 1.4), (Draft, 1.4 + K * 0.16)])
+def test_branches_are_timed_with_a_verification_that_begins_with_them(kind, together):
+    watch = Watch()
+    verifications = Verifications(Target(watch), {0: None, 4: object()}, clock=watch)
+    branches = Branches(kind(watch), CONTEXT, clock=watch)
+    seconds = branches.expansion(16, lambda: verifications.run(4))
+    assert seconds == pytest.approx(together)
 
 
 class Slow(Draft):
@@ -198,6 +221,19 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
     assert costs.backup >= 0.03 / 2
     assert closed == [True]
     assert worker.drafts == []
+
+
+@pytest.mark.parametrize(("kind", "contention"), [(Hidden, 0.0), (Draft, 1.0)])
+def test_what_the_roles_take_from_each_other_is_measured(kind, contention, monkeypatch):
+    watch = Watch()
+    monkeypatch.setattr(choosing, "Verifications", partial(Verifications, clock=watch))
+    monkeypatch.setattr(choosing, "Branches", partial(Branches, clock=watch))
+    made = loaded(branching=lambda patience: kind(watch), worker=None)
+    made.roles = lambda *_: SimpleNamespace(target=Target(watch))
+    costs = choosing._measure(made, CONTEXT)
+    assert costs.verify == pytest.approx({0: 1.0, K: 1.4})
+    assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
+    assert costs.contention == pytest.approx(contention)
 
 
 def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):

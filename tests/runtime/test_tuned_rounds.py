@@ -152,7 +152,7 @@ def test_a_text_that_depends_on_lengths_teaches_the_tuner_nothing(mode, temperat
         engine, _ = sd(tuner, rule=rule)
     else:
         fan_out = Measured()
-        settings = {"ks": (3,), "budgets": (8,), "waits": (False,), "beside": True}
+        settings = {"ks": (3,), "budgets": (8,), "waits": (False,)}
         tuner = SsdTuner(COSTS, observed, fan_out, **settings)
         engine = ssd(spell(LONG), tuner=tuner, rule=rule).engine
         before += (fan_out.counts(3, 8, "hit"),)

@@ -30,7 +30,7 @@ def plans(tuner, rounds, verified=None, steps=dict):
 
 
 def ssd_tuner(**settings):
-    defaults = {"ks": range(1, 9), "budgets": (4, 8, 16), "waits": (True,), "beside": True}
+    defaults = {"ks": range(1, 9), "budgets": (4, 8, 16), "waits": (True,)}
     return SsdTuner(COSTS, Observed(Guess()), Uniform(), **defaults | settings)
 
 
@@ -95,6 +95,29 @@ def test_a_guess_is_outweighed_by_what_is_observed():
     assert seen.guess.acceptance == pytest.approx((8 + 8 * 0.8) / (16 + 8))
     assert seen.alone == pytest.approx((8 + 8 * 0.5) / (8 + 8))
     assert seen.rates(2, "hit")[1] < 0.5 < seen.rates(2, "hit")[0]
+
+
+def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
+    """Else the acceptance of the last text would choose the mode of the next."""
+    guess = Guess(acceptance=0.8, alone=0.2, judged=300)
+    for _ in range(2):
+        seen = Observed(guess)
+        for _ in range(50):
+            seen.observe(Verified(1, 2, "hit", 1, None))
+        guess = seen.guess
+    assert guess.judged == 500
+    assert guess.acceptance == pytest.approx((300 * 0.8 + 100) / 500)
+    # Single branches that missed 50 times of 58, and then once more.
+    first = 0.75 * 0.2 + 0.25 * (50 + 8 * 0.2) / 58
+    assert guess.alone == pytest.approx(0.8 * first + 0.2 * (50 + 8 * first) / 58)
+
+
+def test_what_was_learned_long_ago_fades():
+    seen = Observed(Guess(acceptance=0.9, judged=10**6))
+    for _ in range(1024):
+        seen.observe(Verified(1, 2, "hit", 1, 0))
+    assert seen.guess.acceptance == pytest.approx((0.9 + 0.5) / 2)
+    assert seen.guess.judged == 10**6 + 2048
 
 
 def test_what_is_remembered_is_a_chance():

@@ -58,20 +58,22 @@ def test_rounds_that_wait_for_the_draft_after_a_miss():
     whole, back = 9 / 37, 17 / 74
     gained = 1.75 * (1 - whole) + 1.5 * whole
     waited = 1.5 + back * 2 * 0.2
-    found = ssd(COSTS, HALF, PLAN, Uniform(), waits=True, beside=True)
+    found = ssd(COSTS, HALF, PLAN, Uniform(), waits=True)
     assert found == pytest.approx(gained / waited)
-    found = ssd(COSTS, HALF, PLAN, Uniform(), waits=True, beside=False)
-    assert found == pytest.approx(gained / (waited + 2 * 0.3))
+    for contention, more in ((1.0, 2 * 0.3), (0.5, 0.3)):
+        shared = dataclasses.replace(COSTS, contention=contention)
+        found = ssd(shared, HALF, PLAN, Uniform(), waits=True)
+        assert found == pytest.approx(gained / (waited + more))
     slow = dataclasses.replace(COSTS, step={6: 1.0})
-    found = ssd(slow, HALF, PLAN, Uniform(), waits=True, beside=True)
+    found = ssd(slow, HALF, PLAN, Uniform(), waits=True)
     assert found == pytest.approx(gained / (2.0 + back * 2 * 0.2))
+    found = ssd(dataclasses.replace(slow, contention=0.5), HALF, PLAN, Uniform(), waits=True)
+    assert found == pytest.approx(gained / (2.0 + 0.5 * 1.5 + back * 2 * 0.2))
 
 
 def test_a_batch_waits_as_soon_as_one_row_missed():
     back = 17 / 74
-    one, three = (
-        ssd(COSTS, HALF, PLAN, Uniform(), waits=True, beside=True, rows=rows) for rows in (1, 3)
-    )
+    one, three = (ssd(COSTS, HALF, PLAN, Uniform(), waits=True, rows=rows) for rows in (1, 3))
     gained = one * (1.5 + back * 0.4)
     assert three == pytest.approx(3 * gained / (1.5 + (1 - (1 - back) ** 3) * 0.4))
 
@@ -85,7 +87,7 @@ def test_rounds_that_propose_nothing_after_a_miss():
         share = [sum(share[i] * chances[i][j] for i in range(3)) for j in range(3)]
     gained = share[0] * 1.75 + share[1] * 1.5 + share[2]
     seconds = (share[0] + share[1]) * 1.5 + share[2]
-    found = ssd(COSTS, HALF, PLAN, Uniform(), waits=False, beside=True)
+    found = ssd(COSTS, HALF, PLAN, Uniform(), waits=False)
     assert found == pytest.approx(gained / seconds)
 
 
@@ -93,7 +95,7 @@ def test_a_single_token_takes_two_forwards_of_the_branches():
     """So that those of k = L have one, too: every record is one token long."""
     costs = Costs(verify={0: 1.0, 1: 1.0}, step={4: 0.7})
     never = Guess(acceptance=0.5, alone=0.0)
-    found = ssd(costs, never, Plan.of_branches(1, 4), Uniform(), waits=True, beside=True)
+    found = ssd(costs, never, Plan.of_branches(1, 4), Uniform(), waits=True)
     assert found == pytest.approx(1.5 / 1.4)
 
 
@@ -102,7 +104,7 @@ def test_theorem_7_where_hits_and_misses_are_alike():
     costs = Costs(verify={0: 2.0, 1: 2.0}, backup=0.6, step={2: 1.5})
     p_hit = 0.5 * (1 - 0.5) + 0.5 * (1 - 0.5)
     gain = 1.5 / (p_hit * max(1, 3.0 / 2) + (1 - p_hit) * (max(1, 3.0 / 2) + 0.6 / 2))
-    found = ssd(costs, HALF, Plan.of_branches(1, 2), Uniform(), waits=True, beside=True)
+    found = ssd(costs, HALF, Plan.of_branches(1, 2), Uniform(), waits=True)
     assert found / ar(costs) == pytest.approx(gain)
 
 
@@ -114,10 +116,10 @@ def test_a_draft_that_is_hidden_is_never_slower_than_one_that_is_waited_for(k, a
     branches = Plan(k=k, budget=16, longer=True)
     for alone in (0.0, 0.3, 1.0):
         seen = Guess(acceptance=a, alone=alone)
-        hidden = ssd(costs, seen, branches, Geometric(), waits=True, beside=True)
+        hidden = ssd(costs, seen, branches, Geometric(), waits=True)
         assert hidden >= sd(costs, seen, Plan(k=k)) - 1e-12
     never = Guess(acceptance=a, alone=1.0, r=0.0)
-    hidden = ssd(costs, never, branches, Geometric(), waits=True, beside=True)
+    hidden = ssd(costs, never, branches, Geometric(), waits=True)
     assert hidden == pytest.approx(sd(costs, never, Plan(k=k)))
 
 
@@ -125,7 +127,7 @@ def rate(*, k=3, budget=8, a=0.7, alone=0.4, verify=1.0, step=0.1, backup=0.1, w
     costs = Costs(verify={0: verify, 8: verify}, backup=backup, step={budget: step})
     seen = Guess(acceptance=a, alone=alone)
     plan = Plan(k=k, budget=budget)
-    return ssd(costs, seen, plan, Geometric(acceptance=a), waits=waits, beside=True)
+    return ssd(costs, seen, plan, Geometric(acceptance=a), waits=waits)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -168,12 +170,12 @@ def test_more_branches_are_taken_as_long_as_they_hide():
     budgets, verify = (4, 8, 16), {0: 1.0, 8: 1.0}
     flat = Costs(verify=verify, backup=0.2, step=dict.fromkeys(budgets, 0.1))
     steep = Costs(verify=verify, backup=0.2, step={4: 0.3, 8: 0.6, 16: 1.2})
-    settings = {"ks": (3,), "budgets": budgets, "waits": (True, False), "beside": True}
+    settings = {"ks": (3,), "budgets": budgets, "waits": (True, False)}
     assert best_ssd(flat, Guess(), Geometric(), **settings)[0].budget == 16
     assert best_ssd(steep, Guess(), Geometric(), **settings)[0].budget == 4
     plan, found = best_ssd(flat, Guess(), Geometric(), **settings | {"ks": (1, 2, 3)})
     assert found == max(
-        ssd(flat, Guess(), Plan.of_branches(k, m), Geometric(), waits=waits, beside=True)
+        ssd(flat, Guess(), Plan.of_branches(k, m), Geometric(), waits=waits)
         for k in (1, 2, 3)
         for m in budgets
         for waits in (True, False)
@@ -188,9 +190,31 @@ def test_observed_steps_tell_of_those_that_were_not_run():
     assert costs.observed({5: 9.0}).step == pytest.approx(costs.step)
 
 
+def test_steps_are_observed_while_the_target_is_busy():
+    costs = Costs(verify={0: 1.0}, step={4: 0.2, 8: 0.4}, contention=0.5)
+    observed = costs.observed({4: 0.3})
+    assert observed.step == pytest.approx(costs.step)
+    assert observed.contention == 0.5
+
+
+@pytest.mark.parametrize(
+    ("together", "expected"), [(2.0, 0.0), (1.9, 0.0), (2.5, 1.0), (2.25, 0.5), (3.0, 2.0)]
+)
+@pytest.mark.parametrize("alone", [(0.5, 2.0), (2.0, 0.5)])
+def test_contention_is_what_two_at_once_take_longer_than_the_longer(alone, together, expected):
+    found = tuning.contention(*alone, together)
+    assert found == pytest.approx(expected)
+    again = Costs(verify={}, contention=found).together(*alone)
+    assert again == pytest.approx(max(together, 2.0))
+
+
 FLAWS = {
     "the tail rule is forgotten": ("ssd", "min(forwards - 1, k)", "k"),
-    "a shared device hides the draft": ("ssd", "if beside else", "if True else"),
+    "a shared device hides the draft": (
+        "ssd",
+        "costs.together(each, branches)",
+        "max(each, branches)",
+    ),
     "a miss waits for one token": ("ssd", "* k * costs.backup", "* costs.backup"),
     "tokens are accepted alike": ("_followed", "seen.rates(length, after)", "[0.8] * length"),
     "kinds of rounds count alike": ("_stationary", "np.eye(size)[0])", "np.eye(size)[1])"),
