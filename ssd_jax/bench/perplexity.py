@@ -20,10 +20,9 @@ from rich.table import Table
 
 from ssd_jax.bench.report import SCHEMA_VERSION, json_safe
 from ssd_jax.bench.table import Column, build_table
+from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.errors import InputError
-from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.runtime.passes import Job
 
 WINDOW = 1024
 
@@ -98,7 +97,7 @@ def measure_perplexity(
 
 
 class Scorer:
-    """`Score` of a model, by one compiled program that runs a window in chunks.
+    """`Score` of a model.
 
     Args:
       model: static description.
@@ -110,46 +109,25 @@ class Scorer:
     def __init__(
         self, model: FunctionalModel, parameters: Parameters, *, window: int, tokens: int
     ) -> None:
-        self._model = model
-        self._parameters = parameters
-        self._window = window
+        self._forced = TeacherForced(model, parameters, longest=window)
         self._tokens = tokens
-        self._width = max(model.execution.prefill_chunks)
-        unit = math.lcm(self._width, kv_pages.BLOCK)  # the last chunk's padding lies in the page
-        self._room = -(-window // unit) * unit
-        self._pages = model.new_pages(1, self._room)
-        chunk = jax.ShapeDtypeStruct((self._width,), jnp.int32)
-        arguments = (
-            model.parameter_structs(),
-            model.page_structs(1, self._room),
-            chunk,
-            chunk,
-            jax.ShapeDtypeStruct((), jnp.int32),
-        )
-        self._program = Job(self._chunk, arguments, (1,)).compile(model.mesh)
+        self._scores = jax.jit(self._scores_of)
 
     def __call__(self, window: np.ndarray) -> np.ndarray:
         """log p of tokens 1, 2, ... of a window [window] int32, float32 [window - 1]."""
-        padded = np.zeros(self._room + 1, np.int32)
-        padded[: self._window] = window
-        parts = []
-        for start in range(0, self._window, self._width):
-            tokens = padded[start : start + self._width]
-            following = padded[start + 1 : start + 1 + self._width]
-            scores, self._pages = self._program(
-                self._parameters, self._pages, tokens, following, np.int32(start)
-            )
-            parts.append(scores)
-        return np.concatenate(parts)[: self._window - 1]
+        width = self._forced.width
+        following = np.zeros(len(window) + width, np.int32)
+        following[: len(window) - 1] = window[1:]
+        parts = [
+            self._scores(logits, following[chunk * width : (chunk + 1) * width])
+            for chunk, logits in enumerate(self._forced.logits(window))
+        ]
+        return np.concatenate(parts)[: len(window) - 1]
 
-    def _chunk(self, parameters: Parameters, pages, tokens, following, start):
-        module = self._model.module(parameters)
-        positions = (start + jnp.arange(self._width))[None]
-        table = kv_pages.Contiguous()
-        hidden, pages, _ = module.hidden(tokens[None], positions, positions + 1, pages, table)
-        logits = module.logits(hidden[0])[:, : self._tokens]
+    def _scores_of(self, logits: jax.Array, following: jax.Array) -> jax.Array:
+        logits = logits[:, : self._tokens]
         chosen = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]
-        return chosen - jax.nn.logsumexp(logits, axis=1), pages
+        return chosen - jax.nn.logsumexp(logits, axis=1)
 
 
 def read_text(path: Path) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from ssd_jax.bench.environment import describe, headline
 from ssd_jax.bench.perplexity import WINDOW, read_text
 from ssd_jax.bench.prompts import load_prompts
+from ssd_jax.bench.support import SUPPORTS
 from ssd_jax.commands import settings, suites
 from ssd_jax.commands.loading import load, open_llm
 from ssd_jax.config import MAX_K, MODES
@@ -33,6 +34,8 @@ def run(arguments: Sequence[str]) -> int:
     apart = given["suite"] == "accounting"  # its models run in processes of their own
     if apart:
         given["modes"] = given["modes"] or ["ar", "sd", "ssd"]
+    if given["suite"] == "support":
+        _check_support(given)
     _settle_modes(given)
     if apart:
         _check_accounting(given)
@@ -42,7 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     if len(ks) == 1 and given["k"] is None:
         given["k"] = str(ks[0])
     config = settings.config_of(given | _NOWHERE if apart else given)
-    prompts = load_prompts(given["prompts"]) if apart or given["suite"] == "prompts" else []
+    with_prompts = given["suite"] in ("accounting", "prompts", "support")
+    prompts = load_prompts(given["prompts"]) if with_prompts else []
     llm = open_llm(config, ks=ks)
     for prompt in prompts:
         llm.request(prompt.content, settings.params_of(given))
@@ -81,6 +85,18 @@ def _check_accounting(given: Mapping[str, Any]) -> None:
             "a process of its own; leave it out"
         )
     suites.core_groups(given)
+
+
+def _check_support(given: dict[str, Any]) -> None:
+    if given["draft"] in (None, "ngram"):
+        raise InputError("suite = 'support' compares a draft model's laws; give --draft=SOURCE")
+    if not given["temperature"]:
+        raise InputError(
+            "temperature = 0.0: suite = 'support' is about sampled proposals, greedy ones have one "
+            "token; give --temperature=1"
+        )
+    suites.numbers(given, "supports")
+    given["modes"], given["mode"] = ["sd"], "sd"  # its draft is in this process
 
 
 def _check_text(given: Mapping[str, Any]) -> None:
@@ -126,6 +142,12 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("warmup", 1, "unrecorded prompts of each mode first", flag_values=values)
     flags.DEFINE_integer("repeats", 1, "passes over all prompts", flag_values=values)
     flags.DEFINE_integer("step_repeats", 30, "forwards of each width", flag_values=values)
+    flags.DEFINE_list(
+        "supports",
+        [str(n) for n in SUPPORTS],
+        "values of N of the support suite, beside the whole q",
+        flag_values=values,
+    )
     flags.DEFINE_string("text", None, "text file of the perplexity suite", flag_values=values)
     flags.DEFINE_integer("window", WINDOW, "tokens of a perplexity window", flag_values=values)
     flags.DEFINE_integer(

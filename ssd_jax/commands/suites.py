@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from ssd_jax.bench import accounting, overhead, perplexity, report, step
+from ssd_jax.bench import accounting, overhead, perplexity, report, step, support
 from ssd_jax.bench.acceptance import acceptance, acceptance_json, acceptance_table
 from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.costs import costs_json, costs_table, time_round
@@ -259,10 +259,60 @@ def perplexities(job: Job) -> Report:
     return [perplexity.perplexity_table(result, dtype=llm.config.dtype)], document
 
 
+def supports(job: Job) -> Report:
+    """What cutting q to its likeliest tokens costs, on texts that the target writes."""
+    llm, params, sizes = job.llm, params_of(job.given), numbers(job.given, "supports")
+    requests = [
+        llm.request(prompt.content, params, index) for index, prompt in enumerate(job.prompts)
+    ]
+    texts = {}
+    with progress_bar("texts", unit="texts") as progress:
+        for event in llm.run(requests, "ar"):
+            if event.output is not None and event.output.token_ids:
+                index = event.output.prompt_index
+                prompt = requests[index].prompt_ids
+                tokens = np.array([*prompt, *event.output.token_ids], np.int32)
+                texts[index] = support.Text(tokens, len(prompt))
+                progress(len(texts), len(requests))
+    loaded, draft = llm.loaded, llm.draft
+    assert loaded.inline is not None
+    assert draft is not None
+    overlaps = support.Overlaps(
+        (loaded.programs.model, loaded.parameters),
+        (draft.model, loaded.inline.parameters()),
+        tokens=llm.tokenizer.size,
+        longest=max(len(text.tokens) for text in texts.values()),
+        supports=sizes,
+        params=params,
+        draft_temperature=llm.config.draft_temperature,
+    )
+    with progress_bar("acceptance", unit="texts") as progress:
+        found = support.measure_supports(
+            overlaps, [texts[index] for index in sorted(texts)], sizes, progress
+        )
+    judged = sum(len(text.tokens) - text.prompt for text in texts.values())
+    document = support.supports_json(
+        found, judged=judged, settings=job.settings, environment=job.environment
+    )
+    return [support.supports_table(found, judged=judged)], document
+
+
+def numbers(given: Mapping[str, Any], name: str) -> list[int]:
+    """A flag's list of positive numbers.
+
+    Raises:
+      InputError: something else.
+    """
+    if not all(each.isdecimal() and int(each) for each in given[name]):
+        raise InputError(f"{name} = {','.join(given[name])!r}: give numbers from 1, such as 16,64")
+    return [int(each) for each in given[name]]
+
+
 SUITES: dict[str, Callable[[Job], Report]] = {
     "prompts": prompts,
     "accounting": accountings,
     "step": steps,
     "overhead": overheads,
     "perplexity": perplexities,
+    "support": supports,
 }

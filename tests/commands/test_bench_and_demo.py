@@ -112,6 +112,48 @@ def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
     assert "window = 301 is more than the context of 300" in capsys.readouterr().err
 
 
+def test_support_suite_finds_no_loss_with_every_token_kept(tiny_checkpoint, prompts, capsys):
+    out, err = run(
+        capsys,
+        "bench",
+        "--suite=support",
+        f"--target={tiny_checkpoint}",
+        f"--draft={tiny_checkpoint}",
+        f"--prompts={prompts}",
+        "--supports=1,100000",
+        "--temperature=1",
+        "--ignore_eos",
+        "--json",
+        *SMALL,
+    )
+    result = json.loads(out)
+    one, every, full = result["supports"]
+    assert result["judged"] == 3 * 4
+    assert [entry["n"] for entry in (one, every, full)] == [1, 100000, None]
+    assert full["acceptance"] == pytest.approx(1, abs=1e-5)  # of its own weights
+    assert one["acceptance"] < 0.9
+    assert every["lost"] == pytest.approx(0, abs=1e-5)
+    assert "12 tokens that the target wrote" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--temperature=1"], "compares a draft model's laws; give --draft=SOURCE"),
+        (["--temperature=1", "--draft=ngram"], "compares a draft model's laws"),
+        (["--draft=x"], "give --temperature=1"),
+        (
+            ["--draft=x", "--temperature=1", "--supports=16,all"],
+            "supports = '16,all': give numbers",
+        ),
+        (["--draft=x", "--temperature=1", "--supports=0"], "supports = '0': give numbers"),
+    ],
+)
+def test_support_suite_refuses_what_it_cannot_compare(flags, message, capsys):
+    assert main(["bench", "--suite=support", "--target=t", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_mode_auto_is_a_mode_among_others(tiny_checkpoint, prompts, capsys):
     out, err = run(
         capsys,

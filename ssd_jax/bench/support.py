@@ -1,0 +1,203 @@
+"""`--suite=support`: what acceptance a proposal loses whose q is cut to its N likeliest tokens.
+
+The target writes the texts. At each of their tokens a proposal drawn from q is accepted with
+probability sum(min(p, q)) (the ratio rule), with p and q after temperature, top-k, top-p and min-p.
+Penalties and logit biases do not enter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.table import Table
+
+from ssd_jax.bench.report import SCHEMA_VERSION, json_safe
+from ssd_jax.bench.stats import Estimate, median_interval
+from ssd_jax.bench.table import Column, build_table
+from ssd_jax.bench.teacher_forcing import TeacherForced
+from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.rows import SamplingRows
+from ssd_jax.speculation.outputs import Outputs
+from ssd_jax.speculation.probs import likeliest_probs, sampled_probs
+from ssd_jax.speculation.settings import Sampling
+
+SUPPORTS = (16, 64, 256)
+
+
+class Text(NamedTuple):
+    """tokens [n] int32, of which `prompt` were given."""
+
+    tokens: np.ndarray
+    prompt: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Support:
+    """Acceptance with proposals of N ids; N is None where q is whole.
+
+    Attributes:
+      acceptance: mean over all tokens.
+      lost: that of the whole q minus this one.
+      by_text: the same loss of each text; its median and interval.
+    """
+
+    n: int | None
+    acceptance: float
+    lost: float
+    by_text: Estimate
+
+
+class Overlaps:
+    """Acceptance at every token of a text, by N.
+
+    Args:
+      target, draft: models and their parameters.
+      tokens: ids of the tokenizer; logits beyond are vocabulary padding.
+      longest: tokens of the longest text.
+      supports: each N; the whole q comes last.
+      params: of the requests, sampled.
+      draft_temperature: of q; None is the requests'.
+    """
+
+    def __init__(
+        self,
+        target: tuple[FunctionalModel, Parameters],
+        draft: tuple[FunctionalModel, Parameters],
+        *,
+        tokens: int,
+        longest: int,
+        supports: Sequence[int],
+        params: SamplingParams,
+        draft_temperature: float | None = None,
+    ) -> None:
+        self._forced = [TeacherForced(*model, longest=longest) for model in (target, draft)]
+        self._outputs: Outputs = draft[0].output_ids
+        self._tokens, self._supports = tokens, tuple(supports)
+        own = params
+        if draft_temperature is not None:
+            own = dataclasses.replace(params, temperature=draft_temperature)
+        self._sampling = tuple(
+            _rows(each, self._forced[0].width, target[0].config.vocab_size)
+            for each in (params, own)
+        )
+        self._compare = jax.jit(self._comparison)
+
+    def __call__(self, text: Text) -> np.ndarray:
+        """[number of N and one more, tokens that the target wrote], float32."""
+        context = text.tokens[:-1]
+        chunks = zip(*(forced.logits(context) for forced in self._forced), strict=True)
+        found = np.concatenate([np.asarray(self._compare(p, q)) for p, q in chunks], axis=1)
+        return found[:, text.prompt - 1 : len(context)]
+
+    def _comparison(self, theirs: jax.Array, own: jax.Array) -> jax.Array:
+        sampling, draft_sampling = self._sampling
+        p = sampled_probs(theirs[:, : self._tokens], sampling)
+        if self._outputs is None:
+            own = own[:, : self._tokens]
+        else:
+            p = p[:, jnp.asarray(self._outputs)]  # what q cannot propose overlaps with nothing
+        found = []
+        for n in self._supports:
+            q, ids = likeliest_probs(own, min(n, own.shape[1]), draft_sampling)
+            found.append(jnp.minimum(jnp.take_along_axis(p, ids, axis=1), q).sum(axis=1))
+        found.append(jnp.minimum(p, sampled_probs(own, draft_sampling)).sum(axis=1))
+        return jnp.stack(found)
+
+
+def _rows(params: SamplingParams, rows: int, vocab: int) -> Sampling:
+    """The same settings for every row."""
+    made = SamplingRows(rows, vocab)
+    for row in range(rows):
+        made.set(row, params, 0, [], 0)
+    return made.on_device()
+
+
+def measure_supports(
+    overlaps: Callable[[Text], np.ndarray],
+    texts: Sequence[Text],
+    supports: Sequence[int],
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Support]:
+    """One for each N, and the whole q last.
+
+    Args:
+      overlaps: see `Overlaps`.
+      texts: of which the target wrote at least one token.
+      supports: each N.
+      progress: called with (texts done, texts) after each.
+    """
+    found = []
+    for number, text in enumerate(texts):
+        found.append(overlaps(text))
+        if progress is not None:
+            progress(number + 1, len(texts))
+    every = np.concatenate(found, axis=1, dtype=np.float64).mean(axis=1)
+    means = np.array([each.mean(axis=1, dtype=np.float64) for each in found])
+    entries = []
+    for place, n in enumerate([*supports, None]):
+        by_text = median_interval((means[:, -1] - means[:, place]).tolist())
+        assert by_text is not None
+        entries.append(
+            Support(
+                n=n,
+                acceptance=float(every[place]),
+                lost=float(every[-1] - every[place]),
+                by_text=by_text,
+            )
+        )
+    return entries
+
+
+def supports_json(
+    entries: Sequence[Support],
+    *,
+    judged: int,
+    settings: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The whole result as an object for `json.dumps`; see `report.bench_json`."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "suite": "support",
+        **environment,
+        "settings": dict(settings),
+        "judged": judged,
+        "supports": [dataclasses.asdict(entry) for entry in entries],
+    }
+    return json_safe(document)
+
+
+def supports_table(entries: Sequence[Support], *, judged: int) -> Table:
+    """A line for each N."""
+    columns: tuple[Column[Support], ...] = (
+        Column(title="N", cell=lambda row: "full" if row.n is None else str(row.n)),
+        Column(title="acceptance", cell=lambda row: f"{row.acceptance:.4f}"),
+        Column(title="lost", cell=lambda row: _shown(row.lost)),
+        Column(title="lost by text", cell=lambda row: _interval(row.by_text)),
+    )
+    return build_table(
+        columns,
+        entries,
+        title="acceptance of a proposed token, by the ids that its q keeps (--proposal_support=N)",
+        notes=[
+            f"mean of sum(min(p, q)) over {judged} tokens that the target wrote",
+            "lost by text: median over the texts, with its 95% interval",
+        ],
+    )
+
+
+def _interval(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return _shown(estimate.median)
+    return f"{_shown(estimate.median)} ({_shown(estimate.low)} to {_shown(estimate.high)})"
+
+
+def _shown(value: float) -> str:
+    """Without the sign of a zero."""
+    return f"{round(value, 4) + 0.0:.4f}"
