@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from ssd_jax.runtime.roles import Absence, DraftRow, Look, Moved, News
@@ -209,21 +210,17 @@ class Speculated:
             self._absent = news
             return
         assert self._cache is not None
-        ranks = [(k, rank) for k, count in enumerate(forks) for rank in range(count)]
-        proposed = news.proposed[self._slot].tolist()
+        proposed = tuple(news.proposed[self._slot].tolist())
         arrays = (news.bonus, news.lengths, news.tokens, news.confidence)
-        bonus, lengths, tokens, confidence = (array[self._slot].tolist() for array in arrays)
-        entries = [
-            Entry(
-                row=row,
-                path=(*proposed[:k], bonus[row]),
-                rank=rank,
-                tokens=tuple(tokens[row][: lengths[row]]),
-                confidence=tuple(confidence[row][: lengths[row]]),
-            )
-            for row, (k, rank) in enumerate(ranks)
-            if bonus[row] >= 0
-        ]
+        branches = zip(*(array[self._slot].tolist() for array in arrays), strict=True)
+        entries, row = [], 0
+        for k, count in enumerate(forks):
+            for rank, (bonus, length, tokens, confidence) in enumerate(islice(branches, count)):
+                if bonus >= 0:
+                    path = (*proposed[:k], bonus)
+                    prepared = tuple(tokens[:length]), tuple(confidence[:length])
+                    entries.append(Entry(row, path, rank, *prepared))
+                row += 1
         self._branches = entries
         self._cache.fill(self._start, entries)
 

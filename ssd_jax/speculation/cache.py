@@ -8,13 +8,11 @@ committed text stays on path and tokens, whichever round that is. Pure host code
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """A branch.
 
     Attributes:
