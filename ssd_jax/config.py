@@ -122,8 +122,9 @@ class Config:
     )
     budget: str | None = _field(
         None,
-        f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; default {BUDGET}; auto chooses among "
-        f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, by measured costs and hits",
+        f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; auto chooses among "
+        f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, by measured costs and hits; default "
+        f"auto for a draft in a process, else {BUDGET}",
     )
     fan_out: str | None = _field(
         None,
@@ -297,6 +298,14 @@ class Config:
         beside = self.mode in ("ssd", "auto") and self.draft_model is not None
         given = self.draft_placement or ("auto" if beside else "inline")
         return cast("Kind | Literal['auto']", given)
+
+    def placed(self, kind: Kind) -> Config:
+        """With what goes without saying in this placement: on a processor, where every branch
+        costs, their number is chosen."""
+        listed = self.fan_out is not None and "," in self.fan_out
+        if self.mode == "ssd" and kind == "process" and self.budget is None and not listed:
+            return dataclasses.replace(self, budget="auto")
+        return self
 
     def _check_number(self, name: str, word: str, most: int, *, least: int = 1) -> None:
         value = getattr(self, name)

@@ -86,6 +86,7 @@ class LLM:
         # Before JAX counts the cores for its threads.
         self._draft_cores = self.config.cores.pin_target()
         self.placement = self.config.place_draft()
+        self.config = self.config.placed(self.placement.kind)
         if self.config.compile_cache != "off" and self.placement.cacheable:
             compat.use_compile_cache(compile_cache(self.config.compile_cache))
         bitwise = self.config.exact == "bitwise"

@@ -152,3 +152,19 @@ def test_the_command_line_says_in_one_line_what_auto_took(capsys, kind, said):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == shown.err.count("draft_placement = process (auto") == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "budget"),
+    [
+        ("process", {}, "auto"),
+        ("process", {"budget": "8"}, "8"),
+        ("process", {"fan_out": "4,3,3,2,4"}, None),
+        ("process", {"mode": "sd"}, None),
+        ("submesh", {}, None),
+        ("inline", {}, None),
+    ],
+)
+def test_the_number_of_branches_is_chosen_where_every_branch_costs(kind, settings, budget):
+    config = Config(**{"mode": "ssd", "target": "t", "draft": "d"} | settings)
+    assert config.placed(kind).budget == budget
