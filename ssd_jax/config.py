@@ -124,7 +124,7 @@ class Config:
         None,
         f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; auto chooses among "
         f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, by measured costs and hits; default "
-        f"auto for a draft in a process, else {BUDGET}",
+        f"auto for a draft in a process (but {BUDGET} with a list as fan_out), else {BUDGET}",
     )
     fan_out: str | None = _field(
         None,

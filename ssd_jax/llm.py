@@ -292,12 +292,14 @@ class LLM:
         needed = sum(struct.size * struct.dtype.itemsize for struct in jax.tree.leaves(structs))
         present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if jax.default_backend() == "cpu" and needed > present:
+            menu = " and ".join(map(str, config.budgets))
             raise InputError(
                 f"slots = {config.slots} of context = {self.context}"
-                f"{f' with budget = {config.branches}' if config.branches else ''} need "
+                f"{f' with budget = {menu}' if menu else ''} need "
                 f"{needed / 2**30:.1f} GiB for keys, values and proposals, this machine has "
                 f"{present / 2**30:.1f}; lower one of them"
                 f"{', or --proposal_support' if config.branches else ''}"
+                f"{', or give one budget' if len(config.budgets) > 1 else ''}"
             )
 
     def encode(self, prompt: Prompt) -> list[int]:

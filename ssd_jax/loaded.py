@@ -107,7 +107,8 @@ class Loaded:
                 temperature=config.draft_temperature,
                 send=self.programs.model.place,
             )
-        if self.tuner is None:
+        observes = config.mode == "auto" or config.chooses_k
+        if self.tuner is None or not observes:
             return drafter
         return TunedDrafter(drafter, self.tuner(mode, k), rule=config.verify)
 

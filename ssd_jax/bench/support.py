@@ -2,7 +2,7 @@
 
 The target writes the texts. At each of their tokens a proposal drawn from q is accepted with
 probability sum(min(p, q)) (the ratio rule), with p and q after temperature, top-k, top-p and min-p.
-Penalties and logit biases do not enter.
+Penalties, logit biases and banned tokens do not enter.
 """
 
 from __future__ import annotations

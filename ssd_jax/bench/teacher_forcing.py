@@ -41,8 +41,8 @@ class TeacherForced:
         self._program = Job(self._chunk, arguments, (1,)).compile(model.mesh)
 
     def logits(self, text: np.ndarray) -> Iterator[jax.Array]:
-        """Of the token that follows each of a text [n] int32: chunks of [width, outputs] float32,
-        which hold for the text's tokens and not for what pads the last one."""
+        """Of the token that follows each of a text [n] int32, n at most `longest`: chunks of
+        [width, outputs] float32, which hold for its tokens and not for what pads the last one."""
         padded = np.zeros(-(-len(text) // self.width) * self.width, np.int32)
         padded[: len(text)] = text
         for start in range(0, len(padded), self.width):

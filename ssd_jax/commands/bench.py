@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     given = dict(settings.parse(values, "bench", arguments))
     if given["suite"] not in suites.SUITES:
         raise InputError(f"suite = {given['suite']!r} is unknown; one of {list(suites.SUITES)}")
-    if given["trace"] is not None and given["suite"] not in ("prompts", "overhead"):
+    if given["trace"] is not None and given["suite"] not in ("prompts", "overhead", "support"):
         raise InputError(f"trace is for decoding; suite = {given['suite']!r} does none")
     apart = given["suite"] == "accounting"  # its models run in processes of their own
     if apart:
@@ -58,6 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     if not apart:
         load(llm)
     environment = describe()
+    given["budget"] = llm.config.budget  # as it holds where the draft is
     shown = {
         name: value for name, value in given.items() if name not in ("help", "h") and value != []
     }
@@ -95,8 +96,22 @@ def _check_support(given: dict[str, Any]) -> None:
             "temperature = 0.0: suite = 'support' is about sampled proposals, greedy ones have one "
             "token; give --temperature=1"
         )
+    if given["draft_temperature"] == 0:
+        raise InputError(
+            "draft_temperature = 0.0: such a draft proposes one token, whatever N is; leave it out"
+        )
+    if given["verify"] == "coupled":
+        raise InputError(
+            "verify = 'coupled' proposes no laws; suite = 'support' is about --verify=ratio"
+        )
+    if given["modes"] or given["mode"] not in ("ar", "sd"):
+        asked = given["modes"] or [given["mode"]]
+        raise InputError(
+            f"mode = {','.join(asked)!r}: suite = 'support' compares target and draft, in no mode; "
+            "leave it out"
+        )
     suites.numbers(given, "supports")
-    given["modes"], given["mode"] = ["sd"], "sd"  # its draft is in this process
+    given["mode"] = "sd"  # its draft is in this process
 
 
 def _check_text(given: Mapping[str, Any]) -> None:

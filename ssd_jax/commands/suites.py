@@ -36,7 +36,7 @@ class Job:
 
     Attributes:
       llm: loaded.
-      prompts: of the prompts suite.
+      prompts: of the suites that have them.
       ks: values of K to compare; empty for the configured one.
       given: every flag's value.
       settings: those worth recording.
@@ -274,6 +274,8 @@ def supports(job: Job) -> Report:
                 tokens = np.array([*prompt, *event.output.token_ids], np.int32)
                 texts[index] = support.Text(tokens, len(prompt))
                 progress(len(texts), len(requests))
+    if not texts:
+        raise InputError("every text ended at its first token; give other prompts or settings")
     loaded, draft = llm.loaded, llm.draft
     assert loaded.inline is not None
     assert draft is not None

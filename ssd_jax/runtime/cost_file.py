@@ -16,6 +16,15 @@ from typing import Any, NamedTuple
 from ssd_jax.speculation.tuning import Costs, Guess
 
 _FORMAT = 3
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -67,7 +76,7 @@ class CostFile:
             )
             if max(guess.acceptance, guess.alone) > 1:
                 return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except _UNREADABLE as error:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None
         return Known(costs, guess)

@@ -29,6 +29,10 @@ FIRST_MISS = 0.5
 """How often the likeliest bonus token alone misses, before anything is known."""
 
 
+WORST_CONTENTION = 2.0
+"""Something else was busy when more was measured; a mode that is not taken would not tell."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
     """Seconds that the parts of a round take, for all slots together.
@@ -57,8 +61,8 @@ class Costs:
         return long + self.contention * short
 
     def observed(self, steps: Mapping[int, float]) -> Costs:
-        """With T_s as observed while the target was busy; those M that were not run lately are
-        slower by the same factor."""
+        """With T_s as observed, all of it taken to be while the target was busy; those M that were
+        not run lately are slower by the same factor."""
         alone = {m: seconds / (1 + self.contention) for m, seconds in steps.items()}
         known = [alone[m] / self.step[m] for m in self.step if m in alone]
         factor = float(np.mean(known)) if known else 1.0
@@ -69,7 +73,7 @@ class Costs:
 def contention(verification: float, branches: float, together: float) -> float:
     """x, from the seconds that both take alone and those of both begun at once."""
     short, long = sorted((verification, branches))
-    return max(together - long, 0.0) / short
+    return min(max(together - long, 0.0) / short, WORST_CONTENTION)
 
 
 class Seen(Protocol):

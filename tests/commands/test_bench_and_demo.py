@@ -2,6 +2,7 @@
 
 import json
 import re
+from unittest import mock
 
 import pytest
 
@@ -136,6 +137,14 @@ def test_support_suite_finds_no_loss_with_every_token_kept(tiny_checkpoint, prom
     assert "12 tokens that the target wrote" in err
 
 
+def test_support_suite_needs_a_text(tiny_checkpoint, prompts, capsys):
+    flags = [f"--target={tiny_checkpoint}", f"--draft={tiny_checkpoint}", f"--prompts={prompts}"]
+    flags += ["--temperature=1", *SMALL]
+    with mock.patch("ssd_jax.llm.LLM.run", return_value=[]):
+        assert main(["bench", "--suite=support", *flags]) == 2
+    assert "every text ended at its first token" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -147,6 +156,10 @@ def test_support_suite_finds_no_loss_with_every_token_kept(tiny_checkpoint, prom
             "supports = '16,all': give numbers",
         ),
         (["--draft=x", "--temperature=1", "--supports=0"], "supports = '0': give numbers"),
+        (["--draft=x", "--temperature=1", "--draft_temperature=0"], "draft_temperature = 0.0"),
+        (["--draft=x", "--temperature=1", "--verify=coupled"], "verify = 'coupled'"),
+        (["--draft=x", "--temperature=1", "--mode=ssd"], "mode = 'ssd': suite = 'support'"),
+        (["--draft=x", "--temperature=1", "--modes=ar,sd"], "mode = 'ar,sd': suite"),
     ],
 )
 def test_support_suite_refuses_what_it_cannot_compare(flags, message, capsys):

@@ -82,6 +82,8 @@ def broken(part, value):
         broken("acceptance", float("inf")),
         broken("alone", 1.5),
         broken("judged", -1),
+        broken("judged", 10**400),
+        broken("draft", 10**400),
         broken("contention", -0.1),
     ],
 )

@@ -25,6 +25,8 @@ from ssd_jax.runtime import branch_draft, submesh_draft
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.submesh_draft import SubmeshDraft
+from ssd_jax.runtime.tuned_drafter import TunedDrafter
+from ssd_jax.speculation import tuning
 from ssd_jax.text.detokenizer import Detokenizer
 from tests import tiny
 from tests.runtime.test_speculative import SAMPLED, outputs, requests
@@ -136,10 +138,13 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
     assert isinstance(measured, SubmeshDraft)
     assert measured.patience > submesh_draft.PATIENCE
     assert not set(measured.counters) & {"late", "stale"}
-    assert chooser._beside
     costs = chooser._costs
+    assert 0 <= costs.contention <= tuning.WORST_CONTENTION
     assert min(*costs.verify.values(), *costs.step.values(), costs.backup) > 0
-    chosen = dataclasses.replace(loaded, tuner=chooser.tuner)
+    given_k = dataclasses.replace(loaded, tuner=chooser.tuner).roles("sd", 3).drafter
+    assert not isinstance(given_k, TunedDrafter)  # with one K there is nothing to choose
+    tuned = dataclasses.replace(config, k="auto")  # mode sd, too
+    chosen = dataclasses.replace(loaded, config=tuned, tuner=chooser.tuner)
     asked = requests(many, "coupled")
     for mode in ("sd", "ssd"):
         roles = chosen.roles(mode, 3)

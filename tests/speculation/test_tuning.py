@@ -208,6 +208,10 @@ def test_contention_is_what_two_at_once_take_longer_than_the_longer(alone, toget
     assert again == pytest.approx(max(together, 2.0))
 
 
+def test_contention_that_no_two_roles_have_is_not_believed():
+    assert tuning.contention(0.001, 1.0, 2.0) == tuning.WORST_CONTENTION
+
+
 FLAWS = {
     "the tail rule is forgotten": ("ssd", "min(forwards - 1, k)", "k"),
     "a shared device hides the draft": (

@@ -138,7 +138,8 @@ def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch
     """The text stays while plans change every round; one draft is left for each engine."""
     monkeypatch.setattr(config, "AUTO_BUDGETS", (3, 8))
     settings = {"slots": 4, "verify": "coupled", "draft_placement": "process"}
-    with opened(made, budget="auto", **settings) as llm:
+    with opened(made, budget=None, **settings) as llm:
+        assert llm.config.budget == "auto"
         costs = llm._chooser._costs
         assert set(costs.step) == {3, 8}
         assert min(costs.backup, *costs.step.values(), *costs.verify.values()) > 0
