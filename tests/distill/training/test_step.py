@@ -80,7 +80,8 @@ def close(one, other):
     for first, second in zip(one[0], other[0], strict=True):
         assert first == pytest.approx(second, rel=1e-4)
     for name, array in one[1].items():
-        np.testing.assert_allclose(array, other[1][name], atol=2e-4)
+        # A hundredth of an Adam step: where a gradient is nearly 0, rounding decides about more.
+        np.testing.assert_allclose(array, other[1][name], atol=0.01 * SETTINGS.learning_rate)
 
 
 def test_the_rates_of_all_steps_at_once_are_those_of_each():
