@@ -85,6 +85,8 @@ def gumbel_of(key: Key, ids: jax.Array) -> jax.Array:
     The noise of id v depends on (key, v) alone. 64 random bits a value keep the tails exact to
     float32: the largest noise is about 44, where 24 bits would stop at 17.
     """
+    # Keys are worked out once a row, not again for every id: nothing else keeps a compiler from it.
+    key = jax.lax.optimization_barrier(key)
     ids = ids.astype(jnp.uint32)
     u = _unit(*threefry((key[0][:, None], key[1][:, None]), (ids, jnp.zeros_like(ids))))
     return -jnp.log(-jnp.log1p(-u))  # small u is where large noise comes from

@@ -1,5 +1,6 @@
 """Randomness depends on (key, token id) alone, and never changes between versions."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,6 +56,21 @@ def test_noise_of_a_token_does_not_depend_on_the_array_length():
 
 # Computed in float64 by an independent implementation of the same definition.
 GOLDEN_NOISE = {0: 1.07752591, 1: 0.65141381, 2: -0.15043228, 49_151: 1.08436876}
+
+
+def test_a_key_is_worked_out_once_a_row():
+    """Fused into the loop over all ids it costs 40 rounds an id, and LLVM looks at what depends on
+    the row alone for longer than anyone waits (jaxlib 0.12 on CPU, some shapes)."""
+
+    def noise(start):
+        words = jnp.zeros((2, 2), jnp.uint32), jnp.zeros(2, jnp.uint32)
+        return keys.gumbel(keys.derive(*words, start, start, Purpose.TOKEN), 320)
+
+    program = jax.jit(noise).lower(jnp.zeros(2, jnp.int32)).as_text()
+    assert "optimization_barrier" in program
+    lines = [line for line in program.splitlines() if "func.func" not in line]
+    places = [number for number, line in enumerate(lines) if "tensor<2x320x" in line]
+    assert min(places) > next(n for n, line in enumerate(lines) if "optimization_barrier" in line)
 
 
 def test_noise_is_golden():
