@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
+from ssd_jax import compat
 from ssd_jax.config import AUTO_WIDTHS, SUPPORT, Config
 from ssd_jax.opened import OpenedModel
 from ssd_jax.runtime.branch_draft import BranchDraft
@@ -311,7 +312,8 @@ def _exactness(config: Config, programs: Programs, parameters: list[jax.Array]) 
     bitwise = config.exact == "bitwise"
     if not bitwise and (config.exact == "law" or not costs_nothing(programs.model.execution)):
         return "law"
-    if len(programs.widths) > 1 and not widths_agree(programs, parameters):
+    can = compat.widths_can_agree(programs.model.execution.compute.name)
+    if len(programs.widths) > 1 and not (can and widths_agree(programs, parameters)):
         if not bitwise:
             return "law"
         programs.use_widest()

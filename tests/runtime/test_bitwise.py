@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from ssd_jax import LLM, SamplingParams, loaded
+from ssd_jax import LLM, SamplingParams, compat, loaded
 from ssd_jax.runtime.exactness import costs_nothing, widths_agree
 from ssd_jax.runtime.programs import Programs
 from tests import tiny
@@ -134,13 +135,40 @@ def test_where_widths_disagree_bitwise_runs_all_at_the_widest_and_auto_falls_bac
     assert texts(auto, "ar") != expected  # what the fallback is for
 
 
+def test_kernels_of_each_width_are_not_believed_because_a_few_rows_agree(checkpoints, monkeypatch):
+    path = checkpoints["int8"]
+    monkeypatch.setattr(compat, "widths_can_agree", lambda compute: compute != "int8")
+    bitwise, auto = load(path, dtype="int8"), load(path, dtype="int8", exact="auto")
+    assert (bitwise.loaded.exact, bitwise.loaded.programs.widths) == ("bitwise", (3,))
+    assert texts(bitwise, "ar") == texts(bitwise, "sd")
+    assert (auto.loaded.exact, auto.loaded.programs.widths) == ("law", (0, 3))
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "expected"),
+    [
+        ((0, 10, 2), "cpu", {"float32": True, "bfloat16": True, "int8": True}),
+        ((0, 11, 0), "cpu", {"float32": False, "bfloat16": True, "int8": False}),
+        ((0, 12, 0, 1), "cpu", {"float32": False, "bfloat16": True, "int8": False}),
+        ((0, 12, 0, 1), "tpu", {"float32": True, "bfloat16": True, "int8": True}),
+    ],
+)
+def test_which_kernels_can_agree_depends_on_the_jax_version(
+    monkeypatch, version, backend, expected
+):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert {dtype: compat.widths_can_agree(dtype) for dtype in expected} == expected
+
+
 @pytest.mark.parametrize("dtype", FAMILY_OF)
 def test_auto_is_bitwise_where_that_costs_nothing(checkpoints, dtype):
     with forwards_only():
         auto = load(checkpoints[dtype], exact="auto", dtype=dtype)
         law = load(checkpoints[dtype], exact="law", dtype=dtype)
     free = costs_nothing(auto.target.model.execution)
-    assert auto.loaded.exact == ("bitwise" if free else "law")
+    can = compat.widths_can_agree(dtype)
+    assert auto.loaded.exact == ("bitwise" if free and can else "law")
     assert law.loaded.exact == "law"
     assert free is (dtype != "float32")
 
