@@ -46,6 +46,8 @@ def forwards(checkpoints, dtype):
 @pytest.fixture(scope="module")
 def alone(checkpoints, dtype):
     """Logits of the text with one slot, token by token."""
+    if not compat.widths_can_agree(dtype):
+        pytest.skip(f"this JAX computes rows of {dtype} in another way at other numbers of rows")
     one = Forwards.of(checkpoints[dtype], dtype, slots=1, context=CONTEXT, widths=(0,))
     return one.logits(TEXT, 0)
 
