@@ -13,15 +13,12 @@ from tests import tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compile_once(tmp_path_factory):
-    """Programs that several tests compile are compiled once a session, in no one's cache.
+def _compile_once(pytestconfig):
+    """Programs that several tests compile are compiled once, in no user's cache.
 
-    The workers of pytest-xdist share it: their temporary directories have one parent.
+    Later sessions find them again, below pytest's own cache, and so do the workers of pytest-xdist.
     """
-    own = tmp_path_factory.getbasetemp()
-    compiled = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
-    compiled.mkdir(exist_ok=True)
-    compat.use_compile_cache(compiled)
+    compat.use_compile_cache(pytestconfig.cache.mkdir("compiled"))
 
 
 @pytest.fixture(scope="session")
