@@ -71,6 +71,7 @@ class Chooser:
         self._config, self._costs, self._file = config, known.costs, file
         self._guess, self._drafting = known.guess, drafting
         self._seen = Observed(known.guess)
+        self._settled: Guess | None = None
         self.predicted = self._predict()
         self.mode = self._fastest() if config.mode == "auto" else config.mode
 
@@ -97,10 +98,19 @@ class Chooser:
             waits=self._waits,
         )
 
+    def settle(self) -> None:
+        """What is observed from now on is kept for no other start.
+
+        Beside sampled rows under the ratio rule, even what greedy rows show depends on the noise of
+        those, through time, and a request of another process may have the same noise.
+        """
+        self._settled = self._seen.guess
+
     def remember(self) -> None:
         """Keeps what was observed for the next start."""
-        if self._file is not None and self._seen.judged:
-            self._file.write(Known(self._costs, self._seen.guess))
+        guess = self._settled or self._seen.guess
+        if self._file is not None and guess.judged > self._guess.judged:
+            self._file.write(Known(self._costs, guess))
 
     def _with_draft(self) -> Costs:
         """Costs with T_1 of mode sd, which is measured where it is not known yet."""

@@ -21,6 +21,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.occurrences import Occurrences
 from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
 from ssd_jax.runtime.sequence import check
 from ssd_jax.runtime.trace import Trace
@@ -111,6 +112,7 @@ class LLM:
         self._mail: dict[Engine, _Mail] = {}
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
+        self._occurrences = Occurrences()
         if load:
             self.load(progress=progress)
 
@@ -141,6 +143,8 @@ class LLM:
                 self._loaded = None
                 raise
             self._loaded = dataclasses.replace(self._loaded, tuner=self._chooser.tuner)
+            if self.config.verify == "ratio":
+                self._occurrences = Occurrences(first=self._chooser.settle)
             self._remember = weakref.finalize(self, self._chooser.remember)
             if self.config.mode == "auto":
                 _LOG.info(self._chooser.line)
@@ -236,6 +240,7 @@ class LLM:
                 drafter=roles.drafter,
                 trace=trace,
                 mode=mode,
+                occurrences=self._occurrences,
             )
         return self._engines[mode, k]
 

@@ -140,6 +140,26 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     assert Chooser(config, again, file=file).mode == "ar"
 
 
+def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_path):
+    """Through time it depends on their noise, which a request of the next process may share."""
+    file = CostFile(tmp_path, {"models": "a"})
+    config, known = Config(mode="auto", target="t", draft="d"), Known(costs(0.1), Guess())
+
+    def after(before, beside):
+        first = Chooser(config, known, file=file)
+        tuner = first.tuner("ssd", AUTO_K)
+        for _ in range(before):
+            tuner.observe(Verified(4, 8, "hit", 2, 0))
+        first.settle()
+        for _ in range(beside):
+            tuner.observe(Verified(0, 8, "hit", 2, None))
+        first.remember()
+        return file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
+
+    assert after(0, 50) is None
+    assert after(50, 50) == after(50, 0)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -23,7 +23,7 @@ from ssd_jax.runtime.speculated import Found, Speculated
 from ssd_jax.speculation.backup import BackupKind, host_kind, make
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Tuner, teaches
+from ssd_jax.speculation.tuner import Fixed, Tuner, teaches
 
 Expanded = dict[int, tuple[Speculated, tuple[int, ...]]]
 """Sequences by slot, with F_0..F_L of their records."""
@@ -65,7 +65,12 @@ class Controller:
         pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.traits = Traits(proposes="distribution", on_device=settle is None)
+        waits = settle is not None or activity is not None or pace is not None
+        self.traits = Traits(
+            proposes="distribution",
+            on_device=settle is None,
+            timed=rule == "ratio" and (waits or not isinstance(tuner, Fixed)),
+        )
         self.k = k
         self._settle, self._activity, self._lowers = settle, activity, lowers
         self._draft = draft

@@ -20,7 +20,8 @@ import numpy as np
 from ssd_jax.runtime.activity import Activity, TargetTimes
 from ssd_jax.runtime.job import Job
 from ssd_jax.runtime.metrics import Plan, RequestTimes
-from ssd_jax.runtime.request import FinishReason, Request, TokenEvent
+from ssd_jax.runtime.occurrences import Occurrences
+from ssd_jax.runtime.request import FinishReason, Request, SamplingParams, TokenEvent
 from ssd_jax.runtime.roles import (
     ABSENCES,
     IDLE,
@@ -62,6 +63,7 @@ class Engine:
       clock: seconds, monotonic.
       trace: takes down what happens when; None where nobody looks.
       mode: its name, for the metrics.
+      occurrences: of the requests of all engines that share a clock; None are those of this one.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         trace: EngineTrace | None = None,
         mode: str | None = None,
+        occurrences: Occurrences | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -82,6 +85,7 @@ class Engine:
         self._clock = clock
         self._trace = trace
         self._mode = mode
+        self._occurrences = occurrences or Occurrences()
         self._ids = itertools.count()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by slot
@@ -188,11 +192,20 @@ class Engine:
                 context=self._target.context,
             )
             self._running[slot] = job
-            params = job.request.params
+            params = self._keyed(job.request)
             banned = sorted(job.sequence.stop_ids) if params.min_tokens else []
             ban_before = min(len(job.request.prompt_ids) + params.min_tokens, self._target.context)
             for role in self._roles():
                 role.open(slot, params, job.request.index, banned, ban_before)
+
+    def _keyed(self, request: Request) -> SamplingParams:
+        """How a request that begins is sampled: with noise of its own where lengths are timed."""
+        params = request.params
+        if params.temperature == 0:
+            return params
+        seed = self._occurrences.seed(params.seed, request.index)
+        timed = self._drafter is not None and self._drafter.traits.timed
+        return dataclasses.replace(params, seed=seed) if timed else params
 
     def _dispatch_prefill(self) -> None:
         """One chunk a step, oldest request first, so that running requests are not held up."""

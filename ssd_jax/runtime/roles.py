@@ -116,11 +116,14 @@ class Traits:
       conditioned_on: what its proposals are made from: the "tokens" so far.
       proposes: "distribution" (q is known) or "point_mass" (tokens without a q).
       on_device: whether it keeps the devices busy that it shares with the target.
+      timed: whether lengths of its proposals depend on time, or on other requests, where sampled
+        texts depend on them: under the ratio rule. See `occurrences`.
     """
 
     conditioned_on: str = "tokens"
     proposes: str
     on_device: bool
+    timed: bool = False
 
 
 class Drafter(Protocol):

@@ -24,7 +24,8 @@ class TunedDrafter:
     """
 
     def __init__(self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio") -> None:
-        self.traits, self.k = drafter.traits, drafter.k
+        self.traits = dataclasses.replace(drafter.traits, timed=rule == "ratio")
+        self.k = drafter.k
         self._drafter, self._tuner, self._rule = drafter, tuner, rule
         self._teaching: dict[int, bool] = {}  # by slot
         self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way

@@ -11,6 +11,7 @@ from ssd_jax.runtime.roles import Drafted, DraftRow
 from ssd_jax.speculation.backup import HostKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import Fixed, Tuner
 from ssd_jax.speculation.tuning import Plan
 from tests.runtime.fake_branches import FakeBranchingDraft, Script
@@ -67,6 +68,7 @@ def ssd(
     remote: bool = False,
     rule: str = "ratio",
     tuner: Tuner | None = None,
+    pace: Pace | None = None,
     slots: int = 2,
     context: int = 64,
     draft: Callable[..., FakeBranchingDraft] = FakeBranchingDraft,
@@ -89,6 +91,7 @@ def ssd(
         backup=backup,
         tokens=TOKENS,
         rule=rule,
+        pace=pace,
         settle=(lambda: branching.proposal()) if remote else None,
     )
     engine = Engine(target, Letters, frozenset({EOS}), drafter=controller, clock=Clock())

@@ -1,0 +1,56 @@
+"""Tells requests of one seed and index apart, where sharing their noise would bias them.
+
+Under the ratio rule a text depends on how long proposals are. Where lengths depend on time, they
+carry what other requests' noise has done: how many tokens were accepted decides how long rounds
+take and what is waited for. A request may know that of any noise but its own. Pure host code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+
+_MOST = 65_536
+
+
+class Occurrences:
+    """Counts the requests of each seed and index, and gives each occurrence a seed.
+
+    Engines whose rounds one another's clocks may see share one. Any thread may ask.
+
+    Args:
+      most: pairs that are remembered. When there are more, all are forgotten and a new generation
+        begins, whose number is hashed, too: no seed comes again, and memory is bounded.
+      first: called before the first request is counted.
+    """
+
+    def __init__(self, *, most: int = _MOST, first: Callable[[], None] = lambda: None) -> None:
+        self._most, self._first = most, first
+        self._counts: dict[tuple[int, int], int] = {}
+        self._generation = 0
+        self._lock = threading.Lock()
+
+    def seed(self, seed: int, index: int) -> int:
+        """The 64-bit seed of a request that begins; the user's, where it is the first of its pair
+        and none was forgotten."""
+        with self._lock:
+            if not self._counts and not self._generation:
+                self._first()
+            pair = seed, index
+            if pair not in self._counts and len(self._counts) == self._most:
+                self._counts.clear()
+                self._generation += 1
+            occurrence = self._counts.get(pair, 0)
+            self._counts[pair] = occurrence + 1
+            generation = self._generation
+        if not occurrence and not generation:
+            return seed
+        return derived(seed, index, generation, occurrence)
+
+
+def derived(seed: int, index: int, generation: int, occurrence: int) -> int:
+    """A 64-bit seed: BLAKE2b of the four numbers, little-endian words of 64 bits."""
+    words = b"".join(int(n).to_bytes(8, "little") for n in (seed, index, generation, occurrence))
+    digest = hashlib.blake2b(words, digest_size=8, person=b"ssd_jax seed").digest()
+    return int.from_bytes(digest, "little")

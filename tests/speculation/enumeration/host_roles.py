@@ -1,0 +1,469 @@
+"""Roles over toy models on a scripted clock: what the engine's real host classes are run on.
+
+Engine, controller, cache, pace, fan-outs and backups are the product's own; here are a target and a
+branching draft whose draws are those of a `Chance` (or of anything else that answers draws by key),
+and a clock that moves only where somebody waits. A token is drawn when somebody looks at it: its
+key is known before, so that makes no difference, but the branches that nobody looks at need not be
+enumerated. Nothing here imports JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.runtime.activity import Activity, Busy
+from ssd_jax.runtime.controller import Controller
+from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.occurrences import Occurrences
+from ssd_jax.runtime.request import Request, SamplingParams
+from ssd_jax.runtime.roles import IDLE, Drafted, Moved, News, Outcomes
+from ssd_jax.speculation.confidence import UNKNOWN
+from ssd_jax.speculation.fan_out import FanOut, Uniform
+from ssd_jax.speculation.tuner import Fixed
+from ssd_jax.speculation.tuning import Plan
+from tests.speculation.enumeration.chance import Chance, Key, Law, Renamed
+from tests.speculation.enumeration.filters import Model, Text, point
+from tests.speculation.enumeration.rounds import Game, Record, State
+from tests.speculation.enumeration.ssd import ranked
+
+Name = tuple[int, int]
+"""Seed and index: whose noise it is."""
+
+
+class Clock:
+    """Seconds, which pass only where somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def until(self, moment: float) -> None:
+        """Waits."""
+        self.now = max(self.now, moment)
+
+
+class Token:
+    """A drafted token, drawn when it is looked at."""
+
+    def __init__(self, draw: Callable[[], int]) -> None:
+        self._draw, self._value = draw, None
+
+    def __index__(self) -> int:
+        if self._value is None:
+            self._value = self._draw()
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return int(self) == int(other)  # pyright: ignore[reportArgumentType]
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+    def __ge__(self, other: int) -> bool:
+        return other <= 0 or int(self) >= other
+
+
+@dataclass
+class Speculation:
+    """Tokens that follow a text, with the laws that they are drawn from.
+
+    Attributes:
+      start: position of the text's last token.
+      tokens: as far as they are known to the host.
+      host: they are the host's own, and point masses.
+      path: of a branch.
+    """
+
+    start: int
+    text: Callable[[], Text]
+    law: Callable[[Text], Law]
+    noise: Any
+    tokens: list[Any] = field(default_factory=list)
+    host: bool = False
+    path: list[Any] = field(default_factory=list)
+
+    def grow(self, count: int) -> None:
+        """Has `count` tokens, whose keys are those of its start."""
+        for step in range(len(self.tokens), count):
+            self.tokens.append(Token(lambda step=step: self._draw(step)))
+
+    def _draw(self, step: int) -> int:
+        return self.noise.token(self.law_at(step), Key(self.start, self.start + 1 + step, "draft"))
+
+    def law_at(self, step: int) -> Law:
+        """The law of a token, given those before it."""
+        return self.law((*self.text(), *map(int, self.tokens[:step])))
+
+
+@dataclass
+class Proposed:
+    """See `rounds.Record`: tokens and laws one by one, as far as somebody asks."""
+
+    speculation: Speculation
+    length: int
+    point_mass: bool
+
+    @property
+    def tokens(self) -> Iterator[int]:
+        return map(int, self.speculation.tokens[: self.length])
+
+    @property
+    def laws(self) -> Iterator[Law]:
+        for step in range(self.length):
+            law = self.speculation.law_at(step)
+            certain = self.point_mass or self.speculation.host
+            yield point(int(self.speculation.tokens[step]), len(law)) if certain else law
+
+
+class ToyDraft:
+    """See `roles.BranchingDraft`: a draft elsewhere, as slow as it is said to be.
+
+    Args:
+      model: the draft's law of the next token.
+      noise: answers its draws.
+      width: candidates at each place.
+      forward: seconds of a forward of an expansion, by the expansion's number; of a record's too.
+      patience: seconds that are waited for it.
+      q_arrives: whether the q of the proposals comes in time, by the round's number.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        noise: Any,
+        clock: Clock,
+        *,
+        slots: int,
+        k: int,
+        branches: int,
+        width: int,
+        forward: Callable[[int], float] = lambda _number: 0.0,
+        patience: float = float("inf"),
+        q_arrives: Callable[[int], bool] = lambda _number: True,
+    ) -> None:
+        self.slots, self.k, self.branches = slots, k, branches
+        self._model, self._noise, self._clock = model, noise, clock
+        self._width = width
+        self._forward, self._patience, self._q_arrives = forward, patience, q_arrives
+        self._names: dict[int, Name] = {}
+        self._texts: dict[int, Text] = {}
+        self._records: dict[int, Speculation] = {}
+        self._branches: dict[int, list[Speculation | None]] = {}
+        self._number = self._moves = 0
+        self._began = self._free = 0.0  # of the expansion; when the draft has nothing to do
+        self._planned = self._told = 0
+        self._serving, self._awaited, self._overdue = True, False, False
+        self._spans: list[Busy] = []
+
+    def open(self, slot, params, index, banned, ban_before) -> None:
+        self._names[slot], self._texts[slot] = (params.seed, index), ()
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        self._texts[slot] = (*self._texts[slot][:offset], *tokens)
+
+    def move(self, moves: Sequence[Moved]) -> None:
+        self._cut()
+        self._overdue = self._overdue and self._clock.now < self._free
+        self._serving, self._awaited = not self._overdue, False
+        self._moves += 1
+        records = {}
+        for moved in moves:
+            slot = moved.slot
+            self._texts[slot] += tuple(moved.committed)
+            text = self._texts[slot]
+            assert (moved.position, moved.pending) == (len(text) - 1, text[-1])
+            record = self._speculation(slot, moved.position, lambda text=text: text)
+            record.tokens, record.host = list(moved.tokens), bool(moved.tokens)
+            if moved.winner >= 0:
+                assert self._serving, "a winner of a draft that is not there"
+                won = self._branches[slot][moved.winner]
+                assert won is not None
+                path = text[self._records[slot].start + 1 :]
+                assert tuple(map(int, won.path)) == path, "the branch is of another outcome"
+                assert moved.limit <= len(won.tokens)
+                record.tokens = won.tokens[: moved.limit]
+            records[slot] = record
+        self._records, self._branches = records, {}
+
+    def _speculation(self, slot: int, start: int, text: Callable[[], Text]) -> Speculation:
+        name = self._names[slot]
+        return Speculation(start, text, self._model, _of(self._noise, name))
+
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+        if not self._serving:
+            return np.zeros(self.slots, np.int32)
+        for slot in np.flatnonzero(limits):
+            self._records[slot].grow(int(limits[slot]))
+        began = max(self._clock.now, self._free)
+        self._free = began + int(limits.max()) * self._forward(self._number)
+        self._clock.until(self._free)
+        self._spans.append(Busy("draft", began, self._free))
+        return limits
+
+    def proposal(self) -> dict[int, Proposed]:
+        return self._proposal(point_mass=False)
+
+    def settled(self) -> dict[int, Proposed]:
+        return self._proposal(point_mass=not self._q_arrives(self._moves))
+
+    def _proposal(self, *, point_mass: bool) -> dict[int, Proposed]:
+        return {
+            slot: Proposed(record, len(record.tokens), point_mass)
+            for slot, record in self._records.items()
+        }
+
+    def confidence(self) -> np.ndarray:
+        return np.full((self.slots, self.k), UNKNOWN, np.int32)
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        if not self._serving:
+            return
+        self._number += 1
+        self._awaited, self._planned, self._told = True, forwards, 0
+        self._began = max(self._clock.now, self._free)
+        for slot, record in self._records.items():
+            forks = enumerate(counts[slot].tolist())
+            self._branches[slot] = [
+                self._branch(slot, record, k, rank) for k, count in forks for rank in range(count)
+            ]
+
+    def _branch(self, slot: int, record: Speculation, k: int, rank: int) -> Speculation | None:
+        text, size = self._texts[slot], len(self._model(self._texts[slot]))
+        rejected = k < len(record.tokens)
+        if rank >= min(size - rejected, self._width):
+            return None
+
+        def bonus() -> int:
+            path = tuple(map(int, record.tokens[:k]))
+            out = int(record.tokens[k]) if rejected else None
+            return [t for t in ranked(self._model((*text, *path))) if t != out][rank]
+
+        path = [*record.tokens[:k], Token(bonus)]
+        branch = self._speculation(slot, record.start + 1 + k, lambda: (*text, *map(int, path)))
+        branch.path = path
+        return branch
+
+    def news(self, forwards: int) -> News | str:
+        if not self._awaited:
+            return "stale"
+        made = self._began + forwards * self._forward(self._number)
+        if made > self._clock.now + self._patience:
+            self._clock.until(self._clock.now + self._patience)
+            self._overdue = True
+            self._free = made
+            return "late"
+        self._clock.until(made)
+        return self._news(self._made())
+
+    def _made(self) -> int:
+        """Forwards of the expansion that have ended."""
+        seconds = self._forward(self._number)
+        if not seconds:
+            return self._planned
+        passed = (self._clock.now - self._began) / seconds
+        return min(int(passed + 1e-9), self._planned)
+
+    def _cut(self) -> None:
+        """The expansion ends with the forward that is running."""
+        if not self._awaited:
+            return
+        self._tell()
+        seconds = self._forward(self._number)
+        running = self._told < self._planned and self._clock.now > self._began
+        self._free = max(self._free, self._began + (self._told + running) * seconds)
+
+    def _news(self, made: int) -> News:
+        shape = self.slots, self.branches
+        bonus, lengths = np.full(shape, -1, object), np.zeros(shape, np.int32)
+        tokens = np.zeros((*shape, self.k), object)
+        confidence = np.full((*shape, self.k), UNKNOWN, object)
+        proposed = np.zeros((self.slots, self.k), object)
+        for slot, record in self._records.items():
+            proposed[slot, : len(record.tokens)] = record.tokens
+            for row, branch in enumerate(self._branches[slot]):
+                if branch is None:
+                    continue
+                last = len(branch.path) - 1 == len(record.tokens)
+                count = min(made - last, self.k)
+                branch.grow(count)
+                bonus[slot, row], lengths[slot, row] = branch.path[-1], count
+                tokens[slot, row, :count] = branch.tokens[:count]
+        return News(proposed, bonus, lengths, tokens, confidence, made)
+
+    def activity(self) -> Activity:
+        """What it has done, as far as it has ended."""
+        if self._awaited:
+            self._tell()
+        spans, self._spans = self._spans, []
+        return Activity(tuple(spans))
+
+    def _tell(self) -> None:
+        """Notes the forwards of the expansion that have ended."""
+        seconds = self._forward(self._number)
+        for forward in range(self._told, self._made()):
+            begin = self._began + forward * seconds
+            self._spans.append(Busy("grow" if forward else "expand", begin, begin + seconds))
+        self._told = max(self._told, self._made())
+
+
+class Pending:
+    """Outcomes that come at a moment."""
+
+    def __init__(self, clock: Clock, moment: float, emitted: dict[int, Text]) -> None:
+        self._clock, self._moment, self._emitted = clock, moment, emitted
+
+    def read(self) -> Outcomes:
+        self._clock.until(self._moment)
+        rows = max(self._emitted, default=0) + 1
+        accepted = np.zeros(rows, np.int32)
+        tokens = np.zeros((rows, max(map(len, self._emitted.values()))), np.int32)
+        for row, ids in self._emitted.items():
+            accepted[row] = len(ids) - 1
+            tokens[row, : len(ids)] = ids
+        return Outcomes(accepted, tokens)
+
+
+class ToyTarget:
+    """See `roles.Target`: verifies by the game's rule; a forward takes a second."""
+
+    max_chunk, context = 8, 64
+
+    def __init__(self, game: Game, noise: Any, clock: Clock, *, slots: int) -> None:
+        self.slots, self._game, self._noise, self._clock = slots, game, noise, clock
+        self._names: dict[int, Name] = {}
+        self._texts: dict[int, Text] = {}
+        self.rounds: list[dict[int, int]] = []
+        """L of every row by slot, round after round."""
+
+    def open(self, slot, params, index, banned, ban_before) -> None:
+        self._names[slot], self._texts[slot] = (params.seed, index), ()
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        self._texts[slot] = (*self._texts[slot][:offset], *tokens)
+
+    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:
+        self.prefill(slot, tokens, offset)
+        return Pending(self._clock, self._clock.now + 1, {0: self._verify(slot, Record())})
+
+    def forward(
+        self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> Pending:
+        proposal: dict[int, Proposed] = {}
+        if drafted is not None:
+            proposal = drafted.proposal if drafted.settle is None else drafted.settle()
+        emitted, self.rounds = {}, [*self.rounds, {}]
+        for slot in np.flatnonzero(lengths != IDLE).tolist():
+            self._texts[slot] = self._texts[slot][: lengths[slot] + 1]
+            assert self._texts[slot][-1] == tokens[slot]
+            assert len(self._texts[slot]) == lengths[slot] + 1
+            length = 0 if drafted is None else int(drafted.lengths[slot])
+            assert length == (proposal[slot].length if slot in proposal else 0)
+            self.rounds[-1][slot] = length
+            emitted[slot] = self._verify(slot, proposal.get(slot, Record()))
+        return Pending(self._clock, self._clock.now + 1, emitted)
+
+    def _verify(self, slot: int, record: Any) -> Text:
+        before = self._texts[slot]
+        noise = _of(self._noise, self._names[slot])
+        after = self._texts[slot] = self._game.verify(self._game, State(before), record, noise)
+        return after[len(before) :]
+
+
+def _of(noise: Any, name: Name) -> Renamed:
+    """The noise of one request."""
+    return Renamed(noise, lambda key: key._replace(request=name))  # pyright: ignore
+
+
+class Silent:
+    """A decoder of no text."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """An engine of mode ssd with the product's host classes, over toy roles.
+
+    Attributes:
+      game: target, draft, K and the rule.
+      forward: seconds of a draft forward, by the expansion's number; None is a draft that shares the
+        target's devices, whose time nobody sees.
+      budget, fan_out, backup: as of the controller.
+      width, patience, q_arrives: of the draft.
+      slots: requests decoded together.
+    """
+
+    game: Game
+    forward: Callable[[int], float] | None = None
+    budget: int = 3
+    fan_out: Callable[[], FanOut] = Uniform
+    backup: Any = "auto"
+    width: int = 9
+    patience: float = float("inf")
+    q_arrives: Callable[[int], bool] = lambda _number: True
+    slots: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def engine(self, noise: Any, occurrences: Occurrences | None = None) -> Engine:
+        """A new one."""
+        clock, k = Clock(), self.game.k
+        draft = ToyDraft(
+            self.game.draft,
+            noise,
+            clock,
+            slots=self.slots,
+            k=k,
+            branches=self.budget,
+            width=self.width,
+            forward=self.forward or (lambda _number: 0.0),
+            patience=self.patience,
+            q_arrives=self.q_arrives,
+        )
+        elsewhere = {"settle": draft.settled, "activity": draft.activity}
+        controller = Controller(
+            draft,  # pyright: ignore[reportArgumentType]
+            k=k,
+            tuner=Fixed(Plan.of_branches(k, self.budget)),
+            fan_out=self.fan_out,
+            backup=self.backup,
+            tokens=len(self.game.target((0,))),
+            clock=clock,
+            **(elsewhere if self.forward else {}),
+            **self.settings,
+        )
+        target = ToyTarget(self.game, noise, clock, slots=self.slots)
+        return Engine(
+            target,
+            Silent,
+            frozenset(),
+            drafter=controller,
+            clock=clock,
+            occurrences=occurrences,
+        )
+
+
+def texts(engine: Engine, names: Sequence[Name], length: int, prompt: Text = (0,)) -> list[Text]:
+    """Output of requests of these seeds and indices, which come all at once."""
+    params = {"temperature": 1.0, "max_tokens": length}
+    ids = [
+        engine.add(Request(prompt_ids=prompt, params=SamplingParams(seed=seed, **params), index=i))
+        for seed, i in names
+    ]
+    found: dict[int, Text] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if event.output is not None:
+                found[event.request_id] = tuple(event.output.token_ids)
+    return [found[each] for each in ids]
