@@ -9,6 +9,8 @@ enumerated. Nothing here imports JAX.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,16 +21,17 @@ from ssd_jax.runtime.activity import Activity, Busy
 from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.occurrences import Occurrences
-from ssd_jax.runtime.request import Request, SamplingParams
+from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams
 from ssd_jax.runtime.roles import IDLE, Drafted, Moved, News, Outcomes
-from ssd_jax.speculation.confidence import UNKNOWN
+from ssd_jax.speculation.confidence import EDGES, UNKNOWN
 from ssd_jax.speculation.fan_out import FanOut, Uniform
 from ssd_jax.speculation.tuner import Fixed
 from ssd_jax.speculation.tuning import Plan
-from tests.speculation.enumeration.chance import Chance, Key, Law, Renamed
+from tests.speculation.enumeration.chance import Key, Law, Renamed
 from tests.speculation.enumeration.filters import Model, Text, point
 from tests.speculation.enumeration.rounds import Game, Record, State
 from tests.speculation.enumeration.ssd import ranked
+from tests.speculation.enumeration.toys import PROMPT
 
 Name = tuple[int, int]
 """Seed and index: whose noise it is."""
@@ -66,7 +69,13 @@ class Token:
         return hash(int(self))
 
     def __ge__(self, other: int) -> bool:
-        return other <= 0 or int(self) >= other
+        return other <= 0 or int(self) >= other  # there is one, whichever it is
+
+    def __gt__(self, other: int) -> bool:
+        return int(self) > other
+
+    def __lt__(self, other: int) -> bool:
+        return int(self) < other
 
 
 @dataclass
@@ -95,6 +104,14 @@ class Speculation:
 
     def _draw(self, step: int) -> int:
         return self.noise.token(self.law_at(step), Key(self.start, self.start + 1 + step, "draft"))
+
+    def confidence(self) -> list[Any]:
+        """The draft's in each token, looked at as late as the token itself."""
+        return [Token(lambda step=step: self._class(step)) for step in range(len(self.tokens))]
+
+    def _class(self, step: int) -> int:
+        probability = self.law_at(step)[int(self.tokens[step])]
+        return sum(probability >= edge for edge in EDGES)
 
     def law_at(self, step: int) -> Law:
         """The law of a token, given those before it."""
@@ -219,7 +236,11 @@ class ToyDraft:
         }
 
     def confidence(self) -> np.ndarray:
-        return np.full((self.slots, self.k), UNKNOWN, np.int32)
+        found = np.full((self.slots, self.k), UNKNOWN, object)
+        for slot, record in self._records.items():
+            if not record.host:
+                found[slot, : len(record.tokens)] = record.confidence()
+        return found
 
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
@@ -296,6 +317,7 @@ class ToyDraft:
                 branch.grow(count)
                 bonus[slot, row], lengths[slot, row] = branch.path[-1], count
                 tokens[slot, row, :count] = branch.tokens[:count]
+                confidence[slot, row, :count] = branch.confidence()[:count]
         return News(proposed, bonus, lengths, tokens, confidence, made)
 
     def activity(self) -> Activity:
@@ -382,6 +404,18 @@ def _of(noise: Any, name: Name) -> Renamed:
     return Renamed(noise, lambda key: key._replace(request=name))  # pyright: ignore
 
 
+class Hashed:
+    """Noise of one sample: every key's exponential clocks, as `chance` has them, by a hash."""
+
+    def token(self, law: Law, key: Key) -> int:
+        """The token that the noise of `key` draws from `law`."""
+        return min((self._clock(key, v) / float(p), v) for v, p in enumerate(law) if p)[1]
+
+    def _clock(self, key: Key, token: int) -> float:
+        digest = hashlib.blake2b(repr((*key, token)).encode(), digest_size=8).digest()
+        return -math.log((int.from_bytes(digest, "little") + 0.5) / 2**64)
+
+
 class Silent:
     """A decoder of no text."""
 
@@ -398,7 +432,7 @@ class Host:
 
     Attributes:
       game: target, draft, K and the rule.
-      forward: seconds of a draft forward, by the expansion's number; None is a draft that shares the
+      forward: seconds of a draft forward, by the expansion's number; None is a draft on the
         target's devices, whose time nobody sees.
       budget, fan_out, backup: as of the controller.
       width, patience, q_arrives: of the draft.
@@ -416,8 +450,13 @@ class Host:
     slots: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def engine(self, noise: Any, occurrences: Occurrences | None = None) -> Engine:
-        """A new one."""
+    def engine(
+        self,
+        noise: Any,
+        occurrences: Occurrences | None = None,
+        watch: Callable[[ToyDraft], Any] = lambda draft: draft,
+    ) -> Engine:
+        """A new one; `watch` may come between controller and draft."""
         clock, k = Clock(), self.game.k
         draft = ToyDraft(
             self.game.draft,
@@ -433,7 +472,7 @@ class Host:
         )
         elsewhere = {"settle": draft.settled, "activity": draft.activity}
         controller = Controller(
-            draft,  # pyright: ignore[reportArgumentType]
+            watch(draft),
             k=k,
             tuner=Fixed(Plan.of_branches(k, self.budget)),
             fan_out=self.fan_out,
@@ -454,16 +493,21 @@ class Host:
         )
 
 
-def texts(engine: Engine, names: Sequence[Name], length: int, prompt: Text = (0,)) -> list[Text]:
-    """Output of requests of these seeds and indices, which come all at once."""
+def outputs(engine: Engine, names: Sequence[Name], length: int) -> list[RequestOutput]:
+    """Of requests with these seeds and indices, which come all at once."""
     params = {"temperature": 1.0, "max_tokens": length}
     ids = [
-        engine.add(Request(prompt_ids=prompt, params=SamplingParams(seed=seed, **params), index=i))
+        engine.add(Request(prompt_ids=PROMPT, params=SamplingParams(seed=seed, **params), index=i))
         for seed, i in names
     ]
-    found: dict[int, Text] = {}
+    found: dict[int, RequestOutput] = {}
     while engine.has_work:
         for event in engine.step():
             if event.output is not None:
-                found[event.request_id] = tuple(event.output.token_ids)
+                found[event.request_id] = event.output
     return [found[each] for each in ids]
+
+
+def texts(engine: Engine, names: Sequence[Name], length: int) -> tuple[Text, ...]:
+    """Token ids of `outputs`."""
+    return tuple(tuple(output.token_ids) for output in outputs(engine, names, length))

@@ -1,0 +1,180 @@
+"""The product's own engine, controller, cache, pace and backups emit exactly the target's law."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from ssd_jax.runtime.occurrences import Occurrences
+from ssd_jax.speculation.confidence import Confidence
+from ssd_jax.speculation.fan_out import Geometric
+from ssd_jax.speculation.measured import Measured
+from tests.speculation.enumeration import toys
+from tests.speculation.enumeration.chance import paths
+from tests.speculation.enumeration.host_roles import Hashed, Host, outputs, texts
+from tests.speculation.enumeration.laws import autoregressive
+from tests.speculation.enumeration.rounds import Game
+from tests.speculation.enumeration.toys import PROMPT
+
+GAME = Game(target=toys.TARGET2, draft=toys.DRAFT2, k=2)
+# A drafted token takes .55 of a verification; branches for the likeliest bonus token alone.
+FAIR = Game(target=toys.iid(1, 1), draft=toys.iid(17, 3), k=2)
+HOST = Host(game=FAIR, forward=lambda _number: 0.55, width=1, budget=2)
+
+
+class Same(Occurrences):
+    """Every request of a seed and index has the same noise."""
+
+    def seed(self, seed: int, index: int) -> int:
+        return seed
+
+
+def law_of(host, names, length, occurrences=Occurrences):
+    """The joint law of requests that come all at once, and what their rounds were like."""
+    law, seen = defaultdict(Fraction), Counter()
+
+    def play(chance):
+        found = outputs(host.engine(chance, occurrences()), names, length)
+        for output in found:
+            seen.update(output.metrics["fallbacks"] or {})
+            seen["hit"] += bool(output.metrics["hit_rate"])
+            for k, count in enumerate(output.metrics["acceptance_histogram"] or []):
+                seen[k] += count
+        return tuple(tuple(output.token_ids) for output in found)
+
+    for result, _, mass in paths(play, frozenset(), lambda _key: True):
+        law[result] += mass
+    return dict(law), seen
+
+
+def of_row(law, row):
+    found = defaultdict(Fraction)
+    for joint, mass in law.items():
+        found[joint[row]] += mass
+    return dict(found)
+
+
+def seconds(each):
+    return lambda _number: each
+
+
+SETTINGS = {
+    "inline": ({"backup": "draft"}, {"hit"}),
+    "inline, few branches": ({"backup": "draft", "width": 1}, {"hit", "miss"}),
+    "a fast draft": ({"forward": seconds(0.3), "width": 1}, {"hit", "miss"}),
+    "a slow draft": ({"forward": seconds(0.55), "width": 1}, {"hit", "miss"}),
+    "a slower draft": ({"forward": seconds(0.8), "width": 1}, {"hit", "miss"}),
+    "a draft slower than the target": ({"forward": seconds(1.3), "width": 1}, {"hit", "miss"}),
+    "nothing after a miss": (
+        {"forward": seconds(0.55), "width": 1, "backup": "none"},
+        {"hit", "miss"},
+    ),
+    "n-grams after a miss": (
+        {"forward": seconds(0.55), "width": 1, "backup": "ngram"},
+        {"hit", "miss"},
+    ),
+    "random tokens after a miss": (
+        {"forward": seconds(0.55), "width": 1, "backup": "random"},
+        {"hit", "miss"},
+    ),
+    "the draft after a miss": (
+        {"forward": seconds(0.55), "width": 1, "backup": "draft"},
+        {"hit", "miss"},
+    ),
+    "late news": (
+        {"forward": lambda number: (0.55, 3.5)[number % 2], "patience": 0.6},
+        {"hit", "late", "stale"},
+    ),
+    "late q": (
+        {"forward": seconds(0.55), "q_arrives": lambda number: number % 2 == 0},
+        {"hit"},
+    ),
+    "geometric": ({"forward": seconds(0.55), "fan_out": Geometric, "budget": 2}, {"hit", "miss"}),
+    "measured": (
+        {"fan_out": lambda: Measured(acceptance=0.5, weight=0.5), "forward": seconds(0.55)},
+        {"hit", "miss"},
+    ),
+    "confidence": (
+        {"fan_out": lambda: Confidence(acceptance=0.5, weight=0.5), "forward": seconds(0.55)},
+        {"hit", "miss"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "sources"), SETTINGS.values(), ids=SETTINGS)
+def test_the_host_keeps_the_law(settings, sources):
+    law, seen = law_of(Host(game=GAME, **settings), [(0, 0)], 6)
+    assert of_row(law, 0) == autoregressive(GAME.target, PROMPT, 6)
+    assert {source for source in seen if isinstance(source, str)} >= sources
+
+
+def test_what_is_waited_for_depends_on_the_clock():
+    """Else the tests above would be of one and the same run."""
+    lengths = set()
+    for each in (0.3, 0.55, 0.8, 1.3):
+        engine = Host(game=FAIR, forward=seconds(each), width=1).engine(Hashed())
+        texts(engine, [(0, 0)], 40)
+        lengths.add(tuple(length for rows in engine._target.rounds for length in rows.values()))
+    assert len(lengths) > 2
+    assert {0, 1, 2} == {length for each in lengths for length in each}
+
+
+WHERE = {"beside": replace(HOST, slots=2), "after": replace(HOST, forward=seconds(0.8))}
+
+
+@pytest.mark.parametrize("host", WHERE.values(), ids=WHERE)
+def test_two_requests_of_one_seed_and_index_are_independent_where_lengths_are_timed(host):
+    law, _ = law_of(host, [(0, 0), (0, 0)], 4)
+    alone = autoregressive(FAIR.target, PROMPT, 4)
+    assert law == {(a, b): alone[a] * alone[b] for a in alone for b in alone}
+
+
+@pytest.mark.parametrize("host", WHERE.values(), ids=WHERE)
+def test_with_the_same_noise_the_second_would_be_biased(host):
+    law, _ = law_of(host, [(0, 0), (0, 0)], 4, Same)
+    alone = autoregressive(FAIR.target, PROMPT, 4)
+    assert of_row(law, 0) == alone
+    assert of_row(law, 1) != alone
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_inline_they_say_the_same_and_each_has_its_law(slots):
+    """No length depends on time or on another row there."""
+    host = replace(HOST, forward=None, slots=slots, backup="draft")
+    law, _ = law_of(host, [(0, 0), (0, 0)], 5)
+    assert all(one == other for one, other in law)
+    assert of_row(law, 1) == autoregressive(FAIR.target, PROMPT, 5)
+
+
+# Chi-square of 16 texts: a true law exceeds it with a probability of 1e-10.
+MOST, RUNS = 83.0, 1000
+EXPERIMENTS = {"beside": (replace(HOST, slots=2), 6), "after": (WHERE["after"], 4)}
+
+
+@pytest.mark.parametrize(("host", "length"), EXPERIMENTS.values(), ids=EXPERIMENTS)
+@pytest.mark.parametrize("occurrences", [Occurrences, Same])
+def test_the_later_of_two_requests_of_one_seed_and_index_is_counted(host, length, occurrences):
+    """Texts of engines with hashed noise, one for each seed: how often each of 16 came."""
+    counts = Counter(
+        texts(host.engine(Hashed(), occurrences()), [(seed, 0)] * 2, length)[1][:4]
+        for seed in range(RUNS)
+    )
+    alone = autoregressive(FAIR.target, PROMPT, 4)
+    far = sum((counts[text] - RUNS * p) ** 2 / (RUNS * p) for text, p in alone.items())
+    print(float(far))
+    assert (far > MOST) == (occurrences is Same)
+
+
+def test_the_real_host_needs_no_jax():
+    code = (
+        "import sys, tests.speculation.enumeration.host_roles;"
+        "assert 'jax' not in sys.modules, 'jax'"
+    )
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
