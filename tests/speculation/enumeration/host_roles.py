@@ -362,8 +362,8 @@ class ToyTarget:
         self.slots, self._game, self._noise, self._clock = slots, game, noise, clock
         self._names: dict[int, Name] = {}
         self._texts: dict[int, Text] = {}
-        self.rounds: list[dict[int, int]] = []
-        """L of every row by slot, round after round."""
+        self.lengths: list[tuple[Name, int]] = []
+        """Of the proposals, whose and how long, round after round."""
 
     def open(self, slot, params, index, banned, ban_before) -> None:
         self._names[slot], self._texts[slot] = (params.seed, index), ()
@@ -381,14 +381,14 @@ class ToyTarget:
         proposal: dict[int, Proposed] = {}
         if drafted is not None:
             proposal = drafted.proposal if drafted.settle is None else drafted.settle()
-        emitted, self.rounds = {}, [*self.rounds, {}]
+        emitted = {}
         for slot in np.flatnonzero(lengths != IDLE).tolist():
             self._texts[slot] = self._texts[slot][: lengths[slot] + 1]
             assert self._texts[slot][-1] == tokens[slot]
             assert len(self._texts[slot]) == lengths[slot] + 1
             length = 0 if drafted is None else int(drafted.lengths[slot])
             assert length == (proposal[slot].length if slot in proposal else 0)
-            self.rounds[-1][slot] = length
+            self.lengths.append((self._names[slot], length))
             emitted[slot] = self._verify(slot, proposal.get(slot, Record()))
         return Pending(self._clock, self._clock.now + 1, emitted)
 

@@ -120,7 +120,7 @@ def test_what_is_waited_for_depends_on_the_clock():
     for each in (0.3, 0.55, 0.8, 1.3):
         engine = Host(game=FAIR, forward=seconds(each), width=1).engine(Hashed())
         texts(engine, [(0, 0)], 40)
-        lengths.add(tuple(length for rows in engine._target.rounds for length in rows.values()))
+        lengths.add(tuple(length for _, length in engine._target.lengths))
     assert len(lengths) > 2
     assert {0, 1, 2} == {length for each in lengths for length in each}
 
