@@ -373,8 +373,9 @@ class LLM:
 
         The randomness of each is keyed by its place in the list, so a batch and single calls with
         the same `Request.index` give the same text. (Sampled under the ratio rule it has the same
-        law only, where a draft's speed decides how long it is waited for.) `mode` is one of
-        `modes`, by default the configured one.
+        law only, where a draft's speed decides how long it is waited for; there a seed and index
+        that come again get noise of their own.) `mode` is one of `modes`, by default the configured
+        one.
         """
         requests = [
             self.request(prompt, params, index) for index, prompt in enumerate(as_prompts(prompts))

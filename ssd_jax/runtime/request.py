@@ -54,7 +54,13 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = dataclasses.field(
         default=(), metadata=_help("added to the logits of token ids, as id:bias")
     )
-    seed: int = dataclasses.field(default=0, metadata=_help("64-bit seed of every draw"))
+    seed: int = dataclasses.field(
+        default=0,
+        metadata=_help(
+            "64-bit seed of every draw; a request that repeats it gets the same text, or "
+            "where the draft's speed decides how long proposals are, other draws of the same law"
+        ),
+    )
     max_tokens: int = dataclasses.field(default=256, metadata=_help("most tokens generated"))
     min_tokens: int = dataclasses.field(
         default=0, metadata=_help("no stop before this many generated tokens")
@@ -162,7 +168,9 @@ class Request:
       prompt_ids: token ids, at least one.
       params: sampling and stops.
       index: sample index that keys the randomness (command line: prompt_index), 0 to 2^32 - 1. The
-        same index, seed and prompt give the same text in whatever company and slot.
+        same index, seed and prompt give the same text in whatever company and slot; where lengths
+        of proposals depend on time, texts of the same law, each with noise of its own
+        (`occurrences`).
     """
 
     prompt_ids: Sequence[int]

@@ -3,7 +3,9 @@
 A round that waits for one more draft forward may commit more tokens, and the seconds it waits could
 have committed tokens elsewhere, at the rate that decoding has had lately. Waiting pays while the
 first is more. The decision looks at times, lengths and acceptance so far, never at the tokens that
-it would keep or drop, so the length of a proposal is a stopping time. Pure host code.
+it would keep or drop, so the length of a proposal is a stopping time. It looks at all rows of a
+batch, and earlier acceptance shows in times: no two requests whose lengths it decides may share
+noise (`runtime.occurrences`). Pure host code.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _LIMITS = (0.01, 0.99)
 class Returns:
     """What rounds have brought to one sequence.
 
-    They are no other's: two requests with the same seed and index share their noise, and a length
-    that looked at what this noise has done to the one would bias the other.
+    They are no other's: where no time is looked at, two requests with the same seed and index share
+    their noise, and a length that looked at what it has done to the one would bias the other.
 
     A proposed token is expected to be accepted, if those before it are, as often as it was so far,
     starting with 0.8 worth 8 tokens.

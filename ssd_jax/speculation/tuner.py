@@ -26,11 +26,11 @@ _LATELY = 64  # rounds for which the times of an M are taken as they were
 def teaches(temperature: float, rule: str) -> bool:
     """Whether the verifications of a request may be observed by a tuner that others share.
 
-    Requests of the same seed and index share all their noise. Under the ratio rule how many of the
-    sampled tokens are accepted depends on that noise, and what another request says depends on
-    which lengths it proposes: if these were chosen by those counts, its law would hold for it alone
-    but not given the first one's text. A text that depends on no length cannot show what was
-    learned.
+    What a tuner learns outlives its process, and a request of the next one may have the same seed
+    and index, and so the same noise. Under the ratio rule how many of the sampled tokens are
+    accepted depends on that noise, and what a request says depends on which lengths it proposes:
+    chosen by those counts, they would bias it. A text that depends on no length cannot show what
+    was learned.
 
     Args:
       temperature: of the request.

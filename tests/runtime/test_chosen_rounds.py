@@ -141,8 +141,10 @@ def test_a_model_that_cannot_be_measured_leaves_nothing_behind(auto, monkeypatch
     assert len(closed) == 1
 
 
-def test_n_grams_of_a_chosen_k(auto):
-    llm = LLM(
+@pytest.fixture(scope="module")
+def ngrams(auto):
+    """K of n-grams is chosen, under the ratio rule."""
+    return LLM(
         auto.config.target,
         mode="sd",
         draft="ngram",
@@ -152,9 +154,22 @@ def test_n_grams_of_a_chosen_k(auto):
         exact="bitwise",
         compile_cache="off",
     )
-    assert llm.choice is None  # the mode was given
+
+
+def test_n_grams_of_a_chosen_k(ngrams):
+    assert ngrams.choice is None  # the mode was given
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     for prompt in ("xyxyxyxyxyxyxyxy", "one two three one two three"):
-        one, other = (llm.generate(prompt, params, mode=mode)[0] for mode in ("ar", "sd"))
+        one, other = (ngrams.generate(prompt, params, mode=mode)[0] for mode in ("ar", "sd"))
         assert one.token_ids == other.token_ids
-    assert llm._chooser._seen.judged > 0
+    assert ngrams._chooser._seen.judged > 0
+
+
+def test_a_seed_that_comes_again_has_other_noise_where_k_is_chosen_in_all_engines(ngrams):
+    assert ngrams._chooser._settled is None
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
+    modes = ("ar", "sd", "sd", "ar")
+    texts = [ngrams.generate("xyxyxyxyxyxy", params, mode=mode)[0].token_ids for mode in modes]
+    assert texts[0] == texts[3]
+    assert len(set(map(tuple, texts))) == 3
+    assert ngrams._chooser._settled is not None

@@ -344,20 +344,18 @@ def test_sampled_text_of_the_same_rounds_is_the_same_in_every_placement(played, 
     assert (there[-1].token_ids == there[0].token_ids) == (where == "inline")
 
 
-REAL = {
-    "submesh": {"target_devices": "1", "draft_devices": "4", "compile_cache": "off"},
-    "process": {"compile_cache": jax.config.jax_compilation_cache_dir or "off"},
-}
+REAL = {"submesh": {"target_devices": "1", "draft_devices": "4"}, "process": {}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", REAL)
 def test_a_draft_that_really_is_elsewhere_has_the_same_keys(checkpoints, where):
     """On other devices than the target's, and in a process of its own."""
-    sizes = {"slots": 4, "k": "2", "context": CONTEXT, "dtype": "float32"}
+    settings = SSD["few branches by confidence"] | {"fan_out": "measured"} | REAL[where]
+    settings |= {"slots": 4, "k": "2", "context": CONTEXT, "dtype": "float32", "mode": "ssd"}
     target, draft = map(str, checkpoints)
-    settings = SSD["few branches by confidence"] | {"fan_out": "measured"} | sizes | REAL[where]
-    with LLM(target, mode="ssd", draft=draft, draft_placement=where, **settings) as llm:
+    cache = jax.config.jax_compilation_cache_dir  # both processes compile once
+    with LLM(target, draft=draft, draft_placement=where, compile_cache=cache, **settings) as llm:
         if llm.loaded.worker is not None:
             llm.loaded.worker.patience = 120.0
         roles = llm.loaded.roles("ssd", 2)

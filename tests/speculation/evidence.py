@@ -21,6 +21,17 @@ def p_value(counts: np.ndarray, law: np.ndarray) -> float:
     return float(min(1.0, 2 * law.size * np.exp(-n * distance)))
 
 
+def least_shift(rows: int, cells: int, probability: float) -> float:
+    """How far the share of a cell must be from its probability to be taken for another law."""
+    low, high = 0.0, 1.0 - probability
+    for _ in range(60):
+        middle = (low + high) / 2
+        share, law = np.array([probability + middle]), np.array([probability])
+        far = rows * _divergence(share, law)[0] > np.log(2 * cells / ALPHA)
+        low, high = (low, middle) if far else (middle, high)
+    return high
+
+
 def _divergence(share: np.ndarray, law: np.ndarray) -> np.ndarray:
     """KL divergence of Bernoulli laws with parameters `share` and `law`."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ssd_jax.runtime.occurrences import Occurrences
+from ssd_jax.runtime.speculated import Speculated
 from ssd_jax.speculation.confidence import Confidence
 from ssd_jax.speculation.fan_out import Geometric
 from ssd_jax.speculation.measured import Measured
@@ -114,6 +115,26 @@ def test_the_host_keeps_the_law(settings, sources):
     assert {source for source in seen if isinstance(source, str)} >= sources
 
 
+def without_unsure_tails(self, row):
+    """Serves no last tokens that the draft is unsure of."""
+    found, length = LOOK_UP(self, row), 0
+    while length < found.length and found.confidence[length : length + 1] >= (4,):
+        length += 1
+    if found.source != "hit" or length == found.length:
+        return found
+    return found._replace(moved=replace(found.moved, limit=length), length=length, more=0)
+
+
+LOOK_UP = Speculated.look_up
+
+
+@pytest.mark.parametrize("name", ["inline", "a slow draft", "confidence"])
+def test_a_look_up_that_selects_by_content_has_another_law(name, monkeypatch):
+    monkeypatch.setattr(Speculated, "look_up", without_unsure_tails)
+    law, _ = law_of(Host(game=GAME, **SETTINGS[name][0]), [(0, 0)], 5)
+    assert of_row(law, 0) != autoregressive(GAME.target, PROMPT, 5)
+
+
 def test_what_is_waited_for_depends_on_the_clock():
     """Else the tests above would be of one and the same run."""
     lengths = set()
@@ -167,7 +188,6 @@ def test_the_later_of_two_requests_of_one_seed_and_index_is_counted(host, length
     )
     alone = autoregressive(FAIR.target, PROMPT, 4)
     far = sum((counts[text] - RUNS * p) ** 2 / (RUNS * p) for text, p in alone.items())
-    print(float(far))
     assert (far > MOST) == (occurrences is Same)
 
 
