@@ -15,7 +15,7 @@ import pytest
 from ssd_jax.speculation.confidence import Confidence
 from ssd_jax.speculation.fan_out import Geometric, Uniform
 from ssd_jax.speculation.measured import Measured
-from tests.speculation.enumeration.host_roles import Hashed, Host, texts
+from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import table
 

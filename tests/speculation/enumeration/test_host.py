@@ -16,9 +16,10 @@ from ssd_jax.runtime.speculated import Speculated
 from ssd_jax.speculation.confidence import Confidence
 from ssd_jax.speculation.fan_out import Geometric
 from ssd_jax.speculation.measured import Measured
+from ssd_jax.speculation.tuning import Plan
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.chance import paths
-from tests.speculation.enumeration.host_roles import Hashed, Host, outputs, texts
+from tests.speculation.enumeration.host import Hashed, Host, outputs, texts
 from tests.speculation.enumeration.laws import autoregressive
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import PROMPT
@@ -61,6 +62,20 @@ def of_row(law, row):
     return dict(found)
 
 
+class Changing:
+    """Another K and M each round."""
+
+    def __init__(self):
+        self._plans = 0
+
+    def plan(self, *, rows, steps):
+        self._plans += 1
+        return Plan.of_branches(1 + self._plans % 2, 2 + self._plans % 3 % 2)
+
+    def observe(self, verified):
+        raise AssertionError("sampled rows teach nothing")
+
+
 def seconds(each):
     return lambda _number: each
 
@@ -88,6 +103,7 @@ SETTINGS = {
         {"forward": seconds(0.55), "width": 1, "backup": "draft"},
         {"hit", "miss"},
     ),
+    "K and M that change": ({"tuner": Changing, "forward": seconds(0.55)}, {"hit", "miss"}),
     "late news": (
         {"forward": lambda number: (0.55, 3.5)[number % 2], "patience": 0.6},
         {"hit", "late", "stale"},
@@ -192,9 +208,6 @@ def test_the_later_of_two_requests_of_one_seed_and_index_is_counted(host, length
 
 
 def test_the_real_host_needs_no_jax():
-    code = (
-        "import sys, tests.speculation.enumeration.host_roles;"
-        "assert 'jax' not in sys.modules, 'jax'"
-    )
+    code = "import sys, tests.speculation.enumeration.host;assert 'jax' not in sys.modules, 'jax'"
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)

@@ -1,0 +1,131 @@
+"""The product's engine, controller, cache, pace and backups over toy roles: see `host_roles`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssd_jax.runtime.controller import Controller
+from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.occurrences import Occurrences
+from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams
+from ssd_jax.speculation.fan_out import FanOut, Uniform
+from ssd_jax.speculation.tuner import Fixed, Tuner
+from ssd_jax.speculation.tuning import Plan
+from tests.speculation.enumeration.chance import Key, Law
+from tests.speculation.enumeration.filters import Text
+from tests.speculation.enumeration.host_roles import Clock, Name, ToyDraft, ToyTarget
+from tests.speculation.enumeration.rounds import Game
+from tests.speculation.enumeration.toys import PROMPT
+
+
+class Hashed:
+    """Noise of one sample: every key's exponential clocks, as `chance` has them, by a hash."""
+
+    def token(self, law: Law, key: Key) -> int:
+        """The token that the noise of `key` draws from `law`."""
+        return min((self._clock(key, v) / float(p), v) for v, p in enumerate(law) if p)[1]
+
+    def _clock(self, key: Key, token: int) -> float:
+        digest = hashlib.blake2b(repr((*key, token)).encode(), digest_size=8).digest()
+        return -math.log((int.from_bytes(digest, "little") + 0.5) / 2**64)
+
+
+class Silent:
+    """A decoder of no text."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """An engine of mode ssd with the product's host classes, over toy roles.
+
+    Attributes:
+      game: target, draft, K and the rule.
+      forward: seconds of a draft forward, by the expansion's number; None is a draft on the
+        target's devices, whose time nobody sees.
+      budget, fan_out, backup: as of the controller.
+      width, patience, q_arrives: of the draft.
+      slots: requests decoded together.
+      tuner: chooses K and M; None are those of the game and `budget`.
+    """
+
+    game: Game
+    forward: Callable[[int], float] | None = None
+    budget: int = 3
+    fan_out: Callable[[], FanOut] = Uniform
+    backup: Any = "auto"
+    width: int = 9
+    patience: float = float("inf")
+    q_arrives: Callable[[int], bool] = lambda _number: True
+    slots: int = 1
+    tuner: Callable[[], Tuner] | None = None
+
+    def engine(
+        self,
+        noise: Any,
+        occurrences: Occurrences | None = None,
+        watch: Callable[[ToyDraft], Any] = lambda draft: draft,
+    ) -> Engine:
+        """A new one; `watch` may come between controller and draft."""
+        clock, k = Clock(), self.game.k
+        draft = ToyDraft(
+            self.game.draft,
+            noise,
+            clock,
+            slots=self.slots,
+            k=k,
+            branches=self.budget,
+            width=self.width,
+            forward=self.forward or (lambda _number: 0.0),
+            patience=self.patience,
+            q_arrives=self.q_arrives,
+        )
+        elsewhere = {"settle": draft.settled, "activity": draft.activity}
+        controller = Controller(
+            watch(draft),
+            k=k,
+            tuner=self.tuner() if self.tuner else Fixed(Plan.of_branches(k, self.budget)),
+            fan_out=self.fan_out,
+            backup=self.backup,
+            tokens=len(self.game.target((0,))),
+            clock=clock,
+            **(elsewhere if self.forward else {}),
+        )
+        target = ToyTarget(self.game, noise, clock, slots=self.slots)
+        return Engine(
+            target,
+            Silent,
+            frozenset(),
+            drafter=controller,
+            clock=clock,
+            occurrences=occurrences,
+        )
+
+
+def outputs(engine: Engine, names: Sequence[Name], length: int) -> list[RequestOutput]:
+    """Of requests with these seeds and indices, which come all at once."""
+    params = {"temperature": 1.0, "max_tokens": length}
+    ids = [
+        engine.add(Request(prompt_ids=PROMPT, params=SamplingParams(seed=seed, **params), index=i))
+        for seed, i in names
+    ]
+    found: dict[int, RequestOutput] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if event.output is not None:
+                found[event.request_id] = event.output
+    return [found[each] for each in ids]
+
+
+def texts(engine: Engine, names: Sequence[Name], length: int) -> tuple[Text, ...]:
+    """Token ids of `outputs`."""
+    return tuple(tuple(output.token_ids) for output in outputs(engine, names, length))
