@@ -13,7 +13,8 @@ import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,7 @@ class Engine:
       clock: seconds, monotonic.
       trace: takes down what happens when; None where nobody looks.
       mode: its name, for the metrics.
+      setup: metrics that are the same for every request.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         trace: EngineTrace | None = None,
         mode: str | None = None,
+        setup: Mapping[str, Any] | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -82,6 +85,7 @@ class Engine:
         self._clock = clock
         self._trace = trace
         self._mode = mode
+        self._setup = setup or {}
         self._ids = itertools.count()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by slot
@@ -111,6 +115,7 @@ class Engine:
                 mode=self._mode,
                 speculative=self._drafter is not None,
                 shared_device=self._drafter is not None and self._drafter.traits.on_device,
+                setup=self._setup,
             ),
         )
         self._waiting.append(job)
