@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from ssd_jax import LLM
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.cores import Cores, parse_cores, require_usable, usable_cores
@@ -140,3 +142,30 @@ def test_the_target_is_pinned_whole_and_the_draft_gets_what_it_leaves_also_the_s
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["True"] * 3
+
+
+@linux
+def test_cores_are_given_back_by_close_and_by_a_constructor_that_fails(tiny_checkpoint):
+    """Also those of threads that started meanwhile; a thread that was moved stays."""
+    given = os.sched_getaffinity(0)
+    if len(given) < 2:
+        pytest.skip("needs two cores")
+    first = min(given)
+    settings = {"target_cores": str(first), "dtype": "float32", "load": False}
+    ended = threading.Event()
+    try:
+        with LLM(str(tiny_checkpoint), compile_cache="off", **settings):
+            assert os.sched_getaffinity(0) == {first}
+            late, moved = (threading.Thread(target=ended.wait) for _ in range(2))
+            late.start()
+            moved.start()
+            os.sched_setaffinity(moved.native_id, {max(given)})
+            assert os.sched_getaffinity(late.native_id) == {first}
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(late.native_id) == given
+        assert os.sched_getaffinity(moved.native_id) == {max(given)}
+        with pytest.raises(InputError):
+            LLM("/nowhere", compile_cache="off", **settings)
+        assert os.sched_getaffinity(0) == given
+    finally:
+        ended.set()
+        os.sched_setaffinity(0, given)
