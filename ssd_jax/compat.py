@@ -12,14 +12,16 @@ import sys
 from ssd_jax.errors import SsdError
 
 _OPTION = "--xla_cpu_experimental_ynn_fusion_type"
+_PRODUCTS = f"{_OPTION}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 _WRONG_SUMS = ("0.10.2",)  # versions of jaxlib
 _ROWS = 32_769  # fewer are summed rightly
 
 
 def avoid_wrong_sums() -> None:
-    """Where it gives wrong sums, takes from XLA the library that it sums with on processors.
+    """Where the library that XLA has for processors gives wrong sums, leaves it products alone.
 
-    XLA reads the option when JAX starts; later this does nothing. What the user says of it holds.
+    XLA's own products would do, too, but there a row's bits depend on how many are beside it. XLA
+    reads the option when JAX starts; later this does nothing. What the user says of it holds.
     """
     from jaxlib.version import __version__ as version
 
@@ -27,7 +29,7 @@ def avoid_wrong_sums() -> None:
     a_file = given and not given.startswith("-")  # of flags; they stay the user's
     if version not in _WRONG_SUMS or _OPTION in given or a_file or _started():
         return
-    os.environ["XLA_FLAGS"] = f"{given} {_OPTION}=".strip()
+    os.environ["XLA_FLAGS"] = f"{given} {_PRODUCTS}".strip()
 
 
 def _started() -> bool:
@@ -61,8 +63,8 @@ def check_sums() -> None:
 
         raise SsdError(
             f"jaxlib {version} computes wrong sums on this processor (jax issue 39103): import "
-            f"ssd_jax before JAX starts, or set XLA_FLAGS={_OPTION}= for the process, or use "
-            "another jaxlib"
+            f"ssd_jax before JAX starts, or set XLA_FLAGS={_PRODUCTS} for the process, or "
+            "use another jaxlib"
         )
 
 
