@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.compat import widths_can_agree
+from ssd_jax import compat
 from ssd_jax.models.sharding import MODEL_AXIS
 from ssd_jax.runtime.exactness import costs_nothing, widths_agree
 
@@ -68,7 +68,7 @@ def find_fallbacks(
 def _agree(programs: Programs, parameters: Parameters) -> bool:
     if len(programs.widths) == 1:
         return True
-    return widths_can_agree(programs.model.execution.compute.name) and widths_agree(
+    return compat.widths_can_agree(programs.model.execution.compute.name) and widths_agree(
         programs, parameters
     )
 

@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import version
 
 import jax
+import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 import pytest
@@ -56,6 +57,18 @@ def test_other_versions_and_a_jax_that_has_started_are_left_alone(monkeypatch):
 
 def test_sums_are_right_here():
     compat.check_sums.__wrapped__()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_of_long_products_do_not_depend_on_how_many_there_are(dtype):
+    """Bitwise exactness rests on it; without its library for products XLA fails here."""
+    if not compat.widths_can_agree(dtype):
+        pytest.skip("this JAX promises it for bfloat16 alone")
+    rng = np.random.default_rng(0)
+    rows = jnp.asarray(rng.normal(size=(17, 1536)), dtype)
+    weights = jnp.asarray(rng.normal(size=(576, 1536)), dtype)
+    product = jax.jit(lambda rows: jnp.dot(rows, weights.T, preferred_element_type=jnp.float32))
+    assert np.array_equal(product(rows)[:3], product(rows[:3]))
 
 
 @needed

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from ssd_jax import LLM, fallbacks
+from ssd_jax import LLM, compat, fallbacks
 from ssd_jax.commands.main import main
 from ssd_jax.fallbacks import find_fallbacks
 from ssd_jax.models.config import ModelConfig
@@ -35,7 +35,7 @@ class FakePrograms:
 
 def found(exact, programs, *, agree=True, draft=None):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fallbacks, "widths_can_agree", lambda _compute: True)
+        patch.setattr(compat, "widths_can_agree", lambda _compute: True)
         patch.setattr(fallbacks, "widths_agree", lambda *_: agree)
         return find_fallbacks(exact, programs, [], draft)
 
