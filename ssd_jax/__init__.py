@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from ssd_jax.compat import avoid_wrong_sums
+
 if TYPE_CHECKING:
     from ssd_jax.config import Config
     from ssd_jax.errors import InputError, SsdError
@@ -21,6 +23,8 @@ __all__ = [
     "SsdError",
     "TokenEvent",
 ]
+
+avoid_wrong_sums()  # importing the package is what surely comes before JAX starts
 
 _HOME = {
     "LLM": "ssd_jax.llm",

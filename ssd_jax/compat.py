@@ -1,19 +1,71 @@
-"""Differences between supported JAX versions, and process-wide JAX settings, in one place."""
+"""Differences between supported JAX versions, in one place.
+
+JAX is not imported before it is needed: one setting must be made before it starts.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+import os
+import sys
 
-import jax
+from ssd_jax.errors import SsdError
+
+_OPTION = "--xla_cpu_experimental_ynn_fusion_type"
+_PRODUCTS = f"{_OPTION}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+_WRONG_SUMS = ("0.10.2",)  # versions of jaxlib
+_ROWS = 32_769  # fewer are summed rightly
 
 
-def use_compile_cache(directory: Path) -> None:
-    """Keeps compiled programs in `directory`, unless the user's own JAX settings name a cache."""
-    if getattr(jax.config, "jax_compilation_cache_dir", None):
+def avoid_wrong_sums() -> None:
+    """Where the library that XLA has for processors gives wrong sums, leaves it products alone.
+
+    XLA's own products would do, too, but there a row's bits depend on how many are beside it. XLA
+    reads the option when JAX starts; later this does nothing. What the user says of it holds.
+    """
+    from jaxlib.version import __version__ as version
+
+    given = os.environ.get("XLA_FLAGS", "").strip()
+    a_file = given and not given.startswith("-")  # of flags; they stay the user's
+    if version not in _WRONG_SUMS or _OPTION in given or a_file or _started():
         return
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    os.environ["XLA_FLAGS"] = f"{given} {_PRODUCTS}".strip()
+
+
+def _started() -> bool:
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bridge.backends_are_initialized()
+
+
+@functools.cache
+def check_sums() -> None:
+    """Sums, once in a process, what some versions of XLA sum wrongly on processors (jax issue
+    39103).
+
+    Raises:
+      SsdError: this one does.
+    """
+    import jax
+    import numpy as np
+
+    if jax.default_backend() != "cpu":
+        return
+
+    @jax.jit
+    @jax.vmap
+    def squared(row: jax.Array) -> jax.Array:
+        return jax.numpy.sum((jax.numpy.eye(3) @ row) ** 2)
+
+    rows = np.zeros((_ROWS, 3), np.float32)
+    rows[:, 0] = np.arange(_ROWS) % 1024  # with squares that float32 holds
+    if not np.array_equal(squared(rows), rows[:, 0] ** 2):
+        from jaxlib.version import __version__ as version
+
+        raise SsdError(
+            f"jaxlib {version} computes wrong sums on this processor (jax issue 39103): import "
+            f"ssd_jax before JAX starts, or set XLA_FLAGS={_PRODUCTS} for the process, or "
+            "use another jaxlib"
+        )
 
 
 def widths_can_agree(compute: str) -> bool:
@@ -23,4 +75,6 @@ def widths_can_agree(compute: str) -> bool:
     0.11 on: a few rows in hundreds differ in their last bits (0.11.2, 0.12.0.1), too few to be
     found by a look at some. Those of bfloat16 do not, nor did any with 0.10.2.
     """
+    import jax
+
     return jax.default_backend() != "cpu" or compute == "bfloat16" or jax.__version_info__ < (0, 11)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import jax
 import numpy as np
 
-from ssd_jax import compat
-from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config, setting_names
+from ssd_jax.compile_cache import keep_nothing, keep_programs, open_store
+from ssd_jax.config import DEFAULT_CONTEXT, Config, setting_names
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded, load
+from ssd_jax.memory import check_fits, host_parts
 from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.occurrences import Occurrences
@@ -29,7 +29,6 @@ from ssd_jax.text.detokenizer import Detokenizer
 from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.text.vocabulary import require_same
 from ssd_jax.toml_settings import check_names
-from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
 from ssd_jax.weights.shipped import DEFAULT, default_draft
 
@@ -84,12 +83,34 @@ class LLM:
         if self._trace is not None:
             # Also when the program ends before `close`, by Ctrl-C for one.
             self._at_end = weakref.finalize(self, self._trace.write_at_the_end)
+        self._store = open_store(self.config.compile_cache)
         # Before JAX counts the cores for its threads.
-        self._draft_cores = self.config.cores.pin_target()
+        self._draft_cores, restore = self.config.cores.pin_target()
+        self._unpin = weakref.finalize(self, restore)
+        try:
+            self._open(ks, progress)
+            if load:
+                self.load(progress=progress)
+        except BaseException:
+            self._unpin()  # whoever looks at the traceback keeps this object
+            raise
+
+    def _open(self, ks: Sequence[int], progress: Progress | None) -> None:
         self.placement = self.config.place_draft()
         self.config = self.config.placed(self.placement.kind)
-        if self.config.compile_cache != "off" and self.placement.cacheable:
-            compat.use_compile_cache(compile_cache(self.config.compile_cache))
+        kept = self._use_store()
+        if self._store is not None and not self.placement.cacheable:
+            _LOG.warning(
+                "compiled programs are not kept: those of some of a TPU's devices cannot be read "
+                "again (jax issue 38004)"
+            )
+        elif self._store is not None and self.config.compile_cache not in ("auto", str(kept)):
+            _LOG.warning(
+                "compile_cache = %r is not used, but what JAX's own setting "
+                "jax_compilation_cache_dir names: %s",
+                self.config.compile_cache,
+                kept,
+            )
         bitwise = self.config.exact == "bitwise"
         self.target = open_model(
             self.config.target,
@@ -113,8 +134,6 @@ class LLM:
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
         self._occurrences = Occurrences()
-        if load:
-            self.load(progress=progress)
 
     def load(self, *, progress: Progress | None = None) -> None:
         """Compiles the programs while the weights load; done by the constructor unless told not to.
@@ -122,7 +141,8 @@ class LLM:
         Raises:
           InputError: tensor data that cannot be read.
         """
-        self._check_memory()
+        self._check_memory([(self.config.prepared, k) for k in self._ks] or [("ar", 0)])
+        self._use_store()
         self._loaded = load(
             self.config,
             self.target,
@@ -130,9 +150,12 @@ class LLM:
             self.context,
             ks=self._ks,
             placement=self.placement,
+            store=self._store,
             draft_cores=self._draft_cores,
             progress=progress,
         )
+        for line in self.fallbacks:
+            _LOG.warning(line)
         if self.config.chooses:
             from ssd_jax.choosing import chooser  # few need it
 
@@ -150,15 +173,17 @@ class LLM:
                 _LOG.info(self._chooser.line)
 
     def close(self) -> None:
-        """Ends what runs beside this process, writes the trace, and keeps for the next start what
-        was observed for modes, K and M of `auto`; at the latest all of it happens when this process
-        ends.
+        """Ends what runs beside this process, gives its threads their cores back, writes the trace,
+        and keeps for the next start what was observed for modes, K and M of `auto`; at the latest
+        all of it happens when this process ends. JAX keeps as many threads as it had cores when it
+        started.
 
         Raises:
           OSError: the trace cannot be written.
         """
         if self._loaded is not None:
             self._loaded.close()
+        self._unpin()
         if self._chooser is not None:
             self._remember()
         if self._trace is not None and self._at_end.detach():
@@ -200,6 +225,12 @@ class LLM:
         return self._chooser.line
 
     @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """A line on each thing that holds in place of what was to be expected, such as law for
+        exact = auto; empty before `load`."""
+        return () if self._loaded is None else self._loaded.fallbacks.lines
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """Modes that this model can run: autoregressive always, the configured one, and with
         ssd also sd; auto is one of them."""
@@ -226,6 +257,9 @@ class LLM:
         if k and k not in self._ks:
             raise InputError(f"k = {k} was not prepared, only {list(self._ks)}; open with ks=[{k}]")
         if (mode, k) not in self._engines:
+            if self._engines:  # one was looked at when loading
+                self._check_memory([*self._engines, (mode, k)])
+            self._use_store()  # some programs are compiled when they are first asked for
             roles = self.loaded.roles(mode, k)
             decoder = functools.partial(Detokenizer, self.tokenizer)
             trace = None
@@ -241,6 +275,7 @@ class LLM:
                 trace=trace,
                 mode=mode,
                 occurrences=self._occurrences,
+                setup=self.loaded.fallbacks.metrics,
             )
         return self._engines[mode, k]
 
@@ -279,33 +314,25 @@ class LLM:
             )
         return context
 
-    def _check_memory(self) -> None:
-        """On CPU a batch that cannot fit would end the process without a word."""
-        config = self.config
-        models = [self.target] if self.draft is None else [self.target, self.draft]
-        structs = [m.model.page_structs(config.slots, self.context) for m in models]
-        if self.draft is not None and config.branches:
-            rows, k = config.slots * sum(config.budgets), max(self._ks)
-            model = self.draft.model
-            support = SUPPORT if config.proposal_support is None else config.proposal_support
-            ids = model.config.outputs if support == "full" else int(support)
-            structs += [
-                model.branch_structs(config.slots, k, sum(config.budgets)),
-                jax.ShapeDtypeStruct((rows, k, 2 * ids), np.float32),  # q and its ids
-                jax.ShapeDtypeStruct((rows, model.config.outputs), np.float32),  # logits
-            ]
-        needed = sum(struct.size * struct.dtype.itemsize for struct in jax.tree.leaves(structs))
-        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if jax.default_backend() == "cpu" and needed > present:
-            menu = " and ".join(map(str, config.budgets))
-            raise InputError(
-                f"slots = {config.slots} of context = {self.context}"
-                f"{f' with budget = {menu}' if menu else ''} need "
-                f"{needed / 2**30:.1f} GiB for keys, values and proposals, this machine has "
-                f"{present / 2**30:.1f}; lower one of them"
-                f"{', or --proposal_support' if config.branches else ''}"
-                f"{', or give one budget' if len(config.budgets) > 1 else ''}"
-            )
+    def _check_memory(self, engines: Sequence[tuple[str, int]]) -> None:
+        parts = host_parts(
+            self.config,
+            self.target,
+            self.draft,
+            self.context,
+            placement=self.placement,
+            engines=engines,
+        )
+        check_fits(self.config, self.context, parts)
+
+    def _use_store(self) -> Path | None:
+        """Keeps compiled programs where this model's are; another model may have changed it.
+
+        Returns: where that is.
+        """
+        if self.placement.cacheable:
+            return keep_programs(self._store)
+        return keep_nothing()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text goes through the chat template where that is on.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
-from ssd_jax import compat
+from ssd_jax.compat import check_sums
 from ssd_jax.config import AUTO_WIDTHS, SUPPORT, Config
+from ssd_jax.fallbacks import Fallbacks, find_fallbacks
 from ssd_jax.opened import OpenedModel
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
-from ssd_jax.runtime.exactness import costs_nothing, widths_agree
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.model_drafter import ModelDrafter
 from ssd_jax.runtime.ngram_drafter import NgramDrafter
@@ -32,10 +32,10 @@ from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.speculation.tuner import Fixed, Tuner
 from ssd_jax.speculation.tuning import Plan
-from ssd_jax.weights.cache_dir import compile_cache
 from ssd_jax.weights.progress import Progress
 
 if TYPE_CHECKING:
+    from ssd_jax.compile_cache import ProgramStore
     from ssd_jax.runtime.worker.client import RemoteDraft
     from ssd_jax.runtime.worker.placement import DraftWorker
 
@@ -69,7 +69,7 @@ class Loaded:
       inline: the draft in this process; None without a draft model.
       worker: where the draft of mode ssd is, if not in this process.
       placement: of the draft.
-      exact: the exactness that holds, "bitwise" or "law".
+      fallbacks: what holds in place of what was to be expected.
       tuner: of a mode and K, where K or M is chosen while decoding.
     """
 
@@ -80,8 +80,13 @@ class Loaded:
     worker: DraftWorker | None
     placement: Placement
     tokens: int
-    exact: str
+    fallbacks: Fallbacks
     tuner: Callable[[str, int], Tuner] | None = None
+
+    @property
+    def exact(self) -> str:
+        """The exactness that holds, "bitwise" or "law"."""
+        return self.fallbacks.exact
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode, with up to k proposed tokens a round."""
@@ -170,6 +175,7 @@ def load(
     *,
     ks: Sequence[int],
     placement: Placement,
+    store: ProgramStore | None = None,
     draft_cores: tuple[int, ...] | None = None,
     progress: Progress | None,
 ) -> Loaded:
@@ -181,12 +187,15 @@ def load(
       context: most positions of a sequence.
       ks: numbers of proposed tokens to prepare for; empty without a draft.
       placement: of the draft.
-      draft_cores: of a draft in a process of its own.
+      store: where a draft in a process of its own keeps compiled programs.
+      draft_cores: of such a draft.
       progress: of the target's weights.
 
     Raises:
       InputError: tensor data that cannot be read, or a draft worker that cannot start.
+      SsdError: JAX computes wrong sums here.
     """
+    check_sums()
     support = _support(config, target, draft)
     room = {"slots": config.slots, "context": context, "tokens": target.tokenizer.size}
     drafting = Drafting(
@@ -204,7 +213,9 @@ def load(
         if draft is not None and elsewhere:
             from ssd_jax.runtime.worker.placement import DraftWorker  # gRPC takes time to import
 
-            worker = DraftWorker(_worker_settings(config, draft, room, drafting, draft_cores))
+            worker = DraftWorker(
+                _worker_settings(config, draft, room, drafting, store, draft_cores)
+            )
             on_failure.callback(worker.close)
             worker.start()
         parameters = pool.submit(target.load, progress)
@@ -231,7 +242,7 @@ def load(
         loaded = parameters.result()
         if worker is not None:
             worker.check()
-        exact = _exactness(config, programs, loaded)
+        fallbacks = find_fallbacks(config.exact, programs, loaded, draft and draft.model)
         if worker is not None:
             worker.wait_ready()
         on_failure.pop_all()
@@ -243,7 +254,7 @@ def load(
         worker=worker,
         placement=placement,
         tokens=target.tokenizer.size,
-        exact=exact,
+        fallbacks=fallbacks,
     )
 
 
@@ -271,9 +282,9 @@ def _worker_settings(
     draft: OpenedModel,
     room: Mapping[str, int],
     drafting: Drafting,
+    store: ProgramStore | None,
     cores: tuple[int, ...] | None,
 ) -> WorkerSettings:
-    cache = config.compile_cache
     hello = Hello(
         token=secrets.token_hex(),
         model=draft.fingerprint,
@@ -293,7 +304,7 @@ def _worker_settings(
         predict=drafting.predict,
         confident=drafting.confident,
         draft_temperature=config.draft_temperature,
-        compile_cache=None if cache == "off" else str(compile_cache(cache)),
+        compile_cache=None if store is None else str(store.directory),
         cores=cores,
         budgets=config.budgets,
     )
@@ -305,16 +316,3 @@ def _support(config: Config, target: OpenedModel, draft: OpenedModel | None) -> 
     if config.proposal_support == "full":
         return most
     return min(SUPPORT if config.proposal_support is None else int(config.proposal_support), most)
-
-
-def _exactness(config: Config, programs: Programs, parameters: list[jax.Array]) -> str:
-    """The exactness that holds; where widths disagree, bitwise runs all at the widest."""
-    bitwise = config.exact == "bitwise"
-    if not bitwise and (config.exact == "law" or not costs_nothing(programs.model.execution)):
-        return "law"
-    can = compat.widths_can_agree(programs.model.execution.compute.name)
-    if len(programs.widths) > 1 and not (can and widths_agree(programs, parameters)):
-        if not bitwise:
-            return "law"
-        programs.use_widest()
-    return "bitwise"

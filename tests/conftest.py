@@ -8,7 +8,6 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 import jax
 import pytest
 
-from ssd_jax import compat
 from tests import tiny
 
 
@@ -18,7 +17,10 @@ def _compile_once(pytestconfig):
 
     Later sessions find them again, below pytest's own cache, and so do the workers of pytest-xdist.
     """
-    compat.use_compile_cache(pytestconfig.cache.mkdir("compiled"))
+    # As a user's own JAX settings, which models leave alone.
+    jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 @pytest.fixture(scope="session")

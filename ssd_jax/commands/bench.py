@@ -66,8 +66,11 @@ def run(arguments: Sequence[str]) -> int:
         llm=llm, prompts=prompts, ks=ks, given=given, settings=shown, environment=environment
     )
     tables, document = suites.SUITES[given["suite"]](job)
+    document["fallbacks"] = list(llm.fallbacks)
     console = Console(stderr=bool(given["json"]))
     console.print(headline(environment), style="dim", highlight=False)
+    for line in llm.fallbacks:
+        console.print(line, style="dim", highlight=False)
     for table in tables:
         console.print(table)
     if given["json"]:

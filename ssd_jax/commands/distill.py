@@ -23,10 +23,11 @@ def run(arguments: Sequence[str]) -> int:
     """
     from rich.console import Console
 
-    from ssd_jax import compat
+    from ssd_jax.compat import check_sums
+    from ssd_jax.compile_cache import keep_programs, open_store
     from ssd_jax.distill.settings import read_settings
     from ssd_jax.distill.stages import STAGES, Stopped, run
-    from ssd_jax.weights.cache_dir import cache_dir, compile_cache
+    from ssd_jax.weights.cache_dir import cache_dir
 
     values = flags.FlagValues()
     flags.DEFINE_string(
@@ -71,8 +72,8 @@ def run(arguments: Sequence[str]) -> int:
     wanted = read_settings(Path(given["config"]), data=data)
     name = wanted.target.name or wanted.name
     work = cache_dir() / "distill" / name if given["out"] is None else Path(given["out"])
-    if given["compile_cache"] != "off":
-        compat.use_compile_cache(compile_cache(given["compile_cache"]))
+    keep_programs(open_store(given["compile_cache"]))
+    check_sums()
     try:
         run(
             wanted,

@@ -154,6 +154,7 @@ def _is_whole(directory: Path, entry: Mapping[str, Any]) -> bool:
 
 
 def _generate(job: Job, plan: Sequence[Sequence[Completion]], record: _Record) -> None:
+    from ssd_jax.compile_cache import kept_in
     from ssd_jax.config import Config
     from ssd_jax.llm import LLM
 
@@ -162,7 +163,7 @@ def _generate(job: Job, plan: Sequence[Sequence[Completion]], record: _Record) -
         dtype=job.target.dtype,
         slots=job.settings.slots,
         context=job.context,
-        compile_cache="off",  # whoever runs stages has set it
+        compile_cache=str(kept_in() or "off"),  # as whoever runs stages has set it
     )
     with LLM(config=config, load=False) as llm:
         with job.bar("loading weights, compiling", unit="bytes") as progress:

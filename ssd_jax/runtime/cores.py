@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from ssd_jax.errors import InputError
 
 _PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+class Pinned(NamedTuple):
+    """What came of pinning.
+
+    Attributes:
+      draft: cores of a draft process; None is wherever the system likes.
+      restore: undoes it, see `pin`.
+    """
+
+    draft: tuple[int, ...] | None
+    restore: Callable[[], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,8 +54,8 @@ class Cores:
             )
         return cores
 
-    def pin_target(self) -> tuple[int, ...] | None:
-        """Pins this process to the target's cores; returns those of a draft process.
+    def pin_target(self) -> Pinned:
+        """Pins this process to the target's cores.
 
         A role without cores of its own gets those that the other leaves, if it leaves any. Without
         cores of either nothing is pinned.
@@ -54,11 +68,10 @@ class Cores:
                 require_usable(name, cores)
         target, draft = self.target, self.draft
         if target is None and draft is None:
-            return None
+            return Pinned(None, _nothing)
         target = target or _others(draft)
-        if target is not None:
-            pin(target)
-        return draft or _others(target)
+        restore = _nothing if target is None else pin(target)
+        return Pinned(draft or _others(target), restore)
 
 
 def parse_cores(name: str, text: str) -> tuple[int, ...]:
@@ -106,15 +119,34 @@ def require_usable(name: str, cores: Sequence[int]) -> None:
         )
 
 
-def pin(cores: Iterable[int]) -> None:
-    """Pins every thread that this process has; later ones inherit it."""
+def pin(cores: Iterable[int]) -> Callable[[], None]:
+    """Pins every thread that this process has; later ones inherit it.
+
+    Returns: gives each thread back what it had, and those that have started since what the calling
+      one had. Threads that were moved in the meantime stay where they are.
+    """
     usable_cores()  # remembers those that it was given
-    wanted = set(cores)
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            os.sched_setaffinity(int(task.name), wanted)
-        except ProcessLookupError:
-            continue  # a thread that has ended meanwhile
+    wanted, before, default = set(cores), {}, os.sched_getaffinity(0)
+    for thread in _threads():
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            before[thread] = os.sched_getaffinity(thread)
+            os.sched_setaffinity(thread, wanted)
+    return functools.partial(_unpin, wanted, before, default)
+
+
+def _unpin(cores: Set[int], before: Mapping[int, Set[int]], default: Set[int]) -> None:
+    for thread in _threads():
+        with contextlib.suppress(ProcessLookupError):
+            if os.sched_getaffinity(thread) == cores:
+                os.sched_setaffinity(thread, before.get(thread, default))
+
+
+def _threads() -> list[int]:
+    return [int(task.name) for task in Path("/proc/self/task").iterdir()]
+
+
+def _nothing() -> None:
+    """Undoes what was not done."""
 
 
 def _others(cores: Iterable[int] | None) -> tuple[int, ...] | None:

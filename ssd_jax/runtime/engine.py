@@ -13,7 +13,8 @@ import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,7 @@ class Engine:
       trace: takes down what happens when; None where nobody looks.
       mode: its name, for the metrics.
       occurrences: of the requests of all engines that share a clock; None are those of this one.
+      setup: metrics that are the same for every request.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Engine:
         trace: EngineTrace | None = None,
         mode: str | None = None,
         occurrences: Occurrences | None = None,
+        setup: Mapping[str, Any] | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -86,6 +89,7 @@ class Engine:
         self._trace = trace
         self._mode = mode
         self._occurrences = occurrences or Occurrences()
+        self._setup = setup or {}
         self._ids = itertools.count()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by slot
@@ -115,6 +119,7 @@ class Engine:
                 mode=self._mode,
                 speculative=self._drafter is not None,
                 shared_device=self._drafter is not None and self._drafter.traits.on_device,
+                setup=self._setup,
             ),
         )
         self._waiting.append(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ REQUEST_KEYS = (
     "fallbacks",
     "wasted_draft_tokens",
     "bytes_per_round",
+    "exact",
+    "replicated",
 )
 
 
@@ -95,12 +97,14 @@ class RequestTimes:
       speculative: whether a drafter takes part.
       shared_device: the drafter keeps the target's device busy, so that the time from dispatch to
         outcome is not the verification's alone.
+      setup: metrics that are the same for every request.
     """
 
     arrived: float
     mode: str | None = None
     speculative: bool = False
     shared_device: bool = False
+    setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tokens: list[float] = dataclasses.field(default_factory=list)
     rounds: list[Verified] = dataclasses.field(default_factory=list)
 
@@ -137,7 +141,7 @@ class RequestTimes:
         Of n tokens the first belongs to the prefill, so decode speed is (n - 1) tokens over the
         time since the first.
         """
-        metrics = empty() | {"mode": self.mode}
+        metrics = empty() | {"mode": self.mode, **self.setup}
         if not self.tokens:
             return metrics
         metrics["ttft_ms"] = 1e3 * (self.tokens[0] - self.arrived)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from ssd_jax import LLM
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.cores import Cores, parse_cores, require_usable, usable_cores
@@ -56,7 +58,7 @@ def test_looking_at_cores_changes_nothing():
     before = os.sched_getaffinity(0)
     assert usable_cores() == before
     assert os.sched_getaffinity(0) == before
-    assert Cores(target=None, draft=None).pin_target() is None
+    assert Cores(target=None, draft=None).pin_target().draft is None
     assert os.sched_getaffinity(0) == before
 
 
@@ -68,8 +70,8 @@ first, *others = sorted(usable_cores())
 wait = threading.Event()
 thread = threading.Thread(target=wait.wait)
 thread.start()
-print(Cores(target=(first,), draft=None).pin_target() == (tuple(others) or None))
-print(Cores(target=(first,), draft=None).pin_target() == (tuple(others) or None))
+print(Cores(target=(first,), draft=None).pin_target().draft == (tuple(others) or None))
+print(Cores(target=(first,), draft=None).pin_target().draft == (tuple(others) or None))
 print([os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")] == [{{first}}] * 2)
 wait.set()
 """
@@ -119,9 +121,9 @@ print(os.sched_getaffinity(0) == allowed)
 def test_cores_of_a_draft_alone_are_left_to_it():
     do = """
 first, *others = sorted(allowed)
-print(Cores(target=None, draft=(first,)).pin_target() == (first,))
+print(Cores(target=None, draft=(first,)).pin_target().draft == (first,))
 print(os.sched_getaffinity(0) == {*others})
-print(Cores(target=None, draft=tuple(sorted(allowed))).pin_target() == tuple(sorted(allowed)))
+print(Cores(target=None, draft=tuple(sorted(allowed))).pin_target().draft == tuple(sorted(allowed)))
 print(os.sched_getaffinity(0) == {*others})
 """
     assert run(2, do) == ["True"] * 4
@@ -140,3 +142,30 @@ def test_the_target_is_pinned_whole_and_the_draft_gets_what_it_leaves_also_the_s
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["True"] * 3
+
+
+@linux
+def test_cores_are_given_back_by_close_and_by_a_constructor_that_fails(tiny_checkpoint):
+    """Also those of threads that started meanwhile; a thread that was moved stays."""
+    given = os.sched_getaffinity(0)
+    if len(given) < 2:
+        pytest.skip("needs two cores")
+    first = min(given)
+    settings = {"target_cores": str(first), "dtype": "float32", "load": False}
+    ended = threading.Event()
+    try:
+        with LLM(str(tiny_checkpoint), compile_cache="off", **settings):
+            assert os.sched_getaffinity(0) == {first}
+            late, moved = (threading.Thread(target=ended.wait) for _ in range(2))
+            late.start()
+            moved.start()
+            os.sched_setaffinity(moved.native_id, {max(given)})
+            assert os.sched_getaffinity(late.native_id) == {first}
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(late.native_id) == given
+        assert os.sched_getaffinity(moved.native_id) == {max(given)}
+        with pytest.raises(InputError):
+            LLM("/nowhere", compile_cache="off", **settings)
+        assert os.sched_getaffinity(0) == given
+    finally:
+        ended.set()
+        os.sched_setaffinity(0, given)

@@ -204,7 +204,7 @@ def test_misshapen_and_missing_tensors_are_named_before_anything_is_compiled(tmp
 
 def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(checkpoints):
     llm = LLM(str(checkpoints["llama"]), slots=10**7, load=False)
-    with pytest.raises(InputError, match=r"slots = 10000000 .* GiB for keys, values and proposals"):
+    with pytest.raises(InputError, match=r"slots = 10000000 .* GiB of memory"):
         llm.load()
 
 

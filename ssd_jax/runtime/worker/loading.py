@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from ssd_jax import compat
+from ssd_jax.compat import check_sums
+from ssd_jax.compile_cache import keep_programs, open_store
 from ssd_jax.errors import InputError
 from ssd_jax.opened import open_model, open_source
 from ssd_jax.runtime.branch_draft import BranchDraft
@@ -25,7 +25,8 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
       InputError: a checkpoint that cannot be used.
     """
     if settings.compile_cache is not None:
-        compat.use_compile_cache(Path(settings.compile_cache))
+        keep_programs(open_store(settings.compile_cache))
+    check_sums()
     about = settings.hello
     target = None if settings.target is None else open_source(settings.target)
     opened = open_model(settings.source, settings.dtype, target=target)

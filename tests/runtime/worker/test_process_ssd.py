@@ -246,7 +246,7 @@ def test_sd_is_there_beside_it(many):
     assert [each.token_ids for each in one] == [each.token_ids for each in other]
 
 
-@pytest.mark.parametrize("when", ["Programs", "_exactness"])
+@pytest.mark.parametrize("when", ["Programs", "find_fallbacks"])
 def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, when):
     """To compile and load a large target takes minutes."""
     workers, called = [], []
@@ -267,7 +267,7 @@ def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, 
     monkeypatch.setattr(placement, "DraftWorker", Failing)
     monkeypatch.setattr(loaded, "Programs", wait if when == "Programs" else lambda *_, **__: None)
     monkeypatch.setattr(loaded, "_inline", never if when == "Programs" else wait)
-    monkeypatch.setattr(loaded, "_exactness", never)
+    monkeypatch.setattr(loaded, "find_fallbacks", never)
     with pytest.raises(InputError, match="no room for the draft"):
         opened(made, draft_placement="process")
     assert called == ["Programs"]
@@ -277,7 +277,12 @@ def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, 
 def test_every_thread_of_the_worker_runs_on_its_cores_alone(made, monkeypatch):
     before = os.sched_getaffinity(0)
     core = max(before)
-    monkeypatch.setattr(cores, "pin", lambda wanted: pinned.append(wanted))  # not this process
+
+    def note(wanted):
+        pinned.append(wanted)
+        return lambda: None
+
+    monkeypatch.setattr(cores, "pin", note)  # not this process
     pinned = []
     with opened(
         made, draft_placement="process", slots=1, draft_cores=str(core), draft="target"

@@ -1,0 +1,53 @@
+"""Limits of control groups, of either version, their own and those they are in."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd_jax.runtime.host_memory import memory_limit
+
+
+def machine(root, groups: str, limits: dict[str, str]):
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, text in limits.items():
+        file = root / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "which"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "4096\n"}, ("a/b/memory.max", 4096)),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "77\n"}, ("a/memory.max", 77)),
+        ("0::/a\n", {"a/memory.max": "9\n", "a/b/memory.max": "1\n"}, ("a/memory.max", 9)),
+        ("0::/\n", {"memory.max": "5\n"}, ("memory.max", 5)),
+        ("0::/host/only\n", {"memory.max": "5\n"}, ("memory.max", 5)),
+        (
+            "3:cpu,memory:/a/b\n2:cpu:/c\n",
+            {"memory/a/memory.limit_in_bytes": "8\n", "memory.max": "1\n"},
+            ("memory/a/memory.limit_in_bytes", 8),
+        ),
+        (
+            "1:name=systemd:/a\n4:memory:/a\n",
+            {"memory/a/memory.limit_in_bytes": "99\n", "memory/memory.limit_in_bytes": "98\n"},
+            ("memory/memory.limit_in_bytes", 98),
+        ),
+    ],
+)
+def test_the_least_limit_counts_and_is_named(tmp_path, groups, limits, which):
+    root = machine(tmp_path, groups, limits)
+    limit, whose = memory_limit(root)
+    assert limit == which[1]
+    assert whose == f"the control group of {root / 'sys/fs/cgroup' / which[0]}"
+
+
+@pytest.mark.parametrize("groups", ["", "0::/\n", "0::/a\n", "5:cpu:/\n"])
+def test_without_a_limit_it_is_the_machine(tmp_path, groups):
+    root = machine(tmp_path, groups, {"a/memory.max": "max"})
+    limit, whose = memory_limit(root)
+    assert limit > 2**28
+    assert whose == "this machine"
+    assert memory_limit(tmp_path / "nowhere") == (limit, whose)

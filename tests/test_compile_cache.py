@@ -1,0 +1,278 @@
+"""Compiled programs on disk: damage heals, and each model's setting holds for what it compiles."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src import compilation_cache
+
+from ssd_jax import LLM, compile_cache
+from ssd_jax.commands.main import main
+from ssd_jax.compile_cache import ProgramStore, keep_nothing, keep_programs, kept_in, open_store
+from ssd_jax.errors import InputError
+from ssd_jax.runtime.placement import Placement
+
+PROGRAM = bytes(range(256)) * 40
+
+
+def _flip(place: int):
+    def damage(kept: bytes, _other: bytes) -> bytes:
+        at = place % len(kept)
+        return kept[:at] + bytes([kept[at] ^ 1]) + kept[at + 1 :]
+
+    return damage
+
+
+def _inside(kept: bytes, _other: bytes) -> bytes:
+    """The envelope is whole, what is in it is not."""
+    digest, packed = kept[:32], kept[32:]
+    program = bytearray(compilation_cache.decompress_executable(packed))
+    program[len(program) // 2 :: 97] = b"\xa5" * len(program[len(program) // 2 :: 97])
+    return digest + compilation_cache.compress_executable(bytes(program))
+
+
+DAMAGE = {
+    "first bit": _flip(0),
+    "a bit within": _flip(5000),
+    "last bit": _flip(-1),
+    "nothing left": lambda kept, _: b"",
+    "cut in its head": lambda kept, _: kept[:20],
+    "cut": lambda kept, _: kept[: len(kept) // 2],
+    "a byte short": lambda kept, _: kept[:-1],
+    "longer": lambda kept, _: kept + b"\0",
+    "another's": lambda _, other: other,
+    "inside its envelope": _inside,
+}
+
+
+@pytest.fixture
+def no_cache_of_the_user():
+    """Without the cache that tests/conftest.py has set up as a user's own."""
+    own = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    jax.clear_caches()
+    yield
+    keep_programs(None)
+    jax.config.update("jax_compilation_cache_dir", own)
+    compilation_cache.reset_cache()
+
+
+def programs(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.program"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DAMAGE if kind != "inside its envelope"])
+def test_a_damaged_entry_is_as_if_absent_and_can_be_put_again(tmp_path, kind):
+    store = ProgramStore(tmp_path)
+    store.put("jit_a-12", PROGRAM)
+    store.put("jit_b-34", PROGRAM)
+    entry, other = programs(tmp_path)
+    assert store.get("jit_a-12") == PROGRAM
+    entry.write_bytes(DAMAGE[kind](entry.read_bytes(), other.read_bytes()))
+    assert store.get("jit_a-12") is None
+    assert not entry.exists()
+    store.put("jit_a-12", PROGRAM)
+    assert store.get("jit_a-12") == store.get("jit_b-34") == PROGRAM
+    assert store.get("jit_c-56") is None
+
+
+def test_a_disk_that_is_full_keeps_nothing_half_and_is_mentioned_once(
+    tmp_path, monkeypatch, caplog
+):
+    store, real = ProgramStore(tmp_path), tempfile.NamedTemporaryFile
+
+    def full(*args, **kwargs):
+        file = real(*args, **kwargs)
+        file.write(b"some")
+        file.write = lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left"))
+        return file
+
+    monkeypatch.setattr(compile_cache.tempfile, "NamedTemporaryFile", full)
+    store.put("key", PROGRAM)
+    store.put("other", PROGRAM)
+    assert list(tmp_path.iterdir()) == []
+    (line,) = caplog.messages
+    assert "No space left" in line
+    assert "set XDG_CACHE_HOME" in line
+    assert "--compile_cache=off" in line
+    monkeypatch.undo()
+    store.put("key", PROGRAM)
+    assert store.get("key") == PROGRAM
+
+
+def test_a_directory_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
+    ProgramStore(tmp_path).put("key", PROGRAM)
+    (entry,) = programs(tmp_path)
+    store = open_store(str(tmp_path))
+
+    def refused(*_args, **_kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(compile_cache.tempfile, "NamedTemporaryFile", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert store.get("key") == PROGRAM
+    store.put("other", PROGRAM)
+    entry.write_bytes(b"damaged")
+    assert store.get("key") is None
+    assert [line for line in caplog.messages if "Read-only" in line] == [caplog.messages[0]]
+
+
+def test_a_directory_that_cannot_be_is_refused_where_it_was_named(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    below = str(tmp_path / "file" / "below")
+    with pytest.raises(InputError, match=r"compile_cache = .*below.* cannot be used \(.*file.*off"):
+        open_store(below)
+    monkeypatch.setenv("XDG_CACHE_HOME", below)
+    assert open_store("auto") is None
+    (line,) = caplog.messages
+    assert "set XDG_CACHE_HOME" in line
+    assert open_store("off") is None
+
+
+def test_the_command_line_says_so_before_it_looks_for_the_model(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    flags = ["--target=/nowhere", f"--compile_cache={tmp_path}/file/x", "--prompt=a"]
+    assert main(["generate", *flags]) == 2
+    said = capsys.readouterr().err
+    assert "compile_cache" in said
+    assert "Errno" not in said
+    assert said.count("\n") == 1
+
+
+def run_a_program(number: int) -> None:
+    assert jax.jit(lambda x: x * 2 + number)(jnp.float32(1)) == 2 + number
+
+
+def test_each_store_takes_what_is_compiled_while_it_is_in_use(tmp_path, no_cache_of_the_user):
+    first, second = (open_store(str(tmp_path / name)) for name in ("first", "second"))
+    assert keep_programs(first) == first.directory
+    run_a_program(1)
+    found = programs(first.directory)
+    assert found
+    keep_programs(second)
+    run_a_program(2)
+    assert programs(second.directory)
+    assert programs(first.directory) == found
+    keep_programs(None)
+    run_a_program(3)
+    keep_programs(first)
+    keep_nothing()
+    run_a_program(4)
+    assert programs(first.directory) == found
+    keep_programs(first)
+    assert kept_in() == first.directory
+    run_a_program(5)
+    assert len(programs(first.directory)) > len(found)
+
+
+def test_the_users_own_cache_stays_but_where_none_may_be_used(tmp_path, no_cache_of_the_user):
+    own, store = tmp_path / "own", open_store(str(tmp_path / "ours"))
+    jax.config.update("jax_compilation_cache_dir", str(own))
+    assert keep_programs(store) == own
+    run_a_program(6)
+    found = len(list(own.iterdir()))
+    assert found
+    keep_nothing()
+    run_a_program(7)
+    assert len(list(own.iterdir())) == found
+    assert keep_programs(None) == own
+    run_a_program(8)
+    assert len(list(own.iterdir())) > found
+    assert programs(store.directory) == []
+
+
+def test_a_damaged_program_is_compiled_again_and_kept(tmp_path, no_cache_of_the_user):
+    keep_programs(ProgramStore(tmp_path))
+    run_a_program(9)
+    kept = {path: path.read_bytes() for path in programs(tmp_path)}
+    for path, whole in kept.items():
+        path.write_bytes(_inside(whole, b""))
+    jax.clear_caches()
+    run_a_program(9)
+    store = ProgramStore(tmp_path)
+    assert all(store.get(path.name.removesuffix(".program")) for path in kept)
+
+
+def test_each_model_has_its_own_setting(tiny_checkpoint, tmp_path, no_cache_of_the_user):
+    """One process, two models: the later one's cache does not take what the earlier compiles."""
+    small = {"dtype": "float32", "context": 64}
+    one = LLM(str(tiny_checkpoint), load=False, compile_cache=str(tmp_path / "one"), **small)
+    two = LLM(str(tiny_checkpoint), load=False, compile_cache=str(tmp_path / "two"), **small)
+    assert kept_in() == tmp_path / "two"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ssd_jax.llm.load", lambda *_args, **_kwargs: pytest.fail(str(kept_in())))
+        with pytest.raises(pytest.fail.Exception, match=str(tmp_path / "one")):
+            one.load()
+        with pytest.raises(pytest.fail.Exception, match=str(tmp_path / "two")):
+            two.load()
+    LLM(str(tiny_checkpoint), load=False, compile_cache="off", **small)
+    assert kept_in() is None
+
+
+def test_a_part_of_a_tpu_switches_every_cache_off(
+    tiny_checkpoint, tmp_path, monkeypatch, caplog, no_cache_of_the_user
+):
+    own = tmp_path / "own"
+    jax.config.update("jax_compilation_cache_dir", str(own))
+    monkeypatch.setattr(Placement, "cacheable", property(lambda _: False))
+    LLM(str(tiny_checkpoint), load=False, dtype="float32", compile_cache=str(tmp_path / "ours"))
+    run_a_program(10)
+    assert not own.exists() or not list(own.iterdir())
+    assert sum("38004" in line for line in caplog.messages) == 1
+
+
+def test_a_directory_that_is_not_used_is_said(tiny_checkpoint, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        LLM(str(tiny_checkpoint), load=False, dtype="float32", compile_cache=str(tmp_path))
+    assert any("jax_compilation_cache_dir" in line for line in caplog.messages)
+
+
+START = """
+import json, sys
+from ssd_jax import LLM, SamplingParams
+directory, target = sys.argv[1:]
+settings = {"mode": "sd", "draft": "ngram", "k": "1", "dtype": "bfloat16", "context": 64}
+with LLM(target, compile_cache=directory, **settings) as llm:
+    out = llm.generate("some text some text", SamplingParams(max_tokens=8, ignore_eos=True))
+print(json.dumps(out[0].token_ids))
+"""
+
+
+def start(directory: Path, target: Path) -> list[int]:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-c", START, str(directory), str(target)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("entries", [1, pytest.param(200, marks=pytest.mark.slow)])
+def test_starts_with_damaged_entries_give_the_same_ids_and_heal_them(
+    tiny_checkpoint, tmp_path, entries
+):
+    """Every entry of a start is damaged, each in another way than at the start before."""
+    expected = start(tmp_path, tiny_checkpoint)
+    kinds, damaged = list(DAMAGE.values()), 0
+    while damaged < entries:
+        paths = programs(tmp_path)
+        kept = [path.read_bytes() for path in paths]
+        assert len(paths) > 5
+        for number, path in enumerate(paths):
+            damage = kinds[(number + damaged) % len(kinds)]
+            path.write_bytes(damage(kept[number], kept[number - 1]))
+        assert start(tmp_path, tiny_checkpoint) == expected
+        assert programs(tmp_path) == paths
+        store = ProgramStore(tmp_path)
+        assert all(store.get(path.name.removesuffix(".program")) for path in paths)
+        damaged += len(paths)

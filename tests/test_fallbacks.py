@@ -1,0 +1,107 @@
+"""What holds in place of what was asked for: a line, a metric, and a report."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from ssd_jax import LLM, compat, fallbacks
+from ssd_jax.commands.main import main
+from ssd_jax.fallbacks import find_fallbacks
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import MODEL_AXIS
+from ssd_jax.runtime.request import SamplingParams
+from tests import tiny
+
+
+class FakePrograms:
+    def __init__(self, dtype="float32", widths=(0, 3), devices=0, **changes):
+        execution = Execution.for_platform("cpu", dtype)
+        mesh = Mesh(np.array(jax.devices()[:devices]), (MODEL_AXIS,)) if devices else None
+        config = ModelConfig.from_hf(tiny.config("llama", **changes))
+        self.model = FunctionalModel(config, execution, mesh=mesh)
+        self.widths = widths
+
+    def use_widest(self):
+        self.widths = self.widths[-1:]
+
+
+def found(exact, programs, *, agree=True, draft=None):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compat, "widths_can_agree", lambda _compute: True)
+        patch.setattr(fallbacks, "widths_agree", lambda *_: agree)
+        return find_fallbacks(exact, programs, [], draft)
+
+
+@pytest.mark.parametrize(
+    ("exact", "dtype", "agree", "held", "says"),
+    [
+        ("bitwise", "float32", True, "bitwise", None),
+        ("bitwise", "float32", False, "widest", "verifies as many as 3 proposed tokens every time"),
+        ("auto", "bfloat16", True, "bitwise", None),
+        ("auto", "bfloat16", False, "law", "is law: with bfloat16 a token's computation depends"),
+        ("auto", "float32", True, "law", "is law: bitwise costs speed with float32"),
+        ("law", "float32", False, "law", None),
+    ],
+)
+def test_the_exactness_that_holds(exact, dtype, agree, held, says):
+    programs = FakePrograms(dtype)
+    result = found(exact, programs, agree=agree)
+    assert result.metrics == {"exact": held, "replicated": None}
+    assert result.exact == ("law" if held == "law" else "bitwise")
+    assert programs.widths == ((3,) if held == "widest" else (0, 3))
+    if says is None:
+        assert result.lines == ()
+    else:
+        (line,) = result.lines
+        assert line.startswith(f"exact = '{exact}' ")
+        assert says in line
+
+
+def test_without_proposals_there_is_nothing_to_say():
+    assert found("auto", FakePrograms(widths=(0,))).lines == ()
+    assert found("bitwise", FakePrograms(widths=(0,)), agree=False).metrics["exact"] == "bitwise"
+
+
+def test_what_devices_do_not_divide_is_named_with_its_size():
+    three, two = FakePrograms(devices=3), FakePrograms(devices=2, intermediate_size=51)
+    result = found("law", three, draft=two.model)
+    assert result.metrics["replicated"] == {
+        "target": ["vocab", "outputs", "heads", "kv_heads"],
+        "draft": ["ffn"],
+    }
+    first, second = result.lines
+    assert "every device of the target has all of vocab (320)" in first
+    assert "kv_heads (2), which its 3 devices do not divide; give target_devices" in first
+    assert "every device of the draft has all of ffn (51)" in second
+    assert found("law", FakePrograms(devices=2)).lines == ()
+
+
+def test_a_model_says_it_once_and_its_metrics_always(tiny_checkpoint, caplog):
+    small = {"dtype": "float32", "context": 64, "compile_cache": "off"}
+    with caplog.at_level(logging.WARNING):
+        llm = LLM(str(tiny_checkpoint), mode="sd", draft="ngram", k="1", **small)
+        outputs = [llm.generate("a", SamplingParams(max_tokens=2))[0] for _ in range(2)]
+    assert [out.metrics["exact"] for out in outputs] == ["law", "law"]
+    assert [out.metrics["replicated"] for out in outputs] == [None, None]
+    assert sum("exact = 'auto' is law" in line for line in caplog.messages) == 1
+    assert llm.fallbacks == tuple(line for line in caplog.messages if line.startswith("exact"))
+
+
+def test_reports_have_the_lines(tiny_checkpoint, capsys):
+    flags = [f"--target={tiny_checkpoint}", "--mode=sd", "--draft=ngram", "--k=1", "--json"]
+    flags += ["--dtype=float32", "--context=200", "--max_tokens=3", "--prompts=mt_bench:1"]
+    assert main(["bench", "--warmup=0", "--compile_cache=off", *flags]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    (line,) = document["fallbacks"]
+    assert line.startswith("exact = 'auto' is law")
+    assert line.split(":")[0] in err
+    assert document["prompts"][0]["metrics"][0]["exact"] == "law"
