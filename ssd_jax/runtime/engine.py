@@ -98,8 +98,9 @@ class Engine:
         self._running: dict[int, Job] = {}  # by slot
         self._in_flight: deque[_InFlight] = deque()
         self._times = TargetTimes()
-        self._committed: deque[tuple[Job, list[int]]] = deque()  # not yet turned into events
-        self._cut_off: deque[tuple[Job, FinishReason]] = deque()  # as well
+        # Tokens, and whether they were the last, that are not yet events.
+        self._committed: deque[tuple[Job, list[int], FinishReason | None]] = deque()
+        self._cut_off: deque[tuple[Job, FinishReason]] = deque()
         self._events: list[TokenEvent] = []  # not yet handed out
         self.broken: str | None = None
         """Why no step can follow; None while one can."""
@@ -192,9 +193,11 @@ class Engine:
             for job in [*self._running.values(), *self._waiting]:
                 self._fail(job)
         while self._committed:
-            job, tokens = self._committed.popleft()
+            job, tokens, reason = self._committed.popleft()
+            if job.ended:
+                continue
             try:
-                event = self._event(job, tokens)
+                event = self._event(job, tokens, reason)
             except Exception as error:
                 self._fail(job, error)
                 continue
@@ -224,7 +227,7 @@ class Engine:
                     continue
                 if job.finished:
                     self._running.pop(job.sequence.slot)
-                self._committed.append((job, tokens))
+                self._committed.append((job, tokens, job.sequence.finish_reason))
                 if self._trace is not None:
                     slot, accepted = job.sequence.slot, int(outcomes.accepted[row])
                     traced.append(
@@ -350,15 +353,12 @@ class Engine:
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]
 
-    def _event(self, job: Job, tokens: list[int]) -> TokenEvent:
-        sequence = job.sequence
-        assert sequence is not None
-        reason = sequence.finish_reason
+    def _event(self, job: Job, tokens: list[int], reason: FinishReason | None) -> TokenEvent:
         released = job.text.push(tokens, hidden_last=reason == "stop")
         if released.stopped and reason != "stop":
             self._end(job, "stop")
             return job.final("stop", released)
-        if reason in (None, "cancelled", "error"):
+        if reason is None:
             return job.event(released)
         rest = job.text.finish()
         if rest.stopped:

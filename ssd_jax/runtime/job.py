@@ -110,11 +110,7 @@ class Job:
 
     def cut_off(self, reason: FinishReason) -> TokenEvent:
         """The last event of a request that did not come to its own end: with what it has."""
-        try:
-            rest = self.text.cut()
-        except Exception:  # an error may be of the text itself
-            rest = Released([], "", False)
-        return self.final(reason, rest)
+        return self.final(reason, self.text.cut())
 
     def final(self, reason: FinishReason, released: Released) -> TokenEvent:
         """The last event, with the output; nothing past the end of the text counts."""

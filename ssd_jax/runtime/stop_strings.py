@@ -70,18 +70,18 @@ class TextStream:
     def cut(self) -> Released:
         """Releases what was held back, for a request that is cut off: without the beginning of a
         character, which is not text, nor the last tokens where they are nothing else."""
-        rest = self._decoder.flush()
+        try:
+            rest = self._decoder.flush()
+        except Exception:  # which may be why it is cut off
+            rest = "\ufffd"
         whole = rest.rstrip("\ufffd")
         if self._ids and self._add(None, whole):
             return self._release(len(self._text), len(self._ids), stopped=True)
-        count = len(self._ids)
-        while (
-            whole != rest
-            and count > self._sent_ids
-            and self._ends[count - 1] == self._begin(count - 1)
-        ):
-            count -= 1
-        return self._release(len(self._text), count, stopped=False)
+        last = len(self._ids)
+        if whole != rest:
+            while last > self._sent_ids and self._ends[last - 1] == self._begin(last - 1):
+                last -= 1
+        return self._release(len(self._text), last, stopped=False)
 
     @property
     def text(self) -> str:
