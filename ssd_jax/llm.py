@@ -108,6 +108,7 @@ class LLM:
         self.context = self._context()
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
+        weakref.finalize(self, self._sharing.freeze)
         self._loading = threading.RLock()
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
@@ -227,6 +228,8 @@ class LLM:
         k = 0 if mode == "ar" else k or self.config.speculated
         if k and k not in self._ks:
             raise InputError(f"k = {k} was not prepared, only {list(self._ks)}; open with ks=[{k}]")
+        if (mode, k) in self._engines:
+            return self._engines[mode, k]
         with self._loading:
             return self._engine(mode, k)
 

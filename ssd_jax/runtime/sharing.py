@@ -17,6 +17,8 @@ from ssd_jax.interrupts import Deferred
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import Request, TokenEvent
 
+_LONGEST = 10.0  # seconds that the end of a round is waited for
+
 
 class Caller:
     """Someone's requests to one engine.
@@ -51,7 +53,7 @@ class Sharing:
     def __init__(self) -> None:
         # Held for moments, never during a round, and in the main thread only within `Deferred`.
         self._lock = threading.Lock()
-        self._round = threading.Lock()  # held during a round
+        self._round = threading.Lock()  # held during one
         self._callers: dict[tuple[Engine, int], Caller] = {}  # by request
         self._leader: Caller | None = None  # who runs a round, or is told to
         self._waiting: dict[Caller, None] = {}  # the longest first
@@ -108,8 +110,13 @@ class Sharing:
             for caller in self._callers.values():
                 caller.closed = True
                 caller.wake.put(None)
-        with self._round:
-            pass
+        if self._round.acquire(timeout=_LONGEST):
+            self._round.release()
+
+    def freeze(self) -> None:
+        """Waits for the round under way and lets none follow. At its end Python unwinds whatever
+        daemon threads do on devices, and C++ aborts the process for it."""
+        self._round.acquire(timeout=_LONGEST)
 
     def _turn(self, caller: Caller) -> TokenEvent | None:
         """An event, or a round, or a wait."""
