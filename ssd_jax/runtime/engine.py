@@ -145,6 +145,8 @@ class Engine:
                     self._waiting.remove(job)
                 else:
                     self._end(job, "cancelled")
+        if silent and not self._running:
+            self._in_flight.clear()  # it is nobody's
 
     def step(self) -> list[TokenEvent]:
         """Runs one round; returns what became known of the one before.
