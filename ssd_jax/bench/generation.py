@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ssd_jax.bench.prompts import Prompt
 from ssd_jax.bench.run import PromptResult
+from ssd_jax.errors import SsdError
 from ssd_jax.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def prompt_result(
         ids += event.token_ids
         times += [now] * len(event.token_ids)
         if event.output is not None:
+            if event.output.finish_reason == "error":
+                raise SsdError(f"prompt {prompt.key} ended by an error; see above")
             return PromptResult.from_times(
                 ids, started=started, token_times=times, metrics=event.output.metrics
             )

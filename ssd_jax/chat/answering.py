@@ -1,50 +1,11 @@
-"""One answer from the engine, which Ctrl-C can stop."""
+"""One answer from the engine, which can be stopped."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import Request, RequestOutput
-
-
-class Interrupts:
-    """Ctrl-C as a wish that is looked at when there is time: an exception amid a round would leave
-    the engine between two states, and anywhere else end the program.
-
-    Attributes:
-      seen: whether Ctrl-C was pressed since this was last set to False.
-    """
-
-    def __init__(self) -> None:
-        self.seen = False
-        self._raising = False
-
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes Ctrl-C in `seen`."""
-        before = signal.signal(signal.SIGINT, self._pressed)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    @contextlib.contextmanager
-    def raised(self) -> Iterator[None]:
-        """Within `noted`: raises KeyboardInterrupt, for a wait at the prompt."""
-        self._raising = True
-        try:
-            yield
-        finally:
-            self._raising = False
-
-    def _pressed(self, _number: int, _frame: FrameType | None) -> None:
-        if self._raising:
-            raise KeyboardInterrupt
-        self.seen = True
 
 
 def answer(

@@ -97,6 +97,8 @@ def summary(answer: Answer, context: int) -> str:
     parts.append(f"context {answer.context_used} of {context}")
     if answer.stopped:
         parts.append("stopped")
+    elif answer.output.finish_reason == "error":
+        parts.append("ended by an error")
     elif answer.output.finish_reason == "length":
         full = answer.context_used >= context
         parts.append("cut off: the context is full" if full else "cut off by --max_tokens")

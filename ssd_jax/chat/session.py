@@ -97,8 +97,9 @@ class Session:
         with self._screen.answering(f"reading {len(ids)} tokens"):
             output = answer(engine, request, on_text=self._screen.words, stopped=self._stopped)
         done = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
-        if done.stopped and not output.text:
-            self._screen.note("[stopped before the first word; the conversation is as it was]")
+        if output.finish_reason in ("cancelled", "error") and not output.text:
+            ended = "stopped" if done.stopped else "ended by an error"
+            self._screen.note(f"[{ended} before the first word; the conversation is as it was]")
             return
         self._answers.append(done)
         self.conversation = asked.said("assistant", output.text, stopped=done.stopped)

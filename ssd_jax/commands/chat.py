@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,11 @@ from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm
 from ssd_jax.commands.names import short
 from ssd_jax.config import Config
-from ssd_jax.errors import InputError
+from ssd_jax.errors import DeviceError, InputError
+from ssd_jax.interrupts import Deferred
 from ssd_jax.weights.cache_dir import cache_dir
 
 if TYPE_CHECKING:
-    from ssd_jax.chat.answering import Interrupts
     from ssd_jax.chat.session import Session
     from ssd_jax.llm import LLM
 
@@ -50,16 +51,15 @@ def run(arguments: Sequence[str]) -> int:
     llm = open_llm(config)
     _check_template(llm, given["system"])
     load(llm)
-    from ssd_jax.chat.answering import Interrupts  # bad flags must not wait for JAX
-    from ssd_jax.chat.session import Session
+    from ssd_jax.chat.session import Session  # bad flags must not wait for JAX
 
-    console, interrupts = Console(stderr=True), Interrupts()
+    console, interrupts = Console(stderr=True), Deferred(signal.SIGINT)
     session = Session(
         llm,
         params,
         Screen(sys.stdout, console),
         system=given["system"],
-        stopped=lambda: interrupts.seen,
+        stopped=lambda: interrupts.noted,
     )
     if not sys.stdin.isatty():
         return _answer_lines(session)
@@ -67,8 +67,9 @@ def run(arguments: Sequence[str]) -> int:
     title, hint = _greeting(llm)
     console.print(title, style="bold", markup=False, highlight=False)
     console.print(hint, style="dim", markup=False, highlight=False)
-    with interrupts.noted():
+    with interrupts:
         _talk(session, reader, interrupts, console)
+        interrupts.forget()
     return 0
 
 
@@ -106,13 +107,13 @@ def _k(config: Config) -> str:
     return "auto" if config.chooses_k else str(config.speculated)
 
 
-def _talk(session: Session, reader: Reader, interrupts: Interrupts, console: Console) -> None:
+def _talk(session: Session, reader: Reader, interrupts: Deferred, console: Console) -> None:
     """A conversation at a terminal, until its user leaves."""
     leaving = False
     while True:
         console.print()
         try:
-            with interrupts.raised():
+            with interrupts.delivered():
                 raw = reader.read()
         except EOFError:
             console.print()
@@ -125,9 +126,13 @@ def _talk(session: Session, reader: Reader, interrupts: Interrupts, console: Con
             if leaving:
                 console.print("Ctrl-C again leaves, and so does Ctrl-D", style="dim")
             continue
-        leaving = interrupts.seen = False
-        if not session.take(raw):
-            return
+        leaving = False
+        interrupts.forget()
+        try:
+            if not session.take(raw):
+                return
+        except DeviceError as error:  # what was said can still be saved
+            console.print(str(error), style="red", markup=False, highlight=False)
 
 
 def _answer_lines(session: Session) -> int:

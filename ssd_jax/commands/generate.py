@@ -14,7 +14,7 @@ from absl import flags
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm, progress_bar
 from ssd_jax.config import MODES, Config
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
 from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
 
@@ -69,6 +69,8 @@ def run(arguments: Sequence[str]) -> int:
         if event.output is not None:
             outputs.append(event.output)
     status = InputError.exit_status if len(requests) < len(prompts) else 0
+    if any(output.finish_reason == "error" for output in outputs):
+        status = SsdError.exit_status
     if given["compare"] is not None and requests:
         return _compare(llm, requests, outputs, given["compare"]) or status
     return status

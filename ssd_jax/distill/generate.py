@@ -21,7 +21,7 @@ from ssd_jax.distill.plan import Completion, plan_shards
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.weights.progress import Progress
 
 if TYPE_CHECKING:
@@ -196,6 +196,8 @@ def _complete(llm: LLM, job: Job, completions: Sequence[Completion], count: _Cou
     for event in llm.run(requests):
         count.add(len(event.token_ids), finished=event.output is not None)
         if event.output is not None:
+            if event.output.finish_reason == "error":
+                raise SsdError(f"completion {event.prompt_index} ended by an error; see above")
             outputs[event.prompt_index] = event.output.token_ids
     samples = []
     for one in completions:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.models.functional import Parameters
+from ssd_jax.runtime import device
 from ssd_jax.runtime.draft_programs import UNSEEN
 from ssd_jax.runtime.expansion import Expansion, Move, no_moves
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
@@ -82,8 +83,8 @@ class BranchDraft:
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
-        self._pages, self._history = self._base.prefill(
-            self._parameters, self._pages, self._history, slot, tokens, offset
+        self._pages, self._history = device.run(
+            self._base.prefill, self._parameters, self._pages, self._history, slot, tokens, offset
         )
 
     def move(self, moves: Sequence[Moved]) -> None:
@@ -113,8 +114,13 @@ class BranchDraft:
 
     def _promote(self, move: Move) -> None:
         held = self._held
-        self._pages, self._history, self._record = held.programs["promote"](
-            self._pages, held.scratch, self._history, held.expansion, move
+        self._pages, self._history, self._record = device.run(
+            held.programs["promote"],
+            self._pages,
+            held.scratch,
+            self._history,
+            held.expansion,
+            move,
         )
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
@@ -124,7 +130,8 @@ class BranchDraft:
         unseen[:, 0] = self._move.pending
         sampling = self._rows.on_device()
         name = self._base.drafting.k
-        self._record, self._pages, self._history = self._base["start", name](
+        self._record, self._pages, self._history = device.run(
+            self._base["start", name],
             self._parameters,
             self._pages,
             self._history,
@@ -138,7 +145,8 @@ class BranchDraft:
             sampling,
         )
         for index in range(1, int(limits.max())):
-            self._record, self._pages = self._base["step", name](
+            self._record, self._pages = device.run(
+                self._base["step", name],
                 self._parameters,
                 self._pages,
                 self._history,
@@ -156,7 +164,7 @@ class BranchDraft:
 
     def confidence(self) -> np.ndarray:
         """See `roles.BranchingDraft.confidence`."""
-        return np.asarray(self._record.confidence)
+        return device.read(self._record.confidence)
 
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
@@ -166,10 +174,17 @@ class BranchDraft:
         most = counts.sum(axis=1).max()
         held = self._held = next(each for each in self._menu if each.programs.branches >= most)
         if follow.any():
-            self._pages, self._record = held.programs["follow"](
-                self._parameters, self._pages, self._history, self._record, follow, sampling
+            self._pages, self._record = device.run(
+                held.programs["follow"],
+                self._parameters,
+                self._pages,
+                self._history,
+                self._record,
+                follow,
+                sampling,
             )
-        self._pages, held.scratch, held.expansion, self._news = held.programs["expand"](
+        self._pages, held.scratch, held.expansion, self._news = device.run(
+            held.programs["expand"],
             self._parameters,
             self._pages,
             held.scratch,
@@ -190,7 +205,8 @@ class BranchDraft:
         """One forward more of all branches; see `roles.BranchingDraft.expand`."""
         self._forwards += 1
         held = self._held
-        self._pages, held.scratch, held.expansion, self._news = held.programs["grow"](
+        self._pages, held.scratch, held.expansion, self._news = device.run(
+            held.programs["grow"],
             self._parameters,
             self._pages,
             held.scratch,
@@ -216,10 +232,10 @@ class BranchDraft:
 
     def news(self, forwards: int) -> News:
         """See `roles.BranchingDraft.news`: waits for all forwards that were dispatched."""
-        packed = np.asarray(self._news)
+        packed = device.read(self._news)
         said, confidence = np.split(packed[..., 2:], 2, axis=-1)
         return News(
-            np.asarray(self._proposed),
+            device.read(self._proposed),
             self._widened(packed[..., 0], -1),
             self._widened(packed[..., 1], 0),
             self._widened(said, 0),

@@ -5,12 +5,18 @@ wait), commit integers, dispatch a prefill chunk, the proposals and the next rou
 work ahead, and only then turn tokens into text, look for stop strings and hand out events. A round
 dispatched past a stop string is discarded before anything counts it. Autoregressive decoding is the
 same loop without a drafter.
+
+Whatever raises within a step, nothing is taken twice and no event is lost: outcomes count once they
+are read whole, an event is made once and kept until it is handed out, and what a role has not
+confirmed it is asked again. Interrupts wait until the step is over. After a `DeviceError` nothing
+is left to ask: every request ends with what it has.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from ssd_jax.errors import DeviceError
+from ssd_jax.interrupts import Deferred
 from ssd_jax.runtime.activity import Activity, TargetTimes
 from ssd_jax.runtime.job import Job
 from ssd_jax.runtime.metrics import Plan, RequestTimes
@@ -35,6 +43,8 @@ from ssd_jax.runtime.roles import (
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.runtime.trace import EngineTrace, RowTrace
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +64,8 @@ class _InFlight:
 
 
 class Engine:
-    """Continuous batching over a target role.
+    """Continuous batching over a target role. One thread at a time may call; `add` alone may be
+    called beside a `step`.
 
     Args:
       target: device programs behind the `Target` protocol.
@@ -93,22 +104,29 @@ class Engine:
         self._ids = itertools.count()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by slot
-        self._in_flight: list[_InFlight] = []
+        self._in_flight: deque[_InFlight] = deque()
         self._times = TargetTimes()
-        self._cancelled: list[Job] = []
-        self._committed: list[tuple[Job, list[int]]] = []  # not yet turned into events
+        # Tokens, and whether they were the last, that are not yet events.
+        self._committed: deque[tuple[Job, list[int], FinishReason | None]] = deque()
+        self._cut_off: deque[tuple[Job, FinishReason]] = deque()
+        self._events: list[TokenEvent] = []  # not yet handed out
+        self.broken: str | None = None
+        """Why no step can follow; None while one can."""
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
-        return bool(self._waiting or self._running or self._cancelled)
+        left = self._committed or self._cut_off or self._events
+        return bool(self._waiting or self._running or left)
 
     def add(self, request: Request) -> int:
         """Queues a request; it enters a free slot between rounds.
 
         Raises:
           InputError: an empty prompt, one that leaves no room in the context, or too many stop ids.
+          DeviceError: the engine is broken.
         """
+        self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
         job = Job(
             request_id=next(self._ids),
@@ -125,18 +143,47 @@ class Engine:
         self._waiting.append(job)
         return job.request_id
 
-    def cancel(self, request_id: int) -> None:
-        """Ends a request; its last event follows from `step`. Unknown or ended ids are ignored."""
+    def cancel(self, request_id: int, *, silent: bool = False) -> None:
+        """Ends a request; its last event follows from `step`, unless it is to end silently. Unknown
+        or ended ids are ignored."""
         for job in [*self._waiting, *self._running.values()]:
             if job.request_id == request_id and not job.finished:
-                self._cancelled.append(job)
+                if not silent:
+                    self._cut_off.append((job, "cancelled"))
                 if job.sequence is None:
                     self._waiting.remove(job)
                 else:
                     self._end(job, "cancelled")
+        if silent and not self._running:
+            self._in_flight.clear()  # it is nobody's
 
     def step(self) -> list[TokenEvent]:
-        """Runs one round; returns what became known of the one before."""
+        """Runs one round; returns what became known of the one before.
+
+        Where it raises, what is known is returned by the next one. If a device fails, all requests
+        end with the reason "error", and the step after that raises.
+
+        Raises:
+          DeviceError: the engine is broken; the model must be opened again.
+        """
+        with Deferred() as interrupts:
+            if not self.has_work:
+                self._refuse_broken()
+            try:
+                if self.broken is None:
+                    self._round()
+            except DeviceError as error:
+                self._break(f"a device has failed: {error}")
+            except BaseException:
+                if interrupts.forced:
+                    self._break("a round was cut off by an interrupt")
+                raise
+            self._report()
+        # Interrupts come here, and find the events in their place.
+        events, self._events = self._events, []
+        return events
+
+    def _round(self) -> None:
         self._mark(None)
         self._collect()
         self._mark("read")
@@ -149,27 +196,49 @@ class Engine:
             self._drafter.speculate()
         self._mark("dispatch")
         self._account()
-        committed, self._committed = self._committed, []
-        events = [self._event(job, tokens) for job, tokens in committed]
-        events += [job.final("cancelled", job.text.finish()) for job in self._cancelled]
-        self._cancelled.clear()
+
+    def _report(self) -> None:
+        """Turns what is known into events; an error of one request's text ends that one alone."""
+        if self.broken is not None:
+            self._in_flight.clear()
+            for job in [*self._running.values(), *self._waiting]:
+                self._fail(job)
+        while self._committed:
+            job, tokens, reason = self._committed.popleft()
+            if job.ended:
+                continue
+            try:
+                event = self._event(job, tokens, reason)
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            if event.token_ids or event.text or event.output:
+                self._events.append(event)
+        while self._cut_off:
+            job, reason = self._cut_off.popleft()
+            if not job.ended:
+                self._events.append(job.cut_off(reason))
         self._mark("text")
-        return [event for event in events if event.token_ids or event.text or event.output]
 
     def _collect(self) -> None:
-        for flight in self._in_flight:
-            outcomes = flight.pending.read()
+        while self._in_flight:
+            outcomes = self._in_flight[0].pending.read()
+            flight = self._in_flight.popleft()
             now = self._clock()
-            span = self._times.read(now, more=flight is not self._in_flight[-1])
+            span = self._times.read(now, more=bool(self._in_flight))
             traced = []
             for row, job, plan in flight.rows:
                 if job.sequence is None or job.finished:
                     continue
                 seconds = now - flight.dispatched
-                tokens = job.commit(outcomes, row, plan, seconds, now)
+                try:
+                    tokens = job.commit(outcomes, row, plan, seconds, now)
+                except Exception as error:
+                    self._fail(job, error)
+                    continue
                 if job.finished:
                     self._running.pop(job.sequence.slot)
-                self._committed.append((job, tokens))
+                self._committed.append((job, tokens, job.sequence.finish_reason))
                 if self._trace is not None:
                     slot, accepted = job.sequence.slot, int(outcomes.accepted[row])
                     traced.append(
@@ -180,7 +249,6 @@ class Engine:
                     self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
                 else:
                     self._trace.round(span, traced)
-        self._in_flight.clear()
 
     def _admit(self) -> None:
         if not self._running:
@@ -189,19 +257,26 @@ class Engine:
         for slot in free:
             if not self._waiting:
                 return
-            job = self._waiting.popleft()
-            job.sequence = Sequence(
+            job = self._waiting[0]
+            sequence = Sequence(
                 job.request,
                 slot,
                 eos_ids=self._eos_ids,
                 context=self._target.context,
             )
-            self._running[slot] = job
             params = self._keyed(job.request)
-            banned = sorted(job.sequence.stop_ids) if params.min_tokens else []
+            banned = sorted(sequence.stop_ids) if params.min_tokens else []
             ban_before = min(len(job.request.prompt_ids) + params.min_tokens, self._target.context)
-            for role in self._roles():
-                role.open(slot, params, job.request.index, banned, ban_before)
+            try:
+                for role in self._roles():
+                    role.open(slot, params, job.request.index, banned, ban_before)
+            except DeviceError:
+                raise
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            job.sequence = sequence
+            self._running[slot] = self._waiting.popleft()
 
     def _keyed(self, request: Request) -> SamplingParams:
         """How a request that begins is sampled: with noise of its own where lengths are timed."""
@@ -261,14 +336,14 @@ class Engine:
             return
         drafted, told = self._propose([job for _, job in jobs])
         self._mark("propose")
+        activity = None if drafted is None else drafted.activity
+        rows = [(slot, job, _plan(drafted, slot)) for slot, job in jobs]
         now = self._clock()
         self._times.dispatched(now)
         pending = self._target.forward(tokens, lengths, drafted)
+        self._in_flight.append(_InFlight(pending, rows, now, activity=activity))
         for job, row in told:  # only now: what a failed drafter did not take, it is told again
             job.told += len(row.committed)
-        activity = None if drafted is None else drafted.activity
-        rows = [(slot, job, _plan(drafted, slot)) for slot, job in jobs]
-        self._in_flight.append(_InFlight(pending, rows, now, activity=activity))
 
     def _propose(self, jobs: list[Job]) -> tuple[Drafted | None, list[tuple[Job, DraftRow]]]:
         """Proposals, and what the drafter was told for them."""
@@ -298,15 +373,12 @@ class Engine:
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]
 
-    def _event(self, job: Job, tokens: list[int]) -> TokenEvent:
-        sequence = job.sequence
-        assert sequence is not None
-        reason = sequence.finish_reason
+    def _event(self, job: Job, tokens: list[int], reason: FinishReason | None) -> TokenEvent:
         released = job.text.push(tokens, hidden_last=reason == "stop")
         if released.stopped and reason != "stop":
             self._end(job, "stop")
             return job.final("stop", released)
-        if reason is None or reason == "cancelled":
+        if reason is None:
             return job.event(released)
         rest = job.text.finish()
         if rest.stopped:
@@ -322,6 +394,24 @@ class Engine:
         slot = job.sequence.slot
         if self._running.get(slot) is job:  # a request that ended by length has left it already
             del self._running[slot]
+
+    def _fail(self, job: Job, error: Exception | None = None) -> None:
+        """Ends a request by an error of its own, or by one of all."""
+        if error is not None:
+            _LOG.error("request %d ends by an error: %r", job.request_id, error, exc_info=error)
+        if job.sequence is None:
+            self._waiting.remove(job)
+        else:
+            self._end(job, "error")
+        self._cut_off.append((job, "error"))
+
+    def _break(self, why: str) -> None:
+        self.broken = f"{why}; open the model again"
+        _LOG.error(self.broken)
+
+    def _refuse_broken(self) -> None:
+        if self.broken is not None:
+            raise DeviceError(self.broken)
 
 
 def _plan(drafted: Drafted | None, slot: int) -> Plan:

@@ -19,12 +19,13 @@ from ssd_jax.runtime.sequence import Sequence
 from ssd_jax.runtime.stop_strings import Released, TextStream
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Job:
     """Attributes:
     sequence: committed tokens, once it has a slot.
     prompted, told: tokens of the prompt and of the output that the drafter knows.
     logprobs: of the committed tokens, if asked for.
+    ended: whether its last event was made.
     """
 
     request_id: int
@@ -35,6 +36,7 @@ class Job:
     prompted: int = 0
     told: int = 0
     logprobs: list[TokenLogprobs] | None = None
+    ended: bool = False
 
     @property
     def finished(self) -> bool:
@@ -106,6 +108,10 @@ class Job:
             logprobs=None if log is None else log[end - len(released.token_ids) : end],
         )
 
+    def cut_off(self, reason: FinishReason) -> TokenEvent:
+        """The last event of a request that did not come to its own end: with what it has."""
+        return self.final(reason, self.text.cut())
+
     def final(self, reason: FinishReason, released: Released) -> TokenEvent:
         """The last event, with the output; nothing past the end of the text counts."""
         kept = self.text.token_ids
@@ -118,7 +124,9 @@ class Job:
             metrics=self.times.summary(),
             logprobs=None if self.logprobs is None else self.logprobs[: len(kept)],
         )
-        return dataclasses.replace(self.event(released), output=output)
+        event = dataclasses.replace(self.event(released), output=output)
+        self.ended = True
+        return event
 
 
 def _logprobs(log: TopLogprobs, row: int, place: int, token: int, count: int) -> TokenLogprobs:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.models.functional import Parameters
+from ssd_jax.runtime import device
 from ssd_jax.runtime.draft_programs import UNSEEN, DraftPrograms
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import IDLE, Drafted, DraftRow, Traits
@@ -60,8 +61,14 @@ class ModelDrafter:
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `roles.Drafter.prefill`."""
-        self._pages, self._history = self._programs.prefill(
-            self._parameters, self._pages, self._history, slot, tokens, offset
+        self._pages, self._history = device.run(
+            self._programs.prefill,
+            self._parameters,
+            self._pages,
+            self._history,
+            slot,
+            tokens,
+            offset,
         )
         self._cached[slot] = self._told[slot] = offset + len(tokens)
 
@@ -70,7 +77,7 @@ class ModelDrafter:
 
     def propose(self, rows: Sequence[DraftRow]) -> Drafted:
         """See `roles.Drafter.propose`."""
-        slots = self._programs.slots
+        slots, sampling = self._programs.slots, self._rows.on_device()
         committed = np.full((slots, self._room + 1), -1, np.int32)
         unseen = np.zeros((slots, UNSEEN), np.int32)
         counts = np.ones(slots, np.int32)
@@ -88,9 +95,9 @@ class ModelDrafter:
             counts[row.slot], lengths[row.slot], limits[row.slot] = count, cached, row.limit
             # The record's KV: the pending token and all proposed ones but the last.
             self._cached[row.slot] = row.position + row.limit
-        sampling = self._rows.on_device()
         lowered = np.zeros((slots, self._room), np.int32)
-        record, self._pages, self._history = self._programs["start", self._room](
+        record, self._pages, self._history = device.run(
+            self._programs["start", self._room],
             self._parameters,
             self._pages,
             self._history,
@@ -104,7 +111,8 @@ class ModelDrafter:
             sampling,
         )
         for index in range(1, limits.max()):
-            record, self._pages = self._programs["step", self._room](
+            record, self._pages = device.run(
+                self._programs["step", self._room],
                 self._parameters,
                 self._pages,
                 self._history,

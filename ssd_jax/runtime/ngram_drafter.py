@@ -41,7 +41,8 @@ class NgramDrafter:
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `roles.Drafter.prefill`."""
-        self._texts[slot].extend(tokens)
+        text = self._texts[slot]
+        text.extend(tokens[len(text) - offset :])  # what an interrupted step has told comes again
 
     def speculate(self) -> None:
         """See `roles.Drafter.speculate`; there is nothing to do ahead."""

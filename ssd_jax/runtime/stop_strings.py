@@ -67,6 +67,22 @@ class TextStream:
             return self._release(len(self._text), len(self._ids), stopped=True)
         return self._release(len(self._text), len(self._ids), stopped=False)
 
+    def cut(self) -> Released:
+        """Releases what was held back, for a request that is cut off: without the beginning of a
+        character, which is not text, nor the last tokens where they are nothing else."""
+        try:
+            rest = self._decoder.flush()
+        except Exception:  # which may be why it is cut off
+            rest = "\ufffd"
+        whole = rest.rstrip("\ufffd")
+        if self._ids and self._add(None, whole):
+            return self._release(len(self._text), len(self._ids), stopped=True)
+        last = len(self._ids)
+        if whole != rest:
+            while last > self._sent_ids and self._ends[last - 1] == self._begin(last - 1):
+                last -= 1
+        return self._release(len(self._text), last, stopped=False)
+
     @property
     def text(self) -> str:
         """All text released so far."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ssd_jax.models.functional import Parameters
+from ssd_jax.runtime import device
 from ssd_jax.runtime.programs import Programs
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Drafted, Outcomes, TopLogprobs
@@ -26,9 +27,9 @@ class PendingOutcome:
 
     def read(self) -> Outcomes:
         """Waits for the values."""
-        packed = np.asarray(self._packed)
+        packed = device.read(self._packed)
         log = self._logprobs
-        reported = None if log is None else TopLogprobs(*(np.asarray(array) for array in log))
+        reported = None if log is None else TopLogprobs(*(device.read(array) for array in log))
         return Outcomes(packed[:, 0], packed[:, 1:], reported)
 
 
@@ -63,8 +64,14 @@ class DeviceTarget:
         """See `roles.Target.prefill_last`."""
         logits = self._run_prefill(slot, tokens, offset)
         start = np.array([offset + len(tokens) - 1], np.int32)
-        packed, self._history, logprobs = self._programs["accept", 1, 0](
-            logits, self._nothing[1], self._rows.row(slot), start, self._history, np.int32(slot)
+        packed, self._history, logprobs = device.run(
+            self._programs["accept", 1, 0],
+            logits,
+            self._nothing[1],
+            self._rows.row(slot),
+            start,
+            self._history,
+            np.int32(slot),
         )
         return PendingOutcome(packed, logprobs)
 
@@ -75,13 +82,20 @@ class DeviceTarget:
         most = 0 if drafted is None else int(drafted.lengths.max())
         width = min(width for width in self._programs.widths if width >= most)
         proposed = self._nothing[self.slots] if drafted is None else drafted.proposal
-        logits, self._pages = self._programs["forward", width](
-            self._parameters, self._pages, tokens, proposed.tokens, lengths
+        program = self._programs["forward", width]
+        logits, self._pages = device.run(
+            program, self._parameters, self._pages, tokens, proposed.tokens, lengths
         )
         if drafted is not None and drafted.settle is not None:
             proposed = drafted.settle()
-        packed, self._history, logprobs = self._programs["accept", self.slots, width](
-            logits, proposed, self._rows.on_device(), lengths, self._history, np.int32(0)
+        packed, self._history, logprobs = device.run(
+            self._programs["accept", self.slots, width],
+            logits,
+            proposed,
+            self._rows.on_device(),
+            lengths,
+            self._history,
+            np.int32(0),
         )
         return PendingOutcome(packed, logprobs)
 
@@ -89,8 +103,8 @@ class DeviceTarget:
         chunks = self._programs.model.execution.prefill_chunks
         padded, where = pad_chunk(slot, tokens, offset, chunks)
         program = self._programs["prefill", padded.shape[1]]
-        self._pages, self._history, logits = program(
-            self._parameters, self._pages, self._history, padded, where
+        self._pages, self._history, logits = device.run(
+            program, self._parameters, self._pages, self._history, padded, where
         )
         return logits
 

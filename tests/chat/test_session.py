@@ -1,5 +1,6 @@
 """The session on a tiny model: what entries do, and what is said about it."""
 
+import functools
 import io
 import itertools
 import json
@@ -9,8 +10,12 @@ from rich.console import Console
 
 from ssd_jax.chat.screen import Screen
 from ssd_jax.chat.session import Session
+from ssd_jax.errors import DeviceError
 from ssd_jax.llm import LLM
+from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.text.detokenizer import Detokenizer
+from tests.runtime.fakes import FakeTarget
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=8, ignore_eos=True, temperature=2.0, seed=5)
@@ -185,7 +190,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(llm):
     (whole,) = llm.generate([chat.talk[:1]], GREEDY)
     (message,) = chat.session.conversation.messages[1:]
     assert message.stopped
-    assert whole.text.startswith(message.content.rstrip("\ufffd"))
+    assert whole.text.startswith(message.content)
     assert 0 < len(message.content) < len(whole.text)
 
 
@@ -194,6 +199,57 @@ def test_an_answer_stopped_before_its_first_word_leaves_no_trace(llm):
     assert "the conversation is as it was" in chat("hello")
     assert chat.talk == []
     assert "no figures" in chat("/stats")
+
+
+class FailingTarget(FakeTarget):
+    """A device that fails in its third round."""
+
+    def forward(self, *args):
+        if self.calls.count("forward") == 2:
+            raise DeviceError("out of memory")
+        return super().forward(*args)
+
+
+@pytest.fixture
+def scripted(llm, monkeypatch):
+    """Gives the model a target that says some text."""
+
+    def say(text, make=FakeTarget):
+        said = llm.tokenizer.encode(text)
+        script = lambda prompt, position: said[(position - len(prompt)) % len(said)]  # noqa: E731
+        decoder = functools.partial(Detokenizer, llm.tokenizer)
+        engine = Engine(make(script, context=128, max_chunk=128), decoder, frozenset())
+        monkeypatch.setitem(llm._engines, ("sd", 2), engine)
+
+    return say
+
+
+def test_an_answer_stopped_inside_a_character_is_kept_without_it(scripted, llm):
+    """And so are its ids; a character that means "unknown" is one like others."""
+    text = "né → 🎉\ufffd ✓"
+    scripted(text)
+    kept = set()
+    for after in range(2, len(text.encode()) + 4):
+        chat = Chat(llm, SamplingParams(max_tokens=100), stopped=pressed(after=after))
+        chat("hello")
+        if chat.talk:
+            (answer,) = chat.session._answers
+            content = chat.talk[-1]["content"]
+            assert answer.stopped
+            assert (2 * text).startswith(content)
+            assert llm.tokenizer.decode(answer.output.token_ids) == content
+            assert chat.words.getvalue().rstrip("\n") == content
+            kept.add(content)
+    assert kept >= {text[:size] for size in range(1, len(text) + 1)}
+
+
+def test_an_answer_that_ends_by_an_error_says_so_and_the_next_one_why(scripted, llm):
+    scripted("four words of text", FailingTarget)
+    chat = Chat(llm)
+    assert "ended by an error]" in chat("hello")
+    assert chat.talk[-1]["content"] == "fou"
+    with pytest.raises(DeviceError, match="open the model again"):
+        chat("again")
 
 
 def test_exit_ends_the_session(chat):

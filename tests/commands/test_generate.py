@@ -8,7 +8,10 @@ import sys
 import pytest
 
 from ssd_jax.commands.main import main
+from ssd_jax.errors import DeviceError
+from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.metrics import REQUEST_KEYS
+from tests.runtime.fakes import FakeTarget, Letters
 
 COMMON = ("--dtype=float32", "--context=200", "--max_tokens=5", "--compile_cache=off")
 
@@ -219,3 +222,35 @@ def test_commands_are_listed_and_misspelt_ones_corrected(capsys):
     assert main(["generte"]) == 2
     assert "did you mean 'generate'" in capsys.readouterr().err
     assert main([]) == 2
+
+
+class FailingTarget(FakeTarget):
+    """A device that fails in its first round."""
+
+    def forward(self, *args):
+        raise DeviceError("out of memory")
+
+
+class Mute(Letters):
+    """Can tell no text."""
+
+    def push(self, ids):
+        raise ValueError("no such token")
+
+
+@pytest.mark.parametrize(
+    ("target", "decoder", "words"),
+    [(FailingTarget, Letters, "open the model again"), (FakeTarget, Mute, "no such token")],
+)
+def test_an_answer_that_ends_by_an_error_is_printed_and_the_status_is_1(
+    generate, monkeypatch, caplog, target, decoder, words
+):
+    def load(llm):
+        scripted = target(lambda *_: 65, context=200, max_chunk=200)
+        llm._engines["ar", 0] = Engine(scripted, decoder, frozenset())
+
+    monkeypatch.setattr("ssd_jax.commands.generate.load", load)
+    status, out, err = generate("--prompt=hello", "--json")
+    assert status == 1
+    assert json.loads(out)["finish_reason"] == "error"
+    assert words in err + caplog.text

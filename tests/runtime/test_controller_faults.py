@@ -62,7 +62,7 @@ def breaking(call, at):
 
 @pytest.mark.parametrize("sizes", [(9, 1), (9,)])
 @pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize("call", ["open", "prefill", "move", "draft", "proposal", "expand", "news"])
+@pytest.mark.parametrize("call", ["prefill", "move", "draft", "proposal", "expand", "news"])
 def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_ever(
     call, at, sizes
 ):

@@ -3,11 +3,13 @@
 import itertools
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
+from ssd_jax.errors import DeviceError
 from ssd_jax.kernels.kv_pages import BLOCK
 from ssd_jax.runtime.request import Request
 from tests import tiny
@@ -179,6 +181,23 @@ def test_streams_may_be_read_in_turns(llm):
     pairs = itertools.zip_longest(*streams)
     texts = [[event.text for event in stream if event] for stream in zip(*pairs, strict=True)]
     assert ["".join(text) for text in texts] == expected
+
+
+def test_pages_that_are_lost_break_the_engine_and_it_says_so(llm, monkeypatch):
+    (alone,) = llm.generate("hello", SamplingParams(max_tokens=12, ignore_eos=True))
+    monkeypatch.setattr(llm, "_engines", {})
+    stream = llm.stream("hello", SamplingParams(max_tokens=12, ignore_eos=True))
+    events = [next(stream)]
+    for array in jax.tree.leaves(llm.engine._target._pages):
+        array.delete()
+    with pytest.raises(DeviceError, match=r"deleted.*; open the model again"):
+        events.extend(stream)
+    output = events[-1].output
+    assert output.finish_reason == "error"
+    assert 0 < len(output.token_ids) < 12
+    assert alone.token_ids[: len(output.token_ids)] == output.token_ids
+    with pytest.raises(DeviceError, match="open the model again"):
+        llm.generate("hello")
 
 
 def test_a_token_id_outside_the_vocabulary_is_named(llm):

@@ -1,0 +1,120 @@
+"""Interrupts that wait: Ctrl-C amid a round would leave an engine between two states, and devices
+without the memory that a program has taken for its results."""
+
+from __future__ import annotations
+
+# What `signal` wraps in look-ups of enums, which take 13 us a call.
+import _signal  # pyright: ignore[reportMissingImports]
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+"""Those that may raise in whatever runs: Ctrl-C, a request to end, a time limit."""
+PATIENCE = 2.0
+"""Seconds that an interrupt waits where it comes again and again: a round is shorter, unless
+something hangs."""
+_INSISTENT = 3  # times
+
+
+class Deferred:
+    """Within it signals with a handler in Python are noted; their handlers run when it is left.
+
+    Whoever presses Ctrl-C for the third time or more, longer than `PATIENCE` after the first, is
+    heard at once. Outside the main thread, where no handler runs, and within another `Deferred` it
+    does nothing.
+
+    Args:
+      numbers: the signals; all of `SIGNALS` if none is given.
+      clock: seconds, monotonic.
+
+    Attributes:
+      forced: whether a handler has run within.
+    """
+
+    def __init__(
+        self, *numbers: signal.Signals, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._numbers, self._clock = numbers or SIGNALS, clock
+        self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._noted: dict[int, FrameType | None] = {}
+        self._count, self._first = 0, 0.0
+        self._passing = False  # on, at once
+        self.forced = False
+
+    def __enter__(self) -> Deferred:
+        """Returns: this, or the one that it is within."""
+        found = self
+        if threading.current_thread() is not threading.main_thread():
+            return found
+        try:
+            for number in self._numbers:
+                handler = _signal.getsignal(number)
+                if isinstance(handler, Deferred) and not handler._passing:
+                    found = handler
+                elif callable(handler):
+                    self._before[number] = handler
+                    _signal.signal(number, self)
+        except BaseException:  # of a signal that is not deferred yet
+            self._restore()
+            raise
+        return found
+
+    def __exit__(self, *_exception: object) -> None:
+        try:
+            self._restore()
+        finally:
+            self._deliver()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The handler meanwhile."""
+        if self._passing:
+            self._before[number](number, frame)
+            return
+        now = self._clock()
+        if not self._count:
+            self._first = now
+        self._count += 1
+        self._noted[number] = frame
+        if self._count >= _INSISTENT and now > self._first + PATIENCE:
+            self.forced = True
+            self._deliver()
+
+    @property
+    def noted(self) -> bool:
+        """Whether a signal waits."""
+        return bool(self._noted)
+
+    def forget(self) -> None:
+        """Drops what was noted: it has been answered."""
+        self._noted.clear()
+        self._count, self.forced = 0, False
+
+    @contextlib.contextmanager
+    def delivered(self) -> Iterator[None]:
+        """Within: handlers run at once, for a wait that an interrupt may end."""
+        self._passing = True
+        try:
+            yield
+        finally:
+            self._passing = False
+
+    def _restore(self) -> None:
+        try:
+            for number, handler in self._before.items():
+                if _signal.getsignal(number) is self:
+                    _signal.signal(number, handler)
+        finally:
+            self._passing = True  # where one that was put back has kept others from it
+
+    def _deliver(self) -> None:
+        while self._noted:
+            number, frame = self._noted.popitem()
+            try:
+                self._before[number](number, frame)
+            finally:
+                self._deliver()

@@ -1,0 +1,41 @@
+"""Programs on a device, which may take the memory of what they are given: an error leaves nothing
+to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.errors import DeviceError
+
+
+def run(program: Callable[..., Any], *arguments: Any) -> Any:
+    """Dispatches a program. Whoever donates an argument stores its result at once; interrupts wait
+    until the round is over (`interrupts.Deferred`), so that none comes between.
+
+    Raises:
+      DeviceError: it cannot run.
+    """
+    try:
+        return program(*arguments)
+    except Exception as error:
+        raise _named(error) from error
+
+
+def read(array: Any) -> np.ndarray:
+    """Waits for an array.
+
+    Raises:
+      DeviceError: a program that it comes from has failed.
+    """
+    try:
+        return np.asarray(array)
+    except Exception as error:
+        raise _named(error) from error
+
+
+def _named(error: Exception) -> DeviceError:
+    words = str(error).partition("\n")[0]
+    return DeviceError(f"{type(error).__name__}: {words}")
