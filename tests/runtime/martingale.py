@@ -158,9 +158,7 @@ class Losing:
             proposal = _lose(drafted.proposal, lost)
             return dataclasses.replace(drafted, proposal=proposal, sources=sources)
         settle = drafted.settle
-        return dataclasses.replace(
-            drafted, settle=lambda: _lose(settle(), lost), sources=sources
-        )
+        return dataclasses.replace(drafted, settle=lambda: _lose(settle(), lost), sources=sources)
 
 
 _lose = jax.jit(as_point_mass_where)
@@ -198,12 +196,9 @@ class Sums(NamedTuple):
         order = np.argsort(-abs(self.sigmas))[:count]
         return [(*self.names[place], round(float(self.sigmas[place]), 1)) for place in order]
 
-    def detected(self) -> np.ndarray:
-        """The smallest change of the mean step, in either direction, that each sum alone shows."""
-        wanted = np.log(2 * len(_TILTS) * len(self.ends) / ALPHA)
-        room = np.expm1(_TILTS) - _TILTS
-        ends = (wanted + self.variances[:, None] * room) / _TILTS
-        return ends.min(axis=1) / self.counts
+    def sees(self, sigmas: float) -> np.ndarray:
+        """The change of each sum's mean step that is so many standard deviations."""
+        return sigmas * np.sqrt(self.variances) / np.maximum(self.counts, 1)
 
 
 def sums(said: Sequence[Said], target: Path, draft: Path | None = None, **execution: Any) -> Sums:
