@@ -116,7 +116,8 @@ def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Ar
     """The largest threshold [B, 1] whose kept set is enough (0 if none is).
 
     It is looked for among the likeliest tokens first: those in the blocks with the largest maxima.
-    What it keeps is all there if no other block reaches up to it.
+    What it keeps is all there if no other block reaches up to it. A row for which that is so keeps
+    it when its neighbours are looked at further, since other sums round differently.
     """
     blocks = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(p.shape[0], -1, _BLOCK)
     maxima = jnp.max(blocks, axis=-1)
@@ -128,8 +129,9 @@ def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Ar
         best, index = jax.lax.top_k(maxima, size + 1)
         head = jnp.take_along_axis(blocks, index[:, :size, None], axis=1).reshape(p.shape[0], -1)
         found = _bisect(head, enough)
+        sure = found > best[:, size:]
         return jax.lax.cond(
-            jnp.all(found > best[:, size:]), lambda: found, lambda: look(tuple(larger))
+            jnp.all(sure), lambda: found, lambda: jnp.where(sure, found, look(tuple(larger)))
         )
 
     return look(tuple(size for size in _HEADS if 2 * size <= maxima.shape[1]))

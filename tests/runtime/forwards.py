@@ -1,4 +1,4 @@
-"""Only the forwards of a target, compiled and run by hand: no sampling, no prefill."""
+"""Only the forwards of a target, compiled and run by hand: no prefill."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ssd_jax.runtime.programs import Programs, Verification
 from ssd_jax.runtime.roles import IDLE
 
 
-def forwards_only():
+def forwards_only(kinds=("forward",)):
     """Inside this, `Programs` compile nothing else, which saves most of their time."""
     everything = passes.compile_all
 
     def some(jobs, mesh):
-        chosen = {name: job for name, job in jobs.items() if name[0] == "forward"}
+        chosen = {name: job for name, job in jobs.items() if name[0] in kinds}
         return everything(chosen, mesh)
 
     return mock.patch.object(passes, "compile_all", some)
@@ -33,15 +33,17 @@ class Forwards:
     parameters: list[jax.Array]
 
     @classmethod
-    def of(cls, path, dtype, *, slots, context, widths, programs=Programs) -> Forwards:
+    def of(
+        cls, path, dtype, *, slots, context, widths, programs=Programs, accepts=False
+    ) -> Forwards:
         opened = open_model(str(path), dtype, bitwise=True)
-        with forwards_only():
+        with forwards_only(("forward", "accept") if accepts else ("forward",)):
             compiled = programs(
                 opened.model,
                 slots=slots,
                 context=context,
                 tokens=opened.tokenizer.size,
-                verification=Verification(widths=widths),
+                verification=Verification(widths=widths, logprobs=1 if accepts else None),
             )
         return cls(compiled, opened.load())
 

@@ -40,7 +40,8 @@ def dtype(request):
 
 @pytest.fixture(scope="module")
 def forwards(checkpoints, dtype):
-    return Forwards.of(checkpoints[dtype], dtype, slots=SLOTS, context=CONTEXT, widths=WIDTHS)
+    room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS}
+    return Forwards.of(checkpoints[dtype], dtype, accepts=True, **room)
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +107,64 @@ class Uneven(Programs):
 
 
 def test_one_bit_of_one_logit_at_one_width_is_noticed(checkpoints):
-    room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS}
+    room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS, "accepts": True}
     off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=OneBit, **room)
     assert not widths_agree(off.programs, off.parameters)
     off.programs.use_widest()
     assert off.programs.widths == (8,)
     assert widths_agree(off.programs, off.parameters)
+
+
+class Deviating(Programs):
+    """Programs of which one `accept` gives another number: its rows' `field` at one width."""
+
+    width, field = 1, "token"
+
+    def __getitem__(self, name):
+        program = super().__getitem__(name)
+
+        def perturbed(*arguments):
+            packed, history, reported = program(*arguments)
+            if self.field == "token":
+                packed = packed.at[0, 1].add(1)
+            elif self.field == "accepted":
+                packed = packed.at[0, 0].add(1)
+            else:
+                off = np.nextafter(np.asarray(reported.chosen)[0, 0], np.float32(-np.inf))
+                reported = reported._replace(chosen=reported.chosen.at[0, 0].set(off))
+            return packed, history, reported
+
+        return perturbed if name == ("accept", self.slots, self.width) else program
+
+
+def test_a_verification_that_differs_at_one_width_is_noticed(checkpoints):
+    room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS, "accepts": True}
+    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=Deviating, **room).programs
+    parameters = Forwards.of(checkpoints["bfloat16"], "bfloat16", **room).parameters
+    for off.width in WIDTHS:
+        for off.field in ("token", "accepted", "log-probability"):
+            assert not widths_agree(off, parameters), (off.width, off.field)
+    off.width = None
+    assert widths_agree(off, parameters)
+
+
+class Hasty(Programs):
+    """Programs that see sampled rows alone at one width: a greedy look would miss it."""
+
+    def __getitem__(self, name):
+        program = super().__getitem__(name)
+
+        def perturbed(logits, drafted, sampling, *others):
+            packed, *rest = program(logits, drafted, sampling, *others)
+            return packed.at[0, 1].add(sampling.top_p[0] < 1), *rest
+
+        return perturbed if name == ("accept", self.slots, 3) else program
+
+
+def test_every_setting_is_looked_at(checkpoints):
+    room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS, "accepts": True}
+    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=Hasty, **room)
+    assert not widths_agree(off.programs, off.parameters)
 
 
 def load(path, **settings) -> LLM:
@@ -165,7 +218,7 @@ def test_which_kernels_can_agree_depends_on_the_jax_version(
 
 @pytest.mark.parametrize("dtype", FAMILY_OF)
 def test_auto_is_bitwise_where_that_costs_nothing(checkpoints, dtype):
-    with forwards_only():
+    with forwards_only(("forward", "accept")):
         auto = load(checkpoints[dtype], exact="auto", dtype=dtype)
         law = load(checkpoints[dtype], exact="law", dtype=dtype)
     free = costs_nothing(auto.target.model.execution)

@@ -14,9 +14,9 @@ from unittest import mock
 
 @dataclass(frozen=True)
 class Edit:
-    """New text for old in the source of a function."""
+    """New text for old in the source of a function of a module, or of a method of a class."""
 
-    module: ModuleType
+    module: ModuleType | type
     function: str
     old: str
     new: str
@@ -34,7 +34,11 @@ def edited(edits: Sequence[Edit]) -> Iterator[None]:
                     raise ValueError(f"{name}: {edit.old!r} is not there exactly once")
                 source = source.replace(edit.old, edit.new)
             made: dict = {}
-            exec(compile(source, f"<edited {name}>", "exec"), vars(module), made)
+            where = module if isinstance(module, ModuleType) else sys.modules[module.__module__]
+            exec(compile(source, f"<edited {name}>", "exec"), vars(where), made)
+            if module is not where:
+                stack.enter_context(mock.patch.object(module, name, made[name]))
+                continue
             for other in list(sys.modules.values()):
                 if other.__name__.startswith("ssd_jax."):
                     for attribute, value in list(vars(other).items()):
@@ -43,8 +47,8 @@ def edited(edits: Sequence[Edit]) -> Iterator[None]:
         yield
 
 
-def _by_function(edits: Sequence[Edit]) -> dict[tuple[ModuleType, str], list[Edit]]:
-    functions: dict[tuple[ModuleType, str], list[Edit]] = {}
+def _by_function(edits: Sequence[Edit]) -> dict[tuple[ModuleType | type, str], list[Edit]]:
+    functions: dict[tuple[ModuleType | type, str], list[Edit]] = {}
     for edit in edits:
         functions.setdefault((edit.module, edit.function), []).append(edit)
     return functions

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ssd_jax.kernels.row_sum import LONG
 from ssd_jax.runtime.worker.messages import Winner
 from ssd_jax.speculation.proposal import Proposal
 
-_SUM = 1e-3  # how far the float32 probabilities of a q may be from 1 in sum
+_HALF_ULP = 2.0**-24  # the most that a float32 operation is off, as a share of its result
 
 
 class HostProposals:
@@ -69,12 +70,15 @@ class HostProposals:
         used = support >= 0
         drawn = np.where(support == tokens[:, None], q, 0)
         ordered = np.sort(np.where(used, support, -1 - np.arange(support.shape[1])), axis=1)
+        # Weights were divided by their float32 sum: n - 1 additions and a division, and two more
+        # where that is a product with a reciprocal. Longer rows are summed in parts.
+        off = (np.minimum((q > 0).sum(axis=1), LONG) + 2) * _HALF_ULP
         return bool(
             np.isfinite(q).all()
             and (q >= 0).all()
             and (q[~used] == 0).all()
             and (support < self._ids).all()
-            and (abs(q.sum(axis=1, dtype=np.float64) - 1) < _SUM).all()
+            and (abs(q.sum(axis=1, dtype=np.float64) - 1) <= off).all()
             and (drawn.sum(axis=1) > 0).all()
             and (np.diff(ordered, axis=1) > 0).all()
         )
