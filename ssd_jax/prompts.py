@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
+import itertools
 import json
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import MOST_JSON, decode, gunzip, parse_json, read_bytes
+
+_MOST_UNPACKED = 128 << 20
+_MOST_LINES = 1_000_000
+_MOST_BAD_LINES = 1000
 
 T = TypeVar("T")
 
@@ -64,10 +68,25 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
       One entry for each line that is not blank, in order.
 
     Raises:
-      InputError: the file cannot be read or is not UTF-8 text.
+      InputError: the file cannot be read, is not UTF-8 text, or has more lines, longer lines or
+        more bad lines than such a file has.
     """
-    lines = enumerate(_text(path).split("\n"), start=1)  # splitlines() would cut at U+2028 too
-    return [_parse_line(line, f"{path}:{n}", parse) for n, line in lines if line.strip()]
+    found: list[T | BadLine] = []
+    bad = 0
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        if len(found) == _MOST_LINES:
+            raise InputError(f"{path} has more than {_MOST_LINES} lines; split the file")
+        found.append(_parse_line(line, f"{path}:{number}", parse))
+        if isinstance(found[-1], BadLine):
+            bad += 1
+            if bad > _MOST_BAD_LINES:
+                raise InputError(
+                    f"{path} has more than {_MOST_BAD_LINES} bad lines, the last is line {number}: "
+                    f"{found[-1].error}; give JSON lines"
+                )
+    return found
 
 
 def prompt_line(line: Mapping[str, Any]) -> PromptLine:
@@ -118,36 +137,37 @@ def _message(item: object, name: str) -> dict[str, str]:
 
 def _parse_line(line: str, where: str, parse: Callable[[Mapping[str, Any]], T]) -> T | BadLine:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
         if not isinstance(value, dict):
             raise ValueError(f"must be a JSON object, not {_kind(value)}")
         return parse(value)
     except json.JSONDecodeError as error:
         return BadLine(where=where, error=f"not JSON: {error.msg} at column {error.colno}")
-    except RecursionError:
-        return BadLine(where=where, error="not usable: nested too deeply")
     except ValueError as error:
         return BadLine(where=where, error=str(error))
 
 
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"{path}: cannot be read: {reason}; give the path of a JSONL file"
-        ) from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}:{line}: not UTF-8 (byte {error.start} of the file); "
-            "prompt files are JSON lines in UTF-8, save it again as such"
-        ) from None
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a file with their numbers, from 1."""
+    if path.suffix == ".gz":
+        data = gunzip(path, most=_MOST_UNPACKED, remedy="give the path of a JSONL file")
+    else:
+        data = read_bytes(path, remedy="give the path of a JSONL file")
+    remedy = "prompt files are JSON lines in UTF-8, save it again as such"
+    text = decode(data, path, remedy=remedy, encoding="utf-8-sig")
+    del data
+    begin = 0
+    for number in itertools.count(1):  # splitlines() would cut at U+2028 too
+        end = text.find("\n", begin)
+        line = text[begin:] if end < 0 else text[begin:end]
+        if len(line) > MOST_JSON:
+            raise InputError(
+                f"{path}:{number} has {len(line)} characters, the limit is {MOST_JSON}; split it"
+            )
+        yield number, line
+        if end < 0:
+            return
+        begin = end + 1
 
 
 def _kind(value: object) -> str:
@@ -160,5 +180,5 @@ def _kind(value: object) -> str:
 
 
 def _names(line: Mapping[str, Any]) -> str:
-    shown = ", ".join(json.dumps(key) for key in list(line)[:5])
+    shown = ", ".join(json.dumps(key[:40]) for key in list(line)[:5])
     return (shown + ", ..." if len(line) > 5 else shown) or "no keys"

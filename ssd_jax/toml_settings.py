@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_text, require_shallow, shown
+
+_MOST_BYTES = 1 << 18
+_MOST_DOTS = 100
+"""In a line that is no comment: the time that `tomllib` takes for a key grows with their square."""
 
 
 def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
@@ -17,11 +22,17 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
     Raises:
       InputError: unreadable file, or an unknown key (with the nearest known one).
     """
+    remedy = "give a configuration in TOML"
+    text = read_text(path, most=_MOST_BYTES, remedy=remedy)
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"config {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.count(".") > _MOST_DOTS and not line.lstrip().startswith("#"):
+                raise ValueError(f"more than {_MOST_DOTS} dots (at line {number})")
+        settings = tomllib.loads(text)
+        require_shallow(settings)
+    except RecursionError:
+        raise InputError(f"config {path}: nested too deeply; {remedy}") from None
+    except ValueError as error:
         raise InputError(f"config {path}: not valid TOML: {error}") from None
     check_names(settings, known, f"config {path}: ")
     return settings
@@ -37,4 +48,4 @@ def check_names(settings: Mapping[str, Any], known: set[str], where: str = "") -
         if key not in known:
             near = difflib.get_close_matches(key, sorted(known), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-            raise InputError(f"{where}unknown key {key!r}; {hint}")
+            raise InputError(f"{where}unknown key {shown(key)}; {hint}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ssd_jax.distill.atomic import write_atomic
 from ssd_jax.errors import InputError
-from ssd_jax.weights.files import read_json
+from ssd_jax.files import read_json
 
 MANIFEST = "manifest.json"
 _FORMAT = 1

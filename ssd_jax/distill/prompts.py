@@ -25,7 +25,7 @@ from ssd_jax.distill.settings import Entry, PromptSettings
 from ssd_jax.errors import InputError
 from ssd_jax.prompts import BadLine
 from ssd_jax.text.tokenizer import Tokenizer
-from ssd_jax.weights.files import sha256_of
+from ssd_jax.files import sha256_of
 
 SPLITS = ("train", "held_out")
 
