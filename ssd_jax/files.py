@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from gzip import GzipFile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ssd_jax.errors import InputError
 
@@ -37,7 +37,7 @@ _KINDS = {
 }
 
 
-def open_regular(path: Path, *, remedy: str = GET_AGAIN) -> BinaryIO:
+def open_regular(path: Path, *, remedy: str = GET_AGAIN) -> io.BufferedReader:
     """Opens a regular file, or what a symbolic link to one names; it never waits for a writer.
 
     Args:
@@ -213,9 +213,9 @@ def require_plain_name(name: object, where: Path) -> str:
     Raises:
       InputError: anything else.
     """
-    if isinstance(name, str) and name not in ("", ".", "..") and name.isprintable():
-        if not set(name) & set("/\\"):
-            return name
+    plain = isinstance(name, str) and name.isprintable() and not set(name) & set("/\\")
+    if isinstance(name, str) and plain and name not in ("", ".", ".."):
+        return name
     raise InputError(
         f"{where} names the file {shown(name)}, which is no plain name of a file beside it; "
         f"{GET_AGAIN}"
@@ -239,4 +239,3 @@ def sha256_of(path: Path) -> str:
     """
     with open_regular(path) as file, reading(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
-

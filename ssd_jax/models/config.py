@@ -76,7 +76,8 @@ class ModelConfig:
         family = config.get("model_type")
         if family not in FAMILIES:
             raise InputError(
-                f"{where}: model_type {shown(family)} is not supported; supported: {', '.join(FAMILIES)}"
+                f"{where}: model_type {shown(family)} is not supported; supported: "
+                f"{', '.join(FAMILIES)}"
             )
         try:
             found = cls._from_known_family(family, config, where)

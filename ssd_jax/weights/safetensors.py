@@ -77,8 +77,8 @@ def _sharded(index: Path) -> dict[str, Any]:
     for name, file in weight_map.items():
         if name not in stored[file]:
             raise InputError(
-                f"{index} says that {file} holds tensor {shown(name)}, but it does not; the index and "
-                "the shards are not from the same checkpoint: get both again"
+                f"{index} says that {file} holds tensor {shown(name)}, but it does not; the index "
+                "and the shards are not from the same checkpoint: get both again"
             )
     return {name: shards[file] for name, file in weight_map.items()}
 

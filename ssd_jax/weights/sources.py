@@ -6,8 +6,8 @@ import difflib
 from pathlib import Path
 
 from ssd_jax.errors import InputError
-from ssd_jax.weights import hub, pip_source
 from ssd_jax.files import reading, sha256_of
+from ssd_jax.weights import hub, pip_source
 from ssd_jax.weights.progress import Progress
 
 _HASH = "#sha256="
