@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import reprlib
 import stat
@@ -24,6 +25,12 @@ GET_AGAIN = "get the file again"
 
 MOST_JSON = 8 << 20
 """Bytes of a JSON document; decoded it takes up to 25 times as much."""
+
+MOST_TEXT = 64 << 20
+"""Bytes of a text that is read whole."""
+
+MOST_UNPACKED = 128 << 20
+"""Bytes that a packed text may have."""
 
 MOST_DEPTH = 100
 """Objects and lists within each other: what is nested deeper ends in a `RecursionError` later."""
@@ -140,7 +147,7 @@ def read_json(path: Path, *, most: int = MOST_JSON, remedy: str = GET_AGAIN) -> 
     try:
         value = parse_json(text)
     except ValueError as error:
-        raise InputError(f"{path} is not readable JSON: {error}; {remedy}") from None
+        raise InputError(f"{path} is not readable JSON: {brief(error)}; {remedy}") from None
     if not isinstance(value, dict):
         found = type(value).__name__
         raise InputError(f"{path} holds a JSON {found}, expected an object; {remedy}")
@@ -184,27 +191,45 @@ def require_shallow(value: object) -> None:
     raise ValueError(_TOO_DEEP)
 
 
-def gunzip(path: Path, *, most: int, remedy: str) -> bytes:
-    """What a gzip file unpacks to; never more than `most` bytes of it are held.
+def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
+    """The lines of a text file (gzip where its name ends in .gz) with their numbers, from 1.
+
+    No more than a line is held, whatever the file unpacks to. Only a newline ends a line; it and
+    a byte order mark are no part of the text.
 
     Args: see `read_bytes`.
 
     Raises:
-      InputError: see `open_regular`, no gzip, cut off, or larger than `most`.
+      InputError: see `open_regular`; a line longer than `MOST_JSON` or no UTF-8, gzip that is
+        damaged or unpacks to more than `MOST_UNPACKED`.
     """
-    found = io.BytesIO()
+    done = 0
     try:
-        with open_regular(path, remedy=remedy) as packed, GzipFile(fileobj=packed) as file:
-            while piece := file.read(1 << 20):
-                if found.tell() + len(piece) > most:
+        with open_regular(path, remedy=remedy) as packed:
+            gzipped = path.suffix == ".gz"
+            file = GzipFile(fileobj=packed) if gzipped else packed
+            for number in itertools.count(1):
+                line = file.readline(MOST_JSON + 1)
+                if not line:
+                    return
+                if len(line) > MOST_JSON:
+                    raise InputError(f"{path}:{number} is longer than {MOST_JSON} bytes; {remedy}")
+                done += len(line)
+                if gzipped and done > MOST_UNPACKED:
                     raise InputError(
-                        f"{path} unpacks to more than {most} bytes, which is the limit; {remedy}"
+                        f"{path} unpacks to more than {MOST_UNPACKED} bytes, which is the limit; "
+                        "split it, or give it unpacked"
                     )
-                found.write(piece)
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise InputError(
+                        f"{path}:{number}: not UTF-8 (byte {error.start} of the line); {remedy}"
+                    ) from None
+                yield number, text.removesuffix("\n")
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path}: cannot be read: {reason}; {remedy}") from None
-    return found.getvalue()
 
 
 def require_plain_name(name: object, where: Path) -> str:
@@ -213,8 +238,13 @@ def require_plain_name(name: object, where: Path) -> str:
     Raises:
       InputError: anything else.
     """
-    plain = isinstance(name, str) and name.isprintable() and not set(name) & set("/\\")
-    if isinstance(name, str) and plain and name not in ("", ".", ".."):
+    if (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and name.isprintable()
+        and not set(name) & set("/\\")
+        and len(name.encode()) <= _LONGEST_NAME
+    ):
         return name
     raise InputError(
         f"{where} names the file {shown(name)}, which is no plain name of a file beside it; "
@@ -222,11 +252,22 @@ def require_plain_name(name: object, where: Path) -> str:
     )
 
 
+_LONGEST_NAME = 200
+"""Bytes, with room for what is put around it while the file is written."""
+
+
 def shown(value: object) -> str:
     """A value as one short line, for errors."""
     return _SHORT.repr(value)
 
 
+def brief(error: Exception) -> str:
+    """An error's words as one short line: other libraries' quote whatever they were given."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}..."
+
+
+_LONGEST_WORDS = 300
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import MOST_JSON, decode, gunzip, parse_json, read_bytes
+from ssd_jax.files import parse_json, read_lines
 
-_MOST_UNPACKED = 128 << 20
 _MOST_LINES = 1_000_000
 _MOST_BAD_LINES = 1000
 
@@ -73,7 +71,7 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
     """
     found: list[T | BadLine] = []
     bad = 0
-    for number, line in _lines(path):
+    for number, line in read_lines(path, remedy="give a file of JSON lines in UTF-8"):
         if not line.strip():
             continue
         if len(found) == _MOST_LINES:
@@ -145,29 +143,6 @@ def _parse_line(line: str, where: str, parse: Callable[[Mapping[str, Any]], T]) 
         return BadLine(where=where, error=f"not JSON: {error.msg} at column {error.colno}")
     except ValueError as error:
         return BadLine(where=where, error=str(error))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines of a file with their numbers, from 1."""
-    if path.suffix == ".gz":
-        data = gunzip(path, most=_MOST_UNPACKED, remedy="give the path of a JSONL file")
-    else:
-        data = read_bytes(path, remedy="give the path of a JSONL file")
-    remedy = "prompt files are JSON lines in UTF-8, save it again as such"
-    text = decode(data, path, remedy=remedy, encoding="utf-8-sig")
-    del data
-    begin = 0
-    for number in itertools.count(1):  # splitlines() would cut at U+2028 too
-        end = text.find("\n", begin)
-        line = text[begin:] if end < 0 else text[begin:end]
-        if len(line) > MOST_JSON:
-            raise InputError(
-                f"{path}:{number} has {len(line)} characters, the limit is {MOST_JSON}; split it"
-            )
-        yield number, line
-        if end < 0:
-            return
-        begin = end + 1
 
 
 def _kind(value: object) -> str:

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_text, require_shallow, shown
+from ssd_jax.files import brief, read_text, require_shallow, shown
 
 _MOST_BYTES = 1 << 18
+_LONGEST = 8192
+"""Characters of a value, which errors may quote."""
+
 _MOST_DOTS = 100
 """In a line that is no comment: the time that `tomllib` takes for a key grows with their square."""
 
@@ -30,12 +33,21 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
                 raise ValueError(f"more than {_MOST_DOTS} dots (at line {number})")
         settings = tomllib.loads(text)
         require_shallow(settings)
+        _require_short(settings)
     except RecursionError:
         raise InputError(f"config {path}: nested too deeply; {remedy}") from None
     except ValueError as error:
-        raise InputError(f"config {path}: not valid TOML: {error}") from None
+        raise InputError(f"config {path}: not valid TOML: {brief(error)}") from None
     check_names(settings, known, f"config {path}: ")
     return settings
+
+
+def _require_short(value: object) -> None:
+    if isinstance(value, str) and len(value) > _LONGEST:
+        raise ValueError(f"a text of {len(value)} characters, the limit is {_LONGEST}")
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _require_short(item)
 
 
 def check_names(settings: Mapping[str, Any], known: set[str], where: str = "") -> None:

@@ -137,7 +137,7 @@ def read_text(path: Path) -> str:
     Raises:
       InputError: it cannot be read as UTF-8.
     """
-    return files.read_text(path, remedy="give a text file in UTF-8 as --text")
+    return files.read_text(path, most=files.MOST_TEXT, remedy="give a text file in UTF-8 as --text")
 
 
 def perplexity_json(

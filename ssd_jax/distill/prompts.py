@@ -218,10 +218,9 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
     """
     path = directory / f"{split}.safetensors"
     try:
-        data = read_bytes(path)
-        if hashlib.sha256(data).hexdigest() != sha256:
+        if sha256_of(path) != sha256:
             raise ValueError("its sha256 differs from the manifest's")
-        arrays = load(data)
+        arrays = load(read_bytes(path))
         names = json.loads(arrays["names"].tobytes())
         ends = np.cumsum(arrays["lengths"])
         parts = np.split(arrays["ids"], ends)[:-1]

@@ -11,7 +11,7 @@ from typing import Any
 from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
 from ssd_jax.distill.settings import Entry
 from ssd_jax.errors import InputError
-from ssd_jax.files import decode, read_bytes
+from ssd_jax.files import MOST_TEXT, decode, read_bytes
 from ssd_jax.prompts import BadLine, PromptLine, string
 
 PLAIN_TEXT = (".txt", ".md", ".rst")
@@ -115,7 +115,7 @@ def read_plain(path: Path) -> str:
       InputError: it cannot be read, or is not UTF-8, with the line.
     """
     remedy = "save it again as such"
-    return decode(read_bytes(path), path, remedy=remedy, encoding="utf-8-sig")
+    return decode(read_bytes(path, most=MOST_TEXT), path, remedy=remedy, encoding="utf-8-sig")
 
 
 def passages(tokens: Sequence[int], length: int, *, before: Sequence[int]) -> list[list[int]]:

@@ -8,7 +8,6 @@ learn. Nothing is read that the manifest does not vouch for.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from safetensors.numpy import load, save
 
 from ssd_jax.distill.manifest import Manifest, read_manifest
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_bytes, require_plain_name, shown
+from ssd_jax.files import read_bytes, require_plain_name, sha256_of, shown
 
 STAGE = "generate"
 
@@ -97,14 +96,13 @@ def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
       InputError: it is gone, or not what was written.
     """
     path = directory / require_plain_name(entry["file"], directory)
-    data = read_bytes(path, remedy=_REMEDY)
-    found = hashlib.sha256(data).hexdigest()
+    found = sha256_of(path)
     if found != entry["sha256"]:
         raise InputError(
             f"{path} is damaged: its sha256 is {found}, the manifest has {entry['sha256']}; "
             f"{_REMEDY}"
         )
-    return data
+    return read_bytes(path, remedy=_REMEDY)
 
 
 def finished_manifest(directory: Path, *, target: str | None = None) -> Manifest:

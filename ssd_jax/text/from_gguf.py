@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import GET_AGAIN, shown
+from ssd_jax.files import GET_AGAIN, brief, shown
 from ssd_jax.text.byte_level import PRE_TOKENIZERS, byte_level_bpe, canonical_pre_tokenizer
 from ssd_jax.text.post_processing import begin_with
 from ssd_jax.text.sentencepiece import sentencepiece_bpe
@@ -172,7 +172,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], where: str) -> t
         return byte_level_bpe(tokens, merges, pre=pre)
     except ValueError as error:
         raise InputError(
-            f"{where}: tokenizer.ggml.merges does not fit the vocabulary: {error}; "
+            f"{where}: tokenizer.ggml.merges does not fit the vocabulary: {brief(error)}; "
             "convert the model to GGUF again"
         ) from error
 

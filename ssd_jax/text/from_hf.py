@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json, read_text, shown
+from ssd_jax.files import brief, read_json, read_text, shown
 from ssd_jax.text.post_processing import begin_with
 from ssd_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
-_MOST_TOKENIZER = 128 << 20
+_MOST_TOKENIZER = 64 << 20
 _MOST_TEMPLATE = 1 << 20
 _ROLES = (
     "bos_token",
@@ -78,7 +78,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         backend = Tokenizer.from_str(text)
     except Exception as error:  # `tokenizers` raises bare exceptions
-        raise InputError(f"{file} is no tokenizer: {error}; fetch the file again") from error
+        raise InputError(f"{file} is no tokenizer: {brief(error)}; fetch the file again") from error
     # Some files carry the lengths of a training run.
     backend.no_truncation()
     backend.no_padding()

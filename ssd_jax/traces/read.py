@@ -13,7 +13,7 @@ from ssd_jax.files import read_json, shown
 from ssd_jax.runtime.activity import overlap
 from ssd_jax.runtime.trace import FORMAT, LANES, PRODUCER
 
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 96 << 20
 
 
 class Slice(NamedTuple):

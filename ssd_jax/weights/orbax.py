@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json, require_plain_name, sha256_of, shown
+from ssd_jax.files import brief, read_json, require_plain_name, sha256_of, shown
 from ssd_jax.weights.config_json import to_hf
 from ssd_jax.weights.tensors import Index, bounds
 
@@ -90,8 +90,8 @@ class OrbaxDirectory:
             return array[bounds(index, self._shapes[name])].read().result()
         except (ValueError, IndexError, TypeError, NotImplementedError, OSError) as error:
             raise InputError(
-                f"{self._arrays}: array {name!r} cannot be read: {error}; write the checkpoint "
-                "again with `ssd-jax convert`"
+                f"{self._arrays}: array {name!r} cannot be read: {brief(error)}; write the "
+                "checkpoint again with `ssd-jax convert`"
             ) from None
 
 

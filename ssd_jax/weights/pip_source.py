@@ -101,10 +101,11 @@ def _cached(directory: Path, pin: Pin) -> Path | None:
         marker = read_json(directory / _MARKER)
         path = directory / require_plain_name(marker["file"], directory / _MARKER)
         unchanged = path.is_file() and _stamp(path) == marker["stamp"]
-        sha256 = marker["sha256"] if unchanged else sha256_of(path)
+        expected = marker["sha256"]
+        sha256 = expected if unchanged else sha256_of(path)
     except (InputError, KeyError):
         return None  # never finished, or tampered with: extract again
-    if sha256 != marker["sha256"] or sha256 != (pin.member_sha256 or sha256):
+    if sha256 != expected or sha256 != (pin.member_sha256 or sha256):
         return None
     if not unchanged:  # touched or copied, the bytes are right
         _write_marker(path, sha256)

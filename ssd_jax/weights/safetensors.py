@@ -10,7 +10,7 @@ import ml_dtypes  # noqa: F401 - gives NumPy bfloat16, which safetensors asks fo
 import numpy as np
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import GET_AGAIN, open_regular, read_json, require_plain_name, shown
+from ssd_jax.files import GET_AGAIN, brief, open_regular, read_json, require_plain_name, shown
 from ssd_jax.weights.tensors import Index, bounds
 
 SINGLE = "model.safetensors"
@@ -99,6 +99,6 @@ def open_file(path: Path) -> Any:
         return safe_open(path, framework="np")
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{path} ({size} bytes) is not a whole safetensors file: {error}; it is truncated or "
-            f"damaged: {GET_AGAIN}"
+            f"{path} ({size} bytes) is not a whole safetensors file: {brief(error)}; it is "
+            f"truncated or damaged: {GET_AGAIN}"
         ) from None
