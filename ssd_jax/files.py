@@ -32,6 +32,9 @@ MOST_TEXT = 64 << 20
 MOST_UNPACKED = 128 << 20
 """Bytes that a packed text may have."""
 
+MOST_LINES = 500_000
+"""Of a file that is read line by line, empty ones too."""
+
 MOST_DEPTH = 100
 """Objects and lists within each other: what is nested deeper ends in a `RecursionError` later."""
 
@@ -200,8 +203,8 @@ def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
     Args: see `read_bytes`.
 
     Raises:
-      InputError: see `open_regular`; a line longer than `MOST_JSON` or no UTF-8, gzip that is
-        damaged or unpacks to more than `MOST_UNPACKED`.
+      InputError: see `open_regular`; more than `MOST_LINES`, a line longer than `MOST_JSON` or no
+        UTF-8, gzip that is damaged or unpacks to more than `MOST_UNPACKED`.
     """
     done = 0
     try:
@@ -212,6 +215,8 @@ def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
                 line = file.readline(MOST_JSON + 1)
                 if not line:
                     return
+                if number > MOST_LINES:
+                    raise InputError(f"{path} has more than {MOST_LINES} lines; split the file")
                 if len(line) > MOST_JSON:
                     raise InputError(f"{path}:{number} is longer than {MOST_JSON} bytes; {remedy}")
                 done += len(line)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from ssd_jax.errors import InputError
 from ssd_jax.files import parse_json, read_lines
 
-_MOST_LINES = 1_000_000
 _MOST_BAD_LINES = 1000
 
 T = TypeVar("T")
@@ -74,8 +73,6 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
     for number, line in read_lines(path, remedy="give a file of JSON lines in UTF-8"):
         if not line.strip():
             continue
-        if len(found) == _MOST_LINES:
-            raise InputError(f"{path} has more than {_MOST_LINES} lines; split the file")
         found.append(_parse_line(line, f"{path}:{number}", parse))
         if isinstance(found[-1], BadLine):
             bad += 1
