@@ -181,7 +181,7 @@ def require_shallow(value: object) -> None:
       ValueError: they are.
     """
     level = [value]
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(MOST_DEPTH):
         level = [
             item
             for holder in level

@@ -15,6 +15,7 @@ _MOST_BYTES = 1 << 18
 _LONGEST = 8192
 """Characters of a value, which errors may quote."""
 
+_MOST_BITS = 64
 _MOST_DOTS = 100
 """In a line that is no comment: the time that `tomllib` takes for a key grows with their square."""
 
@@ -45,6 +46,8 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
 def _require_short(value: object) -> None:
     if isinstance(value, str) and len(value) > _LONGEST:
         raise ValueError(f"a text of {len(value)} characters, the limit is {_LONGEST}")
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError(f"a number of {value.bit_length()} bits, the limit is {_MOST_BITS}")
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             _require_short(item)

@@ -339,6 +339,7 @@ def test_lines_have_limits(clean_files, tmp_path, name, data, message):
         ("k = " + "[" * 120 + "]" * 120, "nested too deeply"),
         (".".join(["a"] * 30_000) + " = 1", "more than 100 dots"),
         ("k = " + "9" * 5000, "not valid TOML"),
+        ("k = 0x" + "f" * 5000, "a number of 20000 bits, the limit is 64"),
         (f"target = '{'x' * 10_000}'", "10000 characters, the limit is"),
     ],
 )
