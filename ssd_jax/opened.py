@@ -9,7 +9,6 @@ import hashlib
 import jax
 from jax.sharding import Mesh
 
-from ssd_jax.errors import InputError
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.runtime.exactness import row_independent
@@ -82,7 +81,7 @@ def open_source(source: str, *, progress: Progress | None = None) -> OpenedSourc
       InputError: a checkpoint that cannot be used.
     """
     checkpoint = open_checkpoint(source, progress=progress)
-    return OpenedSource(checkpoint, _checked_tokenizer(checkpoint))
+    return OpenedSource(checkpoint, checkpoint.load_tokenizer())
 
 
 def open_model(
@@ -108,7 +107,7 @@ def open_model(
       InputError: a checkpoint that cannot be used.
     """
     checkpoint = open_checkpoint(source, target=target, progress=progress)
-    tokenizer = _checked_tokenizer(checkpoint)
+    tokenizer = checkpoint.load_tokenizer()
     execution = Execution.for_platform(jax.default_backend(), dtype)
     if bitwise:
         execution = row_independent(execution)
@@ -117,19 +116,3 @@ def open_model(
     )
     check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
     return OpenedModel(checkpoint, tokenizer, model)
-
-
-def _checked_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint, no larger than its embedding.
-
-    Raises:
-      InputError: it is, or cannot be read.
-    """
-    tokenizer = checkpoint.load_tokenizer()
-    rows = checkpoint.config.vocab_size
-    if tokenizer.size > rows:
-        raise InputError(
-            f"{checkpoint.path}: the tokenizer has {tokenizer.size} tokens, the model embeds "
-            f"{rows}; they do not belong together, or the embedding was not resized"
-        )
-    return tokenizer

@@ -117,9 +117,9 @@ class _Child:
             )
         except OSError as error:
             raise SsdError(f"chat templates: {sys.executable}: {error.strerror}") from None
-        weakref.finalize(self, _end, process, self.owner)
+        self._end = weakref.finalize(self, _end, process, self.owner)
         if _exchange(process, None, _START_SECONDS) is None:
-            _end(process, self.owner)
+            self._end()
             raise SsdError(
                 "the process for chat templates did not start; pass plain prompts with "
                 "--chat_template=false"
@@ -127,9 +127,8 @@ class _Child:
         return process
 
     def _drop(self) -> None:
-        if self._process is not None:
-            _end(self._process, self.owner)
-            self._process = None
+        self._end()
+        self._process = None
 
 
 def _exchange(

@@ -108,7 +108,7 @@ def _open_gguf(source: str, path: Path) -> Checkpoint:
     def load_tokenizer() -> Tokenizer:
         from ssd_jax.text.from_gguf import tokenizer_from_gguf
 
-        return tokenizer_from_gguf(file.metadata, where=str(path))
+        return fitting(tokenizer_from_gguf(file.metadata, where=str(path)), file.config, path)
 
     return Checkpoint(
         source=source, path=path, config=file.config, tensors=file, load_tokenizer=load_tokenizer
@@ -133,7 +133,7 @@ def _open_directory(
         from ssd_jax.text.from_hf import tokenizer_from_directory
 
         with reading(path):
-            return tokenizer_from_directory(path)
+            return fitting(tokenizer_from_directory(path), shape, path)
 
     shape = ModelConfig.from_hf(config, where=str(path / _CONFIG))
     stored = tensors(path)
@@ -145,3 +145,17 @@ def _open_directory(
         tensors=stored,
         load_tokenizer=load_tokenizer,
     )
+
+
+def fitting(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> Tokenizer:
+    """A checkpoint's tokenizer, checked to have no more tokens than the model embeds.
+
+    Raises:
+      InputError: it has.
+    """
+    if tokenizer.size > config.vocab_size:
+        raise InputError(
+            f"{path}: the tokenizer has {tokenizer.size} tokens, the model embeds "
+            f"{config.vocab_size}; they do not belong together, or the embedding was not resized"
+        )
+    return tokenizer

@@ -13,7 +13,7 @@ import numpy as np
 
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.weights.checkpoint import Checkpoint
+from ssd_jax.weights.checkpoint import Checkpoint, fitting
 from ssd_jax.weights.draft_checkpoint import (
     CONFIG,
     FORMAT,
@@ -95,7 +95,7 @@ def open_draft(
         path=path,
         config=shape,
         tensors=tensors,
-        load_tokenizer=lambda: tokenizer,
+        load_tokenizer=lambda: fitting(tokenizer, shape, path),
         output_ids=None if output_ids is None else output_ids.astype(np.int32),
         made_for=about.sha256,
         digest=tensors.digest,

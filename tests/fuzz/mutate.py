@@ -291,7 +291,7 @@ def _toml(path: Path, rng: random.Random) -> str:
             "[" * 5000, "[" * 120 + "]" * 120, "{a=" * 200 + "1" + "}" * 200, '"x"', "0", "-1",
             "nan", "inf", "1e400", "9" * 30, "9" * 5000, "0x" + "f" * 5000, "true",
             "1979-05-27", "[1, 'a']", "[]", "{}", '""', "'" + "x" * 100_000 + "'",
-            '["' + "y" * 9000 + '"]', repr(["s"] * 100), '"\\ud800"', "1.0", "''''", "[{path = 3}]",
+            '["' + "y" * 9000 + '"]', repr(["s"] * 100), '"\\ud800"', "1.0", "'''", "[{path = 3}]",
             "[[{}]]",
         ]
     )  # fmt: skip
@@ -316,11 +316,11 @@ def _jsonl(path: Path, rng: random.Random) -> str:
     else:
         changed, done = rng.choice(
             [
-                (b"\0" * (300 << 20 if packed else 9 << 20), "zeros"),
+                (b"\0" * (140 << 20 if packed else 9 << 20), "zeros"),
                 (b'{"prompt": "' + b"a" * (9 << 20) + b'"}', "a line without end"),
                 (b'{"prompt": ""}\n' * (1_100_000 if packed else 1000), "many lines"),
                 (b"1\n" * (3_000_000 if packed else 3000), "bad lines"),
-                (b"\n" * (200 << 20 if packed else 1000), "empty lines"),
+                (b"\n" * (140 << 20 if packed else 1000), "empty lines"),
                 (b"\xff\xfe", "no UTF-8"),
             ]
         )

@@ -21,7 +21,7 @@ from tests.fuzz import clean
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures memory by /proc")
 
 MOST_SECONDS, MOST_MEGABYTES = 5.0, 256
-_KILL_SECONDS = 30.0
+_KILL_SECONDS = 120.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -77,10 +77,11 @@ def faults(case: dict) -> str | None:
     """What is wrong with how a file was read, in words."""
     if case["outcome"] not in ("read", "refused"):
         return case["outcome"]
-    # On a machine that is busy with other things the clock on the wall says little by itself.
-    if case["wall"] > MOST_SECONDS and (
-        case["cpu"] > MOST_SECONDS or case["wall"] > 4 * MOST_SECONDS
-    ):
+    # On a machine that is busy with other things the clock on the wall says little by itself: what
+    # hangs either works or waits.
+    if case["wall"] > MOST_SECONDS and case["cpu"] > MOST_SECONDS:
+        return "hang"
+    if case["wall"] > 4 * MOST_SECONDS and case["cpu"] < 1:
         return "hang"
     if case["megabytes"] > MOST_MEGABYTES:
         return "memory"
