@@ -9,7 +9,6 @@ import hashlib
 import jax
 from jax.sharding import Mesh
 
-from ssd_jax.errors import InputError
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.runtime.exactness import row_independent
@@ -109,12 +108,6 @@ def open_model(
     """
     checkpoint = open_checkpoint(source, target=target, progress=progress)
     tokenizer = checkpoint.load_tokenizer()
-    rows = checkpoint.config.vocab_size
-    if tokenizer.size > rows:
-        raise InputError(
-            f"{checkpoint.path}: the tokenizer has {tokenizer.size} tokens, the model embeds "
-            f"{rows}; they do not belong together, or the embedding was not resized"
-        )
     execution = Execution.for_platform(jax.default_backend(), dtype)
     if bitwise:
         execution = row_independent(execution)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import parse_json, read_lines
+
+_MOST_BAD_LINES = 1000
 
 T = TypeVar("T")
 
@@ -64,10 +65,23 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
       One entry for each line that is not blank, in order.
 
     Raises:
-      InputError: the file cannot be read or is not UTF-8 text.
+      InputError: the file cannot be read, is not UTF-8 text, or has more lines, longer lines or
+        more bad lines than such a file has.
     """
-    lines = enumerate(_text(path).split("\n"), start=1)  # splitlines() would cut at U+2028 too
-    return [_parse_line(line, f"{path}:{n}", parse) for n, line in lines if line.strip()]
+    found: list[T | BadLine] = []
+    bad = 0
+    for number, line in read_lines(path, remedy="give a file of JSON lines in UTF-8"):
+        if not line.strip():
+            continue
+        found.append(_parse_line(line, f"{path}:{number}", parse))
+        if isinstance(found[-1], BadLine):
+            bad += 1
+            if bad > _MOST_BAD_LINES:
+                raise InputError(
+                    f"{path} has more than {_MOST_BAD_LINES} bad lines, the last is line {number}: "
+                    f"{found[-1].error}; give JSON lines"
+                )
+    return found
 
 
 def prompt_line(line: Mapping[str, Any]) -> PromptLine:
@@ -118,36 +132,14 @@ def _message(item: object, name: str) -> dict[str, str]:
 
 def _parse_line(line: str, where: str, parse: Callable[[Mapping[str, Any]], T]) -> T | BadLine:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
         if not isinstance(value, dict):
             raise ValueError(f"must be a JSON object, not {_kind(value)}")
         return parse(value)
     except json.JSONDecodeError as error:
         return BadLine(where=where, error=f"not JSON: {error.msg} at column {error.colno}")
-    except RecursionError:
-        return BadLine(where=where, error="not usable: nested too deeply")
     except ValueError as error:
         return BadLine(where=where, error=str(error))
-
-
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"{path}: cannot be read: {reason}; give the path of a JSONL file"
-        ) from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}:{line}: not UTF-8 (byte {error.start} of the file); "
-            "prompt files are JSON lines in UTF-8, save it again as such"
-        ) from None
 
 
 def _kind(value: object) -> str:
@@ -160,5 +152,5 @@ def _kind(value: object) -> str:
 
 
 def _names(line: Mapping[str, Any]) -> str:
-    shown = ", ".join(json.dumps(key) for key in list(line)[:5])
+    shown = ", ".join(json.dumps(key[:40]) for key in list(line)[:5])
     return (shown + ", ..." if len(line) > 5 else shown) or "no keys"

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
+from ssd_jax import files
 from ssd_jax.bench.report import SCHEMA_VERSION, json_safe
 from ssd_jax.bench.table import Column, build_table
 from ssd_jax.bench.teacher_forcing import TeacherForced
@@ -136,12 +137,7 @@ def read_text(path: Path) -> str:
     Raises:
       InputError: it cannot be read as UTF-8.
     """
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"text {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"text {path} is not UTF-8: {error}; convert it first") from None
+    return files.read_text(path, most=files.MOST_TEXT, remedy="give a text file in UTF-8 as --text")
 
 
 def perplexity_json(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ssd_jax.errors import InputError
+from ssd_jax.files import parse_json, read_text
+
 _KEPT = 1000
 
 
@@ -20,8 +23,8 @@ class HistoryFile:
     def read(self) -> list[str]:
         """The newest entries, oldest first; a file that has grown long is cut to them."""
         try:
-            lines = self._path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError):
+            lines = read_text(self._path).split("\n")
+        except InputError:
             return []
         entries = [entry for line in lines if (entry := _entry(line)) is not None]
         if len(entries) > 2 * _KEPT:
@@ -44,7 +47,7 @@ class HistoryFile:
 
 def _entry(line: str) -> str | None:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError:
         return None
     return value if isinstance(value, str) else None

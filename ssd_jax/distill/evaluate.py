@@ -30,6 +30,7 @@ from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetS
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_json
 from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.speculation.fan_out import Geometric
 from ssd_jax.speculation.tuning import Plan, ar, best_sd, best_ssd, hit_rate
@@ -224,11 +225,10 @@ def _made_of(evaluation: Evaluation, draft: OpenedModel) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any] | None:
     """Figures that were written; None where they cannot be used."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = read_json(path)
+    except InputError:
         return None
-    known = isinstance(document, dict) and document.get("format") == FORMAT
-    return document if known and "made_of" in document else None
+    return document if document.get("format") == FORMAT and "made_of" in document else None
 
 
 def figures(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ssd_jax.distill.atomic import write_atomic
 from ssd_jax.errors import InputError
-from ssd_jax.weights.files import read_json
+from ssd_jax.files import read_json, shown
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -49,7 +49,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     value = read_json(path, remedy=remedy)
     if value.get("format") != _FORMAT:
         raise InputError(
-            f"{path}: format {value.get('format')!r} is not supported, this version reads "
+            f"{path}: format {shown(value.get('format'))} is not supported, this version reads "
             f"{_FORMAT}; {remedy}"
         )
     unusable = [name for name, kind in _KINDS.items() if not isinstance(value.get(name), kind)]

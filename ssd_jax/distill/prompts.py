@@ -23,9 +23,9 @@ from ssd_jax.distill.leaks import HeldOut
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
 from ssd_jax.distill.settings import Entry, PromptSettings
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_bytes, sha256_of
 from ssd_jax.prompts import BadLine
 from ssd_jax.text.tokenizer import Tokenizer
-from ssd_jax.weights.files import sha256_of
 
 SPLITS = ("train", "held_out")
 
@@ -218,20 +218,19 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
     """
     path = directory / f"{split}.safetensors"
     try:
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != sha256:
+        if sha256_of(path) != sha256:
             raise ValueError("its sha256 differs from the manifest's")
-        arrays = load(data)
-    except (OSError, ValueError, SafetensorError) as error:
+        arrays = load(read_bytes(path))
+        names = json.loads(arrays["names"].tobytes())
+        ends = np.cumsum(arrays["lengths"])
+        parts = np.split(arrays["ids"], ends)[:-1]
+        columns = zip(parts, arrays["sets"], arrays["indices"], arrays["plain"], strict=True)
+        return [
+            Prompt(set=names[of], index=int(index), ids=ids.tolist(), plain=bool(plain))
+            for ids, of, index, plain in columns
+        ]
+    except (InputError, ValueError, TypeError, LookupError, SafetensorError) as error:
         raise InputError(f"{path}: {error}; remove {directory} to make it again") from None
-    names = json.loads(arrays["names"].tobytes())
-    ends = np.cumsum(arrays["lengths"])
-    parts = np.split(arrays["ids"], ends)[:-1]
-    columns = zip(parts, arrays["sets"], arrays["indices"], arrays["plain"], strict=True)
-    return [
-        Prompt(set=names[of], index=int(index), ids=ids.tolist(), plain=bool(plain))
-        for ids, of, index, plain in columns
-    ]
 
 
 def report(counts: dict[str, Any]) -> str:

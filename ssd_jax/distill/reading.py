@@ -11,11 +11,13 @@ from typing import Any
 from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
 from ssd_jax.distill.settings import Entry
 from ssd_jax.errors import InputError
+from ssd_jax.files import MOST_TEXT, decode, read_bytes
 from ssd_jax.prompts import BadLine, PromptLine, string
 
 PLAIN_TEXT = (".txt", ".md", ".rst")
 """Endings of the names of plain text files."""
 
+_LONGEST_ID = 20
 _ID_KEYS = ("task_id", "question_id", "id")
 
 
@@ -112,17 +114,8 @@ def read_plain(path: Path) -> str:
     Raises:
       InputError: it cannot be read, or is not UTF-8, with the line.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}:{line}: not UTF-8 (byte {error.start} of the file); save it again as such"
-        ) from None
+    remedy = "save it again as such"
+    return decode(read_bytes(path, most=MOST_TEXT), path, remedy=remedy, encoding="utf-8-sig")
 
 
 def passages(tokens: Sequence[int], length: int, *, before: Sequence[int]) -> list[list[int]]:
@@ -143,6 +136,6 @@ def _parse(line: Mapping[str, Any]) -> Line:
 def _id(line: Mapping[str, Any]) -> int | None:
     for key in _ID_KEYS:
         match = re.search(r"\d+$", str(line.get(key, "")))
-        if match:
+        if match and len(match[0]) < _LONGEST_ID:
             return int(match[0])
     return None

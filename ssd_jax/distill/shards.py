@@ -8,7 +8,6 @@ learn. Nothing is read that the manifest does not vouch for.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from safetensors.numpy import load, save
 
 from ssd_jax.distill.manifest import Manifest, read_manifest
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_bytes, require_plain_name, sha256_of, shown
 
 STAGE = "generate"
 
@@ -95,18 +95,14 @@ def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
     Raises:
       InputError: it is gone, or not what was written.
     """
-    path = directory / entry["file"]
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; {_REMEDY}") from None
-    found = hashlib.sha256(data).hexdigest()
+    path = directory / require_plain_name(entry["file"], directory)
+    found = sha256_of(path)
     if found != entry["sha256"]:
         raise InputError(
             f"{path} is damaged: its sha256 is {found}, the manifest has {entry['sha256']}; "
             f"{_REMEDY}"
         )
-    return data
+    return read_bytes(path, remedy=_REMEDY)
 
 
 def finished_manifest(directory: Path, *, target: str | None = None) -> Manifest:
@@ -122,20 +118,27 @@ def finished_manifest(directory: Path, *, target: str | None = None) -> Manifest
     manifest = read_manifest(directory)
     if manifest is None or not manifest.finished:
         raise InputError(f"{directory} has no complete shards; run --stage={STAGE} first")
-    if target is not None and manifest.inputs["target"] != target:
+    theirs = manifest.inputs.get("target")
+    if target is not None and theirs != target:
         raise InputError(
-            f"{directory} is text of another target: sha256 {manifest.inputs['target']}, this one "
+            f"{directory} is text of another target: sha256 {shown(theirs)}, this one "
             f"has {target}; name that target, or give another --out"
         )
-    for entry in manifest.data["shards"]:
-        for file in (entry, entry["scores"]):
-            if file is not None:
-                path = directory / file["file"]
-                size = path.stat().st_size if path.exists() else 0
-                if size != file["bytes"]:
-                    raise InputError(
-                        f"{path} has {size} bytes, the manifest has {file['bytes']}; {_REMEDY}"
-                    )
+    try:
+        files = [
+            (directory / require_plain_name(file["file"], directory), file["bytes"], file["sha256"])
+            for entry in manifest.data["shards"]
+            for file in (entry, entry["scores"])
+            if file is not None
+        ]
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{directory} has a damaged manifest: {shown(error)}; {_REMEDY}") from None
+    for path, expected, _ in files:
+        size = path.stat().st_size if path.is_file() else 0
+        if size != expected:
+            raise InputError(
+                f"{path} has {size} bytes, the manifest has {shown(expected)}; {_REMEDY}"
+            )
     return manifest
 
 
@@ -156,7 +159,7 @@ def _samples(directory: Path, manifest: Manifest) -> Iterator[Sample]:
             samples = decode_texts(read_file(directory, entry))
             if entry["scores"] is not None:
                 samples = with_scores(samples, read_file(directory, entry["scores"]))
-        except (ValueError, KeyError, SafetensorError) as error:
+        except (ValueError, TypeError, LookupError, SafetensorError) as error:
             raise InputError(f"{directory / entry['file']}: {error}; {_REMEDY}") from None
         yield from samples
 

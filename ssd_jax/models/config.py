@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import shown
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 _NO_ROPE_SCALING = (None, "default")
@@ -75,14 +76,15 @@ class ModelConfig:
         family = config.get("model_type")
         if family not in FAMILIES:
             raise InputError(
-                f"{where}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}"
+                f"{where}: model_type {shown(family)} is not supported; supported: "
+                f"{', '.join(FAMILIES)}"
             )
         try:
             found = cls._from_known_family(family, config, where)
             return dataclasses.replace(found, output_size=output_size)
         except KeyError as error:
             raise InputError(f"{where}: required key {error} is missing") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise InputError(f"{where}: a setting has the wrong type: {error}") from None
 
     @classmethod
@@ -96,6 +98,7 @@ class ModelConfig:
             raise InputError(
                 f"{where}: {heads} query heads do not divide into {kv_heads} key/value heads"
             )
+        rope = _rope_parameters(config)
         _require(config, "hidden_act", ("silu", "swish", None), where)
         _require(config, "mlp_bias", (False, None), where)
         if family != "qwen2":
@@ -109,9 +112,9 @@ class ModelConfig:
             num_layers=_count(config, "num_hidden_layers", where),
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=config.get("head_dim") or _count(config, "hidden_size", where) // heads,
-            rms_norm_eps=config["rms_norm_eps"],
-            rope_theta=float(_rope_parameters(config).get("rope_theta", 10000.0)),
+            head_dim=_head_dim(config, heads, where),
+            rms_norm_eps=_positive(config, "rms_norm_eps", where),
+            rope_theta=float(_positive({"rope_theta": 10000.0} | rope, "rope_theta", where)),
             rope_scaling=_rope_scaling(config, where),
             max_context=_count(config, "max_position_embeddings", where),
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -120,16 +123,45 @@ class ModelConfig:
         )
 
 
+_MOST = 2**31 - 1
+
+
 def _count(config: Mapping[str, Any], key: str, where: str) -> int:
     value = config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{where}: {key} = {value!r} must be a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        raise InputError(
+            f"{where}: {key} = {shown(value)} must be a positive integer, at most {_MOST}"
+        )
     return value
+
+
+def _positive(config: Mapping[str, Any], key: str, where: str) -> float:
+    value = config[key]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= _LARGEST:
+        raise InputError(f"{where}: {key} = {shown(value)} must be a positive, finite number")
+    return value
+
+
+_LARGEST = 3e38
+"""What float32, in which such numbers are used, can hold."""
+
+
+def _head_dim(config: Mapping[str, Any], heads: int, where: str) -> int:
+    """Given, or what a head has of the width; even, since rotations take pairs."""
+    size = (
+        _count(config, "head_dim", where)
+        if config.get("head_dim")
+        else _count(config, "hidden_size", where) // heads
+    )
+    if size < 1 or size % 2:
+        raise InputError(f"{where}: heads of {size} dimensions are not supported; give an even one")
+    return size
 
 
 def _require(config: Mapping[str, Any], key: str, allowed: tuple[Any, ...], where: str) -> None:
     if config.get(key) not in allowed:
-        raise InputError(f"{where}: {key} = {config[key]!r} is not supported")
+        raise InputError(f"{where}: {key} = {shown(config[key])} is not supported")
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,14 +177,22 @@ def _rope_scaling(config: Mapping[str, Any], where: str) -> RopeScaling | None:
     kind = parameters.get("rope_type", parameters.get("type"))
     if kind in _NO_ROPE_SCALING:
         return None
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(parameters["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            kind="llama3",
-            factor=float(parameters["factor"]),
-            low_freq_factor=float(parameters["low_freq_factor"]),
-            high_freq_factor=float(parameters["high_freq_factor"]),
-            original_context=int(parameters["original_max_position_embeddings"]),
+    if kind not in ("linear", "llama3"):
+        raise InputError(
+            f"{where}: RoPE scaling {shown(kind)} is not supported; supported: linear, llama3"
         )
-    raise InputError(f"{where}: RoPE scaling {kind!r} is not supported; supported: linear, llama3")
+    factor = float(_positive(parameters, "factor", where))
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=factor)
+    low, high = (
+        float(_positive(parameters, key, where)) for key in ("low_freq_factor", "high_freq_factor")
+    )
+    if low >= high:
+        raise InputError(f"{where}: low_freq_factor = {low} must be below high_freq_factor, {high}")
+    return RopeScaling(
+        kind="llama3",
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_context=int(_positive(parameters, "original_max_position_embeddings", where)),
+    )

@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssd_jax.errors import InputError
+from ssd_jax.files import read_json
 from ssd_jax.speculation.tuning import Costs, Guess
 
 _FORMAT = 3
 _UNREADABLE = (
     ArithmeticError,
     AttributeError,
+    InputError,
     LookupError,
-    OSError,
-    RecursionError,
     TypeError,
     ValueError,
 )
@@ -58,7 +59,7 @@ class CostFile:
         if self.path is None:
             return None
         try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            kept = read_json(self.path)
             if kept["format"] != _FORMAT or kept["about"] != self._about:
                 return None
             costs = kept["costs"]

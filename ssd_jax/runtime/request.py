@@ -10,10 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import shown
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MAX_STOP_IDS = 32
 """Ids that end a request (EOS included); a static size of the compiled programs."""
+
+MAX_STOPS, MAX_STOP_CHARACTERS = 64, 4096
+"""Stop strings of a request, and their characters together: each token is compared with them."""
 
 MAX_BIASED_IDS = 64
 """Ids with a logit bias; a static size likewise."""
@@ -123,7 +127,13 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
 def _as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if not all(isinstance(text, str) and text for text in stops):
-        raise InputError(f"stop = {stops!r}: each stop is a string that is not empty")
+        raise InputError(f"stop = {shown(stops)}: each stop is a string that is not empty")
+    length = sum(map(len, stops))
+    if len(stops) > MAX_STOPS or length > MAX_STOP_CHARACTERS:
+        raise InputError(
+            f"stop has {len(stops)} strings of {length} characters; give at most {MAX_STOPS} of "
+            f"{MAX_STOP_CHARACTERS} together"
+        )
     return stops
 
 

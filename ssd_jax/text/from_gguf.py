@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import GET_AGAIN, brief, shown
 from ssd_jax.text.byte_level import PRE_TOKENIZERS, byte_level_bpe, canonical_pre_tokenizer
 from ssd_jax.text.post_processing import begin_with
 from ssd_jax.text.sentencepiece import sentencepiece_bpe
@@ -27,6 +29,8 @@ _ROLES = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
 }  # as templates call them; a padding token may lie among the padding rows and is not needed
+_LONGEST_TOKEN = 4096
+"""Characters; the longest of published vocabularies have some hundreds."""
 _SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
 
 
@@ -40,11 +44,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     Raises:
       InputError: a kind of tokenizer that is not supported, or incomplete or damaged metadata.
     """
+    _check_types(metadata, where)
     model = _required(metadata, "tokenizer.ggml.model", where)
     if model not in ("gpt2", "llama"):
         raise InputError(
-            f"{where}: tokenizer.ggml.model is {model!r}; supported are 'gpt2' (byte-level BPE) "
-            "and 'llama' (sentencepiece). Load the model from its Hugging Face directory instead"
+            f"{where}: tokenizer.ggml.model is {shown(model)}; supported are 'gpt2' (byte-level "
+            "BPE) and 'llama' (sentencepiece). Load the model from its Hugging Face directory"
         )
     tokens = list(_required(metadata, "tokenizer.ggml.tokens", where))
     types = list(metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens)))
@@ -73,6 +78,40 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     )
 
 
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "ggml.model": (str,),
+    "ggml.pre": (str,),
+    "ggml.add_bos_token": (bool,),
+    "ggml.add_space_prefix": (bool,),
+    "chat_template": (str,),
+    **{f"ggml.{name}": (int,) for name in (*_ROLES.values(), "eot_token_id", "eom_token_id")},
+}
+_ITEMS: Mapping[str, tuple[type, ...]] = {
+    "ggml.tokens": (str,),
+    "ggml.merges": (str,),
+    "ggml.token_type": (int,),
+    "ggml.scores": (int, float),
+}
+
+
+def _check_types(metadata: Mapping[str, Any], where: str) -> None:
+    """Raise InputError unless what there is has the types that llama.cpp gives it."""
+    for key, kinds in _KINDS.items():
+        value = metadata.get(f"tokenizer.{key}")
+        if value is not None and type(value) not in kinds:
+            raise InputError(
+                f"{where}: tokenizer.{key} is {shown(value)}, which must be of type "
+                f"{kinds[0].__name__}; {GET_AGAIN}"
+            )
+    for key, kinds in _ITEMS.items():
+        value = metadata.get(f"tokenizer.{key}", [])
+        if not isinstance(value, list) or not {type(item) for item in value} <= set(kinds):
+            raise InputError(
+                f"{where}: tokenizer.{key} must be a list with items of type {kinds[-1].__name__}, "
+                f"not {shown(value)}; {GET_AGAIN}"
+            )
+
+
 def _required(metadata: Mapping[str, Any], key: str, where: str) -> Any:
     if key not in metadata:
         raise InputError(
@@ -88,11 +127,17 @@ def _check_vocabulary(tokens: list[str], types: list[int], where: str) -> None:
             f"{where}: {len(types)} entries in tokenizer.ggml.token_type for {len(tokens)} tokens; "
             "the file is damaged, fetch it again"
         )
+    longest = max(tokens, key=len, default="")
+    if len(longest) > _LONGEST_TOKEN:
+        raise InputError(
+            f"{where}: the token {shown(longest)} has {len(longest)} characters, the limit is "
+            f"{_LONGEST_TOKEN}; {GET_AGAIN}"
+        )
     if len(set(tokens)) != len(tokens):
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))
         raise InputError(
-            f"{where}: the token {twice!r} stands twice in tokenizer.ggml.tokens; "
+            f"{where}: the token {shown(twice)} stands twice in tokenizer.ggml.tokens; "
             "convert the model to GGUF again"
         )
 
@@ -118,15 +163,16 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], where: str) -> t
     pre = canonical_pre_tokenizer(name)
     if pre is None:
         raise InputError(
-            f"{where}: the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; supported "
-            f"are {', '.join(PRE_TOKENIZERS)}. Load the model from its Hugging Face directory"
+            f"{where}: the pre-tokenizer {shown(name)} (tokenizer.ggml.pre) is not supported; "
+            f"supported are {', '.join(PRE_TOKENIZERS)}. Load the model from its Hugging Face "
+            "directory"
         )
     merges = _required(metadata, "tokenizer.ggml.merges", where)
     try:
         return byte_level_bpe(tokens, merges, pre=pre)
     except ValueError as error:
         raise InputError(
-            f"{where}: tokenizer.ggml.merges does not fit the vocabulary: {error}; "
+            f"{where}: tokenizer.ggml.merges does not fit the vocabulary: {brief(error)}; "
             "convert the model to GGUF again"
         ) from error
 
@@ -140,6 +186,8 @@ def _sentencepiece(
             f"{where}: {len(scores)} entries in tokenizer.ggml.scores for {len(tokens)} tokens; "
             "the file is damaged, fetch it again"
         )
+    if not all(map(math.isfinite, scores)):
+        raise InputError(f"{where}: tokenizer.ggml.scores has a score that is no number")
     return sentencepiece_bpe(
         tokens,
         scores,

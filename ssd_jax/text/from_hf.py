@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import brief, read_json, read_text, shown
 from ssd_jax.text.post_processing import begin_with
 from ssd_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
+_MOST_TOKENIZER = 64 << 20
+_MOST_TEMPLATE = 1 << 20
 _ROLES = (
     "bos_token",
     "eos_token",
@@ -67,15 +69,16 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer
 
     file = path / "tokenizer.json"
-    if not file.is_file():
+    if not file.exists():
         raise InputError(
             f"{file} is missing; write it with transformers: "
             f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')"
         )
+    text = read_text(file, most=_MOST_TOKENIZER)
     try:
-        backend = Tokenizer.from_file(str(file))
+        backend = Tokenizer.from_str(text)
     except Exception as error:  # `tokenizers` raises bare exceptions
-        raise InputError(f"{file} is no tokenizer: {error}; fetch the file again") from error
+        raise InputError(f"{file} is no tokenizer: {brief(error)}; fetch the file again") from error
     # Some files carry the lengths of a training run.
     backend.no_truncation()
     backend.no_padding()
@@ -84,15 +87,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 def _read_json(file: Path) -> dict[str, Any]:
     """Return the object in a file, or an empty one if there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise InputError(f"{file} is not valid JSON: {error}; fetch the file again") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{file} must hold a JSON object, not {value!r}; fetch the file again")
-    return value
+    return read_json(file) if file.exists() else {}
 
 
 def _content(token: object, key: str, path: Path) -> str:
@@ -101,7 +96,7 @@ def _content(token: object, key: str, path: Path) -> str:
     if not isinstance(text, str):
         raise InputError(
             f"{path}/tokenizer_config.json: {key} must be a string or an object with 'content', "
-            f"not {token!r}"
+            f"not {shown(token)}"
         )
     return text
 
@@ -116,16 +111,28 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: 
     from tokenizers import AddedToken
 
     entries = config.get("added_tokens_decoder") or {}
-    for token_id, entry in sorted((int(i), entry) for i, entry in entries.items()):
+    if not isinstance(entries, Mapping) or not all(i.isdecimal() for i in entries):
+        raise InputError(
+            f"{path}/tokenizer_config.json: added_tokens_decoder must be an object with ids as "
+            f"keys, not {shown(entries)}"
+        )
+    for key in sorted(entries, key=int):
+        token_id, entry = int(key), entries[key]
         text = _content(entry, "added_tokens_decoder", path)
+        written = entry if isinstance(entry, Mapping) else {}
         flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        backend.add_tokens([AddedToken(text, **{f: bool(entry.get(f, False)) for f in flags})])
+        backend.add_tokens([AddedToken(text, **{f: bool(written.get(f, False)) for f in flags})])
         if backend.token_to_id(text) != token_id:
             raise InputError(
                 f"{path}: tokenizer_config.json gives the token {text!r} the id {token_id}, "
                 f"tokenizer.json gives it {backend.token_to_id(text)}; fetch both files again"
             )
     extra = config.get("additional_special_tokens") or []
+    if not isinstance(extra, list):
+        raise InputError(
+            f"{path}/tokenizer_config.json: additional_special_tokens must be a list, not "
+            f"{shown(extra)}"
+        )
     _mark_special(backend, [_content(t, "additional_special_tokens", path) for t in extra])
 
 
@@ -145,29 +152,39 @@ def _ids(config: Mapping[str, Any], key: str, path: Path) -> list[int]:
     """Return the ids under `key`: one, a list of them, or none."""
     value = config.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(i) is int for i in ids):
-        raise InputError(f"{path}: {key} must be an integer or a list of integers, not {value!r}")
+    if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+        raise InputError(
+            f"{path}: {key} must be an integer or a list of integers, from 0 on, not {shown(value)}"
+        )
     return ids
 
 
 def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
     """Return the Jinja source: `chat_template.jinja`, else the one in tokenizer_config.json."""
     file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    if file.exists():
+        return read_text(file, most=_MOST_TEMPLATE)
     template = config.get("chat_template")
-    if template is None or isinstance(template, str):
-        return template
-    try:
-        by_name = {entry["name"]: entry["template"] for entry in template}
-    except (TypeError, KeyError) as error:
+    if isinstance(template, list):
+        template = _named_default(template, path)
+    if not isinstance(template, str | None):
         raise InputError(
             f"{path}/tokenizer_config.json: chat_template must be a string or a list of objects "
             "with 'name' and 'template'; fetch the file again"
-        ) from error
+        )
+    return template
+
+
+def _named_default(templates: list[Any], path: Path) -> object:
+    """Return the template of that name."""
+    by_name = {
+        str(entry.get("name")): entry.get("template", 0)
+        for entry in templates
+        if isinstance(entry, Mapping)
+    }
     if "default" not in by_name:
         raise InputError(
-            f"{path}: none of the chat templates {sorted(by_name)} is named 'default'; "
+            f"{path}: none of the chat templates {shown(sorted(by_name))} is named 'default'; "
             "write the one to use to chat_template.jinja"
         )
     return by_name["default"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_json, shown
 from ssd_jax.runtime.activity import overlap
 from ssd_jax.runtime.trace import FORMAT, LANES, PRODUCER
+
+_MOST_BYTES = 96 << 20
 
 
 class Slice(NamedTuple):
@@ -69,25 +71,21 @@ def read_trace(path: Path) -> list[EngineLanes]:
     Raises:
       InputError: unreadable, no JSON, another program's trace, or damaged.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}; give a file that --trace wrote") from None
-    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+    document = read_json(path, most=_MOST_BYTES, remedy="give a file that --trace wrote")
+    if not isinstance(document.get("traceEvents"), list):
         raise InputError(f"{path} has no traceEvents; give a file that --trace wrote")
     about = document.get("otherData")
     if not isinstance(about, dict) or about.get("producer") != PRODUCER:
         raise InputError(f"{path} is another program's trace; give a file that --trace wrote")
     if about.get("format") != FORMAT:
         raise InputError(
-            f"{path} has format {about.get('format')!r}, this version reads {FORMAT}; trace again"
+            f"{path} has format {shown(about.get('format'))}, this version reads {FORMAT}; trace "
+            "again"
         )
     try:
         return _engines(document["traceEvents"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged: {error!r}; trace again") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(f"{path} is damaged: {shown(error)}; trace again") from None
 
 
 def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_json, reading, shown
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.weights.draft_checkpoint import KEY
-from ssd_jax.weights.files import read_json
+from ssd_jax.weights.load import check_size
 from ssd_jax.weights.orbax import MANIFEST, OrbaxDirectory
 from ssd_jax.weights.progress import Progress
 from ssd_jax.weights.sources import resolve
@@ -67,7 +68,12 @@ def open_checkpoint(
         supported.
     """
     path = resolve(source, progress=progress)
-    if path.is_file():
+    with reading(path):
+        return _open(source, path, target)
+
+
+def _open(source: str, path: Path, target: Target | None) -> Checkpoint:
+    if not path.is_dir():
         return _open_gguf(source, path)
     if (path / MANIFEST).exists():
         return _open_directory(source, path, read_json(path / _CONFIG), OrbaxDirectory)
@@ -97,11 +103,12 @@ def _open_gguf(source: str, path: Path) -> Checkpoint:
     from ssd_jax.weights.gguf import GGUFFile
 
     file = GGUFFile(path)
+    check_size(file, file.config, str(path))
 
     def load_tokenizer() -> Tokenizer:
         from ssd_jax.text.from_gguf import tokenizer_from_gguf
 
-        return tokenizer_from_gguf(file.metadata, where=str(path))
+        return fitting(tokenizer_from_gguf(file.metadata, where=str(path)), file.config, path)
 
     return Checkpoint(
         source=source, path=path, config=file.config, tensors=file, load_tokenizer=load_tokenizer
@@ -115,21 +122,40 @@ def _open_directory(
     tensors: Callable[[Path], TensorSource],
 ) -> Checkpoint:
     if "quantization_config" in config:
-        method = dict(config["quantization_config"]).get("quant_method")
+        about = config["quantization_config"]
+        method = about.get("quant_method") if isinstance(about, dict) else about
         raise InputError(
-            f"{path / _CONFIG}: quantised with {method!r}, which is not supported; use the "
+            f"{path / _CONFIG}: quantised with {shown(method)}, which is not supported; use the "
             "unquantised model, or a GGUF file"
         )
 
     def load_tokenizer() -> Tokenizer:
         from ssd_jax.text.from_hf import tokenizer_from_directory
 
-        return tokenizer_from_directory(path)
+        with reading(path):
+            return fitting(tokenizer_from_directory(path), shape, path)
 
+    shape = ModelConfig.from_hf(config, where=str(path / _CONFIG))
+    stored = tensors(path)
+    check_size(stored, shape, str(path))
     return Checkpoint(
         source=source,
         path=path,
-        config=ModelConfig.from_hf(config, where=str(path / _CONFIG)),
-        tensors=tensors(path),
+        config=shape,
+        tensors=stored,
         load_tokenizer=load_tokenizer,
     )
+
+
+def fitting(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> Tokenizer:
+    """A checkpoint's tokenizer, checked to have no more tokens than the model embeds.
+
+    Raises:
+      InputError: it has.
+    """
+    if tokenizer.size > config.vocab_size:
+        raise InputError(
+            f"{path}: the tokenizer has {tokenizer.size} tokens, the model embeds "
+            f"{config.vocab_size}; they do not belong together, or the embedding was not resized"
+        )
+    return tokenizer

@@ -13,7 +13,7 @@ import numpy as np
 
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.weights.checkpoint import Checkpoint
+from ssd_jax.weights.checkpoint import Checkpoint, fitting
 from ssd_jax.weights.draft_checkpoint import (
     CONFIG,
     FORMAT,
@@ -31,7 +31,7 @@ from ssd_jax.weights.draft_checks import (
     check_stored,
     wanted_of,
 )
-from ssd_jax.weights.load import check_tensors
+from ssd_jax.weights.load import check_size, check_tensors
 from ssd_jax.weights.safetensors import open_file
 from ssd_jax.weights.tensors import Index, TensorSource, bounds
 
@@ -86,6 +86,7 @@ def open_draft(
     shape = ModelConfig.from_hf(config, where=where, output_size=size)
     check_output_ids(shape, output_ids, where=str(path), tokenizer=tokenizer)
     tensors = DraftTensors(own, about, target.checkpoint.tensors, output_ids)
+    check_size(tensors, shape, str(path))
     check_stored(shape, tensors.stored, about.tied, where=str(path / TENSORS))
     check_tensors(tensors, wanted_of(shape), str(path))
     _require_identity(about, target, path)
@@ -94,7 +95,7 @@ def open_draft(
         path=path,
         config=shape,
         tensors=tensors,
-        load_tokenizer=lambda: tokenizer,
+        load_tokenizer=lambda: fitting(tokenizer, shape, path),
         output_ids=None if output_ids is None else output_ids.astype(np.int32),
         made_for=about.sha256,
         digest=tensors.digest,

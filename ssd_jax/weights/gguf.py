@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import GET_AGAIN, reading, shown
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.weights.gguf_config import model_config
 from ssd_jax.weights.gguf_header import Header, TensorInfo, read_header
@@ -63,13 +64,17 @@ class GGUFFile:
         _refuse_parts(header.metadata, path)
         self._types = {info.name: _type_of(info, path) for info in header.tensors.values()}
         self._require_whole(header.tensors)
-        self._bytes = np.memmap(path, mode="r").view(np.ndarray)
+        with reading(path):
+            self._bytes = np.memmap(path, mode="r").view(np.ndarray)
         self.config = model_config(header, self._rope_divisors(header), where=str(path))
-        self._infos = {
-            _canonical(name, path): info
-            for name, info in header.tensors.items()
-            if name != _ROPE_DIVISORS
-        }
+        self._infos: dict[str, TensorInfo] = {}
+        for name, info in header.tensors.items():
+            if name == _ROPE_DIVISORS:
+                continue
+            canonical = _canonical(name, path)
+            if canonical in self._infos:
+                raise InputError(f"{path}: tensor {canonical!r} is there twice; {GET_AGAIN}")
+            self._infos[canonical] = info
 
     def names(self) -> frozenset[str]:
         """Canonical names of all tensors."""
@@ -110,7 +115,15 @@ class GGUFFile:
 
     def _rope_divisors(self, header: Header) -> np.ndarray | None:
         info = header.tensors.get(_ROPE_DIVISORS)
-        return None if info is None else self._values(info, bounds(None, info.shape))
+        if info is None:
+            return None
+        found = self._values(info, bounds(None, info.shape)) if len(info.shape) == 1 else None
+        if found is None or not np.all(np.isfinite(found) & (found > 0)):
+            raise InputError(
+                f"{self._path}: tensor {_ROPE_DIVISORS!r} of shape {info.shape} is no list of "
+                f"positive numbers; {GET_AGAIN}"
+            )
+        return found
 
     def _row_order(self, name: str) -> np.ndarray | None:
         """Which stored row is each row of the tensor, [out]; None: in the same order.
@@ -123,6 +136,11 @@ class GGUFFile:
             return None
         heads = self.config.num_heads if match[1] == "q" else self.config.num_kv_heads
         rows = np.arange(self.shape(name)[0])
+        if rows.size % (2 * heads):
+            raise InputError(
+                f"{self._path}: tensor {name!r} has {rows.size} rows, which do not divide into "
+                f"{heads} heads; {GET_AGAIN}"
+            )
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def _require_whole(self, infos: Mapping[str, TensorInfo]) -> None:
@@ -156,9 +174,10 @@ def _type_of(info: TensorInfo, path: Path) -> StorageType:
 
 def _refuse_parts(metadata: Mapping[str, Any], path: Path) -> None:
     parts = metadata.get("split.count", 1)
-    if parts > 1:
+    if parts not in (0, 1):
         raise InputError(
-            f"{path} is one of {parts} parts; join them with llama.cpp's `llama-gguf-split --merge`"
+            f"{path} is one of {shown(parts)} parts; join them with llama.cpp's `llama-gguf-split "
+            "--merge`"
         )
 
 
@@ -170,6 +189,6 @@ def _canonical(name: str, path: Path) -> str:
     if (match := _OUTER_NAME.fullmatch(name)) and match[1] in _OUTER:
         return f"{_OUTER[match[1]]}.{match[2]}"
     raise InputError(
-        f"{path}: the decoder has no place for tensor {name!r}; the model has a feature that is "
-        "not supported"
+        f"{path}: the decoder has no place for tensor {shown(name)}; the model has a feature that "
+        "is not supported"
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import shown
 from ssd_jax.models.config import FAMILIES, ModelConfig
 from ssd_jax.weights.gguf_header import Header
 from ssd_jax.weights.gguf_rope import rope_scaling
@@ -27,17 +28,17 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
     architecture = header.metadata.get("general.architecture")
     if architecture not in FAMILIES:
         raise InputError(
-            f"{where}: GGUF architecture {architecture!r} is not supported; supported: "
+            f"{where}: GGUF architecture {shown(architecture)} is not supported; supported: "
             f"{', '.join(FAMILIES)}"
         )
     keys = _Keys(header.metadata, architecture, where)
     keys.require("expert_count", (None, 0))
     keys.require("attention.sliding_window", (None, 0))
-    heads, hidden = keys["attention.head_count"], keys["embedding_length"]
+    heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
     head_dim = keys.get("attention.key_length", hidden // heads)
     keys.require("attention.value_length", (None, head_dim))
     keys.require("rope.dimension_count", (None, head_dim))
-    base = _exact(keys.get("rope.freq_base", 10000.0))
+    base = keys.number("rope.freq_base", 10000.0)
     config = {
         "model_type": architecture,
         "vocab_size": _rows(header, "token_embd.weight", where),
@@ -47,7 +48,7 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
         "num_attention_heads": heads,
         "num_key_value_heads": keys.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": _exact(keys["attention.layer_norm_rms_epsilon"]),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": base,
         "rope_scaling": rope_scaling(
             header.metadata, architecture, divisors, base=base, where=where
@@ -71,8 +72,8 @@ class _Keys:
         value = self._metadata.get(f"{self._prefix}.{key}", default)
         if isinstance(value, list):
             raise InputError(
-                f"{self._where}: {self._prefix}.{key} differs from layer to layer ({value}), which "
-                "is not supported"
+                f"{self._where}: {self._prefix}.{key} differs from layer to layer "
+                f"({shown(value)}), which is not supported"
             )
         return value
 
@@ -82,11 +83,29 @@ class _Keys:
             raise InputError(f"{self._where}: metadata key {self._prefix}.{key} is missing")
         return value
 
+    def count(self, key: str) -> int:
+        value = self[key]
+        if type(value) is not int or value < 1:
+            raise InputError(
+                f"{self._where}: {self._prefix}.{key} = {shown(value)} must be a positive integer"
+            )
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The shortest decimal that gives a float32: 1e-05, not 9.999999747378752e-06."""
+        value = self[key] if default is None else self.get(key, default)
+        if type(value) not in (int, float) or not 0 < value < float(np.finfo(np.float32).max):
+            raise InputError(
+                f"{self._where}: {self._prefix}.{key} = {shown(value)} must be a positive, finite "
+                "number"
+            )
+        return float(str(np.float32(value)))
+
     def require(self, key: str, allowed: tuple[Any, ...]) -> None:
         value = self.get(key)
         if value not in allowed:
             raise InputError(
-                f"{self._where}: {self._prefix}.{key} = {value!r} is not supported; expected "
+                f"{self._where}: {self._prefix}.{key} = {shown(value)} is not supported; expected "
                 f"{allowed[-1]!r}"
             )
 
@@ -95,8 +114,3 @@ def _rows(header: Header, name: str, where: str) -> int:
     if name not in header.tensors:
         raise InputError(f"{where}: tensor {name!r} is missing; the file is not a whole model")
     return header.tensors[name].shape[0]
-
-
-def _exact(value: float) -> float:
-    """The shortest decimal that gives this float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))

@@ -9,7 +9,6 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import dataclasses
-import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import open_regular, reading, shown
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -36,6 +36,11 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _DEFAULT_ALIGNMENT = 32
+_MOST_DIMENSIONS = 4
+_MOST_VALUES = 1 << 22
+"""Metadata values of a file, each item of a list counted: vocabularies have a tenth of it."""
+_LEAST_KEY, _LEAST_TENSOR = 13, 24
+"""Bytes that the shortest entry takes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,7 @@ def read_header(path: Path) -> Header:
     Raises:
       InputError: not GGUF, an unsupported version, or a header that is cut off or malformed.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file, reading(path):
         magic = file.read(len(MAGIC))
         if magic != MAGIC:
             raise InputError(
@@ -76,7 +81,7 @@ def read_header(path: Path) -> Header:
             cursor = _Cursor(data, path)
             try:
                 return _parse(cursor)
-            except (ValueError, TypeError, ArithmeticError) as error:
+            except (ValueError, ArithmeticError) as error:
                 raise InputError(
                     f"{path}: the GGUF header is malformed near byte {cursor.position} ({error}); "
                     "get the file again"
@@ -92,23 +97,38 @@ def _parse(cursor: _Cursor) -> Header:
             f"{', '.join(map(str, _VERSIONS))}, little-endian"
         )
     tensor_count, metadata_count = cursor.scalar("Q"), cursor.scalar("Q")
-    metadata = {}
+    cursor.require_room(metadata_count * _LEAST_KEY + tensor_count * _LEAST_TENSOR)
+    metadata: dict[str, Any] = {}
     for _ in range(metadata_count):
         key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"the key {shown(key)} occurs twice")
         metadata[key] = cursor.value(cursor.scalar("I"))
-    stored = [_tensor_info(cursor) for _ in range(tensor_count)]
+    stored: dict[str, TensorInfo] = {}
+    for _ in range(tensor_count):
+        info = _tensor_info(cursor)
+        if info.name in stored:
+            raise ValueError("a tensor name occurs twice")
+        stored[info.name] = info
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-    start = math.ceil(cursor.position / alignment) * alignment
-    tensors = {info.name: dataclasses.replace(info, offset=start + info.offset) for info in stored}
-    if len(tensors) != len(stored):
-        raise ValueError("a tensor name occurs twice")
+    if type(alignment) is not int or alignment < 1:
+        raise ValueError(f"general.alignment is {shown(alignment)}")
+    start = -(-cursor.position // alignment) * alignment
+    tensors = {
+        name: dataclasses.replace(info, offset=start + info.offset) for name, info in stored.items()
+    }
     return Header(metadata=metadata, tensors=tensors)
 
 
 def _tensor_info(cursor: _Cursor) -> TensorInfo:
     """A directory entry, its offset still relative to the start of the data."""
     name = cursor.string()
-    innermost_first = cursor.scalars("Q", cursor.scalar("I"))
+    dimensions = cursor.scalar("I")
+    if not 1 <= dimensions <= _MOST_DIMENSIONS:
+        raise ValueError(f"tensor {shown(name)} has {dimensions} dimensions")
+    innermost_first = cursor.scalars("Q", dimensions)
+    if 0 in innermost_first:
+        raise ValueError(f"tensor {shown(name)} has shape {innermost_first[::-1]}")
     type_id, offset = cursor.scalar("I"), cursor.scalar("Q")
     return TensorInfo(name=name, shape=innermost_first[::-1], type_id=type_id, offset=offset)
 
@@ -121,6 +141,12 @@ class _Cursor:
         self._size = len(data)
         self.path = path
         self.position = len(MAGIC)
+        self._values = 0
+
+    def require_room(self, count: int) -> None:
+        """Refuses a file that has fewer bytes after this place."""
+        self._advance(count)
+        self.position -= count
 
     def _advance(self, count: int) -> int:
         start, self.position = self.position, self.position + count
@@ -143,14 +169,19 @@ class _Cursor:
         start = self._advance(length)
         return self._data[start : start + length].decode("utf-8")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
             raise ValueError(f"unknown metadata type {kind}")
+        if depth == _MOST_DIMENSIONS:
+            raise ValueError(f"lists within each other, more than {depth}")
         kind, count = self.scalar("I"), self.scalar("Q")
+        self._values += count
+        if self._values > _MOST_VALUES:
+            raise ValueError(f"more than {_MOST_VALUES} metadata values")
         if kind in _SCALARS:
             return list(self.scalars(_SCALARS[kind], count))
-        return [self.value(kind) for _ in range(count)]
+        return [self.value(kind, depth + 1) for _ in range(count)]

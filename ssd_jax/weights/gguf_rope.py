@@ -48,14 +48,15 @@ def rope_scaling(
 
 
 def _llama3(divisors: np.ndarray, base: float, where: str) -> dict[str, Any]:
-    for candidate in _candidates(divisors, base):
-        given = (candidate[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
-        if np.allclose(_divisors(divisors.size, base, *given), divisors, rtol=_TOLERANCE):
-            return {
-                "rope_type": "llama3",
-                "original_max_position_embeddings": _CONTEXT,
-                **candidate,
-            }
+    with np.errstate(all="ignore"):  # of divisors that are none; they give no candidate that fits
+        for candidate in _candidates(divisors, base):
+            given = (candidate[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
+            if np.allclose(_divisors(divisors.size, base, *given), divisors, rtol=_TOLERANCE):
+                return {
+                    "rope_type": "llama3",
+                    "original_max_position_embeddings": _CONTEXT,
+                    **candidate,
+                }
     raise InputError(
         f"{where}: the {divisors.size} divisors of rope_freqs.weight (from {divisors[0]:g} to "
         f"{divisors[-1]:g}) are no Llama 3.1 RoPE scaling; only that one is supported. Use the "
@@ -72,6 +73,8 @@ def _candidates(divisors: np.ndarray, base: float) -> list[dict[str, float]]:
     if turns.size >= 2:
         # 1/divisor = (1 - s)/factor + s, with s = (turns - low) / (high - low): a straight line.
         smooth = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
+        if not np.all(np.isfinite([turns, smooth])):
+            return found
         slope, offset = np.polyfit(turns, smooth, 1)
         low, high = -offset / slope, (1 - offset) / slope
         found.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
 from ssd_jax.weights.progress import Progress
 from ssd_jax.weights.tensors import Index, TensorSource, bounds
 
@@ -94,6 +96,34 @@ def check_tensors(
                 f"{where}: tensor {name!r} has shape {found}, expected {struct.shape} from the "
                 "configuration"
             )
+
+
+def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
+    """Checks the sizes that a configuration claims by a few tensors, before any module is built:
+    a billion layers take for ever.
+
+    Raises:
+      InputError: more layers than there are tensors of, or a tensor that is missing or has another
+        shape.
+    """
+    layers = {found[1] for name in tensors.names() if (found := _LAYER.match(name))}
+    if config.num_layers > len(layers):
+        raise InputError(
+            f"{where}: the configuration has {config.num_layers} layers, the file tensors of "
+            f"{len(layers)}; get it again, or another one"
+        )
+    hidden, size, layer = config.hidden_size, config.head_dim, "model.layers.0"
+    shapes = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        f"{layer}.self_attn.q_proj.weight": (config.num_heads * size, hidden),
+        f"{layer}.self_attn.k_proj.weight": (config.num_kv_heads * size, hidden),
+        f"{layer}.mlp.gate_proj.weight": (config.intermediate_size, hidden),
+    }
+    structs = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    check_tensors(tensors, structs, where)
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def _whole(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:

@@ -22,8 +22,8 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import brief, read_json, require_plain_name, sha256_of, shown
 from ssd_jax.weights.config_json import to_hf
-from ssd_jax.weights.files import read_json, sha256_of
 from ssd_jax.weights.tensors import Index, bounds
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class OrbaxDirectory:
         manifest = read_json(directory / MANIFEST)
         if manifest.get("format") != _FORMAT:
             raise InputError(
-                f"{directory / MANIFEST}: format {manifest.get('format')!r} is not supported, this "
-                f"version reads {_FORMAT}; write the checkpoint again with `ssd-jax convert`"
+                f"{directory / MANIFEST}: format {shown(manifest.get('format'))} is not supported, "
+                f"this version reads {_FORMAT}; write the checkpoint again with `ssd-jax convert`"
             )
-        self._shapes = {name: tuple(shape) for name, shape in manifest["tensors"].items()}
-        for name, size in manifest["store"].items():
+        self._shapes = _shapes(manifest, directory / MANIFEST)
+        for name, size in _sizes(manifest, directory / MANIFEST).items():
             path = self._arrays / name
-            found = path.stat().st_size if path.exists() else 0
+            found = path.stat().st_size if path.is_file() else 0
             if found != size:
                 raise InputError(
                     f"{path} has {found} bytes, expected {size}; the checkpoint is damaged: write "
@@ -83,12 +83,49 @@ class OrbaxDirectory:
         store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
         try:
             array = tensorstore.open({"driver": "zarr", "kvstore": store}, read=True).result()
+            if tuple(array.shape) != self._shapes[name]:
+                raise ValueError(f"its shape is {array.shape}, the manifest has another")
+            if array.dtype.numpy_dtype not in _DTYPES.values():
+                raise ValueError(f"its type is {array.dtype.name}")
             return array[bounds(index, self._shapes[name])].read().result()
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, TypeError, NotImplementedError, OSError) as error:
             raise InputError(
-                f"{self._arrays}: array {name!r} cannot be read: {error}; write the checkpoint "
-                "again with `ssd-jax convert`"
+                f"{self._arrays}: array {name!r} cannot be read: {brief(error)}; write the "
+                "checkpoint again with `ssd-jax convert`"
             ) from None
+
+
+def _shapes(manifest: Mapping[str, Any], where: Path) -> dict[str, tuple[int, ...]]:
+    """Shape by array name.
+
+    Raises:
+      InputError: a manifest that says anything else under `tensors`.
+    """
+    shapes = manifest.get("tensors")
+    if isinstance(shapes, dict) and all(
+        isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+        for shape in shapes.values()
+    ):
+        return {name: tuple(shape) for name, shape in shapes.items()}
+    raise InputError(f"{where} has no shapes of its arrays under 'tensors'; {_REMEDY}")
+
+
+def _sizes(manifest: Mapping[str, Any], where: Path) -> dict[str, int]:
+    """Bytes by file, relative to the arrays' directory.
+
+    Raises:
+      InputError: a manifest that says anything else under `store`, or a path that leads elsewhere.
+    """
+    sizes = manifest.get("store")
+    if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
+        raise InputError(f"{where} has no sizes of its files under 'store'; {_REMEDY}")
+    for name in sizes:
+        for part in name.split("/"):
+            require_plain_name(part, where)
+    return sizes
+
+
+_REMEDY = "write the checkpoint again with `ssd-jax convert`"
 
 
 def write_checkpoint(
@@ -186,7 +223,7 @@ def _save(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def origin(path: Path) -> dict[str, str]:
     """SHA-256 of the files that weights came from, by name; our own format passes its on."""
     if path.is_dir() and (path / MANIFEST).exists():
-        return read_json(path / MANIFEST)["source_sha256"]
+        return read_json(path / MANIFEST).get("source_sha256", {})
     files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
     return {file.name: sha256_of(file) for file in sorted(files)}
 

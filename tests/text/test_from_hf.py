@@ -209,7 +209,7 @@ def test_a_damaged_tokenizer_json_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[]", "must hold a JSON object")],
+    [(b"{", "is not readable JSON"), (b"\xff", "not UTF-8"), (b"[]", "expected an object")],
 )
 def test_a_damaged_configuration_is_refused(tmp_path, content, message):
     (directory(tmp_path) / "generation_config.json").write_bytes(content)

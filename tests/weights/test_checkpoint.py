@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,12 +56,20 @@ def test_a_tied_checkpoint_needs_no_head(tmp_path):
 
 
 def test_the_tokenizer_comes_from_the_same_place(tmp_path, gguf_path, monkeypatch):
-    monkeypatch.setattr(from_gguf, "tokenizer_from_gguf", lambda metadata, *, where: metadata)
-    monkeypatch.setattr(from_hf, "tokenizer_from_directory", lambda path: path)
-    metadata = open_checkpoint(str(gguf_path)).load_tokenizer()
-    assert metadata["tokenizer.ggml.tokens"] == tiny_gguf.TOKENIZER["tokenizer.ggml.tokens"]
+    given = []
+
+    def read(source, **_):
+        given.append(source)
+        return SimpleNamespace(size=tiny.VOCAB)
+
+    monkeypatch.setattr(from_gguf, "tokenizer_from_gguf", read)
+    monkeypatch.setattr(from_hf, "tokenizer_from_directory", read)
+    open_checkpoint(str(gguf_path)).load_tokenizer()
     tiny.write_hf(tmp_path / "hf")
-    assert open_checkpoint(str(tmp_path / "hf")).load_tokenizer() == tmp_path / "hf"
+    open_checkpoint(str(tmp_path / "hf")).load_tokenizer()
+    metadata, directory = given
+    assert metadata["tokenizer.ggml.tokens"] == tiny_gguf.TOKENIZER["tokenizer.ggml.tokens"]
+    assert directory == tmp_path / "hf"
 
 
 def test_quantised_hugging_face_checkpoints_are_refused(tmp_path):

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from ssd_jax.errors import InputError
+from ssd_jax.files import read_json
 
 _NAME = re.compile(r"step-(\d{8})")
 _PARTIAL = ".partial"
@@ -156,9 +157,9 @@ class Checkpoints:
         """None if the checkpoint is not whole."""
         path = self._path(step)
         try:
-            manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+            manifest = read_json(path / _MANIFEST)
             whole = manifest["step"] == step and manifest["files"] == _sizes(path / _ARRAYS)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (InputError, KeyError):
             return None
         return manifest if whole else None
 

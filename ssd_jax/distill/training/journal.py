@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.distill.training.losses import Sums
+from ssd_jax.files import parse_json, read_bytes
 
 METRICS = "metrics.jsonl"
 
@@ -42,9 +43,9 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     entries = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_bytes(path).decode(errors="replace").splitlines():
         try:
-            entries.append(json.loads(line))
+            entries.append(parse_json(line))
         except ValueError:
             break  # the line that a kill cut off
     return entries

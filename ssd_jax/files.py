@@ -1,0 +1,287 @@
+"""Reading files that others wrote: regular ones only, of a size that is theirs, never trusted.
+
+Whatever is wrong with such a file is an `InputError` that names it: no caller sees an `OSError`,
+`UnicodeDecodeError` or `RecursionError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import reprlib
+import stat
+import zlib
+from collections.abc import Iterator
+from gzip import GzipFile
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.errors import InputError
+
+GET_AGAIN = "get the file again"
+
+MOST_JSON = 8 << 20
+"""Bytes of a JSON document; decoded it takes up to 25 times as much."""
+
+MOST_TEXT = 64 << 20
+"""Bytes of a text that is read whole."""
+
+MOST_UNPACKED = 128 << 20
+"""Bytes that a packed text may have."""
+
+MOST_LINES = 500_000
+"""Of a file that is read line by line, empty ones too."""
+
+MOST_DEPTH = 100
+"""Objects and lists within each other: what is nested deeper ends in a `RecursionError` later."""
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path, *, remedy: str = GET_AGAIN) -> io.BufferedReader:
+    """Opens a regular file, or what a symbolic link to one names; it never waits for a writer.
+
+    Args:
+      path: the file.
+      remedy: what to do about one that cannot be read, for the error.
+
+    Raises:
+      InputError: missing, not to be read, or no regular file.
+    """
+    with reading(path, remedy=remedy):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+            raise InputError(f"{path} is {kind}; give a regular file")
+        return path.open("rb")
+
+
+@contextlib.contextmanager
+def reading(path: Path, *, remedy: str = GET_AGAIN) -> Iterator[None]:
+    """Makes an `OSError` of the block an `InputError` that names the file.
+
+    Raises:
+      InputError: see there.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise InputError(
+            f"no permission to read {error.filename or path}; give this user access to it (chmod, "
+            "chown) or get the checkpoint as this user"
+        ) from None
+    except FileNotFoundError as error:
+        raise InputError(f"{error.filename or path} does not exist; {remedy}") from None
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or path} cannot be read: {error.strerror or error}; {remedy}"
+        ) from None
+
+
+def read_bytes(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> bytes:
+    """All of a regular file.
+
+    Args:
+      path: the file.
+      most: bytes it may have; None is any number.
+      remedy: for the error.
+
+    Raises:
+      InputError: see `open_regular`, or larger than `most`.
+    """
+    with open_regular(path, remedy=remedy) as file, reading(path, remedy=remedy):
+        data = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(data) > most:
+        raise InputError(f"{path} has more than {most} bytes, which is the limit; {remedy}")
+    return data
+
+
+def read_text(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> str:
+    """A text file in UTF-8; every end of a line is a newline.
+
+    Args: see `read_bytes`.
+
+    Raises:
+      InputError: see `read_bytes`, or no UTF-8, with the line.
+    """
+    text = decode(read_bytes(path, most=most, remedy=remedy), path, remedy=remedy)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def decode(data: bytes, path: Path, *, remedy: str, encoding: str = "utf-8") -> str:
+    """Bytes of a file as text.
+
+    Args:
+      data: of the file.
+      path: names it in the error.
+      remedy: for the error.
+      encoding: "utf-8", or "utf-8-sig", which drops a byte order mark.
+
+    Raises:
+      InputError: they are no UTF-8, with the line.
+    """
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}:{line}: not UTF-8 (byte {error.start} of the file); {remedy}"
+        ) from None
+
+
+def read_json(path: Path, *, most: int = MOST_JSON, remedy: str = GET_AGAIN) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Args: see `read_bytes`.
+
+    Raises:
+      InputError: see `read_text`, not JSON, nested deeper than `MOST_DEPTH`, or no object.
+    """
+    text = read_text(path, most=most, remedy=remedy)
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        raise InputError(f"{path} is not readable JSON: {brief(error)}; {remedy}") from None
+    if not isinstance(value, dict):
+        found = type(value).__name__
+        raise InputError(f"{path} holds a JSON {found}, expected an object; {remedy}")
+    return value
+
+
+def parse_json(text: str) -> Any:
+    """`json.loads` that refuses what is nested deeper than `MOST_DEPTH`.
+
+    Raises:
+      ValueError: it does, or is not JSON.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    require_shallow(value)
+    return value
+
+
+_TOO_DEEP = f"nested too deeply, the limit is {MOST_DEPTH} levels"
+
+
+def require_shallow(value: object) -> None:
+    """Refuses objects and lists within each other beyond `MOST_DEPTH`.
+
+    Raises:
+      ValueError: they are.
+    """
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, dict | list)
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
+    """The lines of a text file (gzip where its name ends in .gz) with their numbers, from 1.
+
+    No more than a line is held, whatever the file unpacks to. Only a newline ends a line; it and
+    a byte order mark are no part of the text.
+
+    Args: see `read_bytes`.
+
+    Raises:
+      InputError: see `open_regular`; more than `MOST_LINES`, a line longer than `MOST_JSON` or no
+        UTF-8, gzip that is damaged or unpacks to more than `MOST_UNPACKED`.
+    """
+    done = 0
+    try:
+        with open_regular(path, remedy=remedy) as packed:
+            gzipped = path.suffix == ".gz"
+            file = GzipFile(fileobj=packed) if gzipped else packed
+            for number in itertools.count(1):
+                line = file.readline(MOST_JSON + 1)
+                if not line:
+                    return
+                if number > MOST_LINES:
+                    raise InputError(f"{path} has more than {MOST_LINES} lines; split the file")
+                if len(line) > MOST_JSON:
+                    raise InputError(f"{path}:{number} is longer than {MOST_JSON} bytes; {remedy}")
+                done += len(line)
+                if gzipped and done > MOST_UNPACKED:
+                    raise InputError(
+                        f"{path} unpacks to more than {MOST_UNPACKED} bytes, which is the limit; "
+                        "split it, or give it unpacked"
+                    )
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise InputError(
+                        f"{path}:{number}: not UTF-8 (byte {error.start} of the line); {remedy}"
+                    ) from None
+                yield number, text.removesuffix("\n")
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path}: cannot be read: {reason}; {remedy}") from None
+
+
+def require_plain_name(name: object, where: Path) -> str:
+    """The name of a file beside `where`, which is what names it: no path that leads elsewhere.
+
+    Raises:
+      InputError: anything else.
+    """
+    if (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and name.isprintable()
+        and not set(name) & set("/\\")
+        and len(name.encode()) <= _LONGEST_NAME
+    ):
+        return name
+    raise InputError(
+        f"{where} names the file {shown(name)}, which is no plain name of a file beside it; "
+        f"{GET_AGAIN}"
+    )
+
+
+_LONGEST_NAME = 200
+"""Bytes, with room for what is put around it while the file is written."""
+
+
+def shown(value: object) -> str:
+    """A value as one short line, for errors."""
+    return _SHORT.repr(value)
+
+
+def brief(error: Exception) -> str:
+    """An error's words as one short line: other libraries' quote whatever they were given."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}..."
+
+
+_LONGEST_WORDS = 300
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes.
+
+    Raises:
+      InputError: see `open_regular`.
+    """
+    with open_regular(path) as file, reading(path):
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,167 @@
+"""A child process that renders chat templates (`template_child`), started when first needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.errors import SsdError
+
+SECONDS = 2.0
+"""Of processor time that a template may take for a conversation."""
+
+MEMORY = 256 << 20
+"""Bytes that it may take; only where the system can limit them (not on macOS)."""
+
+MOST_TEXT = 16 << 20
+"""Characters that it may write."""
+
+_WALL_SECONDS = 4.0
+"""Of a clock on the wall, for a template that waits and does not work."""
+
+_START_SECONDS = 60.0
+_LENGTH_BYTES = 8
+_PROGRAM = Path(__file__).with_name("template_child.py")
+
+
+class TemplateError(Exception):
+    """A template that failed, in words; also one that was ended because it reached a limit."""
+
+
+class TemplateProcess:
+    """Renders; safe to use from several threads, and in a process that was forked from this one.
+
+    The process lives as long as this object, and ends with this program however that ends.
+    """
+
+    def __init__(self) -> None:
+        self._own = _Child(os.getpid())
+
+    def render(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+          source: Jinja source; compiled again where it is not that of the call before.
+          special_tokens: texts by role.
+          messages: plain JSON values.
+          add_generation_prompt: as the template has it.
+
+        Raises:
+          TemplateError: the template raises an error, or reaches a limit.
+          SsdError: the process does not start.
+        """
+        own = self._own
+        if own.owner != os.getpid():  # forked: the pipes and perhaps the lock are of another
+            own = self._own = _Child(os.getpid())
+        try:
+            request = json.dumps(
+                [source, dict(special_tokens), [dict(m) for m in messages], add_generation_prompt]
+            ).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TemplateError(f"messages must be plain JSON values ({error})") from None
+        return own.render(request)
+
+
+class _Child:
+    """The process of one owner, by its id."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(self, request: bytes) -> str:
+        with self._lock:
+            if self._process is None:
+                self._process = self._started()
+            try:
+                answer = _exchange(self._process, request, _WALL_SECONDS)
+            except BaseException:  # an interrupt leaves an answer that belongs to no one
+                self._drop()
+                raise
+            if answer is None:
+                self._drop()
+                raise TemplateError(f"it took more than {SECONDS:g} s or {MEMORY >> 20} MB")
+        text = answer[1:].decode("utf-8", "surrogatepass")
+        if answer[0]:
+            raise TemplateError(text)
+        return text
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        limits = (str(MEMORY), str(SECONDS), str(MOST_TEXT))
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        try:
+            process = subprocess.Popen(
+                # -P: beside the program are modules whose names are not to hide others
+                [sys.executable, "-P", str(_PROGRAM), *limits],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # an interrupt from the terminal is for this process
+            )
+        except OSError as error:
+            raise SsdError(f"chat templates: {sys.executable}: {error.strerror}") from None
+        self._end = weakref.finalize(self, _end, process, self.owner)
+        if _exchange(process, None, _START_SECONDS) is None:
+            self._end()
+            raise SsdError(
+                "the process for chat templates did not start; pass plain prompts with "
+                "--chat_template=false"
+            )
+        return process
+
+    def _drop(self) -> None:
+        self._end()
+        self._process = None
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], request: bytes | None, seconds: float
+) -> bytes | None:
+    """The answer to a request, or to none; None where the process ended, or had to be."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    limit = threading.Timer(seconds, process.kill)
+    limit.daemon = True
+    limit.start()
+    try:
+        if request is not None:
+            process.stdin.write(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
+            process.stdin.flush()
+        head = process.stdout.read(_LENGTH_BYTES)
+        length = int.from_bytes(head, "little")
+        if len(head) < _LENGTH_BYTES or length > 4 * MOST_TEXT + 1:
+            return None
+        answer = process.stdout.read(length)
+        return answer if len(answer) == length else None
+    except BrokenPipeError:
+        return None
+    finally:
+        limit.cancel()
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """Ends a process of this one; a fork only closes its copies of the pipes."""
+    if owner == os.getpid():
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
