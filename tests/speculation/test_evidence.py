@@ -23,7 +23,12 @@ TESTS = {
     "`test_against_enumeration.py`": (simulation.ROWS, 3 + 9 + 27),
     "`test_verification.py`": (verification.ROWS, verification.VOCAB**2),
     "`test_drafting.py`": (test_drafting.ROWS, test_drafting.VOCAB),
-    "`test_engine_law.py`, `test_process_law.py`": (law.EACH, len(law.LETTERS) ** law.COUNT + 1),
+    "`test_probs.py`": (20_000, 5),
+    "`test_backup.py`": (12_000, 36),
+    "`test_engine_law.py`, `test_process_law.py`, `test_reduced_draft.py`": (
+        law.EACH,
+        len(law.LETTERS) ** law.COUNT + 1,
+    ),
 }
 
 
