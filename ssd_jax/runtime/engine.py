@@ -31,15 +31,7 @@ from ssd_jax.runtime.job import Job
 from ssd_jax.runtime.metrics import Plan, RequestTimes
 from ssd_jax.runtime.occurrences import Occurrences
 from ssd_jax.runtime.request import FinishReason, Request, SamplingParams, TokenEvent
-from ssd_jax.runtime.roles import (
-    ABSENCES,
-    IDLE,
-    Drafted,
-    Drafter,
-    DraftRow,
-    Pending,
-    Target,
-)
+from ssd_jax.runtime.roles import ABSENCES, IDLE, Drafted, Drafter, DraftRow, Pending, Target
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.runtime.trace import EngineTrace, RowTrace
@@ -257,16 +249,11 @@ class Engine:
         for slot in free:
             if not self._waiting:
                 return
-            job = self._waiting[0]
-            sequence = Sequence(
-                job.request,
-                slot,
-                eos_ids=self._eos_ids,
-                context=self._target.context,
-            )
+            job, context = self._waiting[0], self._target.context
+            sequence = Sequence(job.request, slot, eos_ids=self._eos_ids, context=context)
             params = self._keyed(job.request)
             banned = sorted(sequence.stop_ids) if params.min_tokens else []
-            ban_before = min(len(job.request.prompt_ids) + params.min_tokens, self._target.context)
+            ban_before = min(len(job.request.prompt_ids) + params.min_tokens, context)
             try:
                 for role in self._roles():
                     role.open(slot, params, job.request.index, banned, ban_before)

@@ -96,7 +96,7 @@ def interrupt_often(llm, mode, count):
         heard += interrupted(lambda place=place: generated(llm, mode, place), usual)
         found = generated(llm, mode, place // 2)
         assert found == {i: right[i] for i in found}, f"after SIGINT {place}"
-    assert heard > 0.8 * count
+    assert heard > count / 2
     engine = llm.engine_of(mode)
     assert engine.broken is None
     assert not engine._running
