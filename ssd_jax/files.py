@@ -77,7 +77,7 @@ def reading(path: Path, *, remedy: str = GET_AGAIN) -> Iterator[None]:
     except PermissionError as error:
         raise InputError(
             f"no permission to read {error.filename or path}; give this user access to it (chmod, "
-            "chown) or get the checkpoint as this user"
+            "chown) or get it as this user"
         ) from None
     except FileNotFoundError as error:
         raise InputError(f"{error.filename or path} does not exist; {remedy}") from None

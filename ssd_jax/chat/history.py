@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import parse_json, read_text
+from ssd_jax.files import MOST_TEXT, parse_json, read_text
 
 _KEPT = 1000
 
@@ -23,7 +23,7 @@ class HistoryFile:
     def read(self) -> list[str]:
         """The newest entries, oldest first; a file that has grown long is cut to them."""
         try:
-            lines = read_text(self._path).split("\n")
+            lines = read_text(self._path, most=MOST_TEXT).split("\n")
         except InputError:
             return []
         entries = [entry for line in lines if (entry := _entry(line)) is not None]

@@ -23,7 +23,7 @@ from ssd_jax.distill.leaks import HeldOut
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
 from ssd_jax.distill.settings import Entry, PromptSettings
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_bytes, sha256_of
+from ssd_jax.files import brief, read_bytes, sha256_of
 from ssd_jax.prompts import BadLine
 from ssd_jax.text.tokenizer import Tokenizer
 
@@ -230,7 +230,7 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
             for ids, of, index, plain in columns
         ]
     except (InputError, ValueError, TypeError, LookupError, SafetensorError) as error:
-        raise InputError(f"{path}: {error}; remove {directory} to make it again") from None
+        raise InputError(f"{path}: {brief(error)}; remove {directory} to make it again") from None
 
 
 def report(counts: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 
 from ssd_jax.distill.manifest import Manifest, read_manifest
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_bytes, require_plain_name, sha256_of, shown
+from ssd_jax.files import brief, read_bytes, require_plain_name, sha256_of, shown
 
 STAGE = "generate"
 
@@ -160,7 +160,7 @@ def _samples(directory: Path, manifest: Manifest) -> Iterator[Sample]:
             if entry["scores"] is not None:
                 samples = with_scores(samples, read_file(directory, entry["scores"]))
         except (ValueError, TypeError, LookupError, SafetensorError) as error:
-            raise InputError(f"{directory / entry['file']}: {error}; {_REMEDY}") from None
+            raise InputError(f"{directory / entry['file']}: {brief(error)}; {_REMEDY}") from None
         yield from samples
 
 

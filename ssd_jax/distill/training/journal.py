@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.distill.training.losses import Sums
-from ssd_jax.files import parse_json, read_bytes
+from ssd_jax.files import MOST_TEXT, parse_json, read_bytes
 
 METRICS = "metrics.jsonl"
 
@@ -43,7 +43,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     entries = []
-    for line in read_bytes(path).decode(errors="replace").splitlines():
+    for line in read_bytes(path, most=MOST_TEXT).decode(errors="replace").splitlines():
         try:
             entries.append(parse_json(line))
         except ValueError:
