@@ -116,22 +116,22 @@ def test_one_bit_of_one_logit_at_one_width_is_noticed(checkpoints):
 
 
 class Deviating(Programs):
-    """Programs of which one `accept` gives another number: its rows' `field` at one width."""
+    """Programs of which one `accept`, that of `width`, gives another `what`."""
 
-    width, field = 1, "token"
+    width, what = None, ""
 
     def __getitem__(self, name):
         program = super().__getitem__(name)
 
-        def perturbed(*arguments):
-            packed, history, reported = program(*arguments)
-            if self.field == "token":
-                packed = packed.at[0, 1].add(1)
-            elif self.field == "accepted":
-                packed = packed.at[0, 0].add(1)
-            else:
+        def perturbed(logits, drafted, sampling, *others):
+            packed, history, reported = program(logits, drafted, sampling, *others)
+            if self.what == "log-probability":
                 off = np.nextafter(np.asarray(reported.chosen)[0, 0], np.float32(-np.inf))
                 reported = reported._replace(chosen=reported.chosen.at[0, 0].set(off))
+            else:
+                place = 0 if self.what == "k" else 1
+                here = sampling.top_p[0] < 1 if self.what == "token under top-p" else 1
+                packed = packed.at[0, place].add(here)
             return packed, history, reported
 
         return perturbed if name == ("accept", self.slots, self.width) else program
@@ -139,32 +139,12 @@ class Deviating(Programs):
 
 def test_a_verification_that_differs_at_one_width_is_noticed(checkpoints):
     room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS, "accepts": True}
-    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=Deviating, **room).programs
-    parameters = Forwards.of(checkpoints["bfloat16"], "bfloat16", **room).parameters
-    for off.width in WIDTHS:
-        for off.field in ("token", "accepted", "log-probability"):
-            assert not widths_agree(off, parameters), (off.width, off.field)
-    off.width = None
-    assert widths_agree(off, parameters)
-
-
-class Hasty(Programs):
-    """Programs that see sampled rows alone at one width: a greedy look would miss it."""
-
-    def __getitem__(self, name):
-        program = super().__getitem__(name)
-
-        def perturbed(logits, drafted, sampling, *others):
-            packed, *rest = program(logits, drafted, sampling, *others)
-            return packed.at[0, 1].add(sampling.top_p[0] < 1), *rest
-
-        return perturbed if name == ("accept", self.slots, 3) else program
-
-
-def test_every_setting_is_looked_at(checkpoints):
-    room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS, "accepts": True}
-    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=Hasty, **room)
-    assert not widths_agree(off.programs, off.parameters)
+    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=Deviating, **room)
+    assert widths_agree(off.programs, off.parameters)
+    for off.programs.width in WIDTHS:
+        for off.programs.what in ("k", "token", "token under top-p", "log-probability"):
+            case = off.programs.width, off.programs.what
+            assert not widths_agree(off.programs, off.parameters), case
 
 
 def load(path, **settings) -> LLM:

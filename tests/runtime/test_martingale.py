@@ -86,7 +86,8 @@ def assert_lawful(found, wanted=("first after hit", "first after miss", "k = L")
 
 
 def assert_caught(found, at_least):
-    """The fault shows, in the sum that is meant to show it."""
+    """The fault shows, and with room to spare."""
+    print(found.worst(3))  # the table of docs/exactness.md
     assert found.p_value <= ALPHA, found.worst()
     assert abs(found.sigmas).max() > at_least, found.worst()
 
@@ -108,7 +109,7 @@ def test_a_draft_in_this_process(checkpoints, inline):
 def test_a_draft_in_a_worker_whose_q_is_lost_at_times(checkpoints, process):
     with policy(process, backup="random"):
         losing(process)
-        said = say(process, COUNT)
+        said = say(process, 500)
     assert_lawful(sums(said, *checkpoints), ("first after hit", "first after miss", "q lost"))
 
 
@@ -117,7 +118,7 @@ def test_a_draft_on_other_devices(checkpoints):
     llm = opened(checkpoints, draft_placement="submesh", backup="ngram", **groups)
     llm.engine._drafter._draft.patience = 120.0
     losing(llm)
-    assert_lawful(sums(say(llm, 400), *checkpoints), ("first after hit", "first after miss"))
+    assert_lawful(sums(say(llm, 300), *checkpoints), ("first after hit", "first after miss"))
 
 
 UNSURE = 3  # a class of confidence
@@ -165,9 +166,19 @@ def test_draws_keyed_by_slot_are_caught(checkpoints, inline):
 
 
 def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(checkpoints, process):
+    """Where a round misses, and where a q never comes."""
     with edited(Q_OF_BEFORE), policy(process, backup="random"):
-        said = say(process, 500, names=FEW_IDS)
-    assert_caught(sums(said, *checkpoints), 7)
+        assert process.engine
+        draft = process.loaded.worker.drafts[-1]
+        take, rng = draft._take_q, np.random.default_rng(5)
+
+        def lossy():
+            draft._asked_q = [slot for slot in draft._asked_q if rng.random() < 0.5]
+            take()
+
+        draft._take_q = lossy
+        said = say(process, 900, names=FEW_IDS)
+    assert_caught(sums(said, *checkpoints), 8)
 
 
 @pytest.mark.slow
