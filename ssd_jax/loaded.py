@@ -275,7 +275,6 @@ def _worker_settings(
 ) -> WorkerSettings:
     cache = config.compile_cache
     hello = Hello(
-        token=secrets.token_hex(),
         model=draft.fingerprint,
         **room,
         k=drafting.k,
@@ -284,6 +283,7 @@ def _worker_settings(
         rule=drafting.rule,
     )
     return WorkerSettings(
+        token=secrets.token_hex(),
         hello=hello,
         source=draft.source,
         target=None if draft.checkpoint.made_for is None else config.target,

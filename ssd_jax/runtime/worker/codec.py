@@ -23,7 +23,7 @@ import numpy as np
 from ssd_jax.runtime.worker import messages
 from ssd_jax.runtime.worker.messages import ProtocolError
 
-VERSION = 2
+VERSION = 3
 _START = b"SSD" + bytes([VERSION])
 _SIZE = struct.Struct("<I")
 _DTYPES = {"i4": np.dtype("<i4"), "f4": np.dtype("<f4")}
