@@ -17,7 +17,8 @@ class WorkerSettings:
     support: N of the draws; coupled proposals tell none of it.
     cores: to run on; None is wherever the system likes.
     budgets: numbers of branches that there are programs for; the most is the `hello`'s.
-    urgent: an engine waits: programs of the most branches are loaded first, the others later.
+    urgent: an engine waits: what expands records into the most branches is loaded first, programs
+      of fewer and of just-in-time drafts when the worker is ready.
     """
 
     token: str

@@ -37,6 +37,7 @@ def channel_options(about: Hello) -> Options:
         *options(about),
         ("grpc.keepalive_time_ms", _QUIET),
         ("grpc.keepalive_timeout_ms", _SILENT),
+        ("grpc.http2.ping_timeout_ms", _SILENT),  # the longer of the two counts
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),  # no limit
         ("grpc.use_local_subchannel_pool", 1),  # or a new channel waits as its failed ones would
