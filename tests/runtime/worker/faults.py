@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,16 +41,13 @@ def _open_files() -> list[int]:
 
 def _shut(files: list[int], which: Callable[[socket.socket], bool]) -> None:
     for file in files:
-        try:
-            if not stat.S_ISSOCK(os.fstat(file).st_mode):
-                continue
-        except OSError:  # that was the listing's own
-            continue
-        found = socket.socket(fileno=file)
-        if which(found):
-            with contextlib.suppress(OSError):  # it has ended already
-                found.shutdown(socket.SHUT_RDWR)
-        found.detach()
+        with contextlib.suppress(OSError):  # no socket, or closed meanwhile
+            found = socket.socket(fileno=file)
+            try:
+                if which(found):
+                    found.shutdown(socket.SHUT_RDWR)
+            finally:
+                found.detach()
 
 
 def _starve() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -106,7 +109,7 @@ def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
     with serving(greeting=60.0) as connect:
         inbox = server._Inbox()
         heap = iter([codec.encode(OPEN)] * 9)
-        server.threading.Thread(target=inbox.fill, args=(heap,), daemon=True).start()
+        threading.Thread(target=inbox.fill, args=(heap,), daemon=True).start()
         eventually(lambda: decoded)
         time.sleep(0.1)
         assert len(decoded) == 1
@@ -114,6 +117,53 @@ def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
         eventually(lambda: len(decoded) == 9)
         answers = talk(connect.address, iter([codec.encode(OPEN)] * 9))
         assert [type(answer) for answer in answers] == [Refused]
+
+
+@pytest.mark.parametrize("metadata", [(), ((KEY, "another"),), ((KEY, TOKEN), (KEY, TOKEN))])
+@pytest.mark.parametrize("said", [[], [b"no message"], [codec.encode(HELLO)]])
+def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
+    """Nor does it get a thread: no number of them keeps an engine out."""
+    monkeypatch.setattr(server.codec, "decode", lambda data: pytest.fail("a message was read"))
+    asked, wait = [], threading.Event()
+
+    def messages():
+        yield from said
+        wait.wait(60)
+
+    def make(called):
+        asked.append(called)
+        return Session(HELLO, ScriptedDraft, called)
+
+    running, address = server.serve(make, HELLO, TOKEN, streams=1)
+    with grpc.insecure_channel(address) as channel:
+        for _ in range(20):
+            call = channel.stream_stream(METHOD)(messages(), metadata=metadata, timeout=60)
+            with pytest.raises(grpc.RpcError) as raised:
+                next(call)
+            assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        wait.set()
+    running.stop(None)
+    assert not asked
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc of Linux")
+@pytest.mark.parametrize("length", [10, 150])
+def test_a_socket_has_no_name_and_leaves_no_file(monkeypatch, tmp_path, length):
+    """Whatever becomes of the process; and its path may be longer than a socket's name may be."""
+    directory = tmp_path / ("d" * length)
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    with serving() as connect:
+        assert connect.address.startswith("unix:/proc/")
+        assert list(directory.iterdir()) == []
+        assert connect().wait_ready(60)
+
+
+def test_where_no_socket_can_be_made_the_loopback_interface_serves(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with serving() as connect:
+        assert connect.address.startswith("127.0.0.1:")
+        assert connect().wait_ready(60)
 
 
 def test_a_message_that_is_larger_than_any_of_use_is_not_read():
