@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from ssd_jax.runtime.warm_up import run_once
 from ssd_jax.runtime.worker.server import MakeSession
 from ssd_jax.runtime.worker.session import Session
 from ssd_jax.runtime.worker.settings import WorkerSettings
+
+_BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
 
 
 def load_sessions(settings: WorkerSettings) -> MakeSession:
@@ -96,6 +99,7 @@ class _Drafts:
 
     def extend(self, budgets: Sequence[int]) -> None:
         """Adds what is late: just-in-time drafts, and programs of these numbers of branches."""
+        sys.setswitchinterval(_BESIDE)
         self._menu[0].base.complete()
         for branches in reversed(budgets):
             programs = ExpansionPrograms(self._menu[0].base, branches, self._menu[0])
