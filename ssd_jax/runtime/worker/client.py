@@ -346,8 +346,6 @@ class RemoteDraft:
     def _give_up(self, link: Connection) -> None:
         self._absence = "late" if link.alive else "dead"
         self._overdue = link.alive
-        if link.alive:
-            self._limit.owed(link.address)
 
     def _count_absence(self) -> None:
         """Counts why a round has no answer: once, though it was waited for twice."""

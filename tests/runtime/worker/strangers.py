@@ -123,11 +123,11 @@ def cost(kind: str, streams: int) -> Cost:
 
         alone = statistics.median(text() for _ in range(50))
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the most memory is what it is now
-        core, memory = _core(pid), _memory(pid)
+        core, memory = core_seconds(pid), _memory(pid)
         with _strangers(address, kind, streams) as they:
             they.wait()
         time.sleep(1.0)
-        core, memory = _core(pid) - core, _memory(pid) - memory
+        core, memory = core_seconds(pid) - core, _memory(pid) - memory
         texts = []
         with _strangers(address, kind, streams) as they:
             while they.poll() is None:
@@ -145,7 +145,7 @@ def _strangers(address: str, kind: str, streams: int) -> subprocess.Popen[bytes]
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
 
 
-def _core(pid: int) -> float:
+def core_seconds(pid: int) -> float:
     """Seconds of a core that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

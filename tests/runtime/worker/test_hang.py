@@ -35,6 +35,7 @@ class Watch:
         began = self.now
         self.limit.owed(by)
         while not self.limit.reached():
+            assert self.now < began + 1000, "it is never reached"
             self.now += 0.5
             self.limit.owed(by)
         return self.now - began
