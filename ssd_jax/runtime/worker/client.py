@@ -52,7 +52,7 @@ class RemoteDraft:
       patience: seconds to wait for an answer.
       counters: what happened: "late", "stale", "dead", "hung", "q late", "q malformed",
         "connections".
-      address: of the worker that there is now, None for none; by default that of the connection.
+      address: of the worker that there is now, None for none; by default the last connection's.
       end: ends the worker at an address, which hangs.
       limit: when it is taken to, for an answer that is owed.
       silence: the same for a sign of life.
@@ -75,7 +75,7 @@ class RemoteDraft:
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._q_travels = hello.rule == "ratio" and not greedy
         self._connect, self._patience = connect, patience
-        self._address = address or (lambda: self._connection and self._connection.address)
+        self._address = address
         self._end, self._limit = end, limit or HangLimit()
         self._silence = silence or HangLimit(SILENCE, forgets=True)
         self._trouble = self._told = ""
@@ -317,7 +317,7 @@ class RemoteDraft:
         Args:
           link: the last one to it.
         """
-        where = self._address()
+        where = self._address() if self._address else link and link.address
         if where is None or (link is not None and link.refused):  # none there, or one that answers
             self._limit.settled()
             self._silence.settled()

@@ -154,7 +154,9 @@ def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
 
     with served(draft=Never, limit=HangLimit(60.0), end=end) as run:
         run.draft._limit = HangLimit(1.0)
+        give_up = time.monotonic() + 60
         while not ends:
+            assert time.monotonic() < give_up
             run.draft._usable()
             time.sleep(0.1)
             if run.draft._connection is not None:
