@@ -286,7 +286,6 @@ def _worker_settings(
     cores: tuple[int, ...] | None,
 ) -> WorkerSettings:
     hello = Hello(
-        token=secrets.token_hex(),
         model=draft.fingerprint,
         **room,
         k=drafting.k,
@@ -295,6 +294,7 @@ def _worker_settings(
         rule=drafting.rule,
     )
     return WorkerSettings(
+        token=secrets.token_hex(),
         hello=hello,
         source=draft.source,
         target=None if draft.checkpoint.made_for is None else config.target,

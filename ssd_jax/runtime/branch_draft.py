@@ -30,6 +30,11 @@ class _Branches:
     expansion: Expansion
 
 
+def _branches(programs: ExpansionPrograms) -> _Branches:
+    expansion = programs.base.model.place(programs.new_expansion())
+    return _Branches(programs, programs.new_scratch(), expansion)
+
+
 class BranchDraft:
     """See `roles.BranchingDraft`. Every call but `news` only dispatches.
 
@@ -39,9 +44,6 @@ class BranchDraft:
       menu: programs of one M or more, over the same base.
       parameters: of the draft.
       temperature: of sampled requests' proposals; None is each request's own.
-
-    Attributes:
-      budgets: every M of the menu, ascending.
     """
 
     def __init__(
@@ -61,17 +63,23 @@ class BranchDraft:
         model = base.model
         self._history = model.place(base.new_history())
         self._record = model.place(base.new_record())
-        self._menu = [
-            _Branches(programs, programs.new_scratch(), model.place(programs.new_expansion()))
-            for programs in menu
-        ]
-        self.budgets = tuple(each.programs.branches for each in self._menu)
+        self._menu = [_branches(programs) for programs in menu]
         self._held = self._menu[-1]  # that the last expansion made
         self._news: Any = None
         self._proposed: Any = None
         self._forwards = 0  # of the expansion
         self._rows = SamplingRows(self.slots, model.config.vocab_size, model.everywhere)
         self._move = no_moves(self.slots, self.k)
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """Every M of the menu, ascending."""
+        return tuple(each.programs.branches for each in self._menu)
+
+    def extend(self, programs: ExpansionPrograms) -> None:
+        """Adds programs of fewer branches, at any time and from any thread."""
+        menu = [*self._menu, _branches(programs)]
+        self._menu = sorted(menu, key=lambda each: each.programs.branches)
 
     def open(
         self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
@@ -124,7 +132,9 @@ class BranchDraft:
         )
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        """See `roles.BranchingDraft.draft`."""
+        """See `roles.BranchingDraft.draft`; nothing as long as there are no programs for it."""
+        if not self._base.drafts:
+            return np.zeros_like(limits)
         rows = limits > 0
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
         unseen[:, 0] = self._move.pending

@@ -109,6 +109,8 @@ class DraftPrograms:
     record, pages runs the last drawn token of these rows and draws the next, whose number in the
     proposal is `index`.
 
+    With `late`, these two are there after `complete` only; `drafts` tells.
+
     Each is one forward. The host loops over them: a loop on the device would copy the parameters
     where XLA cannot see that they stay as they are, and could not stop when the outcome is known.
 
@@ -118,7 +120,14 @@ class DraftPrograms:
     """
 
     def __init__(
-        self, model: FunctionalModel, *, slots: int, context: int, tokens: int, drafting: Drafting
+        self,
+        model: FunctionalModel,
+        *,
+        slots: int,
+        context: int,
+        tokens: int,
+        drafting: Drafting,
+        late: bool = False,
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
@@ -127,10 +136,11 @@ class DraftPrograms:
         self.page_size = passes.page_size(context)
         self.drafting = drafting
         self.tokens = tokens
-        jobs: dict[Name, Job] = {
+        self._late: dict[Name, Job] = {
             ("start", drafting.k): self._start_job(),
             ("step", drafting.k): self._step_job(),
         }
+        jobs = {} if late else dict(self._late)
         for width in model.execution.prefill_chunks:
             jobs["prefill", width] = passes.prefill_job(
                 model, slots=slots, size=self.page_size, width=width, with_logits=False
@@ -139,6 +149,15 @@ class DraftPrograms:
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
         return self._compiled[name]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether `start` and `step` are there."""
+        return ("start", self.drafting.k) in self._compiled
+
+    def complete(self) -> None:
+        """Compiles them, at any time and in any thread."""
+        self._compiled = self._compiled | passes.compile_all(self._late, self.model.mesh)
 
     def prefill(
         self,

@@ -23,7 +23,7 @@ from ssd_jax.runtime.activity import Activity
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Absence, Moved, News
 from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.hang import HangLimit
+from ssd_jax.runtime.worker.hang import SILENCE, HangLimit
 from ssd_jax.runtime.worker.messages import (
     Expand,
     Fork,
@@ -52,8 +52,10 @@ class RemoteDraft:
       patience: seconds to wait for an answer.
       counters: what happened: "late", "stale", "dead", "hung", "q late", "q malformed",
         "connections".
+      address: of the worker that there is now, None for none; by default the last connection's.
       end: ends the worker at an address, which hangs.
-      limit: when it is taken to.
+      limit: when it is taken to, for an answer that is owed.
+      silence: the same for a sign of life.
     """
 
     def __init__(
@@ -64,16 +66,21 @@ class RemoteDraft:
         greedy: bool = False,
         patience: float = PATIENCE,
         counters: Counter[str] | None = None,
+        address: Callable[[], str | None] | None = None,
         end: Callable[[str], None] = lambda address: None,
         limit: HangLimit | None = None,
+        silence: HangLimit | None = None,
     ) -> None:
         self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._q_travels = hello.rule == "ratio" and not greedy
         self._connect, self._patience = connect, patience
+        self._address = address
         self._end, self._limit = end, limit or HangLimit()
-        self._trouble = ""
+        self._silence = silence or HangLimit(SILENCE, forgets=True)
+        self._trouble = self._told = ""
         self._connection: Connection | None = None
+        self._ended: Connection | None = None  # the one before it
         self._numbers = itertools.count(1)
         self._epochs = itertools.count(1)
         self._slots: dict[int, SlotText] = {}
@@ -259,8 +266,10 @@ class RemoteDraft:
         while time.monotonic() < end and not self.refused:
             if self._usable() is not None:
                 return True
-            if self._connection is None or not self._connection.wait_ready(timeout):
+            if self._connection is None or not self._connection.alive:
                 time.sleep(_LOOK)
+            else:
+                self._connection.wait_ready(_LOOK)
         return False
 
     @property
@@ -283,11 +292,10 @@ class RemoteDraft:
         if self._connection is None or not self._connection.alive:
             if self._connection is not None:
                 self._connection.close()
-                self._trouble = self._connection.trouble or self._trouble
-                _LOG.warning("the stream to the draft worker has ended: %s", self._trouble)
+                self._tell_end(self._connection)
+                self._ended = self._connection
             self._connection = self._connect()
             self._overdue = False
-            self._limit.owed()
             self.counters["connections"] += self._connection is not None
         link = self._connection
         if link is None or not link.ready:
@@ -296,19 +304,48 @@ class RemoteDraft:
             self._absence = "stale"
         else:
             self._overdue = False
+            self._limit.settled()
+            self._silence.settled()
             link.keep_time(self._numbers)
             return link
-        if link is not None and self._limit.reached():
-            self.counters["hung"] += 1
-            _LOG.warning("the draft worker has not answered for long; another is started")
-            self._end(link.address)
-            link.close()
+        self._end_if_it_hangs(link or self._ended)
         return None
+
+    def _end_if_it_hangs(self, link: Connection | None) -> None:
+        """What a worker owes, it owes over any number of streams.
+
+        Args:
+          link: the last one to it.
+        """
+        where = self._address() if self._address else link and link.address
+        if where is None or (link is not None and link.refused):  # none there, or one that answers
+            self._limit.settled()
+            self._silence.settled()
+            return
+        self._limit.owed(where)
+        if link is not None and link.heard:
+            self._silence.settled()
+        else:
+            self._silence.owed(where)
+        silent = self._silence.reached()
+        if silent or self._limit.reached():
+            self.counters["hung"] += 1
+            what = "gives no sign of life" if silent else "has not answered for long"
+            _LOG.warning("the draft worker %s; another is started", what)
+            self._end(where)
+            if link is not None:
+                link.close()
+
+    def _tell_end(self, link: Connection) -> None:
+        """Says once why streams end: others that end for the same reason follow at once."""
+        self._trouble = link.trouble or self._trouble
+        level = logging.DEBUG if self._told == self._trouble and not link.ready else logging.WARNING
+        _LOG.log(level, "the stream to the draft worker has ended: %s", self._trouble)
+        self._told = self._trouble
 
     def _give_up(self, link: Connection) -> None:
         self._absence = "late" if link.alive else "dead"
         self._overdue = link.alive
-        self._limit.owed()
 
     def _count_absence(self) -> None:
         """Counts why a round has no answer: once, though it was waited for twice."""

@@ -23,10 +23,12 @@ import numpy as np
 from ssd_jax.runtime.worker import messages
 from ssd_jax.runtime.worker.messages import ProtocolError
 
-VERSION = 2
+VERSION = 3
 _START = b"SSD" + bytes([VERSION])
 _SIZE = struct.Struct("<I")
 _DTYPES = {"i4": np.dtype("<i4"), "f4": np.dtype("<f4")}
+_LISTS, _LIST_BYTES = 4096, 8  # most lists of a header: some, and one in so many bytes
+_LONGEST_TEXT = 2**16  # bytes
 _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
@@ -67,7 +69,7 @@ def decode(data: bytes) -> Any:
     if begin + size > len(data):
         raise ProtocolError(f"a header of {size} bytes in a message of {len(data)}")
     try:
-        header = msgpack.unpackb(data[begin : begin + size], use_list=True, raw=False)
+        header = _unpacked(data[begin : begin + size])
     except Exception as error:  # msgpack raises many kinds; each means garbage
         raise ProtocolError(f"an unreadable header: {error!r}") from None
     if not isinstance(header, list) or len(header) != 2 or not isinstance(header[0], str):
@@ -79,6 +81,32 @@ def decode(data: bytes) -> Any:
     if rest.at != len(data):
         raise ProtocolError(f"{len(data) - rest.at} bytes too many")
     return message
+
+
+def _unpacked(header: bytes) -> Any:
+    """Lists, text and numbers of a header; nothing in it takes far more memory than bytes."""
+    room = _LISTS + len(header) // _LIST_BYTES
+
+    def count(items: list[Any]) -> list[Any]:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            raise ValueError("too many lists")
+        return items
+
+    def refuse(_: Any) -> None:
+        raise ValueError("a map")
+
+    return msgpack.unpackb(
+        header,
+        raw=False,
+        list_hook=count,
+        object_hook=refuse,
+        max_str_len=_LONGEST_TEXT,
+        max_map_len=0,
+        max_bin_len=0,
+        max_ext_len=0,
+    )
 
 
 @dataclasses.dataclass

@@ -26,7 +26,7 @@ from ssd_jax.runtime.worker.messages import (
     Winner,
     Work,
 )
-from ssd_jax.runtime.worker.transport import METHOD, options
+from ssd_jax.runtime.worker.transport import LET_IN, METHOD, TOKEN, channel_options
 
 _T = TypeVar("_T")
 _KEPT = 1024  # spans of work that nobody has asked for
@@ -35,11 +35,13 @@ _KEPT = 1024  # spans of work that nobody has asked for
 class Connection:
     """A stream to a worker. When it fails it stays failed: `alive` is then False.
 
-    `refused` tells whether that was because the worker did not agree to the `Hello`.
+    `heard` tells whether the worker has let it in, `ready` whether it agrees to the `Hello`, and
+    `refused` whether it failed because the worker did not.
 
     Args:
-      address: host:port.
+      address: of the worker, as gRPC names it.
       hello: what the worker must be.
+      token: secret that the worker was started with.
       counters: where ignored messages and broken streams are counted.
       clock: the engine's.
     """
@@ -48,6 +50,7 @@ class Connection:
         self,
         address: str,
         hello: Hello,
+        token: str,
         counters: Counter[str],
         *,
         clock: Callable[[], float] = time.perf_counter,
@@ -65,12 +68,14 @@ class Connection:
         self._winner: Winner | None = None
         self._stats: Stats | None = None
         self.address = address
-        self.alive, self.ready, self.refused = True, False, False
+        self.alive, self.heard, self.ready, self.refused = True, False, False, False
         self.trouble = ""
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(address, options=options(hello))
+        self._channel = grpc.insecure_channel(address, options=channel_options(hello))
         stream = self._channel.stream_stream(METHOD)
-        self._call = stream(iter(self._outbox.get, None), wait_for_ready=False)
+        self._call = stream(
+            iter(self._outbox.get, None), metadata=((TOKEN, token),), wait_for_ready=False
+        )
         self.send(hello)
         threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
 
@@ -173,6 +178,7 @@ class Connection:
     def _receive(self) -> None:
         trouble = "the worker ended the stream"
         try:
+            self.heard = LET_IN in self._call.initial_metadata()  # waits for it
             for data in self._call:
                 self._received += len(data)
                 message = codec.decode(data)
@@ -187,7 +193,10 @@ class Connection:
             self._counters["garbage"] += 1
             trouble = f"the worker sent {error}"
         except grpc.RpcError as error:
+            self.refused = _code_of(error) == "UNIMPLEMENTED"
             trouble = f"the stream broke: {_code_of(error)}"
+            if self.refused:
+                trouble = "the worker refused: its token or its protocol is another"
         except Exception as error:  # whatever it is, nobody is to wait for answers from here
             self._counters["garbage"] += 1
             trouble = f"an answer of the worker could not be taken: {error!r}"

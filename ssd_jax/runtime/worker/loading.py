@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ssd_jax.compat import check_sums
 from ssd_jax.compile_cache import keep_programs, open_store
 from ssd_jax.errors import InputError
+from ssd_jax.models.functional import Parameters
 from ssd_jax.opened import open_model, open_source
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
@@ -16,6 +20,8 @@ from ssd_jax.runtime.warm_up import run_once
 from ssd_jax.runtime.worker.server import MakeSession
 from ssd_jax.runtime.worker.session import Session
 from ssd_jax.runtime.worker.settings import WorkerSettings
+
+_BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
 
 
 def load_sessions(settings: WorkerSettings) -> MakeSession:
@@ -49,16 +55,60 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
             context=about.context,
             tokens=about.tokens,
             drafting=drafting,
+            late=settings.urgent,
         )
-        menu = ExpansionPrograms.menu(base, settings.budgets)
+        *fewer, most = sorted(settings.budgets)
+        menu = ExpansionPrograms.menu(base, [most] if settings.urgent else settings.budgets)
         parameters = loading.result()
-
-    def draft() -> BranchDraft:
-        return BranchDraft(menu, parameters, temperature=settings.draft_temperature)
-
-    run_once(draft())
+    drafts = _Drafts(menu, parameters, settings.draft_temperature)
+    if settings.urgent:
+        threading.Thread(target=drafts.extend, args=(fewer,), daemon=True).start()
 
     def session(called: Callable[[], bool]) -> Session:
-        return Session(about, draft, called)
+        return Session(about, drafts.new, called)
 
     return session
+
+
+class _Drafts:
+    """Makes drafts of a menu that may grow.
+
+    Args:
+      menu: programs of one M or more.
+      parameters: of all drafts.
+      temperature: see `BranchDraft`.
+    """
+
+    def __init__(
+        self,
+        menu: Sequence[ExpansionPrograms],
+        parameters: Parameters,
+        temperature: float | None,
+    ) -> None:
+        self._menu, self._parameters, self._temperature = list(menu), parameters, temperature
+        self._lock = threading.Lock()
+        self._made: weakref.WeakSet[BranchDraft] = weakref.WeakSet()
+        self._warm = [self._of(menu)]
+        run_once(self._warm[0])
+
+    def new(self) -> BranchDraft:
+        """A draft with empty slots."""
+        with self._lock:
+            made = self._warm.pop() if self._warm else self._of(self._menu)
+            self._made.add(made)
+            return made
+
+    def extend(self, budgets: Sequence[int]) -> None:
+        """Adds what is late: just-in-time drafts, and programs of these numbers of branches."""
+        sys.setswitchinterval(_BESIDE)
+        self._menu[0].base.complete()
+        for branches in reversed(budgets):
+            programs = ExpansionPrograms(self._menu[0].base, branches, self._menu[0])
+            run_once(self._of([programs]))
+            with self._lock:
+                self._menu.append(programs)
+                for draft in (*self._warm, *self._made):
+                    draft.extend(programs)
+
+    def _of(self, menu: Sequence[ExpansionPrograms]) -> BranchDraft:
+        return BranchDraft(menu, self._parameters, temperature=self._temperature)

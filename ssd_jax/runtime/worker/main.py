@@ -1,7 +1,7 @@
 """The draft worker: `python -m ssd_jax.runtime.worker.main`, started by `supervisor`.
 
 The first line of standard input is its settings. Its own first line of output is JSON, too: its
-port when it is ready, or what went wrong. It ends when standard input does, which is when the
+address when it is ready, or what went wrong. It ends when standard input does, which is when the
 process that started it ends, however that happens.
 """
 
@@ -28,8 +28,8 @@ def main() -> None:
     run(_start)
 
 
-def run(start: Callable[[WorkerSettings], tuple[object, int]]) -> None:
-    """Runs a worker whose server `start` starts, giving it and its port."""
+def run(start: Callable[[WorkerSettings], tuple[object, str]]) -> None:
+    """Runs a worker whose server `start` starts, giving it and its address."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
     report = os.fdopen(os.dup(1), "w")
@@ -42,8 +42,8 @@ def run(start: Callable[[WorkerSettings], tuple[object, int]]) -> None:
     orphaned.start()
     server = None  # lives as long as something names it
     try:
-        server, port = start(settings)
-        told: dict[str, object] = {"port": port}
+        server, address = start(settings)
+        told = {"address": address}
     except SsdError as error:
         told = {"error": str(error)}
     except Exception as error:
@@ -57,12 +57,12 @@ def run(start: Callable[[WorkerSettings], tuple[object, int]]) -> None:
     os._exit("error" in told)
 
 
-def _start(settings: WorkerSettings) -> tuple[object, int]:
+def _start(settings: WorkerSettings) -> tuple[object, str]:
     # JAX is imported here, after the cores are set.
     from ssd_jax.runtime.worker.loading import load_sessions
     from ssd_jax.runtime.worker.server import serve
 
-    return serve(load_sessions(settings), settings.hello)
+    return serve(load_sessions(settings), settings.hello, settings.token)
 
 
 def _die_with_parent() -> None:

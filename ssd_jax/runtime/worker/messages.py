@@ -30,14 +30,12 @@ class Hello:
     """Opens a stream: what the engine takes the draft to be.
 
     Attributes:
-      token: secret that the worker was started with.
       model: fingerprint of the draft, see `OpenedModel`.
       slots, context, tokens: B, most positions of a sequence, how many ids exist.
       k, branches, support: K, M and N of the worker's programs.
       rule: of the verification, "ratio" or "coupled".
     """
 
-    token: str
     model: str
     slots: int
     context: int

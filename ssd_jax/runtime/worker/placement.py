@@ -22,6 +22,7 @@ _GREETING = 30.0  # seconds for a worker to answer a new stream
 
 def connector(
     hello: Hello,
+    token: str,
     address: Callable[[], str | None],
     counters: Counter[str],
     *,
@@ -42,7 +43,7 @@ def connector(
         again = same and now < last + pause + _STEADY
         pause = min(2 * pause, _LONGEST_RETRY) if again else _RETRY
         last, tried = now, where
-        return Connection(where, hello, counters)
+        return Connection(where, hello, token, counters)
 
     return connect
 
@@ -95,14 +96,16 @@ class DraftWorker:
           InputError: the worker refuses.
         """
         hello, counters = self._settings.hello, Counter()
-        connect = connector(hello, lambda: self.supervisor.address, counters)
+        supervisor, token = self.supervisor, self._settings.token
+        connect = connector(hello, token, lambda: supervisor.address, counters)
         draft = RemoteDraft(
             hello,
             connect,
             greedy=self._settings.greedy,
             patience=self.patience if patience is None else patience,
             counters=counters,
-            end=self.supervisor.end,
+            address=lambda: supervisor.address,
+            end=supervisor.end,
         )
         if not draft.wait_ready(_GREETING) and draft.refused:
             draft.close()

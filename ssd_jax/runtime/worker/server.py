@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import queue
 import threading
@@ -13,9 +14,10 @@ from typing import Any
 import grpc
 
 from ssd_jax.runtime.worker import codec
+from ssd_jax.runtime.worker.listening import listen
 from ssd_jax.runtime.worker.messages import Hello, ProtocolError, Refused, Round
 from ssd_jax.runtime.worker.session import Session
-from ssd_jax.runtime.worker.transport import METHOD, options
+from ssd_jax.runtime.worker.transport import LET_IN, METHOD, TOKEN, server_options
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
@@ -29,25 +31,30 @@ MakeSession = Callable[[Callable[[], bool]], Session]
 
 
 def serve(
-    session: MakeSession, about: Hello, *, streams: int = STREAMS, greeting: float = GREETING
-) -> tuple[grpc.Server, int]:
-    """Starts a server on a free port of the loopback interface.
+    session: MakeSession,
+    about: Hello,
+    token: str,
+    *,
+    streams: int = STREAMS,
+    greeting: float = GREETING,
+) -> tuple[grpc.Server, str]:
+    """Starts a server.
 
     Args:
       session: for each stream.
       about: what the worker is.
+      token: secret that who opens a stream must know.
       streams: most of them at a time; others are refused.
       greeting: seconds until a stream without a `Hello` is ended.
 
-    Returns: the server and its port.
+    Returns: the server and its address.
     """
     free = threading.BoundedSemaphore(streams)
-    # Threads beyond the streams refuse others. Without the option two workers may get one port.
-    server = grpc.server(
-        ThreadPoolExecutor(streams + 4), options=(*options(about), ("grpc.so_reuseport", 0))
-    )
+    # Threads beyond the streams refuse others.
+    server = grpc.server(ThreadPoolExecutor(streams + 4), options=server_options(about))
 
-    def stream(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+    def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.send_initial_metadata((LET_IN,))  # a sign of life, before there is a draft
         if not free.acquire(blocking=False):
             reason = f"it serves {streams} engines already, and no more; close some"
             yield codec.encode(Refused(reason=reason))
@@ -57,23 +64,28 @@ def serve(
         finally:
             free.release()
 
-    server.add_generic_rpc_handlers([_Handler(grpc.stream_stream_rpc_method_handler(stream))])
-    port = server.add_insecure_port("127.0.0.1:0")
+    handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token)
+    server.add_generic_rpc_handlers([handler])
+    address = listen(server)
     server.start()
-    return server, port
+    return server, address
 
 
 class _Handler(grpc.GenericRpcHandler):
-    """Bytes in, bytes out."""
+    """Bytes in, bytes out, for who knows the token; nobody else's are read, nor given a thread."""
 
-    def __init__(self, handler: grpc.RpcMethodHandler) -> None:
-        self._handler = handler
+    def __init__(self, handler: grpc.RpcMethodHandler, token: str) -> None:
+        self._handler, self._token = handler, token.encode()
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
         """See `grpc.GenericRpcHandler.service`."""
-        return self._handler if handler_call_details.method == METHOD else None
+        if handler_call_details.method != METHOD:
+            return None
+        told = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN]
+        known = len(told) == 1 and hmac.compare_digest(str(told[0]).encode(), self._token)
+        return self._handler if known else None
 
 
 class _Inbox:

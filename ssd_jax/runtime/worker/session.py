@@ -116,8 +116,9 @@ class Session:
         for field in dataclasses.fields(Hello):
             asked, here = getattr(hello, field.name), getattr(self._about, field.name)
             if asked != here:
-                said = "" if field.name == "token" else f": {here!r}, not {asked!r}"
-                raise ProtocolError(f"the worker's {field.name} is another{said}")
+                raise ProtocolError(
+                    f"the worker's {field.name} is another: {here!r}, not {asked!r}"
+                )
         self._draft = self._draft or self._new()
         return Welcome()
 

@@ -11,13 +11,17 @@ from ssd_jax.runtime.worker.messages import Hello
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """Attributes:
+    token: secret that who opens a stream must know.
     hello: what the worker must be; also see `config.Config` for the others.
     target: source of the target, where the draft takes tensors from it; None where it needs none.
     support: N of the draws; coupled proposals tell none of it.
     cores: to run on; None is wherever the system likes.
     budgets: numbers of branches that there are programs for; the most is the `hello`'s.
+    urgent: an engine waits: what expands records into the most branches is loaded first, programs
+      of fewer and of just-in-time drafts when the worker is ready.
     """
 
+    token: str
     hello: Hello
     source: str
     target: str | None
@@ -30,6 +34,7 @@ class WorkerSettings:
     compile_cache: str | None
     cores: tuple[int, ...] | None
     budgets: tuple[int, ...]
+    urgent: bool = False
 
     @property
     def greedy(self) -> bool:

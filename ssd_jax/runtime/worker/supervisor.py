@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.worker.settings import WorkerSettings
@@ -27,7 +27,7 @@ STARTUP = 1800.0
 """Seconds that a worker may take to load and compile."""
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds before a worker that died is started again
-_STEADY = 60.0  # seconds that a worker lives before its death is taken for chance
+_STEADY = 2.0  # seconds that a worker is ready before its death is taken for chance
 _LAST_LINES = 20
 _LONGEST_LINE = 2**16  # bytes
 _REMINDER = 60.0  # seconds between warnings while a worker starts
@@ -40,17 +40,30 @@ class _State:
 
     Attributes:
       changed: guards all others.
-      port: of the worker, while it is ready.
+      address: of the worker, while it is ready.
       failure: why the first one did not start.
       starts: workers that have become ready.
     """
 
     changed: threading.Condition = dataclasses.field(default_factory=threading.Condition)
     process: subprocess.Popen[bytes] | None = None
-    port: int | None = None
+    address: str | None = None
     failure: str | None = None
     starts: int = 0
     closing: bool = False
+
+
+class _End(NamedTuple):
+    """Of a worker.
+
+    Attributes:
+      final: another would end the same way.
+      served: seconds that it was ready.
+    """
+
+    why: str
+    final: bool = False
+    served: float = 0.0
 
 
 class Supervisor:
@@ -112,20 +125,19 @@ class Supervisor:
         state = self._state
         with state.changed:
             if self.address == address and state.process is not None:
-                state.port = None
+                state.address = None
                 state.process.kill()
 
     @property
     def address(self) -> str | None:
         """Where the worker listens; None while there is none."""
-        port = self._state.port
-        return None if port is None else f"127.0.0.1:{port}"
+        return self._state.address
 
     @property
     def pid(self) -> int | None:
         """Process id of the worker, while it is ready."""
         process = self._state.process
-        return None if process is None or self._state.port is None else process.pid
+        return None if process is None or self._state.address is None else process.pid
 
     @property
     def starts(self) -> int:
@@ -148,31 +160,34 @@ def _end(state: _State) -> None:
 
 
 def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> None:
-    """Runs one worker after another."""
-    pause = _FIRST_PAUSE
+    """Runs one worker after another; the first may die once before it is ready."""
+    pause, told, retried = _FIRST_PAUSE, "", False
     while True:
-        began = time.monotonic()
         try:
-            failure = _run(state, settings, command, startup)
+            end = _run(state, settings, command, startup)
         except Exception as error:  # such as no thread to be had: it counts as the worker's end
-            failure = f"{type(error).__name__}: {error}"
+            end = _End(f"{type(error).__name__}: {error}", final=True)
             if state.process is not None:
                 state.process.kill()
                 state.process.wait()
         with state.changed:
-            state.port = None
+            state.address = None
             if state.closing:
                 return
-            if not state.starts:
-                state.failure = failure
+            if not state.starts and (end.final or retried):
+                state.failure = end.why
                 state.changed.notify_all()
                 return
-            if time.monotonic() - began > _STEADY:
-                pause = _FIRST_PAUSE
-            _LOG.warning("the draft worker is gone (%s); starting another", failure)
+            retried = True
+            if end.served > _STEADY:
+                pause, told = _FIRST_PAUSE, ""
+            level = logging.DEBUG if end.why == told else logging.WARNING
+            _LOG.log(level, "the draft worker is gone (%s); starting another", end.why)
+            told = end.why
             if state.changed.wait_for(lambda: state.closing, pause):
                 return
         pause = min(2 * pause, _LONGEST_PAUSE)
+        settings = dataclasses.replace(settings, urgent=bool(state.starts))
 
 
 def _environment() -> dict[str, str]:
@@ -184,11 +199,11 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> str:
-    """Runs one worker to its end; returns why it ended."""
+def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> _End:
+    """Runs one worker to its end."""
     with state.changed:
         if state.closing:
-            return "closed"
+            return _End("closed")
         try:
             process = state.process = subprocess.Popen(
                 command,
@@ -199,7 +214,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
                 start_new_session=True,  # an interrupt from the terminal is for this process
             )
         except OSError as error:
-            return f"{command[0]}: {error.strerror}"
+            return _End(f"{command[0]}: {error.strerror}", final=True)
     assert process.stdin is not None
     assert process.stdout is not None
     last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -219,29 +234,31 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
         process.stdin.write(settings.to_json().encode() + b"\n")
         process.stdin.flush()
         told = _report(process.stdout, last)
-    if "port" in told:
+    ready = time.monotonic()
+    if "address" in told:
         limit.cancel()
         with state.changed:
-            state.port, state.starts = told["port"], state.starts + 1
+            state.address, state.starts = told["address"], state.starts + 1
             state.changed.notify_all()
     status = process.wait()
+    served = time.monotonic() - ready if "address" in told else 0.0
     limit.cancel()
     with state.changed:
-        state.port = None
+        state.address = None
     words.join(timeout=1.0)
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):  # of what was not read
             pipe.close()
     if "error" in told:
-        return told["error"]
+        return _End(told["error"], final=True)
     end = f"it ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
     if overdue.is_set():
         end = f"process {process.pid} reported nothing within {startup:.0f} s and was killed"
-    return " | ".join([end, *last])
+    return _End(" | ".join([end, *last]), final=overdue.is_set(), served=served)
 
 
 def _report(output: IO[bytes], last: deque[str]) -> dict[str, Any]:
-    """The line in which a worker says its port or what went wrong; {} if it ends without.
+    """The line in which a worker says its address or what went wrong; {} if it ends without.
 
     Lines before it, which others may write, go to `last`.
     """
@@ -249,7 +266,7 @@ def _report(output: IO[bytes], last: deque[str]) -> dict[str, Any]:
         with contextlib.suppress(ValueError, RecursionError):
             told = json.loads(line)
             if isinstance(told, dict) and (
-                type(told.get("port")) is int or isinstance(told.get("error"), str)
+                isinstance(told.get("address"), str) or isinstance(told.get("error"), str)
             ):
                 return told
         last.append(line.decode(errors="replace").rstrip())

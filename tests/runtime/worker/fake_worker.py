@@ -36,6 +36,10 @@ def main(how: list[str]) -> None:
             settings = dataclasses.replace(
                 settings, hello=dataclasses.replace(settings.hello, support=3)
             )
-        return serve(lambda called: Session(settings.hello, ScriptedDraft, called), settings.hello)
+        return serve(
+            lambda called: Session(settings.hello, ScriptedDraft, called),
+            settings.hello,
+            settings.token,
+        )
 
     run(start)

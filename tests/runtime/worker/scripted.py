@@ -25,8 +25,8 @@ from tests.runtime.paces import Patient
 
 SLOTS, K, M, N = 2, 3, 6, 2
 PROMPT = 5
+TOKEN = "secret"
 HELLO = Hello(
-    token="secret",
     model="scripted",
     slots=SLOTS,
     context=512,

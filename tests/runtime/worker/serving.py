@@ -9,7 +9,7 @@ from ssd_jax.runtime.worker import server
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.placement import connector
 from ssd_jax.runtime.worker.session import Session
-from tests.runtime.worker.scripted import HELLO, ScriptedDraft, run_of
+from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, run_of
 
 
 @contextmanager
@@ -20,13 +20,14 @@ def served(
     patience=30.0,
     backup="none",
     hello=HELLO,
+    token=TOKEN,
     pace=None,
     **more,
 ):
     """An engine over a worker in this process."""
-    serving, port = server.serve(lambda called: session(HELLO, draft, called), HELLO)
+    serving, address = server.serve(lambda called: session(HELLO, draft, called), HELLO, TOKEN)
     counters = Counter()
-    connect = connector(hello, lambda: f"127.0.0.1:{port}", counters)
+    connect = connector(hello, token, lambda: address, counters)
     remote = RemoteDraft(hello, connect, patience=patience, counters=counters, **more)
     remote.wait_ready(2 if "limit" in more else 30)
     try:

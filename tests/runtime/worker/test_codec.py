@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import struct
+import tracemalloc
 
 import msgpack
 import numpy as np
@@ -182,3 +183,41 @@ def test_fields_of_another_type_number_or_size_are_refused(header):
     codec.decode(packed(["Prefill", FIELDS], b"\1\0\0\0"))
     with pytest.raises(ProtocolError):
         codec.decode(packed(header, b"\1\0\0\0"))
+
+
+SIZE = 2**20  # bytes of a header, about as many as a real model's may have
+
+
+def long_list(of, count):
+    return b"\xdd" + struct.pack(">I", count) + of * count
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (long_list(b"\x90", SIZE), "too many lists"),
+        (long_list(b"\x92\x90\xc0", SIZE // 3), "too many lists"),
+        (long_list(b"\x80", SIZE), "a map"),
+        (b"\xdf" + struct.pack(">I", SIZE), "exceeds max_map_len"),
+        (b"\xdd" + struct.pack(">I", 2**32 - 1), "exceeds max_array_len"),
+        (b"\xdb" + struct.pack(">I", SIZE) + b"a" * SIZE, "exceeds max_str_len"),
+        (b"\xc6" + struct.pack(">I", SIZE) + b"a" * SIZE, "exceeds max_bin_len"),
+        (b"\x91" * SIZE, "StackError"),
+    ],
+    ids=range(8),
+)
+def test_a_hostile_header_takes_little_memory(body, words):
+    data = b"SSD" + bytes([codec.VERSION]) + struct.pack("<I", len(body)) + body
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=words):
+            codec.decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 16 * SIZE
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_opening_that_biases_every_token_of_a_large_vocabulary_is_no_hostile_header():
+    biases = tuple((token, -1.5) for token in range(50_000))
+    large = dataclasses.replace(OPEN, logit_bias=biases)
+    assert_same(codec.decode(codec.encode(large)), large)

@@ -233,13 +233,18 @@ def test_only_a_round_calls_the_draft_away_from_its_branches():
     assert not inbox.called()
 
 
-@pytest.mark.parametrize("field", ["token", "model", "k", "branches", "support", "rule", "context"])
+@pytest.mark.parametrize("field", ["model", "k", "branches", "support", "rule", "context"])
 def test_a_worker_refuses_an_engine_that_expects_another(field):
     value = getattr(HELLO, field)
     other = dataclasses.replace(HELLO, **{field: value + ("x" if isinstance(value, str) else 1)})
     with served(hello=other) as run:
         assert f"the worker's {field} is another" in run.draft.trouble
-        assert HELLO.token not in run.draft.trouble
+
+
+def test_a_worker_refuses_an_engine_that_does_not_know_its_token():
+    with served(token="another") as run:
+        assert run.draft.refused
+        assert "its token or its protocol is another" in run.draft.trouble
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])

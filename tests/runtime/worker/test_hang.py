@@ -20,16 +20,67 @@ from tests.runtime.worker.test_supervisor import SETTINGS, eventually, linux, wo
 
 
 def test_the_limit_is_twice_as_long_each_time_that_it_is_reached():
-    now = [100.0]
-    limit = HangLimit(clock=lambda: now[0])
-    for seconds in (HANG, 2 * HANG, 4 * HANG):
-        limit.owed()
-        now[0] += seconds - 1
-        assert not limit.reached()
-        now[0] += 1
-        assert limit.reached()
-    limit.owed()
-    assert not limit.reached()
+    watch = Watch()
+    assert [watch.until_reached() for _ in range(3)] == [HANG, 2 * HANG, 4 * HANG]
+
+
+class Watch:
+    """A limit that is looked at every half a second."""
+
+    def __init__(self, seconds=HANG, **more):
+        self.now = 100.0
+        self.limit = HangLimit(seconds, clock=lambda: self.now, **more)
+
+    def until_reached(self, by="a"):
+        began = self.now
+        self.limit.owed(by)
+        while not self.limit.reached():
+            assert self.now < began + 1000, "it is never reached"
+            self.now += 0.5
+            self.limit.owed(by)
+        return self.now - began
+
+
+def test_what_is_owed_stays_owed_until_it_is_settled_or_another_worker_owes():
+    watch = Watch(10.0)
+    watch.limit.owed("a")
+    for _ in range(9):
+        watch.now += 1
+        watch.limit.owed("a")  # over another stream, perhaps
+        assert not watch.limit.reached()
+    watch.limit.owed("b")
+    assert not watch.limit.reached()
+    assert watch.until_reached("b") == 10
+    watch.limit.owed("b")
+    watch.limit.settled()
+    watch.now += 1000
+    assert not watch.limit.reached()
+
+
+def test_time_counts_while_somebody_looks():
+    """An engine that was idle or stopped, or a host that slept, gave a worker no chance."""
+    watch = Watch(5.0)
+    watch.limit.owed("a")
+    for _ in range(4):
+        watch.now += 1000
+        assert not watch.limit.reached()
+    watch.now += 1000
+    assert watch.limit.reached()
+
+
+def test_a_limit_forgets_that_it_was_reached_where_it_is_then_kept_with_ease():
+    watch = Watch(2.0, forgets=True)
+    for expected in (2, 4):
+        assert watch.until_reached() == expected
+    watch.limit.owed("b")
+    for _ in range(5):
+        watch.now += 0.5
+        assert not watch.limit.reached()
+    watch.limit.settled()  # after more than 2 s: this worker needs them
+    assert watch.until_reached() == 8
+    watch.limit.owed("c")
+    watch.limit.settled()
+    assert watch.until_reached() == 2
 
 
 def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_opened():

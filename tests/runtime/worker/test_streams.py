@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -14,7 +17,8 @@ from ssd_jax.runtime.worker.connection import Connection
 from ssd_jax.runtime.worker.messages import Open, Refused
 from ssd_jax.runtime.worker.session import Session
 from ssd_jax.runtime.worker.transport import METHOD, options
-from tests.runtime.worker.scripted import HELLO, ScriptedDraft, only_misses
+from ssd_jax.runtime.worker.transport import TOKEN as KEY
+from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, only_misses
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_session import OPEN
 
@@ -23,15 +27,15 @@ from tests.runtime.worker.test_session import OPEN
 def serving(**settings):
     """A function that opens connections to a worker in this process."""
     opened = []
-    running, port = server.serve(
-        lambda called: Session(HELLO, ScriptedDraft, called), HELLO, **settings
+    running, address = server.serve(
+        lambda called: Session(HELLO, ScriptedDraft, called), HELLO, TOKEN, **settings
     )
 
     def connect():
-        opened.append(Connection(f"127.0.0.1:{port}", HELLO, Counter()))
+        opened.append(Connection(address, HELLO, TOKEN, Counter()))
         return opened[-1]
 
-    connect.port = port
+    connect.address = address
     try:
         yield connect
     finally:
@@ -65,12 +69,10 @@ def test_one_stream_too_many_is_refused_in_words_and_let_in_when_another_has_end
         eventually(lambda: connect().wait_ready(60))
 
 
-def talk(port, messages, *, limits=True):
+def talk(address, messages, *, limits=True):
     """Sends bytes to a worker; returns the answers that come until it ends the stream."""
-    with grpc.insecure_channel(
-        f"127.0.0.1:{port}", options=options(HELLO) if limits else ()
-    ) as channel:
-        call = channel.stream_stream(METHOD)(messages, timeout=60)
+    with grpc.insecure_channel(address, options=options(HELLO) if limits else ()) as channel:
+        call = channel.stream_stream(METHOD)(messages, metadata=((KEY, TOKEN),), timeout=60)
         return [codec.decode(answer) for answer in call]
 
 
@@ -80,7 +82,7 @@ def test_a_stream_without_a_hello_is_ended():
         yield b""
 
     with serving(greeting=0.2, streams=1) as connect:
-        (answer,) = talk(connect.port, nothing())
+        (answer,) = talk(connect.address, nothing())
         assert isinstance(answer, Refused)
         assert "no Hello within" in answer.reason
         eventually(lambda: connect().wait_ready(60))
@@ -107,20 +109,67 @@ def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
     with serving(greeting=60.0) as connect:
         inbox = server._Inbox()
         heap = iter([codec.encode(OPEN)] * 9)
-        server.threading.Thread(target=inbox.fill, args=(heap,), daemon=True).start()
+        threading.Thread(target=inbox.fill, args=(heap,), daemon=True).start()
         eventually(lambda: decoded)
         time.sleep(0.1)
         assert len(decoded) == 1
         inbox.admitted.set()
         eventually(lambda: len(decoded) == 9)
-        answers = talk(connect.port, iter([codec.encode(OPEN)] * 9))
+        answers = talk(connect.address, iter([codec.encode(OPEN)] * 9))
         assert [type(answer) for answer in answers] == [Refused]
+
+
+@pytest.mark.parametrize("metadata", [(), ((KEY, "another"),), ((KEY, TOKEN), (KEY, TOKEN))])
+@pytest.mark.parametrize("said", [[], [b"no message"], [codec.encode(HELLO)]])
+def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
+    """Nor does it get a thread: no number of them keeps an engine out."""
+    monkeypatch.setattr(server.codec, "decode", lambda data: pytest.fail("a message was read"))
+    asked, wait = [], threading.Event()
+
+    def messages():
+        yield from said
+        wait.wait(60)
+
+    def make(called):
+        asked.append(called)
+        return Session(HELLO, ScriptedDraft, called)
+
+    running, address = server.serve(make, HELLO, TOKEN, streams=1)
+    with grpc.insecure_channel(address) as channel:
+        for _ in range(20):
+            call = channel.stream_stream(METHOD)(messages(), metadata=metadata, timeout=60)
+            with pytest.raises(grpc.RpcError) as raised:
+                next(call)
+            assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        wait.set()
+    running.stop(None)
+    assert not asked
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc of Linux")
+@pytest.mark.parametrize("length", [10, 150])
+def test_a_socket_has_no_name_and_leaves_no_file(monkeypatch, tmp_path, length):
+    """Whatever becomes of the process; and its path may be longer than a socket's name may be."""
+    directory = tmp_path / ("d" * length)
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    with serving() as connect:
+        assert connect.address.startswith("unix:/proc/")
+        assert list(directory.iterdir()) == []
+        assert connect().wait_ready(60)
+
+
+def test_where_no_socket_can_be_made_the_loopback_interface_serves(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with serving() as connect:
+        assert connect.address.startswith("127.0.0.1:")
+        assert connect().wait_ready(60)
 
 
 def test_a_message_that_is_larger_than_any_of_use_is_not_read():
     assert dict(options(HELLO))["grpc.max_receive_message_length"] < 2**20
     with serving() as connect, pytest.raises(grpc.RpcError) as raised:
-        talk(connect.port, iter([codec.encode(HELLO) + b"\0" * 2**20]), limits=False)
+        talk(connect.address, iter([codec.encode(HELLO) + b"\0" * 2**20]), limits=False)
     assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -142,7 +191,7 @@ def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
     monkeypatch.setattr(placement, "Connection", lambda *_: object())
     monkeypatch.setattr(placement, "_RETRY", 1.0)
     now, where = [0.0], ["a"]
-    connect = placement.connector(HELLO, lambda: where[0], Counter(), clock=lambda: now[0])
+    connect = placement.connector(HELLO, TOKEN, lambda: where[0], Counter(), clock=lambda: now[0])
 
     def pauses(count):
         found = []

@@ -20,10 +20,11 @@ from ssd_jax.runtime.worker.placement import DraftWorker
 from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.runtime.worker.supervisor import Supervisor
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.scripted import HELLO, only_misses, request, run_of, text
+from tests.runtime.worker.scripted import HELLO, TOKEN, only_misses, request, run_of, text
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and /proc of Linux")
 SETTINGS = WorkerSettings(
+    token=TOKEN,
     hello=HELLO,
     source="scripted",
     target=None,
@@ -231,7 +232,7 @@ def started(worker):
         "os.write(1, b'native code says hello\\n')",
         "os.write(1, b'5\\n')",
         "print({}, flush=True)",
-        "os.write(1, b'{\"port\": \"x\"}\\n\\xff\\n' + b'[' * 100_000 + b'\\n')",
+        "os.write(1, b'{\"address\": 5}\\n\\xff\\n' + b'[' * 100_000 + b'\\n')",
     ],
 )
 def test_what_others_write_before_a_worker_reports_is_no_report(code):
