@@ -11,6 +11,7 @@ from absl import flags
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import progress_bar
 from ssd_jax.errors import InputError
+from ssd_jax.paths import require_writable, user_path
 
 STOPPED = 3
 """Exit status of a command that ended early, as it was asked to, and can go on."""
@@ -28,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.distill.stages import STAGES, Stopped, run
     from ssd_jax.weights.cache_dir import cache_dir, compile_cache
 
-    values = flags.FlagValues()
+    values = settings.Flags()
     flags.DEFINE_string(
         "config", None, "TOML file of what to make; configs/distill has some", flag_values=values
     )
@@ -65,12 +66,15 @@ def run(arguments: Sequence[str]) -> int:
         flag_values=values,
     )
     given = settings.parse(values, "distill", arguments, config_of_flags=False)
-    if given["config"] is None:
+    if not given["config"]:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
-    data = None if given["data"] is None else Path(given["data"])
+    data = None if given["data"] is None else user_path(given["data"])
+    if data is not None and not data.is_dir():
+        raise InputError(f"data = '{data}' is no directory; give that of the prompt files")
     wanted = read_settings(Path(given["config"]), data=data)
     name = wanted.target.name or wanted.name
-    work = cache_dir() / "distill" / name if given["out"] is None else Path(given["out"])
+    work = cache_dir() / "distill" / name if given["out"] is None else user_path(given["out"])
+    require_writable("out", work)
     if given["compile_cache"] != "off":
         compat.use_compile_cache(compile_cache(given["compile_cache"]))
     try:

