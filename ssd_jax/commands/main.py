@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
         sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
     try:
         try:
             return _run(arguments)

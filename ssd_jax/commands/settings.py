@@ -85,6 +85,9 @@ def parse(
     if values["help"].value:
         print(f"usage: {usage}\n\n{_help(values)}")
         raise SystemExit(0)
+    for file in [*rest, values["config"].value if "config" in values else None]:
+        if file is not None and "\0" in file:
+            raise InputError(f"{file!r} has a character of code 0, which no path has; leave it out")
     if len(rest) > len(files):
         stray = rest[len(files)]
         raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")
@@ -92,11 +95,7 @@ def parse(
         raise InputError(f"{files[len(rest)]} is missing; usage: {usage}")
     if config_of_flags and "config" in values and values["config"].value is not None:
         _read_config(values)
-    given = {name: values[name].value for name in values} | dict(zip(files, rest, strict=True))
-    for name, value in given.items():
-        if isinstance(value, str) and "\0" in value:
-            raise InputError(f"{name} = {value!r} has a character of code 0; leave it out")
-    return given
+    return _checked(values) | dict(zip(files, rest, strict=True))
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
@@ -142,6 +141,15 @@ def at_least(settings: Mapping[str, Any], **least: int) -> None:
     for name, bound in least.items():
         if settings[name] is not None and settings[name] < bound:
             raise InputError(f"{name} = {settings[name]} is out of range; give {bound} or more")
+
+
+def _checked(values: Flags) -> dict[str, Any]:
+    """Every flag's value; what comes from a file may be no path of any system."""
+    given = {name: values[name].value for name in values}
+    for name, value in given.items():
+        if isinstance(value, str) and "\0" in value:
+            raise InputError(f"{name} = {value!r} has a character of code 0; leave it out")
+    return given
 
 
 def _parsed(values: Flags, arguments: Sequence[str]) -> list[str]:

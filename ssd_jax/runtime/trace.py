@@ -188,8 +188,8 @@ def _about(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _check(path: Path) -> None:
+    require_writable("trace", path, replaced=True)
     if not path.name or path.is_dir():
         raise InputError(f"trace = '{path}' is a directory; give a file such as trace.json")
     if not path.parent.is_dir():
         raise InputError(f"trace = '{path}': there is no directory '{path.parent}'; make it first")
-    require_writable("trace", path, replaced=True)
