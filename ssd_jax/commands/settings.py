@@ -132,6 +132,21 @@ def naming_file(settings: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
+def require_used(values: Flags, command: str, used: Sequence[str]) -> None:
+    """Refuses flags that a command has no use for; a TOML file may serve other commands, too.
+
+    Raises:
+      InputError: the first of them.
+    """
+    from_file = getattr(values["config"].value, "names", frozenset())
+    for name in values:
+        if values[name].present and name not in used and name not in from_file:
+            takes = ", ".join(f"--{each}" for each in used)
+            raise InputError(
+                f"{name} means nothing for {command}, which takes {takes}; leave it out"
+            )
+
+
 def at_least(settings: Mapping[str, Any], **least: int) -> None:
     """Refuses numbers that are too small; those that are not given are fine.
 

@@ -185,6 +185,7 @@ def test_support_checks_its_numbers_of_ids(refused):
         (["--target=a\0b"], "has a character of code 0"),
         (["--target=~no-one/x"], "~no-one has no home directory"),
         ([f"--target={'x' * 300}"], "File name too long; name another one"),
+        (["--compile_cache="], "compile_cache is empty; give a directory, auto or off"),
         (["--trace=/dev/null"], "trace = '/dev/null' is a device or a pipe; give a file"),
         (["--trace=/dev/null/x"], "trace = '/dev/null/x' cannot be written: Not a dir"),
         (["--trace=/proc/x.json"], "trace = '/proc/x.json' cannot be written: "),
@@ -236,6 +237,7 @@ def test_numbers_of_bench_name_the_file_too(tmp_path, refused):
         (["--out=/proc/x"], "out = '/proc/x' cannot be written"),
         (["--out=/etc/passwd"], "/etc/passwd exists"),
         (["--out=new", "--dtype=int8"], "dtype = 'int8' cannot be stored; give one of"),
+        (["--out=new", "--seed=1"], "seed means nothing for convert, which takes --target, "),
     ],
 )
 def test_convert_reads_nothing_for_a_place_that_it_cannot_write(capsys, flags, message):
@@ -250,9 +252,22 @@ def test_distill_tries_its_places_first(tmp_path, capsys):
     for flag, message in (
         ("--out=/dev/null/x", "out = '/dev/null/x' cannot be written"),
         (f"--data={tmp_path / 'c.toml'}", "is no directory; give that of the prompt files"),
+        ("--compile_cache=", "compile_cache is empty; give a directory, auto or off"),
     ):
         assert main(["distill", f"--config={tmp_path / 'c.toml'}", flag]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_draft_to_evaluate_is_for_that_stage(capsys):
+    assert main(["distill", "--config=none.toml", "--draft=x", "--stage=train"]) == 2
+    assert "draft = 'x' is for stage evaluate, and this is stage train" in capsys.readouterr().err
+
+
+def test_convert_takes_what_it_needs_of_a_file_for_several_commands(tmp_path, capsys):
+    path = tmp_path / "settings.toml"
+    path.write_text('seed = 1\ntarget = "does-not-exist"\n')
+    assert main(["convert", f"--config={path}", f"--out={tmp_path / 'new'}"]) == 2
+    assert "'does-not-exist' does not exist" in capsys.readouterr().err
 
 
 def test_help_tells_every_default(capsys):

@@ -2,8 +2,10 @@
 
 import io
 import json
+import logging
 import sys
 
+import jax
 import pytest
 
 from ssd_jax.commands.main import main
@@ -135,6 +137,38 @@ def test_bench_scores_no_text_that_failed(fake, prompts, tiny_checkpoint):
     status, _, err = fake(["error"] * 3, "bench", "--suite=support", *flags)
     assert status == 1
     assert "3 of 3 texts ended with finish_reason error" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device", "t.json"), "t.json: No space left on device"),
+        (PermissionError(13, "Permission denied", "t"), "t: Permission denied; name another one"),
+        (jax.errors.JaxRuntimeError("no memory\nat 0x1"), "a device has failed: no memory"),
+        (MemoryError(), "out of memory; lower --slots, --context or --budget, or take a smaller"),
+    ],
+)
+def test_what_fails_at_the_end_is_told_in_a_line(fake, monkeypatch, error, message):
+    def close(_llm):
+        raise error
+
+    monkeypatch.setattr(LLM, "close", close)
+    status, out, err = fake(["stop"], "generate", "--prompt=x")
+    assert status == (2 if isinstance(error, PermissionError) else 1)
+    assert "so" in out
+    assert err.splitlines()[1].startswith(f"ssd-jax generate: {message}")
+    assert len(err.splitlines()) == 2  # and the figures of the text
+
+
+def test_what_is_logged_has_no_traceback(fake):
+    assert fake(["stop"], "generate", "--prompt=x")[0] == 0
+    record = logging.LogRecord("n", logging.ERROR, "p", 1, "request 1 fails", None, None)
+    try:
+        raise ValueError
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert logging.lastResort is not None
+    assert logging.lastResort.format(record) == "request 1 fails"
 
 
 def test_demo_shows_its_table_first(fake):
