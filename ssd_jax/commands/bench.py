@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
         _check_fits(llm, prompts, params)
         tokens = () if text is None else _tokens(llm, text, given)
         if given["suite"] == "overhead":
-            llm.request(suites.OVERHEAD_PROMPT, params)
+            suites.check_overhead(llm)
         if not apart:
             load(llm)
         environment = describe()
@@ -101,8 +101,8 @@ def _check(given: dict[str, Any], defaults: Mapping[str, Any]) -> list[int]:
         given["modes"] = given["modes"] or ["ar", "sd", "ssd"]
     if suite == "support":
         _check_support(given)
-    for name, of in _OF.items():
-        asked = given[name]
+    for name in _OF.keys() - settings.names_from_file(given):
+        of, asked = _OF[name], given[name]
         if asked != defaults[name] and suite not in of:
             asked = ",".join(asked) if isinstance(asked, list) else asked
             raise InputError(

@@ -33,6 +33,7 @@ _UNUSABLE = {
     *(errno.ENAMETOOLONG, errno.EROFS, errno.EEXIST, errno.ENXIO),
 }
 """Of a named file: another one would do; anything else, such as a full disk, is a failure."""
+_OF_STREAMS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,9 +108,11 @@ def _failed(arguments: Sequence[str], message: str, status: int) -> int:
 
 
 def _about(error: OSError, remedy: str) -> str:
-    place = "standard input or output" if error.filename is None else error.filename
+    place = error.filename
+    if place is None and error.errno in _OF_STREAMS:
+        place = "standard input or output"
     reason = error.strerror or str(error)
-    return f"{place}: {reason}{remedy and '; '}{remedy}"
+    return f"{'' if place is None else f'{place}: '}{reason}{remedy and '; '}{remedy}"
 
 
 def _lost_output() -> int:

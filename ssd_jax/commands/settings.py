@@ -124,21 +124,24 @@ def naming_file(settings: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        path = settings.get("config")
-        if isinstance(path, ConfigFile) and path.names & {
-            *re.findall(r"(\w+) (?:=|is)", str(error))
-        }:
-            raise InputError(f"config {path}: {error}") from None
+        if names_from_file(settings) & {*re.findall(r"(\w+) (?:=|is)", str(error))}:
+            raise InputError(f"config {settings['config']}: {error}") from None
         raise
 
 
+def names_from_file(settings: Mapping[str, Any]) -> frozenset[str]:
+    """Settings that a TOML file gives, which may serve other commands and suites, too."""
+    path = settings.get("config")
+    return path.names if isinstance(path, ConfigFile) else frozenset()
+
+
 def require_used(values: Flags, command: str, used: Sequence[str]) -> None:
-    """Refuses flags that a command has no use for; a TOML file may serve other commands, too.
+    """Refuses flags that a command has no use for.
 
     Raises:
       InputError: the first of them.
     """
-    from_file = getattr(values["config"].value, "names", frozenset())
+    from_file = names_from_file({"config": values["config"].value})
     for name in values:
         if values[name].present and name not in used and name not in from_file:
             takes = ", ".join(f"--{each}" for each in used)

@@ -219,6 +219,14 @@ def steps(job: Job) -> Report:
     return Report([step.step_table(result, bandwidth)], document)
 
 
+def check_overhead(llm: LLM) -> None:
+    """Raises: InputError: the context is too short for suite overhead."""
+    try:
+        llm.request(OVERHEAD_PROMPT)
+    except InputError as error:
+        raise InputError(f"suite = 'overhead': {error}") from None
+
+
 def overheads(job: Job) -> Report:
     """The engine's decode step against its own programs in a bare loop."""
     from ssd_jax.runtime.rows import SamplingRows

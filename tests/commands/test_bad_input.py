@@ -143,7 +143,7 @@ def test_compare_names_the_prompt_that_cannot_be(refused, tmp_path, prompts):
         (["--ks=2"], "ks = '2': no mode of 'ar' proposes so many tokens"),
         (["--ks=2,3", "--mode=auto", "--draft=ngram"], "no mode of 'ar,auto' proposes"),
         (["--ks=2,x"], "ks = '2,x': each is 1 to 16"),
-        (["--suite=overhead", "--context=40"], "the prompt has 40 tokens; the context is 40"),
+        (["--suite=overhead", "--context=40"], "'overhead': the prompt has 40 tokens"),
         (["--prompts=mt_bench:0"], "N must be at least 1"),
         (["--slots=99999999999"], "slots = 99999999999 is out of range"),
         (["--max_tokens=0"], "max_tokens = 0 is out of range"),
@@ -227,6 +227,13 @@ def test_numbers_of_bench_name_the_file_too(tmp_path, refused):
     path = tmp_path / "settings.toml"
     path.write_text("repeats = 0")
     assert f"config {path}: repeats = 0 is out" in refused("bench", f"--config={path}")
+
+
+def test_a_file_of_settings_may_serve_several_suites(tmp_path, tiny_checkpoint, unloaded):
+    path = tmp_path / "settings.toml"
+    path.write_text(f"repeats = 2\ntarget = '{tiny_checkpoint}'\n")
+    with pytest.raises(unloaded):
+        main(["bench", "--suite=step", f"--config={path}", *NO_LOAD])
 
 
 @pytest.mark.parametrize(
