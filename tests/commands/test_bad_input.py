@@ -96,6 +96,16 @@ def test_a_pipe_without_an_entry_to_answer_loads_nothing(
         main(["chat", f"--target={tiny_checkpoint}", *NO_LOAD])
 
 
+@pytest.mark.parametrize("command", ["/load ~no-one/x", "/load a\0b", "/load /", "/load"])
+@pytest.mark.usefixtures("unloaded")
+def test_a_file_that_cannot_be_is_no_end_of_a_chat(tiny_checkpoint, capsys, monkeypatch, command):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{command}\n/foo\n"))
+    assert main(["chat", f"--target={tiny_checkpoint}", *NO_LOAD]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "unknown command /foo" in said[1]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
