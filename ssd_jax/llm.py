@@ -368,11 +368,11 @@ class LLM:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self.tokenizer.apply_chat_template(cast("list[dict[str, str]]", list(messages)))
 
-    def _checked_ids(self, ids: list[int]) -> list[int]:
+    def _checked_ids(self, ids: list[int], where: str = "") -> list[int]:
         outside = [token for token in ids if not 0 <= token < self.tokenizer.size]
         if outside:
             raise InputError(
-                f"token id {outside[0]} is not in the vocabulary; ids are 0 to "
+                f"{where}token id {outside[0]} is not in the vocabulary; ids are 0 to "
                 f"{self.tokenizer.size - 1}"
             )
         return ids
@@ -390,8 +390,8 @@ class LLM:
         )
         check(request, self.tokenizer.eos_ids, self.context)
         self._check_logprobs(request.params)
-        self._checked_ids([token for token, _ in request.params.logit_bias])
-        self._checked_ids(list(request.params.stop_token_ids))
+        self._checked_ids([token for token, _ in request.params.logit_bias], "logit_bias: ")
+        self._checked_ids(list(request.params.stop_token_ids), "stop_token_ids: ")
         return request
 
     def _check_logprobs(self, params: SamplingParams) -> None:
@@ -420,6 +420,8 @@ class LLM:
         requests = [
             self.request(prompt, params, index) for index, prompt in enumerate(as_prompts(prompts))
         ]
+        if not requests:
+            return []
         outputs = [event.output for event in self.run(requests, mode) if event.output is not None]
         return sorted(outputs, key=lambda output: output.prompt_index)
 

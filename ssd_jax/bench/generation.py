@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ssd_jax.bench.prompts import Prompt
 from ssd_jax.bench.run import PromptResult
-from ssd_jax.errors import SsdError
 from ssd_jax.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -17,16 +16,16 @@ if TYPE_CHECKING:
 def prompt_result(
     llm: LLM, prompt: Prompt, params: SamplingParams, mode: str, k: int | None
 ) -> PromptResult:
-    """Runs one prompt alone and notes when each token came."""
+    """Runs one prompt alone and notes when each token came, if it ends as it should."""
     request = llm.request(prompt.content, params, prompt.index)
     started, ids, times = time.perf_counter(), [], []
     for event in llm.run([request], mode, k):
         now = time.perf_counter()
         ids += event.token_ids
         times += [now] * len(event.token_ids)
+        if event.output is not None and event.output.finish_reason == "error":
+            return PromptResult.of_failure(ids)
         if event.output is not None:
-            if event.output.finish_reason == "error":
-                raise SsdError(f"prompt {prompt.key} ended by an error; see above")
             return PromptResult.from_times(
                 ids, started=started, token_times=times, metrics=event.output.metrics
             )

@@ -75,26 +75,34 @@ def measure_perplexity(
       progress: called with (windows done, windows) after each.
 
     Raises:
-      InputError: window or windows out of range, or a text shorter than one window.
+      InputError: see `count_windows`.
     """
-    if window < 2 or (windows is not None and windows < 1):
-        raise InputError(
-            f"window = {window} and windows = {windows}: give window >= 2 and windows >= 1"
-        )
     stream = np.asarray(tokens, np.int32)
-    count = len(stream) // window
-    if not count:
-        raise InputError(
-            f"the text has {len(stream)} tokens, window = {window}: give a longer text or a "
-            "smaller window"
-        )
-    count = count if windows is None else min(count, windows)
+    count = count_windows(len(stream), window=window, windows=windows)
     nats = []
     for number, part in enumerate(stream[: count * window].reshape(count, window)):
         nats.append(-float(np.mean(score(part), dtype=np.float64)))
         if progress is not None:
             progress(number + 1, count)
     return Perplexity(window=window, nats=tuple(nats), tokens=len(stream))
+
+
+def count_windows(tokens: int, *, window: int, windows: int | None = None) -> int:
+    """How many windows are scored of so many tokens.
+
+    Raises:
+      InputError: window or windows out of range, or a text shorter than one window.
+    """
+    if window < 2 or (windows is not None and windows < 1):
+        raise InputError(
+            f"window = {window} and windows = {windows}: give window >= 2 and windows >= 1"
+        )
+    if tokens < window:
+        raise InputError(
+            f"the text has {tokens} tokens, window = {window}: give a longer text or a smaller "
+            "window"
+        )
+    return tokens // window if windows is None else min(tokens // window, windows)
 
 
 class Scorer:

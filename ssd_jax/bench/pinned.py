@@ -13,7 +13,7 @@ from typing import Any
 from ssd_jax.bench.prompts import Prompt
 from ssd_jax.bench.run import Variant
 from ssd_jax.config import Config
-from ssd_jax.errors import InputError
+from ssd_jax.errors import SsdError
 from ssd_jax.runtime.request import SamplingParams
 
 
@@ -38,7 +38,7 @@ class PinnedModel:
         """Waits until it is loaded.
 
         Raises:
-          InputError: it cannot be.
+          SsdError: it cannot be.
         """
         self._answer()
 
@@ -60,7 +60,7 @@ class PinnedModel:
             answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()
-            raise InputError(
+            raise SsdError(
                 f"a measuring process ended with exit status {self._process.exitcode}; with "
                 "several models in memory at once the machine may be too small"
             ) from None

@@ -24,6 +24,7 @@ class PromptResult:
       decode_tokens_per_second: tokens after the first over the time since the first, so that
         prefill does not count; None where there is no such time.
       metrics: anything else that was measured, such as acceptance_length; numbers are summarised.
+      failed: whether it ended with finish_reason `error`; nothing else was measured then.
     """
 
     token_ids: tuple[int, ...]
@@ -31,6 +32,18 @@ class PromptResult:
     itl_ms: tuple[float, ...]
     decode_tokens_per_second: float | None
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    failed: bool = False
+
+    @classmethod
+    def of_failure(cls, token_ids: Sequence[int]) -> PromptResult:
+        """What there is of a request that ended with finish_reason `error`."""
+        return cls(
+            token_ids=tuple(token_ids),
+            ttft_ms=None,
+            itl_ms=(),
+            decode_tokens_per_second=None,
+            failed=True,
+        )
 
     @classmethod
     def from_times(
@@ -89,6 +102,16 @@ class BenchResult:
     variants: tuple[str, ...]
     prompts: tuple[Prompt, ...]
     runs: tuple[PairedRuns, ...]
+
+    @property
+    def failures(self) -> list[str]:
+        """Each run that failed, by prompt and variant."""
+        return [
+            f"{runs.prompt.set}:{runs.prompt.index} {runs.variant}"
+            for runs in self.runs
+            for result in runs.results
+            if result.failed
+        ]
 
     def of(self, variant: str) -> list[PairedRuns]:
         """The runs of one variant, in prompt order."""

@@ -88,6 +88,8 @@ def save(conversation: Conversation, path: Path, *, replace: bool = False) -> No
     if path.suffix == ".gz":
         data = gzip.compress(data)
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is no file; give another name")
         with path.open("wb" if replace else "xb") as file:
             file.write(data)
     except FileExistsError:
@@ -96,7 +98,9 @@ def save(conversation: Conversation, path: Path, *, replace: bool = False) -> No
             "replace it"
         ) from None
     except OSError as error:
-        raise InputError(f"{path}: not saved: {error.strerror or error}") from None
+        raise InputError(
+            f"{path}: not saved: {error.strerror or error}; give another name"
+        ) from None
 
 
 def load(path: Path) -> Conversation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from ssd_jax.chat.figures import Answer, stats_table, summary
 from ssd_jax.chat.screen import Screen
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
+from ssd_jax.paths import user_path
 from ssd_jax.runtime.request import SamplingParams
 
 
@@ -27,11 +27,13 @@ class Session:
     taken back with it.
 
     Args:
+      ready: called before an answer, once it is known that there can be one.
       stopped: asked between the rounds of an answer; True ends it there.
 
     Attributes:
       conversation: all that was said, whether it still fits the context or not.
       refused: entries that were not done.
+      failed: answers that ended with finish_reason `error`.
     """
 
     def __init__(
@@ -41,15 +43,17 @@ class Session:
         screen: Screen,
         *,
         system: str | None = None,
+        ready: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.conversation = Conversation(system=system)
-        self.refused = 0
+        self.refused = self.failed = 0
         self._llm = llm
         self._params = params
         self._screen = screen
+        self._ready = ready
         self._stopped = stopped
-        self._mode = llm.mode
+        self._chosen: str | None = None
         self._first = 0  # messages before it are left out of the prompt
         self._begun = 0
         self._answers: list[Answer] = []
@@ -81,6 +85,14 @@ class Session:
             self._screen.error(str(error))
         return True
 
+    @property
+    def _mode(self) -> str:
+        """Of the next answer."""
+        if self._chosen is None:
+            self._ready()
+            self._chosen = self._llm.mode
+        return self._chosen
+
     def _answer(self, asked: Conversation) -> None:
         """Answers the last message of `asked`."""
         first, ids = self._fitting(asked)
@@ -93,9 +105,11 @@ class Session:
                 f"[the context of {self._llm.context} tokens is full: the model no longer sees the "
                 f"first {first} messages; /save writes all of them, /reset starts afresh]"
             )
+        self._ready()
         engine = self._llm.engine_of(self._mode)
         with self._screen.answering(f"reading {len(ids)} tokens"):
             output = answer(engine, request, on_text=self._screen.words, stopped=self._stopped)
+        self.failed += output.finish_reason == "error"
         done = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
         if output.finish_reason in ("cancelled", "error") and not output.text:
             ended = "stopped" if done.stopped else "ended by an error"
@@ -126,7 +140,7 @@ class Session:
     def _switch(self, command: Command) -> None:
         available = ", ".join(self._llm.modes)
         if command.argument in self._llm.modes:
-            self._mode = command.argument
+            self._chosen = command.argument
             self._screen.say(f"mode {self._mode}")
         elif command.argument:
             raise InputError(f"{self._unavailable(command.argument)}; available here: {available}")
@@ -158,7 +172,7 @@ class Session:
         if not self.conversation.messages:
             raise InputError("there is nothing to save yet")
         now = datetime.datetime.now()
-        path = Path(command.argument or f"chat-{now:%Y%m%d-%H%M%S}.jsonl").expanduser()
+        path = user_path(command.argument or f"chat-{now:%Y%m%d-%H%M%S}.jsonl")
         replaced = command.forced and path.exists()
         files.save(self.conversation, path, replace=command.forced)
         self._saved = self.conversation
@@ -174,7 +188,7 @@ class Session:
             raise InputError(
                 "the conversation so far would be lost; /save it, or /reset to forget it"
             )
-        path = Path(command.argument).expanduser()
+        path = user_path(command.argument)
         self.conversation = self._saved = files.load(path)
         self._first = 0
         messages = self.conversation.messages

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -19,8 +19,10 @@ from ssd_jax.commands import settings
 from ssd_jax.commands.loading import load, open_llm
 from ssd_jax.commands.names import short
 from ssd_jax.config import Config
-from ssd_jax.errors import DeviceError, InputError
+from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.interrupts import Deferred
+from ssd_jax.paths import require_writable, user_path
+from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.weights.cache_dir import cache_dir
 
 if TYPE_CHECKING:
@@ -46,52 +48,67 @@ def run(arguments: Sequence[str]) -> int:
     config, params = settings.config_of(given), settings.params_of(given)
     if config.chat_template is False:
         raise InputError("chat needs the chat template; leave out --chat_template=false")
-    if not given["history"]:
-        raise InputError("history is empty; give a file, auto or off")
-    llm = open_llm(config)
-    _check_template(llm, given["system"])
-    load(llm)
-    from ssd_jax.chat.session import Session  # bad flags must not wait for JAX
+    history = _history(given)
+    with open_llm(config) as llm:
+        _check_template(llm, given["system"], params)
+        from ssd_jax.chat.session import Session  # bad flags must not wait for JAX
 
-    console, interrupts = Console(stderr=True), Deferred(signal.SIGINT)
-    session = Session(
-        llm,
-        params,
-        Screen(sys.stdout, console),
-        system=given["system"],
-        stopped=lambda: interrupts.noted,
-    )
-    if not sys.stdin.isatty():
-        return _answer_lines(session)
-    reader = _terminal(given, console)
-    title, hint = _greeting(llm)
-    console.print(title, style="bold", markup=False, highlight=False)
-    console.print(hint, style="dim", markup=False, highlight=False)
-    with interrupts:
-        _talk(session, reader, interrupts, console)
-        interrupts.forget()
+        console, interrupts = Console(stderr=True), Deferred(signal.SIGINT)
+        piped = not sys.stdin.isatty()
+        if not piped:
+            load(llm)
+        session = Session(
+            llm,
+            params,
+            Screen(sys.stdout, console),
+            system=given["system"],
+            # Nothing loads for a pipe of which no line can be answered.
+            ready=functools.cache(lambda: load(llm)) if piped else lambda: None,
+            stopped=lambda: interrupts.noted,
+        )
+        if piped:
+            return _answer_lines(session)
+        reader = TerminalReader(
+            history,
+            plain=console.is_dumb_terminal,
+            colour=console.color_system is not None and not console.no_color,
+        )
+        title, hint = _greeting(llm)
+        console.print(title, style="bold", markup=False, highlight=False)
+        console.print(hint, style="dim", markup=False, highlight=False)
+        with interrupts:
+            _talk(session, reader, interrupts, console)
+            interrupts.forget()
     return 0
 
 
-def _check_template(llm: LLM, system: str | None) -> None:
-    """Refuses a model that cannot hold a conversation, before its weights load."""
+def _history(given: Mapping[str, Any]) -> HistoryFile | None:
+    """Where entries are kept.
+
+    Raises:
+      InputError: nothing can be kept there.
+    """
+    place = given["history"]
+    if not place:
+        raise InputError("history is empty; give a file, auto or off")
+    if place in ("auto", "off"):
+        return None if place == "off" else HistoryFile(cache_dir() / "chat_history")
+    path = user_path(place)
+    if path.is_dir():
+        raise InputError(f"history = '{path}' is a directory; give a file, auto or off")
+    require_writable("history", path)
+    return HistoryFile(path)
+
+
+def _check_template(llm: LLM, system: str | None, params: SamplingParams) -> None:
+    """Refuses a model that cannot hold such a conversation, before its weights load."""
     if not llm.tokenizer.has_chat_template:
         raise InputError(
             f"{llm.config.target} has no chat template, so it is no chat model; choose an instruct "
             "model, or complete text with ssd-jax generate"
         )
     messages = [] if system is None else [{"role": "system", "content": system}]
-    llm.encode([*messages, {"role": "user", "content": "?"}])
-
-
-def _terminal(given: Mapping[str, Any], console: Console) -> TerminalReader:
-    place = given["history"]
-    path = cache_dir() / "chat_history" if place == "auto" else Path(place).expanduser()
-    return TerminalReader(
-        None if place == "off" else HistoryFile(path),
-        plain=console.is_dumb_terminal,
-        colour=console.color_system is not None and not console.no_color,
-    )
+    llm.request([*messages, {"role": "user", "content": "?"}], params)
 
 
 def _greeting(llm: LLM) -> list[str]:
@@ -145,4 +162,6 @@ def _answer_lines(session: Session) -> int:
             pass
     except EOFError:
         pass
+    if session.failed:
+        raise SsdError(f"{session.failed} answers ended with finish_reason error; ask again")
     return InputError.exit_status if session.refused else 0

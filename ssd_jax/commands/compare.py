@@ -79,12 +79,14 @@ def _with_model(
     prompts: Path,
 ) -> Comparison:
     lines = parse_prompt_file(prompts).prompts
+    asked = {p.prompt_index: _prompt(lines, p, prompts) for p in pairs if p.compared}
     llm = open_llm(config)
-    requests = {
-        pair.prompt_index: llm.request(_prompt(lines, pair, prompts), params, pair.prompt_index)
-        for pair in pairs
-        if pair.compared
-    }
+    requests = {}
+    for index, prompt in asked.items():
+        try:
+            requests[index] = llm.request(prompt, params, index)
+        except InputError as error:
+            raise InputError(f"prompt_index {index} of {prompts}: {error}") from None
     check_fits(llm, pairs, requests)
     if any(pair.kind == "fork" for pair in pairs):
         load(llm)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import progress_bar
 from ssd_jax.errors import InputError
+from ssd_jax.paths import require_writable, user_path
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -19,14 +19,18 @@ def run(arguments: Sequence[str]) -> int:
     flags.DEFINE_string("out", None, "directory to write; must not exist", flag_values=values)
     given = settings.parse(values, "convert", arguments)
     config = settings.config_of(given)
-    if given["out"] is None:
+    settings.require_used(values, "convert", ("target", "dtype", "out", "config"))
+    if not given["out"]:
         raise InputError("give --out=DIRECTORY")
 
     from ssd_jax.weights.checkpoint import open_checkpoint
-    from ssd_jax.weights.orbax import require_free, write_checkpoint
+    from ssd_jax.weights.orbax import DTYPES, require_free, write_checkpoint
 
-    out = Path(given["out"])
+    if config.dtype not in DTYPES:
+        raise InputError(f"dtype = {config.dtype!r} cannot be stored; give one of {list(DTYPES)}")
+    out = user_path(given["out"])
     require_free(out)
+    require_writable("out", out, replaced=True)
     with progress_bar("downloading", unit="bytes") as progress:
         checkpoint = open_checkpoint(config.target, progress=progress)
     with progress_bar("converting", unit="bytes") as progress:

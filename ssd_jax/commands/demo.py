@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ssd_jax.bench.demo import SpeedRow, draft_cost, summary_table
 from ssd_jax.commands import settings
+from ssd_jax.commands.failed import failure
 from ssd_jax.commands.loading import load, open_llm, progress_bar
 from ssd_jax.commands.names import short
 from ssd_jax.config import Config
@@ -59,11 +60,13 @@ def run(arguments: Sequence[str]) -> int:
     console = Console()
     console.print(f"[bold]{given['prompt']}[/bold]", highlight=False)
     with open_llm(config) as llm:
+        llm.request(given["prompt"], params)
         load(llm)
         answers = [_answer(llm, mode, given["prompt"], params, console) for mode in llm.modes]
     del llm  # its weights, too
     if ssd is not None:
         with open_llm(ssd) as llm:
+            llm.request(given["prompt"], params)
             load(llm)
             answers.append(_answer(llm, "ssd", given["prompt"], params, console))
         cost = draft_cost(answers[-1].output.metrics, ssd.speculated, ssd.branches)
@@ -74,6 +77,9 @@ def run(arguments: Sequence[str]) -> int:
     console.print(summary_table(rows, title=f"{tokens} tokens", notes=notes))
     if ssd is not None and ssd.trace is not None:
         console.print(_picture(Path(ssd.trace)), highlight=False, soft_wrap=True)
+    failed = [answer.name for answer in answers if answer.output.finish_reason == "error"]
+    if failed:
+        raise failure(failed, len(answers), "answers")
     return 0
 
 

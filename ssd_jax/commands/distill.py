@@ -11,6 +11,7 @@ from absl import flags
 from ssd_jax.commands import settings
 from ssd_jax.commands.loading import progress_bar
 from ssd_jax.errors import InputError
+from ssd_jax.paths import require_writable, user_path
 
 STOPPED = 3
 """Exit status of a command that ended early, as it was asked to, and can go on."""
@@ -29,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.distill.stages import STAGES, Stopped, run
     from ssd_jax.weights.cache_dir import cache_dir
 
-    values = flags.FlagValues()
+    values = settings.Flags()
     flags.DEFINE_string(
         "config", None, "TOML file of what to make; configs/distill has some", flag_values=values
     )
@@ -66,12 +67,22 @@ def run(arguments: Sequence[str]) -> int:
         flag_values=values,
     )
     given = settings.parse(values, "distill", arguments, config_of_flags=False)
-    if given["config"] is None:
+    if not given["config"]:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
-    data = None if given["data"] is None else Path(given["data"])
+    if given["compile_cache"] == "":
+        raise InputError("compile_cache is empty; give a directory, auto or off")
+    if given["draft"] is not None and given["stage"] not in (None, "evaluate"):
+        raise InputError(
+            f"draft = {given['draft']!r} is for stage evaluate, and this is stage "
+            f"{given['stage']}; leave it out"
+        )
+    data = None if given["data"] is None else user_path(given["data"])
+    if data is not None and not data.is_dir():
+        raise InputError(f"data = '{data}' is no directory; give that of the prompt files")
     wanted = read_settings(Path(given["config"]), data=data)
     name = wanted.target.name or wanted.name
-    work = cache_dir() / "distill" / name if given["out"] is None else Path(given["out"])
+    work = cache_dir() / "distill" / name if given["out"] is None else user_path(given["out"])
+    require_writable("out", work)
     keep_programs(open_store(given["compile_cache"]))
     check_sums()
     try:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from ssd_jax.commands import settings
+from ssd_jax.commands.failed import failure
 from ssd_jax.commands.loading import load, open_llm, progress_bar
 from ssd_jax.config import MODES, Config
-from ssd_jax.errors import InputError, SsdError
+from ssd_jax.errors import InputError
 from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
 from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
 
@@ -54,26 +55,26 @@ def run(arguments: Sequence[str]) -> int:
             good.append((index, prompt))
     if not good:
         return InputError.exit_status
-    llm = open_llm(config)
-    requests: list[Request] = []
-    for index, prompt in good:
-        try:
-            requests.append(llm.request(prompt.messages or prompt.prompt or "", params, index))
-        except InputError as error:
-            write.refused(index, str(error))
-    if requests:
+    with open_llm(config) as llm:
+        requests: list[Request] = []
+        for index, prompt in good:
+            try:
+                requests.append(llm.request(prompt.messages or prompt.prompt or "", params, index))
+            except InputError as error:
+                write.refused(index, str(error))
+        if not requests:
+            return InputError.exit_status
         load(llm)
-    outputs: list[RequestOutput] = []
-    for event in llm.run(requests):
-        write.event(event)
-        if event.output is not None:
-            outputs.append(event.output)
-    status = InputError.exit_status if len(requests) < len(prompts) else 0
-    if any(output.finish_reason == "error" for output in outputs):
-        status = SsdError.exit_status
-    if given["compare"] is not None and requests:
-        return _compare(llm, requests, outputs, given["compare"]) or status
-    return status
+        outputs: list[RequestOutput] = []
+        for event in llm.run(requests):
+            write.event(event)
+            if event.output is not None:
+                outputs.append(event.output)
+        status = InputError.exit_status if len(requests) < len(prompts) else 0
+        _require_all(outputs)
+        if given["compare"] is not None:
+            return _compare(llm, requests, outputs, given["compare"]) or status
+        return status
 
 
 def _check_other(config: Config, other: str | None) -> None:
@@ -116,11 +117,19 @@ def _compare(
                 again.append(event.output)
                 if progress is not None:
                     progress(len(again), len(requests))
+    _require_all(again)
     one, two = ({out.prompt_index: Output.of(out) for out in run} for run in (outputs, again))
     judge = ModelJudge(llm, {request.index: request for request in requests}, certain=True)
     found = judged((llm.mode, other), pair_up(one, two), judge)
     Console(stderr=True).print(comparison_table(found))
     return found.exit_status
+
+
+def _require_all(outputs: Sequence[RequestOutput]) -> None:
+    """Raises: SsdError: some did not run to their end."""
+    failed = [f"prompt {out.prompt_index}" for out in outputs if out.finish_reason == "error"]
+    if failed:
+        raise failure(failed, len(outputs), "prompts")
 
 
 def _prompts(given: Mapping[str, Any]):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,33 @@ from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.toml_settings import read_toml
 
+_NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
+_WHAT = {"int": "an integer", "float": "a number", "bool": "true or false", "string": "text"}
+"""By type of flag: what its values are."""
 
-def new_flags() -> flags.FlagValues:
+
+class Flags(flags.FlagValues):
+    """Flags without absl's own: files of flags, and names that may be wrong."""
+
+    def read_flags_from_files(self, argv: Sequence[str], force_gnu: bool = True) -> list[str]:
+        """The arguments as they are; see `flags.FlagValues`."""
+        del force_gnu
+        for argument in argv[: argv.index("--") if "--" in argv else None]:
+            if found := _NOT_OURS.fullmatch(argument):
+                raise flags.UnrecognizedFlagError(found[1])
+        return list(argv)
+
+
+class ConfigFile(str):
+    """The path of a TOML file, and which settings are from there."""
+
+    __slots__ = ("names",)
+    names: frozenset[str]
+
+
+def new_flags() -> Flags:
     """A flag set with every engine and sampling setting, and `--config`."""
-    values = flags.FlagValues()
+    values = Flags()
     flags.DEFINE_string(
         "config", None, "TOML file of settings; flags override it", flag_values=values
     )
@@ -29,7 +55,7 @@ def new_flags() -> flags.FlagValues:
 
 
 def parse(
-    values: flags.FlagValues,
+    values: Flags,
     command: str,
     arguments: Sequence[str],
     *,
@@ -48,42 +74,127 @@ def parse(
     Returns: every flag's value by name, and every file as given by its name in `files`.
 
     Raises:
-      InputError: stray or missing arguments, or a bad configuration file.
-      flags.Error: an unknown flag or a value of the wrong type.
+      InputError: an unknown flag, a value of the wrong type, stray or missing arguments, or a bad
+        configuration file.
       SystemExit: `--help`, after printing it.
     """
     flags.DEFINE_boolean("help", False, "show this help", flag_values=values, short_name="h")
     values.set_gnu_getopt()  # flags may come after files
-    rest = values([command, *arguments])[1:]
+    rest = _parsed(values, [command, *arguments])[1:]
     usage = " ".join(["ssd-jax", command, *files, "[--flag=value ...]"])
     if values["help"].value:
         print(f"usage: {usage}\n\n{_help(values)}")
         raise SystemExit(0)
+    for file in [*rest, values["config"].value if "config" in values else None]:
+        if file is not None and "\0" in file:
+            raise InputError(f"{file!r} has a character of code 0, which no path has; leave it out")
     if len(rest) > len(files):
         stray = rest[len(files)]
         raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")
     if len(rest) < len(files):
         raise InputError(f"{files[len(rest)]} is missing; usage: {usage}")
     if config_of_flags and "config" in values and values["config"].value is not None:
-        path = Path(values["config"].value)
-        known = set(values) - {"config", "help", "h"}
-        for name, value in read_toml(path, known).items():
-            if not values[name].present:
-                _set(values[name], value, path)
-    return {name: values[name].value for name in values} | dict(zip(files, rest, strict=True))
+        _read_config(values)
+    return _checked(values) | dict(zip(files, rest, strict=True))
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
-    """The engine's configuration from parsed flags."""
-    return from_settings(Config, dict(settings))
+    """The engine's configuration from parsed flags.
+
+    Raises:
+      InputError: settings that cannot be.
+    """
+    with naming_file(settings):
+        return from_settings(Config, dict(settings))
 
 
 def params_of(settings: Mapping[str, Any]) -> SamplingParams:
-    """The sampling parameters from parsed flags."""
-    return from_settings(SamplingParams, dict(settings))
+    """The sampling parameters from parsed flags.
+
+    Raises:
+      InputError: settings that cannot be.
+    """
+    with naming_file(settings):
+        return from_settings(SamplingParams, dict(settings))
 
 
-def _define(field: Field, values: flags.FlagValues) -> None:
+@contextlib.contextmanager
+def naming_file(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Has errors about settings that are from a TOML file name the file."""
+    try:
+        yield
+    except InputError as error:
+        if names_from_file(settings) & {*re.findall(r"(\w+) (?:=|is)", str(error))}:
+            raise InputError(f"config {settings['config']}: {error}") from None
+        raise
+
+
+def names_from_file(settings: Mapping[str, Any]) -> frozenset[str]:
+    """Settings that a TOML file gives, which may serve other commands and suites, too."""
+    path = settings.get("config")
+    return path.names if isinstance(path, ConfigFile) else frozenset()
+
+
+def require_used(values: Flags, command: str, used: Sequence[str]) -> None:
+    """Refuses flags that a command has no use for.
+
+    Raises:
+      InputError: the first of them.
+    """
+    from_file = names_from_file({"config": values["config"].value})
+    for name in values:
+        if values[name].present and name not in used and name not in from_file:
+            takes = ", ".join(f"--{each}" for each in used)
+            raise InputError(
+                f"{name} means nothing for {command}, which takes {takes}; leave it out"
+            )
+
+
+def at_least(settings: Mapping[str, Any], **least: int) -> None:
+    """Refuses numbers that are too small; those that are not given are fine.
+
+    Raises:
+      InputError: the first of them, with the least that it may be.
+    """
+    for name, bound in least.items():
+        if settings[name] is not None and settings[name] < bound:
+            raise InputError(f"{name} = {settings[name]} is out of range; give {bound} or more")
+
+
+def _checked(values: Flags) -> dict[str, Any]:
+    """Every flag's value; what comes from a file may be no path of any system."""
+    given = {name: values[name].value for name in values}
+    for name, value in given.items():
+        if isinstance(value, str) and "\0" in value:
+            raise InputError(f"{name} = {value!r} has a character of code 0; leave it out")
+    return given
+
+
+def _parsed(values: Flags, arguments: Sequence[str]) -> list[str]:
+    try:
+        return values(arguments)
+    except flags.UnrecognizedFlagError as error:
+        name = error.flagname
+        near = difflib.get_close_matches(name.removeprefix("no"), sorted(values), n=1)
+        hint = f"did you mean --{near[0]}?" if near else f"ssd-jax {arguments[0]} --help lists them"
+        raise InputError(f"there is no flag --{name}; {hint}") from None
+    except flags.IllegalFlagValueError as error:
+        raise _wrong_type(values, error) from None
+    except (flags.Error, ValueError) as error:  # a ValueError for --noNAME=VALUE
+        raise InputError(f"{error}; flags are given as --name=value") from None
+
+
+def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError:
+    """What absl says of a value, in our words where we have some."""
+    name, _, rest = str(error).removeprefix("flag --").partition("=")
+    value = rest.removesuffix(f": {error.__context__}")
+    kind = values[name].flag_type().removeprefix("multi ") if name in values else ""
+    if kind not in _WHAT:
+        return InputError(" ".join(str(error).split()))
+    return InputError(f"{name} = {value!r} is not understood; give {_WHAT[kind]}")
+
+
+def _define(field: Field, values: Flags) -> None:
     text = field.metadata["help"]
     choices = field.metadata.get("choices")
     if choices:
@@ -102,17 +213,42 @@ def _define(field: Field, values: flags.FlagValues) -> None:
     define(field.name, default, text, flag_values=values)
 
 
-def _set(flag: flags.Flag, value: Any, path: Path) -> None:
+def _read_config(values: Flags) -> None:
+    """Sets the flags that are not given to what the TOML file says."""
+    path = ConfigFile(values["config"].value)
+    read = read_toml(Path(path), set(values) - {"config", "help", "h"})
+    path.names = frozenset(name for name in read if not values[name].present)
+    for name in path.names:
+        _set(values, name, read[name], f"config {path}: ")
+    values["config"].value = path
+
+
+def _set(values: Flags, name: str, value: Any, where: str) -> None:
+    flag = values[name]
+    if isinstance(value, dict):
+        raise InputError(f"{where}[{name}] is a section; give {name} = a value before all sections")
+    if isinstance(value, bool) and not flag.boolean:
+        raise InputError(f"{where}{name} = {str(value).lower()} is a boolean; give another value")
     try:
         flag.parse([str(item) for item in value] if isinstance(value, list) else str(value))
-    except flags.Error as error:
-        raise InputError(f"config {path}: {error}") from None
+    except flags.IllegalFlagValueError as error:
+        raise InputError(f"{where}{_wrong_type(values, error)}") from None
 
 
-def _help(values: flags.FlagValues) -> str:
+def _help(values: Flags) -> str:
     lines = []
-    for name in sorted(set(values) - {"h"}):
+    for name in sorted(set(values) - {"help", "h"}):
         flag = values[name]
-        default = "" if flag.default in (None, [], False) else f" (default {flag.default})"
-        lines.append(f"  --{name:18} {flag.help}{default}")
-    return "\n".join(lines)
+        default = _shown(flag.default)
+        text = " ".join(flag.help.split())
+        lines.append(f"  --{name:18} {text}{default and f' (default {default})'}")
+    return "\n".join([*lines, f"  --{'help':18} {values['help'].help}"])
+
+
+def _shown(default: Any) -> str:
+    """A default as it is typed; nothing where there is none, or the text says what holds then."""
+    if isinstance(default, list):
+        return ",".join(map(str, default))
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "" if default is None else str(default)

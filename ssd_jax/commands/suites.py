@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -16,8 +16,9 @@ from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.costs import costs_json, costs_table, time_round
 from ssd_jax.bench.generation import prompt_result
 from ssd_jax.bench.prompts import Prompt
-from ssd_jax.bench.run import Variant, run_paired
+from ssd_jax.bench.run import BenchResult, Variant, run_paired
 from ssd_jax.bench.summary import speed_ratio
+from ssd_jax.commands.failed import failure
 from ssd_jax.commands.loading import progress_bar
 from ssd_jax.commands.settings import params_of
 from ssd_jax.errors import InputError
@@ -27,7 +28,28 @@ from ssd_jax.runtime.request import SamplingParams
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
-Report = tuple[list[Table], dict[str, Any]]
+OVERHEAD_PROMPT = [1] * 40
+"""Of the sequences of suite overhead."""
+
+
+class Report(NamedTuple):
+    """What a suite has found.
+
+    Attributes:
+      document: for `json.dumps`.
+      failures: runs that ended with finish_reason `error`, of `runs`.
+    """
+
+    tables: list[Table]
+    document: dict[str, Any]
+    failures: Sequence[str] = ()
+    runs: int = 0
+
+    @classmethod
+    def of_runs(cls, tables: list[Table], document: dict[str, Any], result: BenchResult) -> Report:
+        """Of prompts through variants."""
+        runs = sum(len(each.results) for each in result.runs)
+        return cls(tables, document, result.failures, runs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +60,7 @@ class Job:
       llm: loaded.
       prompts: of the suites that have them.
       ks: values of K to compare; empty for the configured one.
+      text: tokens of the text of suite perplexity.
       given: every flag's value.
       settings: those worth recording.
       environment: from `environment.describe`.
@@ -46,6 +69,7 @@ class Job:
     llm: LLM
     prompts: Sequence[Prompt]
     ks: Sequence[int]
+    text: Sequence[int]
     given: Mapping[str, Any]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -76,7 +100,7 @@ def prompts(job: Job) -> Report:
     if costs:
         tables.append(costs_table(costs))
         document["costs"] = costs_json(costs)
-    return tables, document
+    return Report.of_runs(tables, document, result)
 
 
 def _variants(job: Job) -> dict[str, tuple[str, int | None]]:
@@ -114,7 +138,7 @@ def accountings(job: Job) -> Report:
     if accepted := acceptance(result):
         tables.insert(1, acceptance_table(accepted))
         document["acceptance"] = acceptance_json(accepted)
-    return tables, document
+    return Report.of_runs(tables, document, result)
 
 
 def core_groups(given: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -192,7 +216,15 @@ def steps(job: Job) -> Report:
         )
     bandwidth = measure_bandwidth(jax.devices()[0])
     document = step.step_json(result, bandwidth, settings=job.settings, environment=job.environment)
-    return [step.step_table(result, bandwidth)], document
+    return Report([step.step_table(result, bandwidth)], document)
+
+
+def check_overhead(llm: LLM) -> None:
+    """Raises: InputError: the context is too short for suite overhead."""
+    try:
+        llm.request(OVERHEAD_PROMPT)
+    except InputError as error:
+        raise InputError(f"suite = 'overhead': {error}") from None
 
 
 def overheads(job: Job) -> Report:
@@ -201,7 +233,7 @@ def overheads(job: Job) -> Report:
 
     llm = job.llm
     programs, parameters = llm.loaded.programs, llm.loaded.parameters
-    pages, prompt = programs.new_pages(), 40
+    pages, prompt = programs.new_pages(), len(OVERHEAD_PROMPT)
     length = prompt  # of the engine's sequences; the bare loop works at the same length
     forward, accept = programs["forward", 0], programs["accept", programs.slots, 0]
     nothing = programs.verification.blank(programs.slots)
@@ -216,7 +248,7 @@ def overheads(job: Job) -> Report:
         if not llm.engine.has_work:
             length = prompt
             for slot in range(programs.slots):
-                llm.engine.add(llm.request([1] * prompt, endless, slot))
+                llm.engine.add(llm.request(OVERHEAD_PROMPT, endless, slot))
             for _ in range(2 * programs.slots):
                 llm.engine.step()
         llm.engine.step()
@@ -233,7 +265,7 @@ def overheads(job: Job) -> Report:
         bare_step()
     result = overhead.time_overhead(engine_step, bare_step)
     document = overhead.overhead_json(result, settings=job.settings, environment=job.environment)
-    return [overhead.overhead_table(result)], document
+    return Report([overhead.overhead_table(result)], document)
 
 
 def perplexities(job: Job) -> Report:
@@ -248,7 +280,7 @@ def perplexities(job: Job) -> Report:
     with progress_bar("perplexity", unit="windows") as progress:
         result = perplexity.measure_perplexity(
             score,
-            llm.tokenizer.encode(perplexity.read_text(Path(job.given["text"]))),
+            job.text,
             window=window,
             windows=job.given["windows"],
             progress=progress,
@@ -256,7 +288,7 @@ def perplexities(job: Job) -> Report:
     document = perplexity.perplexity_json(
         result, settings=job.settings, environment=job.environment
     )
-    return [perplexity.perplexity_table(result, dtype=llm.config.dtype)], document
+    return Report([perplexity.perplexity_table(result, dtype=llm.config.dtype)], document)
 
 
 def supports(job: Job) -> Report:
@@ -265,15 +297,19 @@ def supports(job: Job) -> Report:
     requests = [
         llm.request(prompt.content, params, index) for index, prompt in enumerate(job.prompts)
     ]
-    texts = {}
+    texts, failed = {}, []
     with progress_bar("texts", unit="texts") as progress:
         for event in llm.run(requests, "ar"):
-            if event.output is not None and event.output.token_ids:
+            if event.output is not None and event.output.finish_reason == "error":
+                failed.append(f"prompt {event.prompt_index}")
+            elif event.output is not None and event.output.token_ids:
                 index = event.output.prompt_index
                 prompt = requests[index].prompt_ids
                 tokens = np.array([*prompt, *event.output.token_ids], np.int32)
                 texts[index] = support.Text(tokens, len(prompt))
                 progress(len(texts), len(requests))
+    if len(failed) == len(requests):
+        raise failure(failed, len(requests), "texts")
     if not texts:
         raise InputError("every text ended at its first token; give other prompts or settings")
     loaded, draft = llm.loaded, llm.draft
@@ -296,7 +332,10 @@ def supports(job: Job) -> Report:
     document = support.supports_json(
         found, judged=judged, settings=job.settings, environment=job.environment
     )
-    return [support.supports_table(found, judged=judged)], document
+    return Report([support.supports_table(found, judged=judged)], document, failed, len(requests))
+
+
+_POSITIVE = re.compile("[1-9][0-9]{0,8}")
 
 
 def numbers(given: Mapping[str, Any], name: str) -> list[int]:
@@ -305,7 +344,7 @@ def numbers(given: Mapping[str, Any], name: str) -> list[int]:
     Raises:
       InputError: something else.
     """
-    if not all(each.isdecimal() and int(each) for each in given[name]):
+    if not given[name] or not all(_POSITIVE.fullmatch(each) for each in given[name]):
         raise InputError(f"{name} = {','.join(given[name])!r}: give numbers from 1, such as 16,64")
     return [int(each) for each in given[name]]
 

@@ -9,13 +9,14 @@ from absl import flags
 
 from ssd_jax.commands import settings
 from ssd_jax.errors import InputError
+from ssd_jax.paths import require_writable
 from ssd_jax.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
 from ssd_jax.traces.read import read_trace
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = flags.FlagValues()
+    values = settings.Flags()
     flags.DEFINE_string("output", None, "the picture; default: FILE.png", flag_values=values)
     flags.DEFINE_integer(
         "from",
@@ -32,11 +33,15 @@ def run(arguments: Sequence[str]) -> int:
     )
     given = settings.parse(values, "trace", arguments, files=["FILE"])
     path = Path(given["FILE"])
+    if given["output"] == "":
+        raise InputError("output is empty; give a file such as trace.png, or leave it out")
     output = Path(given["output"] or f"{path}.png")
-    if not output.parent.is_dir():
-        raise InputError(f"output = '{output}': there is no directory '{output.parent}'")
+    settings.at_least(given, **{"from": 0, "rounds": 1})
     engine = choose(read_trace(path), given["engine"])
     rounds = window(engine, given["from"], given["rounds"])
+    if not output.parent.is_dir():
+        raise InputError(f"output = '{output}': there is no directory '{output.parent}'; make it")
+    require_writable("output", output)
     draw(engine, rounds, output)
     print(title(engine, rounds))
     print(output)

@@ -19,7 +19,7 @@ class Output:
     Attributes:
       token_ids: generated ids; empty if the prompt was refused.
       finish_reason: why the text ended; None if the prompt was refused.
-      error: why the prompt was refused.
+      error: why there is no answer, or none that is whole.
     """
 
     prompt_index: int
@@ -30,11 +30,12 @@ class Output:
     @classmethod
     def of(cls, output: RequestOutput) -> Output:
         """From an engine's output."""
-        return cls(
-            prompt_index=output.prompt_index,
-            token_ids=tuple(output.token_ids),
-            finish_reason=output.finish_reason,
-        )
+        return cls._ended(output.prompt_index, tuple(output.token_ids), output.finish_reason)
+
+    @classmethod
+    def _ended(cls, index: int, tokens: tuple[int, ...], reason: str) -> Output:
+        error = "the run failed amid its text" if reason == "error" else None
+        return cls(prompt_index=index, token_ids=tokens, finish_reason=reason, error=error)
 
 
 def read_outputs(path: Path) -> dict[int, Output]:
@@ -69,7 +70,7 @@ def _output(line: Mapping[str, Any]) -> Output:
         raise ValueError('"token_ids" must be a list of token ids')
     tokens = tuple(_id(token, f"token_ids[{place}]") for place, token in enumerate(ids))
     reason = string(line.get("finish_reason"), '"finish_reason"')
-    return Output(prompt_index=index, token_ids=tokens, finish_reason=reason)
+    return Output._ended(index, tokens, reason)
 
 
 def _id(value: object, name: str) -> int:

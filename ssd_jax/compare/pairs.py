@@ -13,7 +13,8 @@ from ssd_jax.errors import InputError
 
 Kind = Literal["identical", "fork", "end", "refused", "missing"]
 """identical: the same ids. fork: both have a token where they part. end: one text goes on where
-the other ended. refused, missing: one run or both refused the prompt, or one has no line for it.
+the other ended. refused, missing: one run or both refused the prompt or failed amid it, or one has
+no line for it.
 """
 
 

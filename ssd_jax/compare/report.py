@@ -126,7 +126,7 @@ def _side(finding: Finding, place: int) -> str | Text | None:
     if output is None:
         return Text("no line", style="dim")
     if output.error is not None:
-        return Text("refused", style="dim")
+        return Text("failed" if output.finish_reason == "error" else "refused", style="dim")
     if token is None:
         return _end(finding, output)
     return f"{token}" if text is None else f"{token} {json.dumps(text, ensure_ascii=False)}"

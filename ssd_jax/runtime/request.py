@@ -70,7 +70,7 @@ class SamplingParams:
         default=0, metadata=_help("no stop before this many generated tokens")
     )
     stop: tuple[str, ...] = dataclasses.field(
-        default=(), metadata=_help("strings that end the text; repeat the flag for several")
+        default=(), metadata=_help("strings that end the text")
     )
     stop_token_ids: tuple[int, ...] = dataclasses.field(
         default=(), metadata=_help("token ids that end the text, beside EOS")
@@ -81,7 +81,8 @@ class SamplingParams:
     logprobs: int | None = dataclasses.field(
         default=None,
         metadata=_help(
-            f"report each token's log-probability and this many likeliest, 0 to {MAX_LOGPROBS}"
+            f"report each token's log-probability and this many likeliest, 0 to {MAX_LOGPROBS}; "
+            "default: none"
         ),
     )
 

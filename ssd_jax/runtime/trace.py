@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssd_jax.errors import InputError
+from ssd_jax.paths import require_writable
 from ssd_jax.runtime.activity import Busy
 
 PRODUCER, FORMAT = "ssd_jax", 1
@@ -187,9 +188,8 @@ def _about(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _check(path: Path) -> None:
+    require_writable("trace", path, replaced=True)
     if not path.name or path.is_dir():
         raise InputError(f"trace = '{path}' is a directory; give a file such as trace.json")
     if not path.parent.is_dir():
         raise InputError(f"trace = '{path}': there is no directory '{path.parent}'; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"trace = '{path}' cannot be written; give a file that can")

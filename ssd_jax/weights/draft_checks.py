@@ -71,8 +71,9 @@ def check_output_ids(
     if ids.min() < 0 or ids.max() >= size:
         wrong = ids[(ids < 0) | (ids >= size)][0]
         raise InputError(
-            f"{where}: output id {wrong} is out of range, ids are 0 to {size - 1}; the draft was "
-            "not made for this vocabulary: make it again"
+            f"{where}: output id {wrong} is out of range, ids are 0 to {size - 1}; the file is "
+            "damaged or was not written by ssd_jax: get it again, or train the draft again with "
+            "`ssd-jax distill`"
         )
     descends = np.flatnonzero(np.diff(ids.astype(np.int64)) <= 0)
     if len(descends):

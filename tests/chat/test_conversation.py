@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 
@@ -64,6 +65,13 @@ def test_a_file_is_replaced_only_when_told_so(tmp_path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no/talk.jsonl: not saved: No such file"):
         files.save(TALK, tmp_path / "no" / "talk.jsonl")
+    with pytest.raises(InputError, match=r"not saved: File name too long; give another name"):
+        files.save(TALK, tmp_path / ("x" * 300))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for replace in (False, True):
+        with pytest.raises(InputError, match=r"fifo is no file; give another name"):
+            files.save(TALK, fifo, replace=replace)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
+import tempfile
 
 import pytest
 
@@ -183,8 +183,14 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch
         Trace(tmp_path)
     with pytest.raises(InputError, match=r"no directory .*make it first"):
         Trace(tmp_path / "none" / "trace.json")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="is a device or a pipe"):
+        Trace("/dev/null")  # a trace moves into its place, and would take this one's
+
+    def denied(**_arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
+    with pytest.raises(InputError, match="cannot be written: Permission denied"):
         Trace(tmp_path / "trace.json")
 
 

@@ -255,6 +255,29 @@ def test_a_draft_of_another_target_is_refused_with_both_hashes(tmp_path, draft, 
         LLM(str(other.checkpoint.path), mode="sd", draft=str(draft), load=False)
 
 
+@pytest.mark.parametrize("lacks", ["tokens", "end"])
+def test_what_other_tokens_forbid_is_laid_to_the_other_target(draft, target, lacks):
+    words = target.tokenizer
+    size = 200 if lacks == "tokens" else words.size
+    eos = words.eos_ids if lacks == "tokens" else words.eos_ids | {7}
+    other = SimpleNamespace(
+        size=size, eos_ids=eos, special_ids=words.special_ids, token=lambda i: f"word {i}"
+    )
+    message = f"another target: it was made for .*--target={target.checkpoint.source}.*distill"
+    with pytest.raises(InputError, match=message):
+        open_checkpoint(str(draft), target=Target(target.checkpoint, other))
+
+
+def test_a_target_of_another_width_is_named_beside_the_right_one(tmp_path, draft, target):
+    place = tiny.write_checkpoint(tmp_path / "wide", hidden_size=64)
+    other = open_target(place)
+    message = (
+        f"shape .*made for {target.checkpoint.source} .* this target is {place}: give .*distill"
+    )
+    with pytest.raises(InputError, match=message):
+        open_checkpoint(str(draft), target=other)
+
+
 def test_a_draft_is_no_model_of_its_own(draft):
     with pytest.raises(InputError, match=r"is a draft made for the target .*--draft=.*--target="):
         LLM(str(draft), load=False)

@@ -1,0 +1,53 @@
+"""Paths that users give: what they mean, and whether a file can be written there."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from ssd_jax.errors import InputError
+
+
+def user_path(text: str) -> Path:
+    """The path that a user means; ~ is their home.
+
+    Raises:
+      InputError: ~ of a user that there is not, or a character that no path has.
+    """
+    if "\0" in text:
+        raise InputError(f"{text!r} has a character of code 0, which no path has; leave it out")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = Path(text).parts[0]
+        raise InputError(f"{text!r}: {user} has no home directory; give the whole path") from None
+
+
+def require_writable(name: str, path: Path, *, replaced: bool = False) -> None:
+    """Refuses the place of a file or directory that is to be written, by trying before the work
+    whose result it takes; leaves nothing there.
+
+    Directories that do not exist yet will be made, so the nearest that does exist is tried.
+
+    Args:
+      name: of the setting, for messages.
+      path: to be written.
+      replaced: whether it is written beside its place and then moved there.
+
+    Raises:
+      InputError: it is a device or the like, or nothing can be written there.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            if not path.is_file():
+                raise InputError(f"{name} = '{path}' is a device or a pipe; give a file")
+            path.open("ab").close()
+        place = path.absolute().parent if replaced else path.absolute()
+        while not place.exists():
+            place = place.parent
+        if replaced or not path.is_file():
+            tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise InputError(
+            f"{name} = '{path}' cannot be written: {error.strerror or error}; give another place"
+        ) from None
