@@ -72,7 +72,9 @@ class _Engine:
         for ids, params, index in requests:
             tokens = self._fake.answer(ids, params, index)
             yield SimpleNamespace(
-                token_ids=tokens, prompt_index=index, output=SimpleNamespace(token_ids=tokens)
+                token_ids=tokens,
+                prompt_index=index,
+                output=SimpleNamespace(token_ids=tokens, finish_reason="length"),
             )
 
 
