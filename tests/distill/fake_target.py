@@ -28,11 +28,13 @@ class FakeTarget:
       answered: indices of the requests that were answered, over all runs.
       scored: shards that were scored.
       patience: answers before it is interrupted; None is endless.
+      reason: why answers end.
     """
 
     answered: list[int] = dataclasses.field(default_factory=list)
     scored: int = 0
     patience: int | None = None
+    reason: str = "length"
 
     def install(self, monkeypatch) -> FakeTarget:
         monkeypatch.setattr("ssd_jax.llm.LLM", lambda **_settings: _Engine(self))
@@ -72,7 +74,9 @@ class _Engine:
         for ids, params, index in requests:
             tokens = self._fake.answer(ids, params, index)
             yield SimpleNamespace(
-                token_ids=tokens, prompt_index=index, output=SimpleNamespace(token_ids=tokens)
+                token_ids=tokens,
+                prompt_index=index,
+                output=SimpleNamespace(token_ids=tokens, finish_reason=self._fake.reason),
             )
 
 

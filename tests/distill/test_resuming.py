@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ssd_jax.distill.shards import read_shards
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from tests.distill.fake_target import FakeTarget, files, job, run
 
 MOST_IN_A_SHARD = 4
@@ -49,6 +49,14 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch, whole, pa
     assert files(one.directory) == whole
     assert kept.items() <= whole.items()
     assert len(fake.answered) - 20 <= MOST_IN_A_SHARD  # the rest is not answered again
+
+
+def test_an_answer_that_ended_by_an_error_is_no_data(tmp_path, monkeypatch):
+    FakeTarget(reason="error").install(monkeypatch)
+    one = job(tmp_path / "run")
+    with pytest.raises(SsdError, match="completion 0 ended by an error"):
+        run(one)
+    assert not list(one.directory.glob("shard-*"))
 
 
 @pytest.mark.parametrize("write", range(1, 9))

@@ -259,12 +259,6 @@ def _sets(said: Sequence[Said], p, q, chosen: np.ndarray, mates: np.ndarray):
         best = np.argsort(-q, axis=1, kind="stable")
         for rank in range(2):
             yield f"rank {rank} of q", best[:, [rank]] == ids
-        likely, earlier, row = best[:, :8], np.zeros(p.shape, bool), 0
-        for each in said:
-            for place in range(len(each.tokens)):
-                earlier[row, likely[row - min(place, 3) : row]] = True
-                row += 1
-        yield "likely by q shortly before", earlier
 
 
 def _over(said: Sequence[Said]) -> dict[str, np.ndarray]:

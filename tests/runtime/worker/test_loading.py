@@ -1,0 +1,64 @@
+"""A worker that is started again serves with few programs, and gets the others while it does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ssd_jax.runtime.branch_draft import BranchDraft
+from ssd_jax.runtime.draft_programs import DraftPrograms
+from ssd_jax.runtime.worker import loading
+
+
+class Programs:
+    def __init__(self, base, branches, others=None):
+        self.base, self.branches, self.others = base, branches, others
+
+
+class Draft:
+    def __init__(self, menu, parameters, *, temperature):
+        self.budgets = [programs.branches for programs in menu]
+
+    def extend(self, programs):
+        self.budgets.append(programs.branches)
+
+
+@pytest.fixture
+def drafts(monkeypatch):
+    """Drafts of 16 branches, and which budgets have been run once."""
+    warm, completed = [], []
+    monkeypatch.setattr(loading, "BranchDraft", Draft)
+    monkeypatch.setattr(loading, "ExpansionPrograms", Programs)
+    monkeypatch.setattr(loading, "run_once", lambda draft: warm.append([*draft.budgets]))
+    base = SimpleNamespace(complete=lambda: completed.append([*warm]))
+    made = loading._Drafts([Programs(base, 16)], [], None)
+    made.warm, made.completed = warm, completed
+    return made
+
+
+def test_drafts_that_there_are_and_will_be_get_programs_of_fewer_branches(drafts):
+    early = [drafts.new(), drafts.new()]
+    drafts.extend([4, 8])
+    assert [sorted(draft.budgets) for draft in (*early, drafts.new())] == [[4, 8, 16]] * 3
+    assert drafts.warm == [[16], [8], [4]]
+    assert drafts.completed == [
+        [[16]]
+    ]  # just-in-time drafts first: there is nothing in their place
+
+
+def test_programs_that_come_before_the_first_engine_are_in_its_draft_too(drafts):
+    drafts.extend([4, 8])
+    assert [sorted(drafts.new().budgets) for _ in range(2)] == [[4, 8, 16]] * 2
+
+
+def test_a_draft_drafts_nothing_just_in_time_before_it_has_the_programs():
+    base = object.__new__(DraftPrograms)
+    base.drafting, base._compiled = SimpleNamespace(k=3), {("prefill", 32): None}
+    draft = object.__new__(BranchDraft)
+    draft._base = base
+    limits = np.array([3, 0], np.int32)
+    assert draft.draft(limits, lowered=np.ones((2, 3), np.int32)).tolist() == [0, 0]
+    base._compiled = {("start", 3): None}
+    assert base.drafts
