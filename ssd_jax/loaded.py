@@ -265,15 +265,14 @@ def _inline(
     budgets: Sequence[int],
     weights: Callable[[], list[jax.Array]],
 ) -> InlineDraft:
+    def programs(drafting: Drafting) -> DraftPrograms:
+        return DraftPrograms(draft.model, **room, drafting=drafting, late=False)
+
     plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
     return InlineDraft(
         parameters=functools.cache(weights),
-        plain=functools.cache(lambda: DraftPrograms(draft.model, **room, drafting=plain)),
-        branching=functools.cache(
-            lambda: ExpansionPrograms.menu(
-                DraftPrograms(draft.model, **room, drafting=drafting), budgets
-            )
-        ),
+        plain=functools.cache(lambda: programs(plain)),
+        branching=functools.cache(lambda: ExpansionPrograms.menu(programs(drafting), budgets)),
     )
 
 
