@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -260,7 +260,7 @@ def load(
 
 def _inline(
     draft: OpenedModel,
-    room: Mapping[str, int],
+    room: Mapping[str, Any],
     drafting: Drafting,
     budgets: Sequence[int],
     weights: Callable[[], list[jax.Array]],
