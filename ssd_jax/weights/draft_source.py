@@ -39,6 +39,10 @@ _BLOCK = 1 << 24
 """Elements of the target's tensor that are read at once for rows of it."""
 
 
+_LONGEST = 4096
+"""Characters of a source, which errors quote."""
+
+
 class _About(NamedTuple):
     """What a draft's configuration says of it."""
 
@@ -197,6 +201,8 @@ def _about(said: Any, where: str) -> _About:
     try:
         target, tied, ids = said["target"], said["tied"], said["output_ids"]
         about = _About(str(target["source"]), str(target["sha256"]), tied, ids)
+        if len(about.source) > _LONGEST or len(about.sha256) > _LONGEST:
+            raise TypeError("'target' must be a source and a digest")
         if not isinstance(tied, dict) or not all(isinstance(name, str) for name in tied.values()):
             raise TypeError("'tied' must map names of tensors to names of tensors")
         if not isinstance(ids, str | None):

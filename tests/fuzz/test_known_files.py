@@ -167,6 +167,7 @@ DRAFT, MADE = "draft/config.json", "made/ssd_jax.json"
         ("draft", edited(DRAFT, ssd_jax_draft=3), "has format None"),
         ("draft", edited(DRAFT, ssd_jax_draft__tied=[1]), "malformed"),
         ("draft", edited(DRAFT, ssd_jax_draft__target=3), "malformed"),
+        ("draft", edited(DRAFT, ssd_jax_draft__target__sha256="x" * 10_000), "malformed"),
         ("draft", edited(DRAFT, num_hidden_layers=10**9), "1000000000 layers"),
         ("orbax", edited(MADE, tensors=[1]), "no shapes of its arrays"),
         ("orbax", edited(MADE, tensors={"a": 3}), "no shapes of its arrays"),
