@@ -12,7 +12,7 @@ from ssd_jax.bench.run import joined
 from ssd_jax.commands.main import main
 from ssd_jax.commands.suites import core_groups
 from ssd_jax.config import Config
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.runtime.cores import usable_cores
 from ssd_jax.runtime.request import SamplingParams
 from tests.bench import fakes
@@ -149,9 +149,9 @@ def test_a_model_that_cannot_be_opened_says_why(tmp_path):
 def test_a_process_that_dies_is_an_error(tiny_checkpoint):
     model = PinnedModel(Config(target=str(tiny_checkpoint), compile_cache="off"), SamplingParams())
     os.kill(model._process.pid, 9)
-    with pytest.raises(InputError, match="exit status -9"):
+    with pytest.raises(SsdError, match="exit status -9"):
         model.wait_ready()
-    with pytest.raises(InputError, match="exit status -9"):
+    with pytest.raises(SsdError, match="exit status -9"):
         model.variant("ar", None)(fakes.prompts(1)[0])
     model.close()
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.worker.client import PATIENCE, RemoteDraft
@@ -107,10 +108,12 @@ class DraftWorker:
             address=lambda: supervisor.address,
             end=supervisor.end,
         )
-        if not draft.wait_ready(_GREETING) and draft.refused:
-            draft.close()
-            raise InputError(f"the draft worker does not serve: {draft.trouble}")
-        self.drafts.append(draft)
+        with ExitStack() as on_failure:
+            on_failure.callback(draft.close)
+            if not draft.wait_ready(_GREETING) and draft.refused:
+                raise InputError(f"the draft worker does not serve: {draft.trouble}")
+            self.drafts.append(draft)
+            on_failure.pop_all()
         return draft
 
     @property

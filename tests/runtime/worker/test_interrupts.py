@@ -16,6 +16,7 @@ from ssd_jax.runtime.worker.texts import SlotText
 from ssd_jax.speculation.confidence import UNKNOWN
 from tests.runtime.worker.scripted import HELLO, SLOTS, K, M, only_misses, request, text
 from tests.runtime.worker.serving import served
+from tests.runtime.worker.test_supervisor import SETTINGS
 
 PLACES = [
     (RemoteDraft, "prefill"),
@@ -144,3 +145,17 @@ def test_a_row_whose_round_was_not_expanded_is_taught_its_text_again(late):
     taught = {m.slot: m.tokens.tolist() for m in link.sent[before:] if isinstance(m, Prefill)}
     assert taught == ({0: [50, *[40] * K, 60], 1: [9, 8]} if late else {})
     assert draft.counters["late"] == int(late)
+
+
+def test_an_interrupt_while_a_worker_is_greeted_leaves_no_stream(monkeypatch):
+    def interrupted(_self, _timeout):
+        raise KeyboardInterrupt
+
+    closed = []
+    monkeypatch.setattr(RemoteDraft, "wait_ready", interrupted)
+    monkeypatch.setattr(RemoteDraft, "close", closed.append)
+    worker = placement.DraftWorker(SETTINGS)
+    with pytest.raises(KeyboardInterrupt):
+        worker.draft()
+    assert len(closed) == 1
+    assert not worker.drafts
