@@ -153,7 +153,7 @@ def test_an_interrupt_while_a_worker_is_greeted_leaves_no_stream(monkeypatch):
 
     closed = []
     monkeypatch.setattr(RemoteDraft, "wait_ready", interrupted)
-    monkeypatch.setattr(RemoteDraft, "close", closed.append)
+    monkeypatch.setattr(RemoteDraft, "close", lambda self: closed.append(self))
     worker = placement.DraftWorker(SETTINGS)
     with pytest.raises(KeyboardInterrupt):
         worker.draft()
