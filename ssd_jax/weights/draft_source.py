@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,15 +96,11 @@ def open_draft(
             _require_identity(about, target, path)
         raise
     tensors = DraftTensors(own, about, target.checkpoint.tensors, output_ids)
-    check_size(tensors, shape, str(path))
+    with _naming_targets(about, target):
+        check_size(tensors, shape, str(path))
     check_stored(shape, tensors.stored, about.tied, where=str(path / TENSORS))
-    try:
+    with _naming_targets(about, target):
         check_tensors(tensors, wanted_of(shape), str(path))
-    except InputError as error:  # of a tied one: either the target is another, or the map is
-        raise InputError(
-            f"{error}; the draft was made for {about.source} (sha256 {about.sha256}), and this "
-            f"target is {target.checkpoint.source}: {_remedy(about)}"
-        ) from None
     _require_identity(about, target, path)
     return Checkpoint(
         source=source,
@@ -224,6 +221,18 @@ def _require_tied(about: _About, target: Target, where: str) -> None:
             f"{where}: {own!r} is to be {name!r} of the target, but {target.checkpoint.source} "
             f"has no such tensor{f' (nearest: {near[0]!r})' if near else ''}; {_remedy(about)}"
         )
+
+
+@contextlib.contextmanager
+def _naming_targets(about: _About, target: Target) -> Iterator[None]:
+    """Where a tied tensor does not fit, either the target is another, or the map is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"{error}; the draft was made for {about.source} (sha256 {about.sha256}), and this "
+            f"target is {target.checkpoint.source}: {_remedy(about)}"
+        ) from None
 
 
 def _is_damaged(shape: ModelConfig, output_ids: np.ndarray | None) -> bool:

@@ -188,7 +188,7 @@ def test_two_runs_do_not_share_a_directory(place, finished, capsys):
     ("arguments", "message"),
     [
         ((), "give --config=FILE"),
-        (("--config=none.toml",), "config none.toml: No such file"),
+        (("--config=none.toml",), "none.toml does not exist"),
         (("--config=none.toml", "--stage=sleep"), "value should be one of"),
     ],
 )

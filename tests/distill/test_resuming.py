@@ -120,7 +120,7 @@ def test_damage_is_noticed_and_mended_alone(tmp_path, monkeypatch, whole, damage
 
 
 def test_shards_of_another_target_are_refused(tmp_path, whole):
-    with pytest.raises(InputError, match="sha256 t, this one has u"):
+    with pytest.raises(InputError, match="sha256 't', this one has u"):
         read_shards(tmp_path / "whole", target="u")
     assert list(read_shards(tmp_path / "whole", target="t"))
 

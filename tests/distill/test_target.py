@@ -1,6 +1,5 @@
 """A target is the same tomorrow and as a copy, and another one by what its tokenizer writes."""
 
-import datetime
 import json
 
 import pytest
@@ -24,19 +23,26 @@ def digest(directory) -> str:
     return open_target(str(directory)).sha256
 
 
-def on(monkeypatch, day: int) -> None:
-    class Clock(datetime.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2025, 1, day, tzinfo=tz)
+ANOTHER_DAY = """
+import datetime
 
-    monkeypatch.setattr("ssd_jax.text.chat_template.datetime.datetime", Clock)
+class Clock(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2025, 1, {day}, tzinfo=tz)
+
+datetime.datetime = Clock
+from ssd_jax.text.template_child import main
+main()
+"""
 
 
-def test_a_template_that_writes_the_date_is_the_same_on_another_day(target, monkeypatch):
+def test_a_template_that_writes_the_date_is_the_same_on_another_day(target, monkeypatch, tmp_path):
     shown, digests = [], []
     for day in (1, 2):
-        on(monkeypatch, day)
+        program = tmp_path / f"{day}.py"
+        program.write_text(ANOTHER_DAY.format(day=day))
+        monkeypatch.setattr("ssd_jax.text.template_process._PROGRAM", program)
         opened = open_target(str(target))
         shown.append(opened.tokenizer.apply_chat_template([{"role": "user", "content": "?"}]))
         digests.append(opened.sha256)

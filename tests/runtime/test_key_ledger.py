@@ -221,7 +221,6 @@ def remote(llm, session=Session):
     """A draft behind a worker's server, in this process, with the programs that there are."""
     inline, drafting = llm.loaded.inline, llm.loaded.inline.branching()[0].base.drafting
     hello = Hello(
-        token="secret",
         model="tiny",
         slots=llm.config.slots,
         context=llm.context,
@@ -235,11 +234,12 @@ def remote(llm, session=Session):
     def draft():
         return BranchDraft(inline.branching(), inline.parameters())
 
-    serving, port = server.serve(lambda called: session(hello, draft, called), hello)
+    token = "secret"
+    serving, address = server.serve(lambda called: session(hello, draft, called), hello, token)
     counters = Counter()
     made = RemoteDraft(
         hello,
-        lambda: Connection(f"127.0.0.1:{port}", hello, counters),
+        lambda: Connection(address, hello, token, counters),
         patience=120.0,
         counters=counters,
     )

@@ -241,11 +241,11 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
 
     def remote(*_, **settings):
         patience.append(settings["patience"])
-        return SimpleNamespace(wait_ready=lambda timeout: True)
+        return SimpleNamespace(wait_ready=lambda timeout: True, close=lambda: None)
 
     monkeypatch.setattr(placement, "RemoteDraft", remote)
     monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None))
-    settings = SimpleNamespace(hello=None, greedy=False)
+    settings = SimpleNamespace(hello=None, token="", greedy=False)
     worker = placement.DraftWorker(settings, patience=2.0)
     worker.draft()
     worker.draft(60.0)

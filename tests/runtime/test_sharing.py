@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -250,7 +251,7 @@ def test_threads_that_need_the_model_load_it_once(tiny_checkpoint, monkeypatch):
     def load(*_args, **_kwargs):
         loads.append(threading.current_thread())
         time.sleep(0.05)
-        return object()
+        return SimpleNamespace(fallbacks=SimpleNamespace(lines=()))
 
     monkeypatch.setattr(llm_module, "load", load)
     llm = LLM(str(tiny_checkpoint), load=False, compile_cache="off")
