@@ -2,6 +2,6 @@
 
 import sys
 
-from ssd_jax.commands.main import main
+from ssd_jax.cli.main import main
 
 sys.exit(main())

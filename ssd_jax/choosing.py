@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from ssd_jax.bench.environment import cpu_affinity, cpu_model, versions
+from ssd_jax.checkpoints.cache_dir import costs_cache
 from ssd_jax.config import AUTO_K, Config
 from ssd_jax.runtime.cost_file import CostFile, Known
 from ssd_jax.runtime.measuring import PATIENCE, Branches, Verifications, measure_drafter
@@ -24,7 +25,6 @@ from ssd_jax.speculation.tuning import (
     best_ssd,
     contention,
 )
-from ssd_jax.weights.cache_dir import costs_cache
 
 if TYPE_CHECKING:
     from ssd_jax.loaded import Loaded

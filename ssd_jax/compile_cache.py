@@ -17,8 +17,8 @@ from typing import Any
 import jax
 from jax._src import compilation_cache
 
+from ssd_jax.checkpoints.cache_dir import compile_cache
 from ssd_jax.errors import InputError
-from ssd_jax.weights.cache_dir import compile_cache
 
 _LOG = logging.getLogger(__name__)
 _DIGEST = hashlib.sha256().digest_size

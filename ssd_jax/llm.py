@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.vocabulary import require_same
 from ssd_jax.compile_cache import keep_nothing, keep_programs, open_store
 from ssd_jax.config import DEFAULT_CONTEXT, Config, setting_names
 from ssd_jax.errors import DeviceError, InputError
@@ -26,12 +31,7 @@ from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, Toke
 from ssd_jax.runtime.sequence import check
 from ssd_jax.runtime.sharing import Caller, Sharing
 from ssd_jax.runtime.trace import Trace
-from ssd_jax.text.detokenizer import Detokenizer
-from ssd_jax.text.tokenizer import Tokenizer
-from ssd_jax.text.vocabulary import require_same
 from ssd_jax.toml_settings import check_names
-from ssd_jax.weights.progress import Progress
-from ssd_jax.weights.shipped import DEFAULT, default_draft
 
 if TYPE_CHECKING:
     from ssd_jax.choosing import Chooser

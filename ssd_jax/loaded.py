@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.compat import check_sums
 from ssd_jax.config import AUTO_WIDTHS, SUPPORT, Config
 from ssd_jax.fallbacks import Fallbacks, find_fallbacks
@@ -32,7 +33,6 @@ from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.speculation.tuner import Fixed, Tuner
 from ssd_jax.speculation.tuning import Plan
-from ssd_jax.weights.progress import Progress
 
 if TYPE_CHECKING:
     from ssd_jax.compile_cache import ProgramStore

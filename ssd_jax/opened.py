@@ -9,14 +9,14 @@ import hashlib
 import jax
 from jax.sharding import Mesh
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.draft_checkpoint import Target
+from ssd_jax.checkpoints.load import check_tensors, load_arrays
+from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.runtime.exactness import row_independent
-from ssd_jax.text.tokenizer import Tokenizer
-from ssd_jax.weights.checkpoint import Checkpoint, open_checkpoint
-from ssd_jax.weights.draft_checkpoint import Target
-from ssd_jax.weights.load import check_tensors, load_arrays
-from ssd_jax.weights.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)

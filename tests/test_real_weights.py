@@ -8,7 +8,7 @@ import pytest
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.bench.prompts import load_prompts
-from ssd_jax.weights.draft_checkpoint import identity_of
+from ssd_jax.checkpoints.draft_checkpoint import identity_of
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -59,7 +59,7 @@ def test_qwen_target_gives_the_golden_prompt_logits_and_text(qwen_target_path):
 
 
 def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_path, tmp_path):
-    from ssd_jax.commands.main import main
+    from ssd_jax.cli.main import main
 
     out = tmp_path / "smollm2"
     assert main(["convert", f"--target={smollm2_path}", f"--out={out}", "--dtype=bfloat16"]) == 0

@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ssd_jax.checkpoints.durable import sync_directory, write_file
 from ssd_jax.errors import InputError
-from ssd_jax.weights.durable import sync_directory, write_file
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -18,6 +18,8 @@ import numpy as np
 
 from ssd_jax.bench.environment import describe
 from ssd_jax.bench.report import json_safe
+from ssd_jax.checkpoints.orbax import origin
+from ssd_jax.checkpoints.vocabulary import require_same
 from ssd_jax.distill import generate
 from ssd_jax.distill.atomic import write_atomic
 from ssd_jax.distill.generate import Bar, Job
@@ -34,8 +36,6 @@ from ssd_jax.files import read_json
 from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.speculation.fan_out import Geometric
 from ssd_jax.speculation.tuning import Plan, ar, best_sd, best_ssd, hit_rate
-from ssd_jax.text.vocabulary import require_same
-from ssd_jax.weights.orbax import origin
 
 FORMAT = 1
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}

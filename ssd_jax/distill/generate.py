@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.distill.atomic import clear_partial, write_atomic
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.plan import Completion, plan_shards
@@ -22,7 +23,6 @@ from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.weights.progress import Progress
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM

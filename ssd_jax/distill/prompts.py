@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.atomic import write_atomic
 from ssd_jax.distill.leaks import HeldOut
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
@@ -25,7 +26,6 @@ from ssd_jax.distill.settings import Entry, PromptSettings
 from ssd_jax.errors import InputError
 from ssd_jax.files import brief, read_bytes, sha256_of
 from ssd_jax.prompts import BadLine
-from ssd_jax.text.tokenizer import Tokenizer
 
 SPLITS = ("train", "held_out")
 

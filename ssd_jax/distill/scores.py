@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.distill.rows import batches, room
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, encode_scores
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from ssd_jax.opened import open_model
-from ssd_jax.weights.progress import Progress
 
 _HEAD_ROWS = 256
 """Positions whose logits are held at once."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.distill import prompts as prompts_stage
 from ssd_jax.distill.atomic import clear_partial, only_one
 from ssd_jax.distill.generate import Bar, Job
@@ -30,7 +31,6 @@ from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.target import Target, open_target
 from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
-from ssd_jax.weights.shipped import DEFAULT, default_draft
 
 if TYPE_CHECKING:
     from rich.table import Table

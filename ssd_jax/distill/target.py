@@ -6,11 +6,11 @@ import dataclasses
 import hashlib
 import json
 
-from ssd_jax.text.tokenizer import Tokenizer
-from ssd_jax.weights.checkpoint import Checkpoint, open_checkpoint
-from ssd_jax.weights.config_json import to_hf
-from ssd_jax.weights.orbax import origin
-from ssd_jax.weights.progress import Progress
+from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.config_json import to_hf
+from ssd_jax.checkpoints.orbax import origin
+from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

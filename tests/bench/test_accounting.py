@@ -9,8 +9,8 @@ import pytest
 from ssd_jax.bench.accounting import Plan, gains, measure
 from ssd_jax.bench.pinned import PinnedModel
 from ssd_jax.bench.run import joined
-from ssd_jax.commands.main import main
-from ssd_jax.commands.suites import core_groups
+from ssd_jax.cli.main import main
+from ssd_jax.cli.suites import core_groups
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.runtime.cores import usable_cores

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from ssd_jax.bench import perplexity
 from ssd_jax.bench.perplexity import Perplexity, Scorer, measure_perplexity
+from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.weights.checkpoint import open_checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 

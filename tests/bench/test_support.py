@@ -14,10 +14,10 @@ from rich.console import Console
 from ssd_jax.bench import support
 from ssd_jax.bench.support import Overlaps, Support, Text, measure_supports
 from ssd_jax.bench.teacher_forcing import TeacherForced
+from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.weights.checkpoint import open_checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from ssd_jax.chat.screen import Screen
 from ssd_jax.chat.session import Session
+from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.errors import DeviceError
 from ssd_jax.llm import LLM
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.text.detokenizer import Detokenizer
 from tests.runtime.fakes import FakeTarget
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.commands.distill import STOPPED
-from ssd_jax.commands.main import main
+from ssd_jax.cli.distill import STOPPED
+from ssd_jax.cli.main import main
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.target import open_target
 from ssd_jax.llm import LLM
@@ -84,7 +84,7 @@ def test_a_killed_process_goes_on_bit_for_bit(place, finished):
         "    if count[0] == 23: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    write(descriptor)\n"
         "os.fsync = die\n"
-        "from ssd_jax.commands.main import main\n"
+        "from ssd_jax.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "-c", code, "distill", f"--config={place / 'config.toml'}"]

@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from ssd_jax.commands.main import main
+from ssd_jax.checkpoints import shipped
+from ssd_jax.cli.main import main
 from ssd_jax.distill.evaluate import choose
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import EvaluateSettings
 from ssd_jax.errors import InputError
-from ssd_jax.weights import shipped
 from tests import tiny
+from tests.checkpoints import tiny_drafts
 from tests.distill import tiny_run
 from tests.distill.fake_target import FakeTarget
-from tests.weights import tiny_drafts
 
 SETTINGS = {
     "prompts_held_out": '["held_out.jsonl", "other.jsonl"]',

@@ -11,7 +11,7 @@ from ssd_jax.distill.judging import Judge, Text
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from ssd_jax.opened import open_model
 from tests import tiny
-from tests.weights import tiny_drafts
+from tests.checkpoints import tiny_drafts
 
 IDS = np.array([*range(1, 256, 2), tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
 LENGTH = 64

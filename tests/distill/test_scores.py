@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.distill.scores import Scorer
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.weights.checkpoint import open_checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.distill.target import open_target
-from ssd_jax.text.from_hf import tokenizer_from_directory
 from tests import tiny
 
 DATED = "{{ strftime_now('%d %b %Y') }}\r\n{{ messages[0].content }}"
@@ -32,7 +32,7 @@ class Clock(datetime.datetime):
         return cls(2025, 1, {day}, tzinfo=tz)
 
 datetime.datetime = Clock
-from ssd_jax.text.template_child import main
+from ssd_jax.checkpoints.template_child import main
 main()
 """
 
@@ -42,7 +42,7 @@ def test_a_template_that_writes_the_date_is_the_same_on_another_day(target, monk
     for day in (1, 2):
         program = tmp_path / f"{day}.py"
         program.write_text(ANOTHER_DAY.format(day=day))
-        monkeypatch.setattr("ssd_jax.text.template_process._PROGRAM", program)
+        monkeypatch.setattr("ssd_jax.checkpoints.template_process._PROGRAM", program)
         opened = open_target(str(target))
         shown.append(opened.tokenizer.apply_chat_template([{"role": "user", "content": "?"}]))
         digests.append(opened.sha256)

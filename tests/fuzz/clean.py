@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.orbax import write_checkpoint
 from ssd_jax.distill import prompts as distill_prompts
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.shards import Sample, encode_scores, encode_texts
 from ssd_jax.runtime.activity import Busy
 from ssd_jax.runtime.trace import RowTrace, Trace
-from ssd_jax.weights.checkpoint import open_checkpoint
-from ssd_jax.weights.orbax import write_checkpoint
 from tests import tiny
+from tests.checkpoints import tiny_drafts
 from tests.fuzz import gguf_bytes
-from tests.weights import tiny_drafts
 
 TOML = """# a configuration
 target = "a/b.gguf"

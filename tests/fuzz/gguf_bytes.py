@@ -6,8 +6,7 @@ import dataclasses
 import struct
 from typing import Any
 
-from tests.text import builders
-from tests.weights import tiny_gguf
+from tests.checkpoints import builders, tiny_gguf
 
 SCALARS = {
     0: "B",

@@ -12,8 +12,13 @@ from ssd_jax.bench.perplexity import read_text
 from ssd_jax.bench.prompts import parse_line
 from ssd_jax.chat.conversation import load
 from ssd_jax.chat.history import HistoryFile
-from ssd_jax.commands import settings as command_settings
-from ssd_jax.commands.settings import config_of, new_flags, params_of
+from ssd_jax.checkpoints import pip_source
+from ssd_jax.checkpoints.draft_source import DraftTensors
+from ssd_jax.checkpoints.pins import Pin
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.cli import settings as command_settings
+from ssd_jax.cli.settings import config_of, new_flags, params_of
 from ssd_jax.compare.outputs import read_outputs
 from ssd_jax.distill.manifest import read_manifest
 from ssd_jax.distill.prompts import read_prompts
@@ -23,12 +28,7 @@ from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
 from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.prompts import parse_prompt_file, read_json_lines
-from ssd_jax.text.from_hf import tokenizer_from_directory
-from ssd_jax.text.tokenizer import Tokenizer
 from ssd_jax.traces.read import read_trace
-from ssd_jax.weights import pip_source
-from ssd_jax.weights.draft_source import DraftTensors
-from ssd_jax.weights.pins import Pin
 
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.weights.checkpoint import open_checkpoint
 from tests.models.golden import Runner, parameters, runner
 
 GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.models import sequence
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits
-from ssd_jax.weights.checkpoint import open_checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 

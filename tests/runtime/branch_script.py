@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.runtime import branch_draft
@@ -16,7 +17,6 @@ from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.passes import Job
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.weights.checkpoint import open_checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, parameters
 from tests.runtime.branch_rounds import ALL, Outcome, Request, Rounds, Seen

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.speculation import keys
 from ssd_jax.speculation.keys import Purpose
-from ssd_jax.weights.checkpoint import Checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 from tests.runtime.branch_rounds import Request

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ssd_jax import choosing, config
+from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.llm import LLM
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.text.detokenizer import Detokenizer
 from tests import tiny
 from tests.runtime.test_speculative import outputs, requests
 from tests.runtime.tuners import Restless

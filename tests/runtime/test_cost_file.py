@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from ssd_jax.checkpoints.cache_dir import cache_dir, compile_cache, costs_cache
 from ssd_jax.runtime.cost_file import CostFile, Known
 from ssd_jax.speculation.tuning import Costs, Guess
-from ssd_jax.weights.cache_dir import cache_dir, compile_cache, costs_cache
 
 KNOWN = Known(
     Costs(

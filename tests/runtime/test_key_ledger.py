@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM, SamplingParams
+from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.occurrences import derived
@@ -32,7 +33,6 @@ from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.session import Session
 from ssd_jax.speculation import keys
 from ssd_jax.speculation.keys import Purpose
-from ssd_jax.text.detokenizer import Detokenizer
 from tests import tiny
 from tests.models.golden import our_logits
 from tests.runtime import law

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
-from ssd_jax.commands.main import main
+from ssd_jax.cli.main import main
 from ssd_jax.runtime.request import MAX_LOGPROBS
 from tests import tiny
 from tests.models.golden import our_logits

@@ -17,9 +17,9 @@ from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.speculated import Speculated
 from ssd_jax.runtime.worker.proposals import HostProposals
 from tests import tiny
+from tests.checkpoints import tiny_drafts
 from tests.runtime.martingale import ALPHA, FEW_IDS, Losing, say, sums
 from tests.speculation.edits import Edit, edited
-from tests.weights import tiny_drafts
 
 COUNT = 700  # requests of 24 tokens: a shift of .01 of the likeliest token shows at 3 sigma
 SLOW = 10_000

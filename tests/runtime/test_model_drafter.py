@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
+from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.runtime import passes
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.model_drafter import ModelDrafter
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import DraftRow
-from ssd_jax.weights.checkpoint import open_checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, parameters
 

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from ssd_jax import LLM
-from ssd_jax.commands import loading
+from ssd_jax.cli import loading
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.placement import DeviceGroups

@@ -24,11 +24,11 @@ from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.request import SamplingParams
 from tests import tiny
+from tests.checkpoints import tiny_drafts
 from tests.runtime import law
 from tests.runtime.test_speculative import outputs, requests
 from tests.runtime.test_ssd import by_policy
 from tests.speculation.evidence import ALPHA
-from tests.weights import tiny_drafts
 
 EVENS = np.array([*range(0, 256, 2), tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
 WITHOUT_A_LETTER = np.array([5, 40, *law.LETTERS[::2], 150, tiny.EOS, tiny.END_OF_TURN, tiny.PAD])

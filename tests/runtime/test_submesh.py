@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import choosing
+from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.llm import LLM
 from ssd_jax.loaded import Loaded
 from ssd_jax.models.execution import Execution
@@ -27,7 +28,6 @@ from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.submesh_draft import SubmeshDraft
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.speculation import tuning
-from ssd_jax.text.detokenizer import Detokenizer
 from tests import tiny
 from tests.runtime.test_speculative import SAMPLED, outputs, requests
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ssd_jax.commands.main import main
+from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.activity import Busy
 from ssd_jax.runtime.trace import RowTrace, Trace

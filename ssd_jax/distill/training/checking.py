@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 
+from ssd_jax.checkpoints.draft_checkpoint import Target
 from ssd_jax.distill.training.packing import Packed
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training.vocabulary import check_output_size
 from ssd_jax.errors import InputError
-from ssd_jax.weights.draft_checkpoint import Target
 
 
 def check(settings: TrainSettings, draft: DraftSettings, target: Target) -> None:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from ssd_jax.checkpoints.draft_checkpoint import SCALE, Identity, write_draft
+from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.training.model import EMBEDDING, Draft
 from ssd_jax.models.quantized import quantize
-from ssd_jax.text.tokenizer import Tokenizer
-from ssd_jax.weights.draft_checkpoint import SCALE, Identity, write_draft
 
 
 def export(

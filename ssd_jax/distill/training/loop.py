@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ssd_jax.checkpoints.draft_checkpoint import Identity, Target, identity_of
 from ssd_jax.distill.training.checking import check, check_probabilities
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
@@ -26,7 +27,6 @@ from ssd_jax.distill.training.stopping import Stop, stop_signals
 from ssd_jax.distill.training.teacher import Teacher, load_live
 from ssd_jax.distill.training.vocabulary import most_frequent
 from ssd_jax.errors import InputError
-from ssd_jax.weights.draft_checkpoint import Identity, Target, identity_of
 
 DRAFT, CHECKPOINTS = "draft", "checkpoints"
 _REMEMBERED = 0.95

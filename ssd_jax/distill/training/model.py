@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.draft_checkpoint import HEAD
 from ssd_jax.distill.training.packing import Batch
 from ssd_jax.distill.training.settings import DraftSettings
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import sequence_hidden
-from ssd_jax.weights.checkpoint import Checkpoint
-from ssd_jax.weights.draft_checkpoint import HEAD
 
 Arrays = dict[str, jax.Array]
 """Arrays by checkpoint name."""

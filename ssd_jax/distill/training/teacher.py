@@ -8,13 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.load import load_arrays
 from ssd_jax.distill.training.losses import Known, Sums, Weights, from_all, from_top
 from ssd_jax.distill.training.packing import Batch
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
-from ssd_jax.weights.checkpoint import Checkpoint
-from ssd_jax.weights.load import load_arrays
 
 
 class Rows(NamedTuple):

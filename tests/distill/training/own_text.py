@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
-from ssd_jax.text.tokenizer import Tokenizer
-from ssd_jax.weights.checkpoint import Checkpoint, open_checkpoint
 from tests import tiny
 from tests.models.golden import FLOAT32, parameters
 

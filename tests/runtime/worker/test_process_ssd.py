@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import config, loaded
+from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.runtime import cores
@@ -23,7 +24,6 @@ from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.worker import placement
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.text.detokenizer import Detokenizer
 from tests import tiny
 from tests.runtime.paces import Hasty, Moody, Patient
 from tests.runtime.test_speculative import outputs, requests

@@ -1,0 +1,260 @@
+"""Reading a draft checkpoint: its own tensors, and the tied ones out of the target's source."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssd_jax.checkpoints.checkpoint import Checkpoint, fitting
+from ssd_jax.checkpoints.draft_checkpoint import (
+    CONFIG,
+    FORMAT,
+    KEY,
+    TENSORS,
+    Target,
+    identity_of,
+)
+from ssd_jax.checkpoints.draft_checks import (
+    HEAD,
+    SCALE,
+    Stored,
+    check_list,
+    check_output_ids,
+    check_stored,
+    wanted_of,
+)
+from ssd_jax.checkpoints.load import check_size, check_tensors
+from ssd_jax.checkpoints.safetensors import open_file
+from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
+
+_BLOCK = 1 << 24
+"""Elements of the target's tensor that are read at once for rows of it."""
+
+
+_LONGEST = 4096
+"""Characters of a source, which errors quote."""
+
+
+class _About(NamedTuple):
+    """What a draft's configuration says of it."""
+
+    source: str
+    sha256: str
+    tied: Mapping[str, str]
+    output_ids: str | None
+
+
+def open_draft(
+    source: str, path: Path, config: Mapping[str, Any], target: Target | None
+) -> Checkpoint:
+    """A draft over its target; reads headers, output ids and, to check them, the tied tensors.
+
+    Args:
+      source: as the user named the draft.
+      path: its directory.
+      config: what its `config.json` holds.
+      target: from which it takes the tied tensors and the tokenizer.
+
+    Raises:
+      InputError: no target, because the draft was named as a model of its own; another target than
+        it was made for; another format version; a file or a map that is damaged.
+    """
+    where = str(path / CONFIG)
+    about = _about(config[KEY], where)
+    if target is None:
+        raise InputError(
+            f"{source} is a draft made for the target {about.source}, no model of its own: give it "
+            f"as the draft (--draft={source}) beside its target (--target={about.source})"
+        )
+    own = open_file(path / TENSORS)
+    tokenizer = target.tokenizer
+    output_ids = None
+    if about.output_ids is not None:
+        if about.output_ids not in own.keys():  # noqa: SIM118 (no mapping)
+            raise InputError(
+                f"{path / TENSORS} has no tensor {about.output_ids!r}, the output ids that "
+                f"{where} names; the files do not belong together: get both again"
+            )
+        output_ids = np.array(own.get_tensor(about.output_ids))
+        check_list(output_ids, where=str(path))
+    _require_tied(about, target, where)
+    size = None if output_ids is None else len(output_ids)
+    shape = ModelConfig.from_hf(config, where=where, output_size=size)
+    try:
+        check_output_ids(shape, output_ids, where=str(path), tokenizer=tokenizer)
+    except InputError:
+        if not _is_damaged(shape, output_ids):
+            _require_identity(about, target, path)
+        raise
+    tensors = DraftTensors(own, about, target.checkpoint.tensors, output_ids)
+    with _naming_targets(about, target):
+        check_size(tensors, shape, str(path))
+    check_stored(shape, tensors.stored, about.tied, where=str(path / TENSORS))
+    with _naming_targets(about, target):
+        check_tensors(tensors, wanted_of(shape), str(path))
+    _require_identity(about, target, path)
+    return Checkpoint(
+        source=source,
+        path=path,
+        config=shape,
+        tensors=tensors,
+        load_tokenizer=lambda: fitting(tokenizer, shape, path),
+        output_ids=None if output_ids is None else output_ids.astype(np.int32),
+        made_for=about.sha256,
+        digest=tensors.digest,
+    )
+
+
+class DraftTensors:
+    """Own and tied tensors under the draft's names; a `TensorSource`.
+
+    Args:
+      own: file of the own ones, opened.
+      about: what is tied.
+      target: where tied ones are.
+      output_ids: [N], rows of the target's tensor that are a tied head.
+
+    Attributes:
+      stored: what the file says of the own ones, scales included; see `check_stored`.
+    """
+
+    def __init__(
+        self, own: Any, about: _About, target: TensorSource, output_ids: np.ndarray | None
+    ) -> None:
+        self._own, self._tied, self._target = own, about.tied, target
+        self._ids = output_ids
+        names = sorted(set(own.keys()) - {about.output_ids})
+        headers = {name: own.get_slice(name) for name in names}
+        self.stored: Mapping[str, Stored] = {
+            name: Stored(tuple(header.get_shape()), header.get_dtype())
+            for name, header in headers.items()
+        }
+        self._names = frozenset(name for name in self.stored if not name.endswith(SCALE))
+
+    def digest(self) -> str:
+        """SHA-256 of the own tensors, of what is tied to what, and of the output ids."""
+        digest = hashlib.sha256(json.dumps(sorted(self._tied.items())).encode())
+        for name in sorted(self._own.keys()):
+            array = np.ascontiguousarray(self._own.get_tensor(name))
+            digest.update(f"\0{name} {array.dtype} {array.shape}\0".encode())
+            digest.update(array.view(np.uint8).data)
+        return digest.hexdigest()
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors, own and tied."""
+        return self._names | self._tied.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from headers."""
+        if name not in self._tied:
+            return tuple(self._own.get_slice(name).get_shape())
+        whole = self._target.shape(self._tied[name])
+        return whole if self._ids is None or name != HEAD else (len(self._ids), *whole[1:])
+
+    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+        """A tensor or a part of it; float32 where it is stored as int8."""
+        part = bounds(index, self.shape(name))
+        if name in self._tied:
+            if self._ids is None or name != HEAD:
+                return self._target.read(self._tied[name], part)
+            return _rows(self._target, self._tied[name], self._ids[part[0]], part[1:])
+        array = self._own.get_slice(name)[part]
+        if self.stored[name].kind == "I8":
+            return array * self._own.get_slice(name + SCALE)[part[:1]][:, None]
+        return array
+
+
+def _rows(target: TensorSource, name: str, ids: np.ndarray, columns: Index) -> np.ndarray:
+    """Rows `ids`, ascending, of one of the target's matrices; reads a block of it at a time."""
+    shape = target.shape(name)
+    step = max(1, _BLOCK // max(1, shape[1]))
+    picked = [target.read(name, (slice(0, 0), *columns))]
+    for first in range(0, shape[0], step):
+        here = ids[(ids >= first) & (ids < first + step)]
+        if len(here):
+            low, high = int(here[0]), int(here[-1]) + 1
+            block = target.read(name, (slice(low, high), *columns))
+            picked.append(block[here - low])
+    return np.concatenate(picked)
+
+
+def _about(said: Any, where: str) -> _About:
+    """Checks what the configuration says of the draft."""
+    version = said.get("format") if isinstance(said, dict) else None
+    if version != FORMAT:
+        raise InputError(
+            f"{where}: {KEY} has format {version!r}, this version reads {FORMAT}; use the version "
+            "of ssd_jax that wrote the draft, or a newer one, or make the draft again"
+        )
+    try:
+        target, tied, ids = said["target"], said["tied"], said["output_ids"]
+        about = _About(str(target["source"]), str(target["sha256"]), tied, ids)
+        if len(about.source) > _LONGEST or len(about.sha256) > _LONGEST:
+            raise TypeError("'target' must be a source and a digest")
+        if not isinstance(tied, dict) or not all(isinstance(name, str) for name in tied.values()):
+            raise TypeError("'tied' must map names of tensors to names of tensors")
+        if not isinstance(ids, str | None):
+            raise TypeError("'output_ids' must be the name of a tensor or null")
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"{where}: {KEY} is malformed ({type(error).__name__}: {error}); write the draft again"
+        ) from None
+    return about
+
+
+def _require_tied(about: _About, target: Target, where: str) -> None:
+    tensors = target.checkpoint.tensors.names()
+    for own, name in about.tied.items():
+        if name in tensors:
+            continue
+        near = difflib.get_close_matches(name, tensors, n=1)
+        raise InputError(
+            f"{where}: {own!r} is to be {name!r} of the target, but {target.checkpoint.source} "
+            f"has no such tensor{f' (nearest: {near[0]!r})' if near else ''}; {_remedy(about)}"
+        )
+
+
+@contextlib.contextmanager
+def _naming_targets(about: _About, target: Target) -> Iterator[None]:
+    """Where a tied tensor does not fit, either the target is another, or the map is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"{error}; the draft was made for {about.source} (sha256 {about.sha256}), and this "
+            f"target is {target.checkpoint.source}: {_remedy(about)}"
+        ) from None
+
+
+def _is_damaged(shape: ModelConfig, output_ids: np.ndarray | None) -> bool:
+    """Whether output ids are impossible with whatever target."""
+    try:
+        check_output_ids(shape, output_ids, where="")
+    except InputError:
+        return True
+    return False
+
+
+def _require_identity(about: _About, target: Target, path: Path) -> None:
+    found = identity_of(target, about.tied)
+    if found.sha256 != about.sha256:
+        raise InputError(
+            f"{path} is a draft for another target: it was made for {about.source} "
+            f"(sha256 {about.sha256}), {found.source} has sha256 {found.sha256}; {_remedy(about)}"
+        )
+
+
+def _remedy(about: _About) -> str:
+    return (
+        f"give the target that it was made for (--target={about.source}), or train a draft for "
+        "this one with `ssd-jax distill`"
+    )

@@ -1,0 +1,194 @@
+"""GGUF files as a `TensorSource`: memory-mapped, dequantised row by row as asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.checkpoints.gguf_config import model_config
+from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
+from ssd_jax.checkpoints.gguf_types import SUPPORTED, StorageType, storage_type, type_name
+from ssd_jax.checkpoints.tensors import Index, bounds
+from ssd_jax.errors import InputError
+from ssd_jax.files import GET_AGAIN, reading, shown
+from ssd_jax.models.config import ModelConfig
+
+_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_OUTER_NAME = re.compile(r"(\w+)\.(weight|bias)")
+_ROPE_DIVISORS = "rope_freqs.weight"
+_INTERLEAVED = re.compile(r".*\.self_attn\.([qk])_proj\.(weight|bias)")
+
+
+class GGUFFile:
+    """An opened GGUF file; a `TensorSource` with Hugging Face's names and layouts.
+
+    Attributes:
+      metadata: GGUF keys with plain Python values (tokenizer included).
+      config: architecture.
+
+    Raises:
+      InputError: not a GGUF file, cut off, in several parts, or with an architecture, a storage
+        type or a tensor that is not supported.
+    """
+
+    metadata: Mapping[str, Any]
+    config: ModelConfig
+
+    def __init__(self, path: Path) -> None:
+        header = read_header(path)
+        self._path = path
+        self.metadata = header.metadata
+        _refuse_parts(header.metadata, path)
+        self._types = {info.name: _type_of(info, path) for info in header.tensors.values()}
+        self._require_whole(header.tensors)
+        with reading(path):
+            self._bytes = np.memmap(path, mode="r").view(np.ndarray)
+        self.config = model_config(header, self._rope_divisors(header), where=str(path))
+        self._infos: dict[str, TensorInfo] = {}
+        for name, info in header.tensors.items():
+            if name == _ROPE_DIVISORS:
+                continue
+            canonical = _canonical(name, path)
+            if canonical in self._infos:
+                raise InputError(f"{path}: tensor {canonical!r} is there twice; {GET_AGAIN}")
+            self._infos[canonical] = info
+
+    def names(self) -> frozenset[str]:
+        """Canonical names of all tensors."""
+        return frozenset(self._infos)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, [out, in] for matrices."""
+        return self._infos[name].shape
+
+    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+        """A tensor or a part of it; only the rows and blocks that the part touches are converted.
+
+        Returns: float32, or float16 and bfloat16 as stored.
+        """
+        info = self._infos[name]
+        part = bounds(index, info.shape)
+        order = self._row_order(name)
+        if order is None:
+            return self._values(info, part)
+        rows, *columns = part
+        if columns:
+            return self._values(info, (order[rows], *columns))
+        return self._values(info, (slice(0, info.shape[0]),))[order[rows]]
+
+    def _values(self, info: TensorInfo, part: tuple[slice | np.ndarray, ...]) -> np.ndarray:
+        """The numbers that `part` selects: a slice of the last axis, anything of the others."""
+        kind = self._types[info.name]
+        *rows, columns = part
+        assert isinstance(columns, slice)
+        row_bytes = kind.row_bytes(info.shape[-1])
+        stored = self._bytes[info.offset : info.offset + math.prod(info.shape[:-1]) * row_bytes]
+        stored = stored.reshape(*info.shape[:-1], row_bytes)
+        first, last = columns.start // kind.block, math.ceil(columns.stop / kind.block)
+        blocks = slice(first * kind.block_bytes, last * kind.block_bytes)
+        values = kind.to_float(stored[(*rows, blocks)])
+        skip = first * kind.block
+        return values[..., columns.start - skip : columns.stop - skip]
+
+    def _rope_divisors(self, header: Header) -> np.ndarray | None:
+        info = header.tensors.get(_ROPE_DIVISORS)
+        if info is None:
+            return None
+        found = self._values(info, bounds(None, info.shape)) if len(info.shape) == 1 else None
+        if found is None or not np.all(np.isfinite(found) & (found > 0)):
+            raise InputError(
+                f"{self._path}: tensor {_ROPE_DIVISORS!r} of shape {info.shape} is no list of "
+                f"positive numbers; {GET_AGAIN}"
+            )
+        return found
+
+    def _row_order(self, name: str) -> np.ndarray | None:
+        """Which stored row is each row of the tensor, [out]; None: in the same order.
+
+        llama.cpp's converter interleaves the two halves of every q and k head of the `llama`
+        architecture, because its RoPE rotates neighbours there; the other architectures keep them.
+        """
+        match = _INTERLEAVED.fullmatch(name) if self.config.family == "llama" else None
+        if match is None:
+            return None
+        heads = self.config.num_heads if match[1] == "q" else self.config.num_kv_heads
+        rows = np.arange(self.shape(name)[0])
+        if rows.size % (2 * heads):
+            raise InputError(
+                f"{self._path}: tensor {name!r} has {rows.size} rows, which do not divide into "
+                f"{heads} heads; {GET_AGAIN}"
+            )
+        return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+    def _require_whole(self, infos: Mapping[str, TensorInfo]) -> None:
+        end = max((self._end(info) for info in infos.values()), default=0)
+        found = self._path.stat().st_size
+        if end > found:
+            raise InputError(
+                f"{self._path} is truncated: its tensors need {end} bytes, the file has {found}; "
+                "get the file again"
+            )
+
+    def _end(self, info: TensorInfo) -> int:
+        kind = self._types[info.name]
+        if not info.shape or info.shape[-1] % kind.block:
+            raise InputError(
+                f"{self._path}: tensor {info.name!r} of shape {info.shape} does not divide into "
+                f"{kind.name} blocks of {kind.block}; the file is malformed"
+            )
+        return info.offset + math.prod(info.shape[:-1]) * kind.row_bytes(info.shape[-1])
+
+
+def _type_of(info: TensorInfo, path: Path) -> StorageType:
+    kind = storage_type(info.type_id)
+    if kind is None:
+        raise InputError(
+            f"{path}: tensor {info.name!r} has type {type_name(info.type_id)}, which is not "
+            f"supported; supported: {', '.join(SUPPORTED)}"
+        )
+    return kind
+
+
+def _refuse_parts(metadata: Mapping[str, Any], path: Path) -> None:
+    parts = metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise InputError(
+            f"{path} is one of {shown(parts)} parts; join them with llama.cpp's `llama-gguf-split "
+            "--merge`"
+        )
+
+
+def _canonical(name: str, path: Path) -> str:
+    if match := _LAYER_NAME.fullmatch(name):
+        layer, part, kind = match.groups()
+        if part in _LAYER:
+            return f"model.layers.{layer}.{_LAYER[part]}.{kind}"
+    if (match := _OUTER_NAME.fullmatch(name)) and match[1] in _OUTER:
+        return f"{_OUTER[match[1]]}.{match[2]}"
+    raise InputError(
+        f"{path}: the decoder has no place for tensor {shown(name)}; the model has a feature that "
+        "is not supported"
+    )

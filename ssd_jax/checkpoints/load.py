@@ -1,0 +1,189 @@
+"""Checkpoint tensors onto devices: checked first, then read, cast on the host, transferred."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+
+from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
+
+_THREADS = 2
+
+Prepare = Callable[[str, jax.Array], dict[str, jax.Array]]
+"""(name, array as loaded) -> the arrays that are kept of it, by name."""
+
+
+def load_arrays(
+    tensors: TensorSource,
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    where: str,
+    prepare: Prepare | None = None,
+    progress: Progress | None = None,
+) -> dict[str, jax.Array]:
+    """Loads the wanted tensors.
+
+    A struct with a `.sharding` is read slice by slice, only what this process's devices hold, each
+    slice once; without one the array goes to the default device, two tensors at a time as long as
+    together they are no larger than the largest. Host memory so stays about one tensor above the
+    result.
+
+    Args:
+      tensors: the checkpoint.
+      wanted: shape, dtype and sharding by tensor name; tensors not named are not read.
+      where: names the checkpoint in errors.
+      prepare: called from loading threads with each array; what it returns takes the array's place,
+        so that a model quantised this way is never held whole in its wider dtype.
+      progress: called from loading threads, never two at once, in growing order.
+
+    Raises:
+      InputError: a tensor is missing or has another shape; nothing has been read then.
+    """
+    check_tensors(tensors, wanted, where)
+    meter = _Meter(progress, sum(_nbytes(struct) for struct in wanted.values()))
+    room = _Room(max((math.prod(struct.shape) for struct in wanted.values()), default=0))
+
+    def load(name: str) -> dict[str, jax.Array]:
+        struct = wanted[name]
+        with room.for_elements(math.prod(struct.shape)):
+            read = _sharded if struct.sharding is not None else _whole
+            kept = {name: read(tensors, name, struct)}
+            if prepare is not None:  # done before the next tensor is read: room is for this one
+                kept = jax.block_until_ready(prepare(name, kept[name]))
+        meter.add(_nbytes(struct))
+        return kept
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        futures = [pool.submit(load, name) for name in wanted]
+        try:
+            return {name: array for future in futures for name, array in future.result().items()}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def check_tensors(
+    tensors: TensorSource, wanted: Mapping[str, jax.ShapeDtypeStruct], where: str
+) -> None:
+    """Checks names and shapes without reading any data.
+
+    Raises:
+      InputError: a tensor is missing or has another shape.
+    """
+    names = tensors.names()
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise InputError(
+            f"{where}: tensor {missing[0]!r}{more} is missing; expected shape "
+            f"{wanted[missing[0]].shape}. The file does not hold the model its configuration "
+            "describes: get it again, or another one"
+        )
+    for name, struct in wanted.items():
+        found = tensors.shape(name)
+        if found != struct.shape:
+            raise InputError(
+                f"{where}: tensor {name!r} has shape {found}, expected {struct.shape} from the "
+                "configuration"
+            )
+
+
+def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
+    """Checks the sizes that a configuration claims by a few tensors, before any module is built:
+    a billion layers take for ever.
+
+    Raises:
+      InputError: more layers than there are tensors of, or a tensor that is missing or has another
+        shape.
+    """
+    layers = {found[1] for name in tensors.names() if (found := _LAYER.match(name))}
+    if config.num_layers > len(layers):
+        raise InputError(
+            f"{where}: the configuration has {config.num_layers} layers, the file tensors of "
+            f"{len(layers)}; get it again, or another one"
+        )
+    hidden, size, layer = config.hidden_size, config.head_dim, "model.layers.0"
+    shapes = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        f"{layer}.self_attn.q_proj.weight": (config.num_heads * size, hidden),
+        f"{layer}.self_attn.k_proj.weight": (config.num_kv_heads * size, hidden),
+        f"{layer}.mlp.gate_proj.weight": (config.intermediate_size, hidden),
+    }
+    structs = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    check_tensors(tensors, structs, where)
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def _whole(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(_cast(tensors.read(name), struct))
+
+
+def _sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
+    slices: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def read(index: Index | None) -> np.ndarray:
+        part = bounds(index, struct.shape)
+        key = tuple((axis.start, axis.stop) for axis in part)
+        if key not in slices:  # replicas ask for the same slice again
+            slices[key] = _cast(tensors.read(name, part), struct)
+        return slices[key]
+
+    return jax.make_array_from_callback(struct.shape, struct.sharding, read)
+
+
+def _cast(array: np.ndarray, struct: jax.ShapeDtypeStruct) -> np.ndarray:
+    return array.astype(struct.dtype, copy=False)
+
+
+def _nbytes(struct: jax.ShapeDtypeStruct) -> int:
+    return math.prod(struct.shape) * struct.dtype.itemsize
+
+
+class _Room:
+    """Lets threads work side by side as long as their tensors together fit in `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def for_elements(self, count: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._used + count <= self._limit)
+            self._used += count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= count
+                self._changed.notify_all()
+
+
+class _Meter:
+    """Adds up bytes from several threads and reports them in order."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        if self._progress is None:
+            return
+        with self._lock:
+            self._done += count
+            self._progress(self._done, self._total)

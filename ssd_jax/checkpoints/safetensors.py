@@ -1,0 +1,104 @@
+"""Hugging Face directories of safetensors files as a `TensorSource`: memory-mapped, sliced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - gives NumPy bfloat16, which safetensors asks for by name
+import numpy as np
+
+from ssd_jax.checkpoints.tensors import Index, bounds
+from ssd_jax.errors import InputError
+from ssd_jax.files import GET_AGAIN, brief, open_regular, read_json, require_plain_name, shown
+
+SINGLE = "model.safetensors"
+SHARDED = "model.safetensors.index.json"
+_FLOATS = ("F32", "F16", "BF16")
+
+
+class SafetensorsDirectory:
+    """The tensors of `model.safetensors`, or of the shards its index names.
+
+    Raises:
+      InputError: no safetensors, a shard that is missing, cut off or damaged, or an index that
+        names a tensor its shard does not hold.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        single, index = directory / SINGLE, directory / SHARDED
+        self._shards: dict[str, Any]  # opened shard by tensor name
+        if index.exists():
+            self._shards = _sharded(index)
+        elif single.exists():
+            shard = open_file(single)
+            self._shards = dict.fromkeys(shard.keys(), shard)
+        else:
+            present = ", ".join(sorted(p.name for p in directory.iterdir() if p.is_file()))
+            raise InputError(
+                f"{directory} has neither {SINGLE} nor {SHARDED} (it has: {present}); other "
+                "formats, such as pytorch_model.bin, have to be converted to safetensors"
+            )
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._shards)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from the file's header.
+
+        Raises:
+          InputError: the tensor is stored in a type other than F32, F16 and BF16.
+        """
+        view = self._shards[name].get_slice(name)
+        if view.get_dtype() not in _FLOATS:
+            raise InputError(
+                f"{self._directory}: tensor {name!r} has type {view.get_dtype()}, which is not "
+                f"supported; supported: {', '.join(_FLOATS)}"
+            )
+        return tuple(view.get_shape())
+
+    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+        """A tensor or the part of it that `index` selects, in the type it is stored in."""
+        part = bounds(index, self.shape(name))
+        return self._shards[name].get_slice(name)[part]
+
+
+def _sharded(index: Path) -> dict[str, Any]:
+    """Opened shard by tensor name."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise InputError(f"{index} has no weight_map; get the file again")
+    files = {require_plain_name(file, index) for file in weight_map.values()}
+    shards = {file: open_file(index.parent / file) for file in sorted(files)}
+    stored = {file: frozenset(shard.keys()) for file, shard in shards.items()}
+    for name, file in weight_map.items():
+        if name not in stored[file]:
+            raise InputError(
+                f"{index} says that {file} holds tensor {shown(name)}, but it does not; the index "
+                "and the shards are not from the same checkpoint: get both again"
+            )
+    return {name: shards[file] for name, file in weight_map.items()}
+
+
+def open_file(path: Path) -> Any:
+    """An opened safetensors file, its header checked.
+
+    Raises:
+      InputError: missing, not to be read, cut off or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise InputError(f"{path} is missing; the checkpoint is incomplete: {GET_AGAIN}")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    try:
+        return safe_open(path, framework="np")
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} ({size} bytes) is not a whole safetensors file: {brief(error)}; it is "
+            f"truncated or damaged: {GET_AGAIN}"
+        ) from None

@@ -1,0 +1,119 @@
+"""Drafts that come with the package: `--draft=default` is the one for the given target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY, TENSORS, Target, identity_of
+from ssd_jax.errors import InputError
+from ssd_jax.files import read_json
+
+DEFAULT = "default"
+"""Instead of a draft's source: the one that comes with the package."""
+
+DIRECTORY = Path(__file__).parents[1] / "drafts"
+"""Where they are; each has a model card, README.md."""
+
+
+class ShippedDraft(NamedTuple):
+    """A draft checkpoint of the package.
+
+    Attributes:
+      path: its directory.
+      target: the source of the target it was made for.
+      sha256: that target's digest, see `draft_checkpoint.identity_of`.
+      tied: its tensor name -> the target's.
+      shape: width and vocabulary, which are the target's.
+      bytes: of its own tensors.
+    """
+
+    path: Path
+    target: str
+    sha256: str
+    tied: dict[str, str]
+    shape: tuple[int, int]
+    bytes: int
+
+
+def shipped_drafts() -> list[ShippedDraft]:
+    """All of them, the smallest first."""
+    found = [
+        _read(path.parent)
+        for path in DIRECTORY.glob(f"*/{CONFIG}")
+        if not path.parent.name.startswith(".")
+    ]
+    return sorted(found, key=lambda draft: (draft.bytes, draft.path))
+
+
+def find_draft(target: Target, mode: str) -> Path | None:
+    """The draft that comes with the package for a target, if there is one.
+
+    Of several, mode sd takes the smallest, for its drafting takes time of its own, and every other
+    mode the largest, which is the best and whose drafting SSD hides.
+
+    Args:
+      target: opened.
+      mode: "sd", or another one.
+
+    Raises:
+      InputError: a draft of the package is damaged.
+    """
+    fitting = _fitting(target, shipped_drafts())
+    return fitting[0 if mode == "sd" else -1].path if fitting else None
+
+
+def default_draft(target: Target, mode: str) -> Path:
+    """See `find_draft`.
+
+    Raises:
+      InputError: there is none for this target, or one is damaged.
+    """
+    found = find_draft(target, mode)
+    if found is not None:
+        return found
+    drafts = shipped_drafts()
+    if drafts:
+        targets = ", ".join(sorted({draft.target for draft in drafts}))
+        there = f"for {target.checkpoint.source}, only for {targets}"
+    else:
+        there = f"yet, for {target.checkpoint.source} or any other target"
+    raise InputError(
+        f"draft = {DEFAULT!r}: no draft comes with ssd_jax {there}; name a draft's source, use "
+        "ngram, or make a draft with `ssd-jax distill`"
+    )
+
+
+def _fitting(target: Target, drafts: list[ShippedDraft]) -> list[ShippedDraft]:
+    """Those that were made for the target; reads its tensors only where its shape is theirs."""
+    config, names = target.checkpoint.config, target.checkpoint.tensors.names()
+    digests: dict[frozenset[str], str] = {}
+    found = []
+    for draft in drafts:
+        tied = frozenset(draft.tied.values())
+        if draft.shape != (config.hidden_size, config.vocab_size) or not tied <= names:
+            continue
+        if tied not in digests:
+            digests[tied] = identity_of(target, draft.tied).sha256
+        if digests[tied] == draft.sha256:
+            found.append(draft)
+    return found
+
+
+def _read(path: Path) -> ShippedDraft:
+    try:
+        config = read_json(path / CONFIG)
+        about = config[KEY]
+        return ShippedDraft(
+            path=path,
+            target=about["target"]["source"],
+            sha256=about["target"]["sha256"],
+            tied=about["tied"],
+            shape=(config["hidden_size"], config["vocab_size"]),
+            bytes=(path / TENSORS).stat().st_size,
+        )
+    except (InputError, OSError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is no draft ({type(error).__name__}: {error}); install ssd_jax again, or "
+            "remove that directory"
+        ) from None

@@ -1,0 +1,190 @@
+"""The tokenizer of a Hugging Face model directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssd_jax.checkpoints.post_processing import begin_with
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.errors import InputError
+from ssd_jax.files import brief, read_json, read_text, shown
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_MOST_TOKENIZER = 64 << 20
+_MOST_TEMPLATE = 1 << 20
+_ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+def tokenizer_from_directory(path: Path) -> Tokenizer:
+    """Build the tokenizer of a directory with `tokenizer.json` and, as far as they exist,
+    `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
+    `generation_config.json` and `config.json`.
+
+    EOS is every id that any of these files names. The post-processor of `tokenizer.json` says
+    whether a BOS is added; `add_bos_token` counts only where there is none.
+
+    Raises:
+      InputError: `tokenizer.json` is missing, or a file cannot be understood.
+    """
+    backend = _read_backend(path)
+    # Where both files name a token, tokenizer_config.json is right.
+    config = _read_json(path / "special_tokens_map.json") | _read_json(
+        path / "tokenizer_config.json"
+    )
+    _add_tokens(backend, config, path)
+    named = _named_tokens(config, path)
+    ids = {role: i for role, text in named.items() if (i := backend.token_to_id(text)) is not None}
+    _mark_special(backend, [named[role] for role in ids])
+    generation, model = (
+        _read_json(path / "generation_config.json"),
+        _read_json(path / "config.json"),
+    )
+    eos_ids = [*_ids(generation, "eos_token_id", path), *_ids(model, "eos_token_id", path)]
+    bos_ids = [*_ids(generation, "bos_token_id", path), *_ids(model, "bos_token_id", path)]
+    if backend.post_processor is None and config.get("add_bos_token") and "bos_token" in ids:
+        begin_with(backend, ids["bos_token"])
+    return Tokenizer(
+        backend,
+        eos_ids=[*eos_ids, ids["eos_token"]] if "eos_token" in ids else eos_ids,
+        bos_id=ids.get("bos_token", next(iter(bos_ids), None)),
+        special_tokens={role: named[role] for role in ids},
+        chat_template=_chat_template(config, path),
+        where=str(path),
+    )
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer
+
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise InputError(
+            f"{file} is missing; write it with transformers: "
+            f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')"
+        )
+    text = read_text(file, most=_MOST_TOKENIZER)
+    try:
+        backend = Tokenizer.from_str(text)
+    except Exception as error:  # `tokenizers` raises bare exceptions
+        raise InputError(f"{file} is no tokenizer: {brief(error)}; fetch the file again") from error
+    # Some files carry the lengths of a training run.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a file, or an empty one if there is no such file."""
+    return read_json(file) if file.exists() else {}
+
+
+def _content(token: object, key: str, path: Path) -> str:
+    """Return the text of a token that is written as a string or as an object with `content`."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise InputError(
+            f"{path}/tokenizer_config.json: {key} must be a string or an object with 'content', "
+            f"not {shown(token)}"
+        )
+    return text
+
+
+def _named_tokens(config: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Return the special tokens by role."""
+    return {role: _content(config[role], role, path) for role in _ROLES if config.get(role)}
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
+    """Add the tokens that `tokenizer.json` may leave to tokenizer_config.json."""
+    from tokenizers import AddedToken
+
+    entries = config.get("added_tokens_decoder") or {}
+    if not isinstance(entries, Mapping) or not all(i.isdecimal() for i in entries):
+        raise InputError(
+            f"{path}/tokenizer_config.json: added_tokens_decoder must be an object with ids as "
+            f"keys, not {shown(entries)}"
+        )
+    for key in sorted(entries, key=int):
+        token_id, entry = int(key), entries[key]
+        text = _content(entry, "added_tokens_decoder", path)
+        written = entry if isinstance(entry, Mapping) else {}
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        backend.add_tokens([AddedToken(text, **{f: bool(written.get(f, False)) for f in flags})])
+        if backend.token_to_id(text) != token_id:
+            raise InputError(
+                f"{path}: tokenizer_config.json gives the token {text!r} the id {token_id}, "
+                f"tokenizer.json gives it {backend.token_to_id(text)}; fetch both files again"
+            )
+    extra = config.get("additional_special_tokens") or []
+    if not isinstance(extra, list):
+        raise InputError(
+            f"{path}/tokenizer_config.json: additional_special_tokens must be a list, not "
+            f"{shown(extra)}"
+        )
+    _mark_special(backend, [_content(t, "additional_special_tokens", path) for t in extra])
+
+
+def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
+    """Make tokens of the vocabulary special; their other flags stay as they are."""
+    from tokenizers import AddedToken
+
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    for text in texts:
+        token = added.get(text, AddedToken(text, normalized=False))
+        if backend.token_to_id(text) is not None and not token.special:
+            token.special = True
+            backend.add_tokens([token])
+
+
+def _ids(config: Mapping[str, Any], key: str, path: Path) -> list[int]:
+    """Return the ids under `key`: one, a list of them, or none."""
+    value = config.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+        raise InputError(
+            f"{path}: {key} must be an integer or a list of integers, from 0 on, not {shown(value)}"
+        )
+    return ids
+
+
+def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
+    """Return the Jinja source: `chat_template.jinja`, else the one in tokenizer_config.json."""
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return read_text(file, most=_MOST_TEMPLATE)
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = _named_default(template, path)
+    if not isinstance(template, str | None):
+        raise InputError(
+            f"{path}/tokenizer_config.json: chat_template must be a string or a list of objects "
+            "with 'name' and 'template'; fetch the file again"
+        )
+    return template
+
+
+def _named_default(templates: list[Any], path: Path) -> object:
+    """Return the template of that name."""
+    by_name = {
+        str(entry.get("name")): entry.get("template", 0)
+        for entry in templates
+        if isinstance(entry, Mapping)
+    }
+    if "default" not in by_name:
+        raise InputError(
+            f"{path}: none of the chat templates {shown(sorted(by_name))} is named 'default'; "
+            "write the one to use to chat_template.jinja"
+        )
+    return by_name["default"]

@@ -1,0 +1,167 @@
+"""`ssd-jax chat`: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import functools
+import io
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+from rich.console import Console
+
+from ssd_jax.chat.history import HistoryFile
+from ssd_jax.chat.reader import PipeReader, Reader, TerminalReader
+from ssd_jax.chat.screen import Screen
+from ssd_jax.checkpoints.cache_dir import cache_dir
+from ssd_jax.cli import settings
+from ssd_jax.cli.loading import load, open_llm
+from ssd_jax.cli.names import short
+from ssd_jax.config import Config
+from ssd_jax.errors import DeviceError, InputError, SsdError
+from ssd_jax.interrupts import Deferred
+from ssd_jax.paths import require_writable, user_path
+from ssd_jax.runtime.request import SamplingParams
+
+if TYPE_CHECKING:
+    from ssd_jax.chat.session import Session
+    from ssd_jax.llm import LLM
+
+_MAX_TOKENS = 1024
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags()
+    flags.DEFINE_string("system", None, "system message of the chat", flag_values=values)
+    flags.DEFINE_string(
+        "history",
+        "auto",
+        "file of what was typed, for the arrow keys; auto is in the user's cache, off keeps none",
+        flag_values=values,
+    )
+    values["max_tokens"].default = _MAX_TOKENS
+    values["max_tokens"].unparse()
+    given = settings.parse(values, "chat", arguments)
+    config, params = settings.config_of(given), settings.params_of(given)
+    if config.chat_template is False:
+        raise InputError("chat needs the chat template; leave out --chat_template=false")
+    history = _history(given)
+    with open_llm(config) as llm:
+        _check_template(llm, given["system"], params)
+        from ssd_jax.chat.session import Session  # bad flags must not wait for JAX
+
+        console, interrupts = Console(stderr=True), Deferred(signal.SIGINT)
+        piped = not sys.stdin.isatty()
+        if not piped:
+            load(llm)
+        session = Session(
+            llm,
+            params,
+            Screen(sys.stdout, console),
+            system=given["system"],
+            # Nothing loads for a pipe of which no line can be answered.
+            ready=functools.cache(lambda: load(llm)) if piped else lambda: None,
+            stopped=lambda: interrupts.noted,
+        )
+        if piped:
+            return _answer_lines(session)
+        reader = TerminalReader(
+            history,
+            plain=console.is_dumb_terminal,
+            colour=console.color_system is not None and not console.no_color,
+        )
+        title, hint = _greeting(llm)
+        console.print(title, style="bold", markup=False, highlight=False)
+        console.print(hint, style="dim", markup=False, highlight=False)
+        with interrupts:
+            _talk(session, reader, interrupts, console)
+            interrupts.forget()
+    return 0
+
+
+def _history(given: Mapping[str, Any]) -> HistoryFile | None:
+    """Where entries are kept.
+
+    Raises:
+      InputError: nothing can be kept there.
+    """
+    place = given["history"]
+    if not place:
+        raise InputError("history is empty; give a file, auto or off")
+    if place in ("auto", "off"):
+        return None if place == "off" else HistoryFile(cache_dir() / "chat_history")
+    path = user_path(place)
+    if path.is_dir():
+        raise InputError(f"history = '{path}' is a directory; give a file, auto or off")
+    require_writable("history", path)
+    return HistoryFile(path)
+
+
+def _check_template(llm: LLM, system: str | None, params: SamplingParams) -> None:
+    """Refuses a model that cannot hold such a conversation, before its weights load."""
+    if not llm.tokenizer.has_chat_template:
+        raise InputError(
+            f"{llm.config.target} has no chat template, so it is no chat model; choose an instruct "
+            "model, or complete text with ssd-jax generate"
+        )
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    llm.request([*messages, {"role": "user", "content": "?"}], params)
+
+
+def _greeting(llm: LLM) -> list[str]:
+    config = llm.config
+    draft = f" (draft {short(config.draft)}, k {_k(config)})" if config.draft else ""
+    return [
+        f"{short(config.target)}, mode {llm.mode}{draft}, context {llm.context} tokens",
+        "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves",
+    ]
+
+
+def _k(config: Config) -> str:
+    return "auto" if config.chooses_k else str(config.speculated)
+
+
+def _talk(session: Session, reader: Reader, interrupts: Deferred, console: Console) -> None:
+    """A conversation at a terminal, until its user leaves."""
+    leaving = False
+    while True:
+        console.print()
+        try:
+            with interrupts.delivered():
+                raw = reader.read()
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print()
+            if leaving and not reader.cleared:
+                return
+            leaving = not reader.cleared
+            if leaving:
+                console.print("Ctrl-C again leaves, and so does Ctrl-D", style="dim")
+            continue
+        leaving = False
+        interrupts.forget()
+        try:
+            if not session.take(raw):
+                return
+        except DeviceError as error:  # what was said can still be saved
+            console.print(str(error), style="red", markup=False, highlight=False)
+
+
+def _answer_lines(session: Session) -> int:
+    """Answers what standard input holds; 2 where an entry was refused."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are refused by name
+        sys.stdin.reconfigure(errors="surrogateescape")
+    reader = PipeReader(sys.stdin)
+    try:
+        while session.take(reader.read()):
+            pass
+    except EOFError:
+        pass
+    if session.failed:
+        raise SsdError(f"{session.failed} answers ended with finish_reason error; ask again")
+    return InputError.exit_status if session.refused else 0

@@ -1,0 +1,126 @@
+"""`ssd-jax compare A.jsonl B.jsonl`: where two runs of the same prompts part, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+from rich.console import Console
+
+from ssd_jax.cli import settings
+from ssd_jax.cli.loading import load, open_llm, progress_bar
+from ssd_jax.compare.findings import Comparison, Finding, compare
+from ssd_jax.compare.judges import ModelJudge, check_fits, without_model
+from ssd_jax.compare.outputs import read_outputs
+from ssd_jax.compare.pairs import Pair, pair_up
+from ssd_jax.compare.report import comparison_json, comparison_table
+from ssd_jax.config import Config
+from ssd_jax.errors import InputError
+from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
+from ssd_jax.runtime.request import SamplingParams
+
+if TYPE_CHECKING:
+    from ssd_jax.llm import Prompt
+
+_FILES = ("A.jsonl", "B.jsonl")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags()
+    flags.DEFINE_string(
+        "prompt_file",
+        None,
+        "prompts of both runs; with the settings of both, margins and verdicts follow",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean("json", False, "one JSON object on standard output", flag_values=values)
+    given = settings.parse(values, "compare", arguments, files=_FILES)
+    config, params = settings.config_of(given), settings.params_of(given)
+    pairs = pair_up(*(read_outputs(Path(given[name])) for name in _FILES))
+    names = _names(given)
+    if given["prompt_file"] is None:
+        found = compare(names, pairs, without_model(params, config.verify))
+    else:
+        found = _with_model(names, pairs, _alone(config), params, Path(given["prompt_file"]))
+    if given["json"]:
+        print(json.dumps(comparison_json(found)))
+    else:
+        Console().print(comparison_table(found))
+    return found.exit_status
+
+
+def judged(names: tuple[str, str], pairs: Sequence[Pair], judge: ModelJudge) -> Comparison:
+    """Judges pairs with a model, with a progress bar."""
+    different = sum(pair.kind != "identical" for pair in pairs)
+    with progress_bar("scoring forks", unit="prompts") as progress:
+        done = 0
+
+        def one(pair: Pair) -> Finding:
+            nonlocal done
+            finding = judge(pair)
+            done += 1
+            if progress is not None:
+                progress(done, different)
+            return finding
+
+        return compare(names, pairs, one, limit=judge.limit, bitwise=judge.bitwise)
+
+
+def _with_model(
+    names: tuple[str, str],
+    pairs: Sequence[Pair],
+    config: Config,
+    params: SamplingParams,
+    prompts: Path,
+) -> Comparison:
+    lines = parse_prompt_file(prompts).prompts
+    asked = {p.prompt_index: _prompt(lines, p, prompts) for p in pairs if p.compared}
+    llm = open_llm(config)
+    requests = {}
+    for index, prompt in asked.items():
+        try:
+            requests[index] = llm.request(prompt, params, index)
+        except InputError as error:
+            raise InputError(f"prompt_index {index} of {prompts}: {error}") from None
+    check_fits(llm, pairs, requests)
+    if any(pair.kind == "fork" for pair in pairs):
+        load(llm)
+    return judged(names, pairs, ModelJudge(llm, requests, certain=False))
+
+
+def _prompt(lines: Sequence[PromptLine | BadLine], pair: Pair, path: Path) -> Prompt:
+    index = pair.prompt_index
+    if index >= len(lines):
+        raise InputError(
+            f"prompt_index {index} has answers, but {path} has {len(lines)} prompts; give the "
+            "prompt file of both runs"
+        )
+    line = lines[index]
+    if isinstance(line, BadLine):
+        raise InputError(f"prompt_index {index} has answers, but {line.where}: {line.error}")
+    return line.messages or line.prompt or ""
+
+
+def _alone(config: Config) -> Config:
+    """The target as configured, without what only a mode needs."""
+    return dataclasses.replace(
+        config,
+        mode="ar",
+        draft=None,
+        k=None,
+        draft_dtype=None,
+        draft_temperature=None,
+        proposal_support=None,
+        slots=1,
+    )
+
+
+def _names(given: Mapping[str, Any]) -> tuple[str, str]:
+    """Titles of A and B: file names, or the paths where those are the same."""
+    one, other = (Path(given[name]) for name in _FILES)
+    return (one.name, other.name) if one.name != other.name else (str(one), str(other))

@@ -1,0 +1,39 @@
+"""`ssd-jax convert`: write any supported checkpoint as our own, which loads in seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from ssd_jax.cli import settings
+from ssd_jax.cli.loading import progress_bar
+from ssd_jax.errors import InputError
+from ssd_jax.paths import require_writable, user_path
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags()
+    flags.DEFINE_string("out", None, "directory to write; must not exist", flag_values=values)
+    given = settings.parse(values, "convert", arguments)
+    config = settings.config_of(given)
+    settings.require_used(values, "convert", ("target", "dtype", "out", "config"))
+    if not given["out"]:
+        raise InputError("give --out=DIRECTORY")
+
+    from ssd_jax.checkpoints.checkpoint import open_checkpoint
+    from ssd_jax.checkpoints.orbax import DTYPES, require_free, write_checkpoint
+
+    if config.dtype not in DTYPES:
+        raise InputError(f"dtype = {config.dtype!r} cannot be stored; give one of {list(DTYPES)}")
+    out = user_path(given["out"])
+    require_free(out)
+    require_writable("out", out, replaced=True)
+    with progress_bar("downloading", unit="bytes") as progress:
+        checkpoint = open_checkpoint(config.target, progress=progress)
+    with progress_bar("converting", unit="bytes") as progress:
+        write_checkpoint(out, checkpoint, config.dtype, progress=progress)
+    print(f"wrote {out}; use it as --target={out}", file=sys.stderr)
+    return 0

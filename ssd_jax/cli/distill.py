@@ -1,0 +1,108 @@
+"""`ssd-jax distill`: prompts, the target's own text, a trained draft, its figures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from ssd_jax.cli import settings
+from ssd_jax.cli.loading import progress_bar
+from ssd_jax.errors import InputError
+from ssd_jax.paths import require_writable, user_path
+
+STOPPED = 3
+"""Exit status of a command that ended early, as it was asked to, and can go on."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Returns: exit status; 0 if all is done, `STOPPED` if the same command has to go on.
+    """
+    from rich.console import Console
+
+    from ssd_jax.checkpoints.cache_dir import cache_dir
+    from ssd_jax.compat import check_sums
+    from ssd_jax.compile_cache import keep_programs, open_store
+    from ssd_jax.distill.settings import read_settings
+    from ssd_jax.distill.stages import STAGES, Stopped, run
+
+    values = settings.Flags()
+    flags.DEFINE_string(
+        "config", None, "TOML file of what to make; configs/distill has some", flag_values=values
+    )
+    flags.DEFINE_enum(
+        "stage",
+        None,
+        [*STAGES],
+        f"run this stage alone ({', '.join(STAGES)}); default: all that are not finished",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "out",
+        None,
+        "directory of the results; default: distill/NAME in the user's cache directory",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "data",
+        None,
+        "directory of the prompt files; default: what the configuration says",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "draft",
+        None,
+        "draft to evaluate: a draft checkpoint, another model source, or default for the one that "
+        "comes with the package; without it the trained one",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "compile_cache",
+        "auto",
+        "directory of compiled programs; auto is the user's cache, off keeps none",
+        flag_values=values,
+    )
+    given = settings.parse(values, "distill", arguments, config_of_flags=False)
+    if not given["config"]:
+        raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
+    if given["compile_cache"] == "":
+        raise InputError("compile_cache is empty; give a directory, auto or off")
+    if given["draft"] is not None and given["stage"] not in (None, "evaluate"):
+        raise InputError(
+            f"draft = {given['draft']!r} is for stage evaluate, and this is stage "
+            f"{given['stage']}; leave it out"
+        )
+    data = None if given["data"] is None else user_path(given["data"])
+    if data is not None and not data.is_dir():
+        raise InputError(f"data = '{data}' is no directory; give that of the prompt files")
+    wanted = read_settings(Path(given["config"]), data=data)
+    name = wanted.target.name or wanted.name
+    work = cache_dir() / "distill" / name if given["out"] is None else user_path(given["out"])
+    require_writable("out", work)
+    keep_programs(open_store(given["compile_cache"]))
+    check_sums()
+    try:
+        run(
+            wanted,
+            work,
+            stage=given["stage"],
+            draft=given["draft"],
+            bar=progress_bar,
+            say=_say,
+            show=Console().print,
+        )
+    except Stopped as stopped:
+        _say(f"stopped ({stopped}); the same command goes on with what is in {work}")
+        return STOPPED
+    except KeyboardInterrupt:
+        _say(f"stopped; the same command goes on with what is in {work}")
+        raise
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

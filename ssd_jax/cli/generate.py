@@ -1,0 +1,195 @@
+"""`ssd-jax generate`: complete one prompt or a file of prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from ssd_jax.cli import settings
+from ssd_jax.cli.failed import failure
+from ssd_jax.cli.loading import load, open_llm, progress_bar
+from ssd_jax.config import MODES, Config
+from ssd_jax.errors import InputError
+from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
+from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
+
+if TYPE_CHECKING:
+    from ssd_jax.llm import LLM
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags()
+    flags.DEFINE_string("prompt", None, "text to complete", flag_values=values)
+    flags.DEFINE_string(
+        "prompt_file",
+        None,
+        'JSONL file, one {"prompt": ...} or {"messages": [...]} a line',
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "json", False, "one JSON object a prompt on standard output", flag_values=values
+    )
+    flags.DEFINE_string(
+        "compare",
+        None,
+        "run the prompts in this mode, too, and show on standard error where the texts part",
+        flag_values=values,
+    )
+    given = settings.parse(values, "generate", arguments)
+    config, params = settings.config_of(given), settings.params_of(given)
+    _check_other(config, given["compare"])
+    prompts = _prompts(given)
+    write = _JsonLines() if given["json"] else _Text(len(prompts))
+    good: list[tuple[int, PromptLine]] = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, BadLine):
+            write.refused(index, f"{prompt.where}: {prompt.error}")
+        else:
+            good.append((index, prompt))
+    if not good:
+        return InputError.exit_status
+    with open_llm(config) as llm:
+        requests: list[Request] = []
+        for index, prompt in good:
+            try:
+                requests.append(llm.request(prompt.messages or prompt.prompt or "", params, index))
+            except InputError as error:
+                write.refused(index, str(error))
+        if not requests:
+            return InputError.exit_status
+        load(llm)
+        outputs: list[RequestOutput] = []
+        for event in llm.run(requests):
+            write.event(event)
+            if event.output is not None:
+                outputs.append(event.output)
+        status = InputError.exit_status if len(requests) < len(prompts) else 0
+        _require_all(outputs)
+        if given["compare"] is not None:
+            return _compare(llm, requests, outputs, given["compare"]) or status
+        return status
+
+
+def _check_other(config: Config, other: str | None) -> None:
+    """Refuses a mode to compare with that is the same, unknown, or not prepared."""
+    if other is None:
+        return
+    if other not in MODES:
+        raise InputError(f"compare = {other!r} is unknown; one of {list(MODES)}")
+    if other == config.mode:
+        raise InputError(f"compare = {other!r} is the mode that runs anyway; name another")
+    if other == "auto":
+        raise InputError(
+            "compare = 'auto' names no mode; use --mode=auto, and --compare=ar for example"
+        )
+    # Every model can decode one by one, and a draft that branches can do without.
+    prepared = {"ssd": ("sd", "ssd"), "sd": ("sd",)}.get(config.prepared, ())
+    if other != "ar" and other not in prepared:
+        raise InputError(
+            f"compare = {other!r} needs the settings of that mode; "
+            f"use --mode={other} --compare={config.mode}"
+        )
+
+
+def _compare(
+    llm: LLM, requests: Sequence[Request], outputs: Sequence[RequestOutput], other: str
+) -> int:
+    """Runs the requests in another mode and reports; returns the report's exit status."""
+    from rich.console import Console
+
+    from ssd_jax.cli.compare import judged
+    from ssd_jax.compare.judges import ModelJudge
+    from ssd_jax.compare.outputs import Output
+    from ssd_jax.compare.pairs import pair_up
+    from ssd_jax.compare.report import comparison_table
+
+    again: list[RequestOutput] = []
+    with progress_bar(f"the same in mode {other}", unit="prompts") as progress:
+        for event in llm.run(requests, other):
+            if event.output is not None:
+                again.append(event.output)
+                if progress is not None:
+                    progress(len(again), len(requests))
+    _require_all(again)
+    one, two = ({out.prompt_index: Output.of(out) for out in run} for run in (outputs, again))
+    judge = ModelJudge(llm, {request.index: request for request in requests}, certain=True)
+    found = judged((llm.mode, other), pair_up(one, two), judge)
+    Console(stderr=True).print(comparison_table(found))
+    return found.exit_status
+
+
+def _require_all(outputs: Sequence[RequestOutput]) -> None:
+    """Raises: SsdError: some did not run to their end."""
+    failed = [f"prompt {out.prompt_index}" for out in outputs if out.finish_reason == "error"]
+    if failed:
+        raise failure(failed, len(outputs), "prompts")
+
+
+def _prompts(given: Mapping[str, Any]):
+    if (given["prompt"] is None) == (given["prompt_file"] is None):
+        raise InputError("give one of --prompt=TEXT and --prompt_file=FILE.jsonl")
+    if given["prompt"] is not None:
+        return [PromptLine(prompt=given["prompt"], messages=None)]
+    prompts = parse_prompt_file(Path(given["prompt_file"])).prompts
+    if not prompts:
+        raise InputError(f"{given['prompt_file']}: no prompts in the file")
+    return prompts
+
+
+class _JsonLines:
+    """Prompts as JSON lines in prompt order, finished or refused, each when its turn comes."""
+
+    def __init__(self) -> None:
+        self._ready: dict[int, dict[str, Any]] = {}
+        self._next = 0
+
+    def refused(self, index: int, error: str) -> None:
+        print(f"prompt {index}: {error}", file=sys.stderr)
+        self._print(index, {"prompt_index": index, "error": error})
+
+    def event(self, event: TokenEvent) -> None:
+        if event.output is not None:
+            line = dataclasses.asdict(event.output)
+            if line["logprobs"] is None:
+                del line["logprobs"]
+            self._print(event.prompt_index, line)
+
+    def _print(self, index: int, line: dict[str, Any]) -> None:
+        self._ready[index] = line
+        while self._next in self._ready:
+            print(json.dumps(self._ready.pop(self._next)), flush=True)
+            self._next += 1
+
+
+class _Text:
+    """Text for a person: one prompt streams; of several, each is printed when it ends."""
+
+    def __init__(self, prompts: int) -> None:
+        self._stream = prompts == 1
+
+    def refused(self, index: int, error: str) -> None:
+        print(f"prompt {index}: {error}", file=sys.stderr)
+
+    def event(self, event: TokenEvent) -> None:
+        if self._stream:
+            print(event.text, end="", flush=True)
+        elif event.output is not None:
+            print(f"--- prompt {event.prompt_index}\n{event.output.text}", flush=True)
+        if event.output is not None:
+            self._summary(event.output)
+
+    def _summary(self, output: RequestOutput) -> None:
+        if self._stream:
+            print(flush=True)
+        speed, first = output.metrics["tokens_per_second"], output.metrics["ttft_ms"]
+        parts = [f"{len(output.token_ids)} tokens", output.finish_reason]
+        parts += [f"{speed:.1f} tokens/s"] if speed else []
+        parts += [f"first token after {first:.0f} ms"] if first else []
+        print(f"[{', '.join(parts)}]", file=sys.stderr)

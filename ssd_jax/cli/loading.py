@@ -1,0 +1,85 @@
+"""Opening and loading a model with progress bars on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.config import Config
+
+if TYPE_CHECKING:
+    from ssd_jax.llm import LLM
+
+SECONDS_BETWEEN_LINES = 30.0
+
+
+def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
+    """Models that are downloaded if need be, with tokenizers; weights are not loaded yet.
+
+    `ks` are values of K to prepare beside the configured one.
+    """
+    from ssd_jax.llm import LLM  # bad flags must not wait for JAX
+
+    with progress_bar("downloading", unit="bytes") as progress:
+        return LLM(config=config, load=False, ks=ks, progress=progress)
+
+
+def load(llm: LLM) -> None:
+    """Compiles programs and loads weights; says which placement and mode were chosen, if any."""
+    if llm.placement.why is not None:
+        print(llm.placement, file=sys.stderr)
+    with progress_bar("loading weights, compiling", unit="bytes") as progress:
+        llm.load(progress=progress)
+    if llm.choice is not None:
+        print(llm.choice, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress_bar(label: str, *, unit: str) -> Iterator[Progress]:
+    """A bar that appears with the first report of (done, total) and goes away at the end.
+
+    What is counted in tokens is shown with its speed and the time that is left. Where standard
+    error is not a terminal, what takes long says every half minute how far it is.
+    """
+    if not sys.stderr.isatty():
+        yield _lines(label, unit)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bars
+
+    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    console = Console(stderr=True)
+    columns = [TextColumn("{task.description}"), BarColumn(), count]
+    if unit == "tokens":
+        columns += [TextColumn("{task.speed:.0f} tokens/s"), TimeRemainingColumn()]
+    with Bars(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+def _lines(label: str, unit: str) -> Progress:
+    began = said = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= SECONDS_BETWEEN_LINES:
+            said = now
+            line = f"{label}: {done} of {total} {unit}"
+            if unit == "tokens" and done:
+                speed = done / (now - began)
+                line += f", {speed:.0f} tokens/s, {(total - done) / speed / 60:.0f} minutes left"
+            print(line, file=sys.stderr, flush=True)
+
+    return progress

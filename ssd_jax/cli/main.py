@@ -1,0 +1,145 @@
+"""`ssd-jax COMMAND [--flags]`: dispatch, and the exit status of every failure."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import importlib
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ssd_jax import __version__
+from ssd_jax.errors import InputError, SsdError
+
+COMMANDS = {
+    "generate": "complete prompts",
+    "chat": "talk to a model in the terminal",
+    "compare": "show where two runs of the same prompts part",
+    "bench": "measure speed on prompt sets, or the cost of a forward",
+    "convert": "write a checkpoint that loads in seconds",
+    "distill": "train a small draft on a target's own text",
+    "demo": "answer one prompt and show the speed",
+    "trace": "draw what --trace wrote: target and draft, round by round",
+}
+_INTERRUPTED = 130
+_UNUSABLE = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.EROFS, errno.EEXIST, errno.ENXIO),
+}
+"""Of a named file: another one would do; anything else, such as a full disk, is a failure."""
+_OF_STREAMS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns: exit status; 0 done, 1 failure, 2 bad usage or input, 130 interrupted; a command may
+      have others of its own.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_missing_streams()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLine())
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except SsdError as error:
+        return _failed(arguments, str(error), error.exit_status)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        return _lost_output()
+    except OSError as error:
+        if error.filename is None:
+            _lost_output()
+        bad = error.errno in _UNUSABLE and error.filename is not None
+        status = InputError.exit_status if bad else SsdError.exit_status
+        return _failed(arguments, _about(error, "name another one" if bad else ""), status)
+    except RuntimeError as error:
+        if not _is_of_device(error):
+            raise
+        said = (str(error).splitlines() or [repr(error)])[0]
+        return _failed(arguments, f"a device has failed: {said}", SsdError.exit_status)
+    except MemoryError:
+        remedy = "lower --slots, --context or --budget, or take a smaller model"
+        return _failed(arguments, f"out of memory; {remedy}", SsdError.exit_status)
+
+
+class _OneLine(logging.Formatter):
+    """What is logged, without tracebacks."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """Nothing; see `logging.Formatter`."""
+        del ei
+        return ""
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if arguments else InputError.exit_status
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    return _command(arguments[0]).run(arguments[1:])
+
+
+def _is_of_device(error: RuntimeError) -> bool:
+    """Whether JAX says it, which need not be there yet."""
+    return "jax" in sys.modules and isinstance(error, sys.modules["jax"].errors.JaxRuntimeError)
+
+
+def _failed(arguments: Sequence[str], message: str, status: int) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        print(f"ssd-jax {arguments[0]}: {message}", file=sys.stderr)
+    return status
+
+
+def _about(error: OSError, remedy: str) -> str:
+    place = error.filename
+    if place is None and error.errno in _OF_STREAMS:
+        place = "standard input or output"
+    reason = error.strerror or str(error)
+    return f"{'' if place is None else f'{place}: '}{reason}{remedy and '; '}{remedy}"
+
+
+def _lost_output() -> int:
+    """Has nowhere take what is buffered, for who was to read it has gone, or its disk is full."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return SsdError.exit_status
+
+
+def _open_missing_streams() -> None:
+    """Gives a program that was started with a stream closed an empty one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            empty = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 (stays open)
+            setattr(sys, name, empty)
+
+
+def _command(name: str):
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
+        raise InputError(f"unknown command {name!r}; {hint}")
+    return importlib.import_module(f"ssd_jax.cli.{name}")
+
+
+def _usage() -> str:
+    lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        ["usage: ssd-jax COMMAND [--flag=value ...]", "", *lines, "", "ssd-jax COMMAND --help"]
+    )

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from ssd_jax.checkpoints.chat_template import ChatTemplate
+from ssd_jax.errors import InputError
+
+USER = {"role": "user", "content": "Grüße <b>"}
+
+
+def render(source, messages=(USER,), *, add_generation_prompt=False, **special_tokens):
+    template = ChatTemplate(source, special_tokens=special_tokens, where="the model")
+    return template.render(list(messages), add_generation_prompt=add_generation_prompt)
+
+
+def test_messages_and_special_tokens_are_given():
+    source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m['content'] }}{% endfor %}"
+    assert render(source, bos_token="<s>") == "<s>[user] Grüße <b>"
+
+
+@pytest.mark.parametrize(("add", "expected"), [(True, "assistant:"), (False, "")])
+def test_generation_prompt(add, expected):
+    source = "{% if add_generation_prompt %}assistant:{% endif %}"
+    assert render(source, add_generation_prompt=add) == expected
+
+
+def test_block_lines_leave_no_white_space():
+    assert render("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
+
+
+def test_tools_and_documents_are_none():
+    assert render("{{ tools is none }} {{ documents is none }}") == "True True"
+
+
+def test_tojson_keeps_characters_as_they_are():
+    assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "Grüße <b>"}'
+    assert render("{{ {'b': 1, 'a': [2]} | tojson(indent=1, sort_keys=true) }}") == (
+        '{\n "a": [\n  2\n ],\n "b": 1\n}'
+    )
+
+
+def test_loop_controls():
+    source = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}"  # noqa: E501
+    assert render(source) == "02"
+
+
+def test_strftime_now():
+    assert render("{{ strftime_now('%Y') }}") == str(datetime.datetime.now().year)
+
+
+def test_generation_blocks_are_kept():
+    source = "{% for m in messages %}{% generation %}<{{ m.role }}>{% endgeneration %}{% endfor %}"
+    assert render(source) == "<user>"
+
+
+def test_raise_exception_becomes_an_input_error():
+    with pytest.raises(InputError, match="the model failed: roles must alternate;"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_an_undefined_role_becomes_an_input_error():
+    source = "{% if messages[0].role == 'user' %}u{% else %}{{ missing.text }}{% endif %}"
+    assert render(source) == "u"
+    with pytest.raises(InputError, match="'missing' is undefined"):
+        render(source, [{"role": "wizard", "content": "x"}])
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{% nothing %}"])
+def test_a_wrong_template_becomes_an_input_error(source):
+    with pytest.raises(InputError, match="chat template of the model failed"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ raise_exception.__globals__['datetime'] }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{{ messages | map(attribute='__class__.__mro__') | list }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='system') }}",
+    ],
+)
+def test_the_sandbox_holds(source):
+    with pytest.raises(InputError, match=r"failed: .*(unsafe|not safely callable)"):
+        render(source)
+
+
+def test_messages_are_left_as_they_are():
+    messages = [dict(USER)]
+    render("{% set m = messages[0] %}{{ m.role }}", messages)
+    assert messages == [USER]
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "non-empty list"),
+        ("hello", "non-empty list"),
+        (USER, "non-empty list"),
+        (None, "non-empty list"),
+        (["hello"], r"messages\[0\] must be an object"),
+        ([USER, {"content": "x"}], r"messages\[1\]: 'role' must be a string; it is missing"),
+        ([{"role": "user"}], r"messages\[0\]: 'content' must be a string; it is missing"),
+        ([{"role": 1, "content": "x"}], r"messages\[0\]: 'role' must be a string; it is 1"),
+        ([{"role": "user", "content": None}], "'content' must be a string; it is None"),
+        ([{"role": "user", "content": ["x" * 99]}], r"it is \['x+\.\.\.x+'\]$"),
+    ],
+)
+def test_malformed_messages_are_named(messages, message):
+    template = ChatTemplate("x", special_tokens={}, where="the model")
+    with pytest.raises(InputError, match=message):
+        template.render(messages, add_generation_prompt=True)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pytest
+
+from ssd_jax.checkpoints.byte_level import PRE_TOKENIZERS
+from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
+from ssd_jax.errors import InputError
+from tests.checkpoints.builders import TOKENS, metadata
+from tests.checkpoints.conftest import golden
+
+N = len(TOKENS)
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
+
+
+def load(values):
+    return tokenizer_from_gguf(values, where="model.gguf")
+
+
+def tokens(tokenizer, text, **options):
+    return [tokenizer.token(i) for i in tokenizer.encode(text, **options)]
+
+
+def test_control_tokens_are_special_and_user_defined_ones_are_text():
+    tokenizer = load(metadata(("<end>", CONTROL), ("<tool>", USER_DEFINED)))
+    ids = tokenizer.encode("hello<tool><end>")
+    assert [tokenizer.token(i) for i in ids] == ["hello", "<tool>", "<end>"]
+    assert tokenizer.special_ids == {N}
+    assert tokenizer.decode(ids) == "hello<tool>"
+    assert tokenizer.decode(ids, skip_special=False) == "hello<tool><end>"
+
+
+def test_trailing_unused_tokens_are_padding():
+    padding = ("[PAD1]", UNUSED), ("[PAD2]", UNUSED)
+    tokenizer = load(metadata(("<end>", CONTROL), *padding, padding_token_id=N + 2))
+    assert tokenizer.size == N + 1
+    assert tokenizer.token(N + 1) is None
+    assert tokenizer.decode([*tokenizer.encode("hello"), N + 1]) == "hello"
+
+
+def test_all_kinds_of_end_are_eos():
+    added = [(text, CONTROL) for text in ("<a>", "<b>", "<c>", "<|im_end|>", "<|im_start|>")]
+    ids = {"eos_token_id": N, "eot_token_id": N + 1, "eom_token_id": N + 2}
+    assert load(metadata(*added, **ids)).eos_ids == {N, N + 1, N + 2, N + 3}
+
+
+def test_an_end_marker_that_is_ordinary_text_is_no_eos():
+    tokenizer = load(metadata(("</s>", 1), ("<e>", CONTROL), eos_token_id=N + 1))
+    assert tokenizer.eos_ids == {N + 1}
+    assert tokens(tokenizer, "</s>") == ["<", "/", "s", ">"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "add_bos", "begins_with_bos"),
+    [
+        ("gpt-2", None, False),
+        ("gpt-2", True, True),
+        ("llama-bpe", None, True),
+        ("llama3", None, True),
+        ("llama-bpe", False, False),
+    ],
+)
+def test_bos_is_added_where_the_file_or_its_kind_says_so(pre, add_bos, begins_with_bos):
+    values = metadata(("<bos>", CONTROL), pre=pre, add_bos_token=add_bos, bos_token_id=N)
+    tokenizer = load(values)
+    assert tokens(tokenizer, "hello") == ["<bos>"] * begins_with_bos + ["hello"]
+    assert tokens(tokenizer, "hello", add_special=False) == ["hello"]
+    assert tokenizer.bos_id == N
+
+
+def test_llama_3_finds_words_that_no_merge_makes():
+    def pieces(pre):
+        return tokens(load(metadata(("xyz", 1), pre=pre, add_bos_token=False)), "xyz")
+
+    assert pieces("llama-bpe") == ["xyz"]
+    assert pieces("gpt-2") == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("smollm", ["1", "2", "3", "4"]),
+        ("qwen2", ["1", "2", "3", "4"]),
+        ("llama-bpe", ["123", "4"]),
+        ("gpt-2", ["1234"]),
+        ("default", ["123", "4"]),
+    ],
+)
+def test_digits_are_grouped_as_the_pre_tokenizer_says(pre, pieces):
+    numbers = metadata(("12", 1), ("123", 1), ("1234", 1), pre=pre, merges=["1 2", "12 3", "123 4"])
+    assert tokens(load(numbers), "1234") == pieces
+
+
+def test_qwen2_composes_characters():
+    tokenizer = load(metadata(pre="qwen2"))
+    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"
+
+
+def test_sentencepiece_defaults():
+    tokenizer = load(golden("sentencepiece.json")["metadata"])
+    ids = tokenizer.encode("the line")
+    assert tokenizer.token(ids[0]) == "<s>"
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.special_ids) == (1, {2}, {0, 1, 2})
+    assert tokenizer.decode(ids) == "the line"
+
+
+def test_sentencepiece_without_byte_tokens_has_one_unknown_for_a_strange_word():
+    values = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "\u2581", "a"],
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL, 1, 1],
+        "tokenizer.ggml.scores": [0.0] * 5,
+    }
+    assert load(values).encode("a世界a") == [1, 3, 4, 0, 4]
+
+
+def test_an_added_token_is_plain_text_though_its_letters_stand_for_bytes():
+    tokenizer = load(metadata(("<é>", USER_DEFINED)))
+    assert tokenizer.decode(tokenizer.encode("é<é>")) == "é<é>"
+
+
+def test_a_file_without_token_types_still_has_special_tokens():
+    values = metadata(("<e>", CONTROL), token_type=None, eos_token_id=N)
+    assert load(values).special_ids == {N}
+
+
+@pytest.mark.parametrize("model", ["bert", "t5", "rwkv"])
+def test_other_models_are_refused(model):
+    with pytest.raises(InputError, match=f"model.gguf.*'{model}'.*'gpt2'.*'llama'"):
+        load(metadata(model=model))
+
+
+def test_other_pre_tokenizers_are_refused():
+    with pytest.raises(InputError, match=f"'tekken'.*{', '.join(PRE_TOKENIZERS)}"):
+        load(metadata(pre="tekken"))
+
+
+@pytest.mark.parametrize("key", ["model", "tokens", "merges"])
+def test_missing_metadata_is_named(key):
+    with pytest.raises(InputError, match=rf"no tokenizer\.ggml\.{key}.*convert"):
+        load(metadata(**{key: None}))
+
+
+def test_missing_scores_are_named():
+    values = {
+        k: v for k, v in golden("sentencepiece.json")["metadata"].items() if "scores" not in k
+    }
+    with pytest.raises(InputError, match=r"no tokenizer\.ggml\.scores"):
+        load(values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": [*TOKENS[:-1], "a"]}, "'a' stands twice"),
+        ({"token_type": [1]}, f"1 entries.*for {N} tokens"),
+        ({"merges": ["no where"]}, "merges does not fit"),
+        ({"eos_token_id": N}, f"eos_token_id is {N}, but the vocabulary has {N} tokens"),
+    ],
+)
+def test_damaged_metadata_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        load(metadata(**changes))
+
+
+def test_too_few_scores_are_refused():
+    values = golden("sentencepiece.json")["metadata"] | {"tokenizer.ggml.scores": [0.0]}
+    with pytest.raises(InputError, match=r"1 entries in tokenizer\.ggml\.scores"):
+        load(values)

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import pytest
+from tokenizers import AddedToken, processors
+
+from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
+from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.checkpoints.vocabulary import first_difference
+from ssd_jax.errors import InputError
+from tests.checkpoints.builders import TOKENS, backend, directory, metadata, special
+
+N = len(TOKENS)
+BOS, EOS = N, N + 1  # <s> and </s> of the default directory
+HI = [{"role": "user", "content": "hi"}]
+
+
+def with_bos():
+    tokenizer = backend(special("<s>"), special("</s>"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair=None, special_tokens=[("<s>", BOS)]
+    )
+    return tokenizer
+
+
+def test_eos_ids_come_from_every_file(tmp_path):
+    tokenizer = tokenizer_from_directory(
+        directory(
+            tmp_path,
+            tokenizer_config={"eos_token": "</s>"},
+            generation_config={"eos_token_id": [3, 5], "bos_token_id": 0},
+            config={"eos_token_id": 7},
+        )
+    )
+    assert tokenizer.eos_ids == {3, 5, 7, EOS}
+
+
+@pytest.mark.parametrize("name", ["generation_config", "config"])
+@pytest.mark.parametrize(("value", "ids"), [(4, {4}), ([4, 6], {4, 6}), (None, set())])
+def test_eos_may_be_one_id_or_a_list(tmp_path, name, value, ids):
+    path = directory(tmp_path, **{name: {"eos_token_id": value}})
+    assert tokenizer_from_directory(path).eos_ids == ids
+
+
+@pytest.mark.parametrize("value", ["2", [1, "2"], 2.5, True])
+def test_other_eos_values_are_refused(tmp_path, value):
+    with pytest.raises(InputError, match="eos_token_id must be an integer or a list"):
+        tokenizer_from_directory(directory(tmp_path, config={"eos_token_id": value}))
+
+
+@pytest.mark.parametrize("bos", ["<s>", {"content": "<s>", "lstrip": False}])
+@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
+def test_named_tokens_may_be_text_or_objects_in_either_file(tmp_path, bos, file):
+    tokenizer = tokenizer_from_directory(directory(tmp_path, **{file: {"bos_token": bos}}))
+    assert tokenizer.bos_id == BOS
+
+
+def test_tokenizer_config_wins_over_the_special_tokens_map(tmp_path):
+    path = directory(
+        tmp_path,
+        tokenizer_config={"bos_token": "<s>"},
+        special_tokens_map={"bos_token": "</s>", "eos_token": "</s>"},
+    )
+    tokenizer = tokenizer_from_directory(path)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (BOS, {EOS})
+
+
+def test_the_post_processor_decides_about_bos(tmp_path):
+    config = {"bos_token": "<s>", "add_bos_token": False}
+    path = directory(tmp_path, with_bos(), tokenizer_config=config)
+    assert tokenizer_from_directory(path).encode("a")[0] == BOS
+
+
+def test_add_bos_token_does_not_replace_a_post_processor(tmp_path):
+    tokenizer = backend(special("<s>"))
+    tokenizer.post_processor = processors.ByteLevel()
+    config = {"bos_token": "<s>", "add_bos_token": True}
+    path = directory(tmp_path, tokenizer, tokenizer_config=config)
+    assert BOS not in tokenizer_from_directory(path).encode("a")
+
+
+@pytest.mark.parametrize(("add_bos", "begin"), [(True, [BOS]), (False, []), (None, [])])
+def test_add_bos_token_decides_where_there_is_no_post_processor(tmp_path, add_bos, begin):
+    config = {"bos_token": "<s>", "add_bos_token": add_bos}
+    tokenizer = tokenizer_from_directory(directory(tmp_path, tokenizer_config=config))
+    assert tokenizer.encode("a") == begin + tokenizer.encode("a", add_special=False)
+
+
+def test_a_template_that_writes_bos_gets_no_second_one(tmp_path):
+    path = directory(
+        tmp_path,
+        with_bos(),
+        tokenizer_config={"bos_token": "<s>"},
+        chat_template="{{ bos_token }}{{ messages[0].content }}",
+    )
+    tokenizer = tokenizer_from_directory(path)
+    assert tokenizer.apply_chat_template(HI) == [BOS, *tokenizer.encode("hi", add_special=False)]
+
+
+def test_lengths_of_a_training_run_are_ignored(tmp_path):
+    tokenizer = backend()
+    tokenizer.enable_truncation(max_length=2)
+    tokenizer.enable_padding(length=8)
+    loaded = tokenizer_from_directory(directory(tmp_path, tokenizer))
+    assert loaded.decode(loaded.encode("a long text")) == "a long text"
+    assert len(loaded.encode("abc")) == 3
+
+
+def test_named_tokens_become_special(tmp_path):
+    tokenizer = backend(AddedToken("<eot>", special=False))
+    config = {"eos_token": "<eot>", "additional_special_tokens": ["hello"]}
+    loaded = tokenizer_from_directory(directory(tmp_path, tokenizer, tokenizer_config=config))
+    assert loaded.special_ids == {N, TOKENS.index("hello")}
+    assert loaded.decode(loaded.encode("ahello<eot>b")) == "ab"
+
+
+def test_a_named_token_outside_the_vocabulary_is_ignored(tmp_path):
+    loaded = tokenizer_from_directory(directory(tmp_path, tokenizer_config={"eos_token": "<no>"}))
+    assert loaded.eos_ids == set()
+    assert loaded.size == N + 2
+
+
+def test_tokens_added_by_the_configuration(tmp_path):
+    added = {
+        str(N + 1): {"content": "<tool>", "special": False},
+        str(N): {"content": "<end>", "special": True},
+    }
+    path = directory(tmp_path, backend(), tokenizer_config={"added_tokens_decoder": added})
+    loaded = tokenizer_from_directory(path)
+    assert loaded.encode("<tool><end>") == [N + 1, N]
+    assert loaded.size == N + 2
+    assert loaded.special_ids == {N}
+
+
+def test_an_added_token_with_another_id_is_refused(tmp_path):
+    added = {str(N + 5): {"content": "<end>"}}
+    path = directory(tmp_path, backend(), tokenizer_config={"added_tokens_decoder": added})
+    with pytest.raises(InputError, match=rf"'<end>' the id {N + 5}, tokenizer.json gives it {N}"):
+        tokenizer_from_directory(path)
+
+
+def test_size_leaves_out_the_padding_rows_of_the_model(tmp_path):
+    path = directory(tmp_path, config={"vocab_size": N + 64})
+    tokenizer = tokenizer_from_directory(path)
+    assert tokenizer.size == N + 2
+    assert tokenizer.token(tokenizer.size) is None
+    assert tokenizer.decode([*tokenizer.encode("hello"), N + 63]) == "hello"
+
+
+def test_directory_and_gguf_of_one_vocabulary_agree(tmp_path):
+    values = metadata(("<s>", 3), ("</s>", 3), ("[PAD0]", 5), eos_token_id=EOS)
+    gguf = tokenizer_from_gguf(values, where="model.gguf")
+    hf = tokenizer_from_directory(directory(tmp_path, tokenizer_config={"eos_token": "</s>"}))
+    assert first_difference(hf, gguf) is None
+    assert hf.eos_ids == gguf.eos_ids
+    assert hf.encode("hello world</s>") == gguf.encode("hello world</s>")
+
+
+def test_the_jinja_file_wins_over_the_configuration(tmp_path):
+    config = {"chat_template": "from the configuration"}
+    path = directory(tmp_path, tokenizer_config=config)
+    assert rendered(path) == "from the configuration"
+    directory(path, tokenizer_config=config, chat_template="from the file")
+    assert rendered(path) == "from the file"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path):
+    templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    path = directory(tmp_path, tokenizer_config={"chat_template": templates})
+    assert rendered(path) == "D"
+
+
+def rendered(path):
+    tokenizer = tokenizer_from_directory(path)
+    return tokenizer.decode(tokenizer.apply_chat_template(HI), skip_special=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ([{"name": "rag", "template": "R"}], r"\['rag'\] is named 'default'"),
+        ([{"name": "default"}], "'name' and 'template'"),
+        (5, "'name' and 'template'"),
+    ],
+)
+def test_unusable_templates_are_refused(tmp_path, template, message):
+    path = directory(tmp_path, tokenizer_config={"chat_template": template})
+    with pytest.raises(InputError, match=message):
+        tokenizer_from_directory(path)
+
+
+def test_without_a_template_messages_are_refused(tmp_path):
+    tokenizer = tokenizer_from_directory(directory(tmp_path))
+    assert not tokenizer.has_chat_template
+    with pytest.raises(InputError, match=r"no chat template.*--chat_template=false"):
+        tokenizer.apply_chat_template(HI)
+
+
+def test_missing_tokenizer_json_names_the_remedy(tmp_path):
+    with pytest.raises(InputError, match=r"tokenizer\.json is missing.*save_pretrained"):
+        tokenizer_from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", '{"model": {"type": "Nothing"}}', ""])
+def test_a_damaged_tokenizer_json_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json is no tokenizer"):
+        tokenizer_from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "is not readable JSON"), (b"\xff", "not UTF-8"), (b"[]", "expected an object")],
+)
+def test_a_damaged_configuration_is_refused(tmp_path, content, message):
+    (directory(tmp_path) / "generation_config.json").write_bytes(content)
+    with pytest.raises(InputError, match=rf"generation_config\.json.*{message}"):
+        tokenizer_from_directory(tmp_path)
+
+
+def test_a_token_that_is_no_text_is_refused(tmp_path):
+    path = directory(tmp_path, tokenizer_config={"bos_token": 5})
+    with pytest.raises(InputError, match="bos_token must be a string or an object"):
+        tokenizer_from_directory(path)

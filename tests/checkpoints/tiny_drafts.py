@@ -1,0 +1,94 @@
+"""Tiny drafts that take embedding and head from a tiny target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.draft_checkpoint import HEAD, identity_of, write_draft
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.models.config import ModelConfig
+from tests import tiny
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class Target(NamedTuple):
+    """See `draft_checkpoint.Target`."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+
+
+def open_target(path: Path | str) -> Target:
+    checkpoint = open_checkpoint(str(path))
+    return Target(checkpoint, checkpoint.load_tokenizer())
+
+
+def parts(
+    target: Target, ids: np.ndarray | None, layers: int = 1
+) -> tuple[ModelConfig, dict[str, str]]:
+    """Configuration and ties of a draft of the first layers of a tiny target."""
+    theirs = target.checkpoint.config
+    config = dataclasses.replace(
+        theirs,
+        num_layers=layers,
+        tie_embeddings=False,
+        output_size=None if ids is None else len(ids),
+    )
+    return config, {EMBEDDING: EMBEDDING, HEAD: EMBEDDING if theirs.tie_embeddings else HEAD}
+
+
+def write(
+    directory: Path,
+    target: Target,
+    ids: np.ndarray | None,
+    *,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
+    noise: float = 0.0,
+    layers: int = 1,
+    over: bool = False,
+) -> Path:
+    """A draft of the first layers of the tiny target of this seed, made worse by noise.
+
+    `over` another one, if there is one.
+    """
+    config, tied = parts(target, ids, layers)
+    if tensors is None:
+        tensors = own(config.family, seed=seed, noise=noise, layers=layers)
+    write_draft(
+        directory,
+        config=config,
+        tensors=tensors,
+        tied=tied,
+        output_ids=ids,
+        target=identity_of(target, tied),
+        replace=over,
+    )
+    return directory
+
+
+def own(
+    family: str = "llama", *, seed: int = 0, noise: float = 0.0, layers: int = 1
+) -> dict[str, np.ndarray]:
+    """The tensors that such a draft has of its own, bfloat16."""
+    source = target_tensors(family, seed)
+    rng = np.random.default_rng(seed + 1)
+    found = {}
+    for name, array in source.items():
+        if name.startswith((*(f"model.layers.{n}." for n in range(layers)), "model.norm")):
+            values = array.astype(np.float32) + rng.normal(0, noise, array.shape)
+            found[name] = values.astype(ml_dtypes.bfloat16)
+    return found
+
+
+def target_tensors(family: str = "llama", seed: int = 0) -> dict[str, np.ndarray]:
+    """Of the tiny target that `tiny.write_checkpoint` writes."""
+    return tiny.weights(tiny.config(family), seed)

@@ -1,0 +1,255 @@
+"""`ssd-jax bench`, `demo` and `convert` on a tiny checkpoint."""
+
+import json
+import re
+from unittest import mock
+
+import pytest
+
+from ssd_jax.checkpoints import shipped
+from ssd_jax.cli.main import main
+from ssd_jax.llm import LLM
+from tests.checkpoints.tiny_drafts import open_target, write
+
+SMALL = ("--dtype=float32", "--context=300", "--max_tokens=4", "--compile_cache=off")
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"prompt {i}"}) for i in range(3)))
+    return path
+
+
+def run(capsys, *arguments):
+    status = main(list(arguments))
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    return out, err
+
+
+def test_prompts_suite_reports_decode_speed_and_latency(tiny_checkpoint, prompts, capsys):
+    out, err = run(
+        capsys,
+        "bench",
+        f"--target={tiny_checkpoint}",
+        f"--prompts={prompts}",
+        "--json",
+        "--ignore_eos",
+        *SMALL,
+    )
+    result = json.loads(out)
+    (ar,) = result["variants"]
+    assert "acceptance" not in result
+    assert (ar["variant"], ar["prompts"], ar["tokens"]) == ("ar", 3, 12)
+    assert ar["decode_tokens_per_second"]["median"] > 0
+    assert ar["itl_p99_ms"] >= ar["itl_p50_ms"] > 0
+    assert result["settings"]["target"] == str(tiny_checkpoint)
+    assert result["versions"]["jax"]
+    assert "tokens/s" in err
+
+
+def test_modes_are_compared_with_acceptance_and_the_ceiling(tiny_checkpoint, prompts, capsys):
+    out, err = run(
+        capsys,
+        "bench",
+        f"--target={tiny_checkpoint}",
+        f"--draft={tiny_checkpoint}",
+        "--mode=sd",
+        "--ks=1,3",
+        f"--prompts={prompts}",
+        "--json",
+        "--ignore_eos",
+        *SMALL,
+        "--max_tokens=9",
+    )
+    result = json.loads(out)
+    assert [v["variant"] for v in result["variants"]] == ["ar", "sd k=1", "sd k=3"]
+    assert [v["identical"] for v in result["variants"]] == [None, 3, 3]
+    # The draft is the target: all is accepted, so 8 tokens take 4 rounds of 2, or 2 of 4.
+    assert [entry["histogram"] for entry in result["acceptance"]] == [[0, 12], [0, 0, 0, 6]]
+    assert result["acceptance"][1]["by_position"] == [[6, 6]] * 3
+    costs = result["costs"]["sd k=3"]
+    ratio = costs["draft_ms"]["median"] / costs["verify_ms"]["median"]
+    assert costs["ceiling"] == pytest.approx(1 + ratio)
+    assert "ceiling" in err
+    assert "accepted at position" in err
+
+
+def test_step_suite_times_every_width(tiny_checkpoint, capsys):
+    out, _ = run(
+        capsys,
+        "bench",
+        "--suite=step",
+        f"--target={tiny_checkpoint}",
+        "--step_repeats=2",
+        "--json",
+        *SMALL,
+    )
+    result = json.loads(out)
+    assert [row["width"] for row in result["steps"]] == list(range(1, 18))
+    assert result["bandwidth"]["copy_gb_per_s"] > 0
+
+
+def test_overhead_suite_compares_the_engine_with_its_own_programs(tiny_checkpoint, capsys):
+    out, _ = run(
+        capsys, "bench", "--suite=overhead", f"--target={tiny_checkpoint}", "--json", *SMALL
+    )
+    result = json.loads(out)
+    assert result["engine"]["median"] > 0
+    assert result["bare"]["median"] > 0
+
+
+def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("All work and no play makes Jack a dull boy. " * 8)
+    arguments = ("bench", "--suite=perplexity", f"--target={tiny_checkpoint}", *SMALL)
+    out, err = run(capsys, *arguments, f"--text={text}", "--window=64", "--windows=2", "--json")
+    assert json.loads(out)["perplexity"] > 1
+    assert "perplexity" in err
+    assert main([*arguments, "--window=64"]) == 2
+    assert "needs a text" in capsys.readouterr().err
+    assert main([*arguments, f"--text={text}", "--window=301"]) == 2
+    assert "window = 301 is more than the context of 300" in capsys.readouterr().err
+
+
+def test_support_suite_finds_no_loss_with_every_token_kept(tiny_checkpoint, prompts, capsys):
+    out, err = run(
+        capsys,
+        "bench",
+        "--suite=support",
+        f"--target={tiny_checkpoint}",
+        f"--draft={tiny_checkpoint}",
+        f"--prompts={prompts}",
+        "--supports=1,100000",
+        "--temperature=1",
+        "--ignore_eos",
+        "--json",
+        *SMALL,
+    )
+    result = json.loads(out)
+    one, every, full = result["supports"]
+    assert result["judged"] == 3 * 4
+    assert [entry["n"] for entry in (one, every, full)] == [1, 100000, None]
+    assert full["acceptance"] == pytest.approx(1, abs=1e-5)  # of its own weights
+    assert one["acceptance"] < 0.9
+    assert every["lost"] == pytest.approx(0, abs=1e-5)
+    assert "12 tokens that the target wrote" in err
+
+
+def test_support_suite_needs_a_text(tiny_checkpoint, prompts, capsys):
+    flags = [f"--target={tiny_checkpoint}", f"--draft={tiny_checkpoint}", f"--prompts={prompts}"]
+    flags += ["--temperature=1", *SMALL]
+    with mock.patch("ssd_jax.llm.LLM.run", return_value=[]):
+        assert main(["bench", "--suite=support", *flags]) == 2
+    assert "every text ended at its first token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--temperature=1"], "compares a draft model's laws; give --draft=SOURCE"),
+        (["--temperature=1", "--draft=ngram"], "compares a draft model's laws"),
+        (["--draft=x"], "give --temperature=1"),
+        (
+            ["--draft=x", "--temperature=1", "--supports=16,all"],
+            "supports = '16,all': give numbers",
+        ),
+        (["--draft=x", "--temperature=1", "--supports=0"], "supports = '0': give numbers"),
+        (["--draft=x", "--temperature=1", "--draft_temperature=0"], "draft_temperature = 0.0"),
+        (["--draft=x", "--temperature=1", "--verify=coupled"], "verify = 'coupled'"),
+        (["--draft=x", "--temperature=1", "--mode=ssd"], "mode = 'ssd': suite = 'support'"),
+        (["--draft=x", "--temperature=1", "--modes=ar,sd"], "mode = 'ar,sd': suite"),
+    ],
+)
+def test_support_suite_refuses_what_it_cannot_compare(flags, message, capsys):
+    assert main(["bench", "--suite=support", "--target=t", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_mode_auto_is_a_mode_among_others(tiny_checkpoint, prompts, capsys):
+    out, err = run(
+        capsys,
+        "bench",
+        f"--target={tiny_checkpoint}",
+        "--draft=ngram",
+        "--modes=ar,auto,sd",
+        f"--prompts={prompts}",
+        "--json",
+        "--ignore_eos",
+        *SMALL,
+    )
+    result = json.loads(out)
+    assert [each["variant"] for each in result["variants"]] == ["ar", "auto", "sd k=auto"]
+    assert all(each["identical"] for each in result["variants"][1:])
+    assert "mode auto takes " in err
+
+
+def test_what_is_impossible_exits_2(capsys):
+    assert main(["bench", "--modes=ar,auto"]) == 2
+    assert "finds out whether a draft pays" in capsys.readouterr().err
+    assert main(["bench", "--modes=ar,ssd"]) == 2
+    assert "needs a draft model" in capsys.readouterr().err
+    assert main(["bench", "--modes=ar,sd"]) == 2
+    assert "needs a draft" in capsys.readouterr().err
+    assert main(["bench", "--mode=sd", "--draft=ngram", "--ks=0,2"]) == 2
+    assert "each is 1 to 16" in capsys.readouterr().err
+    assert main(["bench", "--modes=fast"]) == 2
+    assert "each is one of" in capsys.readouterr().err
+    assert main(["bench", "--suite=speed"]) == 2
+    assert "suite = 'speed' is unknown" in capsys.readouterr().err
+
+
+def test_demo_answers_in_every_mode_and_compares_the_ids(
+    tiny_checkpoint, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL, "--max_tokens=24")
+    out, _ = run(capsys, *arguments)
+    assert "Name three uses of a paperclip." in out
+    assert "ar (float32)" in out
+    assert "sd (n-gram, k=8)" in out
+    assert re.search(r"\nsd \(n-gram.* yes", out)
+    assert re.search(r"\nssd \(own int8, k=3\).* yes", out)
+    assert "for want of a small one" in out
+    assert re.sub(r"\s", "", f"round by round: {tmp_path}/ssd_jax/demo-trace.png") in re.sub(
+        r"\s", "", out
+    )
+    assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
+
+    def another_text(llm, prompt, params, *, mode):
+        return llm.run([llm.request(prompt + mode, params)], mode)
+
+    monkeypatch.setattr(LLM, "stream", another_text)
+    out, _ = run(capsys, *arguments, "--mode=sd", "--draft=ngram")
+    assert re.search(r"\nsd \(n-gram.* no", out)
+    assert "ssd" not in out
+
+
+def test_demo_takes_the_drafts_of_the_package(tiny_checkpoint, capsys, monkeypatch, tmp_path):
+    target = open_target(tiny_checkpoint)
+    for name, layers in (("light", 1), ("strong", 2)):
+        write(tmp_path / "drafts" / name, target, None, layers=layers)
+    monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL, "--max_tokens=24")
+    out, _ = run(capsys, *arguments)
+    assert re.search(r"\nsd \(light, k=4\).* yes", out)
+    assert re.search(r"\nssd \(strong, k=4\).* yes", out)
+    assert "ssd the strong one" in out
+    assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
+
+
+def test_a_converted_checkpoint_generates_the_same(tiny_checkpoint, tmp_path, capsys):
+    out = tmp_path / "converted"
+    run(capsys, "convert", f"--target={tiny_checkpoint}", f"--out={out}", "--dtype=float32")
+    answers = [
+        json.loads(
+            run(capsys, "generate", f"--target={path}", "--prompt=hello", "--json", *SMALL)[0]
+        )
+        for path in (tiny_checkpoint, out)
+    ]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert main(["convert", f"--target={tiny_checkpoint}", f"--out={out}"]) == 2
+    assert str(out) in capsys.readouterr().err
+    assert main(["convert", f"--target={tiny_checkpoint}"]) == 2

@@ -1,0 +1,218 @@
+"""`ssd-jax compare` and `generate --compare`: reports, verdicts and exit statuses."""
+
+import json
+
+import pytest
+
+from ssd_jax.cli.main import main
+
+MODEL = ("--dtype=float32", "--context=200", "--compile_cache=off", "--exact=law")
+COMMON = (*MODEL, "--max_tokens=12", "--ignore_eos")
+PROMPTS = ["hello", "to be or not to be, that is to be", "xyxyxyxyxy"]
+
+
+@pytest.fixture(scope="module")
+def prompt_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in PROMPTS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def answers(tiny_checkpoint, prompt_file):
+    """The lines of a real run."""
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert (
+            main(
+                [
+                    "generate",
+                    f"--target={tiny_checkpoint}",
+                    f"--prompt_file={prompt_file}",
+                    "--json",
+                    *COMMON,
+                ]
+            )
+            == 0
+        )
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+@pytest.fixture
+def files(answers, tmp_path):
+    """Writes two runs: the real one, and one with some lines changed (None leaves one out)."""
+
+    def write(changes=()):
+        other = [
+            line | changed
+            for line, changed in (
+                (line, dict(changes).get(line["prompt_index"], {})) for line in answers
+            )
+            if changed is not None
+        ]
+        paths = []
+        for name, lines in (("a.jsonl", answers), ("b.jsonl", other)):
+            paths.append(tmp_path / name)
+            paths[-1].write_text("\n".join(json.dumps(line) for line in lines))
+        return [str(path) for path in paths]
+
+    return write
+
+
+def forged(line, place):
+    ids = list(line["token_ids"])
+    ids[place] = (ids[place] + 1) % 256
+    return {"token_ids": ids}
+
+
+def test_identical_runs(files, capsys):
+    assert main(["compare", *files()]) == 0
+    assert "3 of 3 prompts identical (100%)" in capsys.readouterr().out
+
+
+def test_without_a_model_a_fork_is_unknown(files, answers, capsys):
+    assert main(["compare", *files({1: forged(answers[1], 4)}), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["compared"], found["identical"]) == (3, 2)
+    (difference,) = found["differences"]
+    assert (difference["prompt_index"], difference["position"]) == (1, 4)
+    assert (difference["verdict"], difference["margin"]) == ("unknown", None)
+
+
+def test_draws_of_one_law_may_differ(files, answers, capsys):
+    assert main(["compare", *files({1: forged(answers[1], 4)}), "--temperature=1"]) == 0
+    assert "different draws of the same law" in " ".join(capsys.readouterr().out.split())
+
+
+def test_with_the_model_a_forged_token_is_by_law(
+    files, answers, prompt_file, tiny_checkpoint, capsys
+):
+    paths = files({2: forged(answers[2], 7)})
+    settings = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", *COMMON)
+    # The flags of either run may be given as they were; the draft is not looked for.
+    status = main(["compare", *settings, "--mode=sd", "--draft=no/such", "--k=3", *paths, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert status == 1
+    (difference,) = found["differences"]
+    assert (difference["position"], difference["verdict"]) == (7, "law")
+    assert difference["margin"] > 1e-3
+    assert difference["a"]["token_id"] == answers[2]["token_ids"][7]
+    assert difference["a"]["text"] is not None
+    assert found["limit"] == 1e-3
+
+
+def test_generate_compares_two_modes(tiny_checkpoint, prompt_file, answers, capsys):
+    status = main(
+        [
+            "generate",
+            f"--target={tiny_checkpoint}",
+            f"--prompt_file={prompt_file}",
+            *COMMON,
+            *("--mode=sd", "--draft=ngram", "--k=3", "--compare=ar", "--json"),
+        ]
+    )
+    out, err = capsys.readouterr()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert [line["token_ids"] for line in lines] == [line["token_ids"] for line in answers]
+    assert lines[0]["metrics"]["acceptance_length"] is not None
+    assert "3 of 3 prompts identical (100%)" in err
+
+
+def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
+    """The first token of the first run is not what the target said."""
+    from ssd_jax.runtime.sequence import Sequence
+
+    commit, calls = Sequence.commit, []
+
+    def spoilt(self, tokens):
+        calls.append(tokens)
+        return commit(self, tokens if len(calls) > 1 else [(int(tokens[0]) + 1) % 256])
+
+    monkeypatch.setattr(Sequence, "commit", spoilt)
+    flags = (f"--target={tiny_checkpoint}", *COMMON, "--mode=sd", "--draft=ngram", "--k=3")
+    status = main(["generate", "--prompt=x", *flags, "--compare=ar"])
+    err = capsys.readouterr().err
+    assert status == 1
+    assert "0 of 1 prompts identical (0%)" in err
+    assert "first difference: token 0 at the earliest" in err
+    assert "law: not explained by rounding" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--compare=ar"], "compare = 'ar' is the mode that runs anyway"),
+        (["--compare=sd"], "use --mode=sd --compare=ar"),
+        (["--compare=fast"], "compare = 'fast' is unknown; one of"),
+        (["--mode=sd", "--draft=ngram", "--compare=sd"], "is the mode that runs anyway"),
+        (["--mode=sd", "--draft=ngram", "--compare=ssd"], "use --mode=ssd --compare=sd"),
+        (["--mode=sd", "--draft=ngram", "--compare=auto"], "compare = 'auto' names no mode"),
+    ],
+)
+def test_modes_that_cannot_be_compared_are_refused_before_anything_loads(flags, message, capsys):
+    assert main(["generate", "--target=does-not-exist", "--prompt=x", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+def test_prompts_of_one_run_only_are_reported(files, capsys):
+    assert main(["compare", *files({1: None})]) == 2
+    out = capsys.readouterr().out
+    assert "2 of 2 prompts identical" in out
+    assert "1 prompt has an answer in one run only" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "A.jsonl is missing; usage: ssd-jax compare A.jsonl B.jsonl"),
+        (["{a}"], "B.jsonl is missing"),
+        (["{a}", "{b}", "{a}"], "unexpected argument"),
+        (["{a}", "no-such.jsonl"], "no-such.jsonl"),
+        (["{a}", "{prompts}"], 'prompts.jsonl:1: "prompt_index" must be'),
+        (["{a}", "{b}", "--temperature=-1"], "temperature = -1.0 is out of range"),
+        (["{a}", "{b}", "--prompt_file={one}"], "one.jsonl has 1 prompts"),
+        (["{a}", "{b}", "--prompt_file={bad}"], "bad.jsonl:1: must be a JSON object"),
+        (["{a}", "{b}", "--prompt_file={prompts}", "--context=30"], "the prompt has"),
+    ],
+)
+def test_bad_input_is_named(
+    files, answers, prompt_file, tiny_checkpoint, arguments, message, capsys
+):
+    a, b = files({0: forged(answers[0], 2)})
+    one, bad = (prompt_file.with_name(name) for name in ("one.jsonl", "bad.jsonl"))
+    one.write_text('{"prompt": "x"}')
+    bad.write_text("[1]\n[2]\n[3]\n")
+    named = {"a": a, "b": b, "prompts": prompt_file, "one": one, "bad": bad}
+    given = [argument.format(**named) for argument in arguments]
+    assert main(["compare", f"--target={tiny_checkpoint}", *given]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "message"),
+    [
+        ({"token_ids": [999]}, (), "token id 999 is not in the vocabulary"),
+        ({}, ("--context=50",), "raise --context"),
+    ],
+)
+def test_answers_of_another_model_are_refused(
+    files, answers, prompt_file, tiny_checkpoint, change, flags, message, capsys
+):
+    paths = files({1: change or forged(answers[1], 11)})
+    settings = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", "--dtype=float32")
+    assert main(["compare", *paths, *settings, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_usage_names_the_files(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert "usage: ssd-jax compare A.jsonl B.jsonl" in capsys.readouterr().out

@@ -1,0 +1,179 @@
+"""Requests that end with finish_reason `error`: they are counted, and the exit status is 1."""
+
+import io
+import json
+import logging
+import sys
+
+import jax
+import pytest
+
+from ssd_jax.cli.main import main
+from ssd_jax.llm import LLM
+from ssd_jax.runtime.metrics import empty
+from ssd_jax.runtime.request import RequestOutput, TokenEvent
+
+SMALL = ("--dtype=float32", "--context=300", "--compile_cache=off")
+
+
+def event(index, reason):
+    output = RequestOutput(
+        prompt_index=index, token_ids=[5, 6], text="so", finish_reason=reason, metrics=empty()
+    )
+    return TokenEvent(
+        request_id=index, prompt_index=index, token_ids=[5, 6], text="so", output=output
+    )
+
+
+class Engine:
+    """Ends its requests for the reasons given, in turn."""
+
+    def __init__(self, reasons):
+        self.reasons = iter(reasons)
+        self.added = []
+
+    def add(self, request):
+        self.added.append(request.index)
+        return request.index
+
+    def step(self):
+        return [event(self.added.pop(), next(self.reasons))]
+
+
+@pytest.fixture
+def fake(monkeypatch, tiny_checkpoint, capsys):
+    """Runs a command whose requests end for these reasons: status, output, errors."""
+
+    def run(reasons, command, *arguments):
+        engine = Engine(reasons)
+        monkeypatch.setattr(LLM, "load", lambda *_args, **_kwargs: None)
+        monkeypatch.setattr(LLM, "engine_of", lambda *_args: engine)
+        monkeypatch.setattr(
+            LLM,
+            "run",
+            lambda _self, requests, *_mode: iter(
+                [event(request.index, next(engine.reasons)) for request in requests]
+            ),
+        )
+        status = main([command, f"--target={tiny_checkpoint}", *SMALL, *arguments])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"prompt {i}"}) for i in range(3)))
+    return path
+
+
+def test_generate_prints_what_there_is_and_counts(fake, prompts):
+    reasons = ["stop", "error", "length"]
+    status, out, err = fake(reasons, "generate", f"--prompt_file={prompts}", "--json")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert status == 1
+    assert [answer["finish_reason"] for answer in answers] == reasons
+    assert err == (
+        "ssd-jax generate: 1 of 3 prompts ended with finish_reason error (prompt 1): their text "
+        "is incomplete, run them again\n"
+    )
+    status, out, err = fake(reasons, "generate", f"--prompt_file={prompts}")
+    assert status == 1
+    assert out.count("so\n") == 3
+    assert "[2 tokens, error]" in err
+    assert "1 of 3 prompts ended with finish_reason error" in err
+    assert fake(["stop"] * 3, "generate", f"--prompt_file={prompts}")[0] == 0
+
+
+def test_runs_that_failed_are_not_compared(fake, prompts):
+    flags = ("generate", f"--prompt_file={prompts}", "--mode=sd", "--draft=ngram", "--compare=ar")
+    for reasons in (["error"] * 3, [*["stop"] * 3, *["error"] * 3]):
+        status, _, err = fake(reasons, *flags)
+        assert status == 1
+        assert "3 of 3 prompts ended with finish_reason error" in err
+        assert "identical" not in err
+
+
+def test_a_failed_answer_in_a_file_is_none(tmp_path, capsys):
+    line = {"prompt_index": 0, "token_ids": [1, 2], "finish_reason": "stop"}
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    other = line | {"prompt_index": 1}
+    for path, reason in zip(paths, ("stop", "error"), strict=True):
+        lines = [line, other | {"finish_reason": reason}]
+        path.write_text("\n".join(json.dumps(each) for each in lines))
+    assert main(["compare", *map(str, paths)]) == 2
+    out = capsys.readouterr().out
+    assert "failed" in out
+    assert "1 of 1 prompts identical" in out
+
+
+def test_chat_keeps_what_came_of_a_failed_answer(fake, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"one\ntwo\n/save {tmp_path / 'talk.jsonl'}\n"))
+    status, _, err = fake(["error", "stop"], "chat")
+    assert status == 1
+    assert "ended by an error]" in err
+    assert err.endswith("ssd-jax chat: 1 answers ended with finish_reason error; ask again\n")
+    (line,) = (tmp_path / "talk.jsonl").read_text().splitlines()
+    said = [message["content"] for message in json.loads(line)["messages"]]
+    assert said == ["one", "so", "two", "so"]
+
+
+def test_bench_leaves_failed_runs_out_of_its_figures(fake, prompts):
+    flags = ("bench", f"--prompts={prompts}", "--warmup=0", "--json")
+    status, out, err = fake(["stop", "error", "stop"], *flags)
+    assert status == 1
+    assert f"1 of 3 runs ended with finish_reason error ({prompts}:1 ar)" in err
+    rows = json.loads(out)["prompts"]
+    assert [row["ttft_ms"] == [None] for row in rows] == [False, True, False]
+    status, _, err = fake(["stop"] * 3, *flags)
+    assert status == 0
+    status, _, err = fake(["error"] * 3, *flags)
+    assert status == 1
+    assert "3 of 3 runs ended with finish_reason error" in err
+
+
+def test_bench_scores_no_text_that_failed(fake, prompts, tiny_checkpoint):
+    flags = (f"--prompts={prompts}", f"--draft={tiny_checkpoint}", "--temperature=1")
+    status, _, err = fake(["error"] * 3, "bench", "--suite=support", *flags)
+    assert status == 1
+    assert "3 of 3 texts ended with finish_reason error" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device", "t.json"), "t.json: No space left on device"),
+        (PermissionError(13, "Permission denied", "t"), "t: Permission denied; name another one"),
+        (jax.errors.JaxRuntimeError("no memory\nat 0x1"), "a device has failed: no memory"),
+        (MemoryError(), "out of memory; lower --slots, --context or --budget, or take a smaller"),
+    ],
+)
+def test_what_fails_at_the_end_is_told_in_a_line(fake, monkeypatch, error, message):
+    def close(_llm):
+        raise error
+
+    monkeypatch.setattr(LLM, "close", close)
+    status, out, err = fake(["stop"], "generate", "--prompt=x")
+    assert status == (2 if isinstance(error, PermissionError) else 1)
+    assert "so" in out
+    assert err.splitlines()[1].startswith(f"ssd-jax generate: {message}")
+    assert len(err.splitlines()) == 2  # and the figures of the text
+
+
+def test_what_is_logged_has_no_traceback(fake):
+    assert fake(["stop"], "generate", "--prompt=x")[0] == 0
+    record = logging.LogRecord("n", logging.ERROR, "p", 1, "request 1 fails", None, None)
+    try:
+        raise ValueError
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert logging.lastResort is not None
+    assert logging.lastResort.format(record) == "request 1 fails"
+
+
+def test_demo_shows_its_table_first(fake):
+    status, out, err = fake(["stop"] * 2 + ["stop", "error"], "demo", "--mode=sd", "--draft=ngram")
+    assert status == 1
+    assert "tokens" in out
+    assert "1 of 2 answers ended with finish_reason error (sd (n-gram, k=8))" in err

@@ -1,0 +1,199 @@
+"""Thousands of seeded command lines: each runs, or is refused in one line, and none loads weights.
+
+What a command does after its checks is cut off, so that a line takes a millisecond.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import json
+import random
+import sys
+
+import pytest
+
+from ssd_jax import compile_cache, llm
+from ssd_jax.bench import accounting
+from ssd_jax.checkpoints import orbax
+from ssd_jax.cli.main import COMMANDS, main
+from ssd_jax.config import Config
+from ssd_jax.distill import stages
+from ssd_jax.runtime import cores
+from ssd_jax.runtime.request import SamplingParams
+
+SETTINGS = [field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)]
+OWN = {
+    "generate": ["prompt", "prompt_file", "json", "compare"],
+    "chat": ["system", "history"],
+    "compare": ["prompt_file", "json"],
+    "bench": [
+        *("suite", "modes", "ks", "prompts", "warmup", "repeats", "step_repeats", "supports"),
+        *("text", "window", "windows", "json"),
+    ],
+    "convert": ["out"],
+    "distill": ["stage", "out", "data", "draft", "compile_cache"],
+    "demo": ["prompt"],
+    "trace": ["output", "from", "rounds", "engine"],
+}
+FILES = {
+    "good.jsonl": b'{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n',
+    "long.jsonl": json.dumps({"prompt": "a" * 3000}).encode(),
+    "latin.jsonl": b'{"prompt":"\xff"}\n',
+    "empty.jsonl": b"",
+    "text.txt": b"All work and no play. " * 50,
+    "a.jsonl": b'{"prompt_index": 0, "token_ids": [1, 2], "finish_reason": "length"}\n',
+    "b.jsonl": b'{"prompt_index": 0, "token_ids": [1, 3], "finish_reason": "length"}\n',
+    "c.jsonl": b'{"prompt_index": 0, "token_ids": [1, 3], "finish_reason": "error"}\n',
+    "good.toml": b"max_tokens = 3\n",
+    "bad.toml": b'top_p = 3\ntarget = "a\\u0000b"\nslots = true\n',
+}
+WORDS = [
+    *("", "0", "-1", "1", "2", "3", "8", "17", "0.5", "nan", "inf", "-inf", "1e309", "1e-320"),
+    *("\uff19\uff19", "\u00b2", "\u0663", "1_0", "0x10", "9" * 20, "9" * 5000, "1e5000"),
+    *("true", "False", "none", "auto", "off", "a\nb", "a\0b", "\udcff", "x y", "a" * 300),
+    *("/", "/dev/null", "/dev/null/x", "/nope/x", "~no-one/x", "~", ".", "?", "-", "--", "="),
+    *(",", "1,2", "1-3", "3-1", "0-99999", ":", "5:1", "5:nan", "4,3,3,2,4/1,1,1,1,12", "[]", "{}"),
+    *("mt_bench:0", "mt_bench:1", "mt_bench:" + "9" * 5000, "gsm8k:2,mt_bench:1"),
+    *("ngram", "default", "pip:", "hf:", "pip:a", "hf:a", "ar", "sd", "ssd", "ar,sd", "int8"),
+    *("coupled", "bitwise", "process", "submesh", "uniform", "full", "step", "support", "prompts"),
+]
+
+
+class LoadingError(Exception):
+    """All checks have passed."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_checkpoint):
+    directory = tmp_path_factory.mktemp("fuzz")
+    for name, data in FILES.items():
+        (directory / name).write_bytes(data)
+    (directory / "distill.toml").write_text(
+        f'[target]\nsource = "{tiny_checkpoint}"\n'
+        '[prompts]\ntrain = ["good.jsonl"]\nheld_out = ["long.jsonl"]\n'
+    )
+    return directory
+
+
+@pytest.fixture
+def shallow(monkeypatch, tmp_path):
+    """Nothing loads, is pinned or is kept; a model is opened once."""
+
+    def load(*_args, **_kwargs):
+        raise LoadingError
+
+    @functools.cache
+    def opened(*args):
+        source, dtype, bitwise, mesh, target = args
+        return open_model(source, dtype, bitwise=bitwise, mesh=mesh, target=target)
+
+    def open_once(source, dtype, *, bitwise=False, mesh=None, target=None, progress=None):
+        del progress
+        return opened(source, dtype, bitwise, mesh, target)
+
+    open_model = llm.open_model
+    monkeypatch.setattr(llm, "open_model", open_once)
+    for owner, name in (
+        (llm.LLM, "load"),
+        (orbax, "write_checkpoint"),
+        (stages, "run"),
+        (accounting, "measure"),
+    ):
+        monkeypatch.setattr(owner, name, load)
+    monkeypatch.setattr(cores, "pin", lambda _cores: lambda: None)
+    for owner in (llm, compile_cache):
+        monkeypatch.setattr(owner, "keep_programs", lambda _store: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def starts(command, place, target):
+    """Beginnings of a command line, which has nothing wrong in it yet."""
+    answers = [f"{place}/a.jsonl", f"{place}/b.jsonl"]
+    draft = [f"--draft={target}", "--prompts=mt_bench:1"]
+    return {
+        "generate": [["--prompt=x"], [f"--prompt_file={place}/good.jsonl"]],
+        "chat": [[]],
+        "compare": [answers, [*answers, f"--prompt_file={place}/good.jsonl"]],
+        "bench": [
+            ["--prompts=mt_bench:1"],
+            ["--suite=step"],
+            ["--suite=overhead"],
+            ["--suite=perplexity", f"--text={place}/text.txt", "--window=64"],
+            ["--suite=support", "--temperature=1", *draft],
+            ["--suite=accounting", *draft],
+        ],
+        "convert": [["--out=converted"]],
+        "distill": [[f"--config={place}/distill.toml"]],
+        "demo": [[]],
+        "trace": [[answers[0]]],
+    }[command]
+
+
+def command_line(rng, place, target):
+    command = rng.choice(list(COMMANDS))
+    values = [*WORDS, str(target), str(place), *(f"{place}/{name}" for name in FILES)]
+    arguments = [*rng.choice(starts(command, place, target))]
+    names = OWN[command]
+    if command not in ("trace", "distill"):
+        arguments.insert(0, f"--target={target}")
+        names = rng.choice([names, [*SETTINGS, "config"]])
+        if rng.random() < 0.4:
+            draft = rng.choice(["ngram", str(target)])
+            arguments += [f"--mode={rng.choice(['sd', 'ssd', 'auto'])}", f"--draft={draft}"]
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        name, value = rng.choice(names), rng.choice(values)
+        arguments += rng.choice(
+            [
+                *[[f"--{name}={value}"]] * 12,
+                [f"--{name}", value],
+                [f"--no{name}={value}"],
+                [f"--no{name}"],
+                [f"-{name}={value}"],
+                [f"--{name[:-1]}={value}"],
+                [f"--{name}"],
+                [value],
+                [f"--{rng.choice(['flagfile', 'undefok', 'help', 'h'])}={value}"],
+            ]
+        )
+    if rng.random() < 0.1:
+        rng.shuffle(arguments)
+    # Without a target of its own a command would download the default one.
+    tail = [] if command in ("trace", "distill") else [f"--slots={rng.choice([1, 1, 1, 2])}"]
+    own = any(argument.startswith("--target=") for argument in arguments)
+    return command, arguments + tail + ([] if own or not tail else [f"--target={target}"])
+
+
+def outcome(command, arguments, capsys, monkeypatch):
+    """Exit status, None where weights would have loaded, and what was said."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    try:
+        status = main([command, *arguments])
+    except LoadingError:
+        status = None
+    except SystemExit as ended:  # --help
+        status = ended.code
+    return status, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("shallow")
+def test_no_command_line_ends_in_a_traceback(seed, place, tiny_checkpoint, capsys, monkeypatch):
+    rng, statuses = random.Random(seed), set()
+    for _ in range(1000):
+        command, arguments = command_line(rng, place, tiny_checkpoint)
+        status, _, err = outcome(command, arguments, capsys, monkeypatch)
+        statuses.add(status)
+        shown = f"{command} {arguments!r:.600}: {status} {err!r:.600}"
+        assert status in (None, 0, 1, 2), shown
+        assert "Errno" not in err, shown
+        assert "Traceback" not in err, shown
+        if status == 1:
+            assert (command, err) == ("compare", ""), shown  # two runs differ
+        if status == 2 and not any("a\nb" in argument for argument in arguments):
+            assert err or command == "compare", shown  # which may say it in its table
+            starts_of_lines = (f"ssd-jax {command}: ", "prompt ", "  ")  # a bad line of a file
+            assert all(line.startswith(starts_of_lines) for line in err.splitlines()), shown
+    assert {None, 2} <= statuses

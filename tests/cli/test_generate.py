@@ -1,0 +1,258 @@
+"""`ssd-jax generate`: the fixed contract of flags, JSON lines and exit statuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ssd_jax.cli.main import main
+from ssd_jax.errors import DeviceError
+from ssd_jax.runtime.engine import Engine
+from ssd_jax.runtime.metrics import REQUEST_KEYS
+from tests.runtime.fakes import FakeTarget, Letters
+
+COMMON = ("--dtype=float32", "--context=200", "--max_tokens=5", "--compile_cache=off")
+
+
+@pytest.fixture
+def generate(tiny_checkpoint, capsys):
+    def run(*arguments, target=tiny_checkpoint):
+        status = main(["generate", f"--target={target}", *COMMON, *arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_json_has_every_key_and_nothing_else_on_standard_output(generate):
+    status, out, _ = generate("--prompt=hello", "--json", "--ignore_eos")
+    (line,) = out.splitlines()
+    answer = json.loads(line)
+    assert status == 0
+    assert list(answer) == ["prompt_index", "token_ids", "text", "finish_reason", "metrics"]
+    assert (answer["prompt_index"], answer["finish_reason"]) == (0, "length")
+    assert len(answer["token_ids"]) == 5
+    assert set(answer["metrics"]) == set(REQUEST_KEYS)
+    assert answer["metrics"]["ttft_ms"] > 0
+    assert answer["metrics"]["hit_rate"] is None
+
+
+def test_text_mode_streams_text_and_puts_figures_on_standard_error(generate):
+    _, out, _ = generate("--prompt=hello", "--json", "--ignore_eos")
+    status, text, err = generate("--prompt=hello", "--ignore_eos")
+    assert status == 0
+    assert text.rstrip("\n") == json.loads(out)["text"].rstrip("\n")
+    assert "5 tokens" in err
+
+
+def test_answers_come_in_prompt_order(generate, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "long " * 20}, {"messages": [{"role": "user", "content": "x"}]}]
+    path.write_text("\n".join(json.dumps(line) for line in lines * 3))
+    status, out, _ = generate(f"--prompt_file={path}", "--json", "--slots=4")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert [answer["prompt_index"] for answer in answers] == list(range(6))
+    assert answers[0]["token_ids"] == answers[2]["token_ids"] == answers[4]["token_ids"]
+
+
+def test_bad_lines_are_reported_and_good_ones_still_run(generate, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"prompt": "a"}\nnot json\n{"prompt": 3}\n' + json.dumps({"prompt": "b" * 300})
+    )
+    status, out, err = generate(f"--prompt_file={path}", "--json")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert status == 2
+    assert [answer["prompt_index"] for answer in answers] == [0, 1, 2, 3]
+    assert ["error" in answer for answer in answers] == [False, True, True, True]
+    assert f"{path}:2" in err
+    assert f"{path}:3" in err
+    assert "the context is 200" in answers[3]["error"]
+
+
+def test_a_file_without_a_good_line_fails_at_once(generate, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": 1}\n{"prompts": "x"}\n')
+    status, out, err = generate(f"--prompt_file={path}", "--json", target="does-not-exist")
+    assert status == 2
+    assert [json.loads(line)["prompt_index"] for line in out.splitlines()] == [0, 1]
+    assert f"{path}:2" in err
+    assert "does-not-exist" not in err
+
+
+def test_chat_template_can_be_switched_off(generate):
+    _, templated, _ = generate("--prompt=hello", "--json")
+    _, plain, _ = generate("--prompt=hello", "--json", "--chat_template=false")
+    assert json.loads(templated)["token_ids"] != json.loads(plain)["token_ids"]
+
+
+def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('max_tokens = 2\nignore_eos = true\nstop = ["never-there"]\nslots = 2\n')
+    _, out, _ = generate(f"--config={path}", "--prompt=hello", "--json")
+    assert len(json.loads(out)["token_ids"]) == 5  # --max_tokens stands on the command line
+    path.write_text("ignore_eos = true\nmin_tokens = 3\ntemperature = 0.5\n")
+    status, _, _ = generate(f"--config={path}", "--prompt=hello", "--json")
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature=-1"], "temperature = -1.0 is out of range"),
+        (["--top_p=0"], "top_p = 0.0 is out of range"),
+        (["--k=abc"], "k = 'abc' is impossible; give auto or 1 to 16"),
+        (["--k=17"], "k = '17' is impossible"),
+        (["--proposal_support=some"], "proposal_support = 'some' is impossible; give full or 1"),
+        (["--target="], "target is empty"),
+        (["--top_k=-3"], "top_k = -3"),
+        (["--max_tokens=0"], "max_tokens = 0"),
+        (["--slots=0"], "slots = 0 must be at least 1"),
+        (["--slots=many"], "many"),
+        (["--mode=fast"], "mode = 'fast' is unknown; one of"),
+        (["--dtype=fp8"], "dtype = 'fp8' is unknown"),
+        (["--temprature=1"], "temprature"),
+        (["stray"], "unexpected argument 'stray'"),
+        (["--prompt_file=x.jsonl"], "one of --prompt"),
+        (["--mode=ssd", "--draft=ngram"], "mode = sd"),
+        (["--mode=sd"], "mode = 'sd' needs a draft: ngram, or a model source"),
+        (["--mode=ssd"], "mode = 'ssd' needs a draft model"),
+        (["--mode=ssd", "--draft=x", "--draft_devices=1"], "is for draft_placement = 'submesh'"),
+        (["--target_cores=0-1,x"], "is not understood; give core numbers and ranges"),
+        (["--target_cores=5000"], "there is no core 5000"),
+        (["--mode=ssd", "--draft=x", "--backup=luck"], "backup = 'luck' is unknown"),
+        (["--mode=ssd", "--draft=x", "--predict=luck"], "predict = 'luck' is unknown"),
+        (
+            ["--mode=ssd", "--draft=x", "--budget=1"],
+            "budget = '1' is impossible; give auto or 2 to 256",
+        ),
+        (["--mode=ssd", "--draft=x", "--saguaro_c=1.5"], "saguaro_c = 1.5 is out of range"),
+        (["--mode=ssd", "--draft=x", "--fan_out=1,2"], "k = 0..4 needs 5"),
+        (
+            ["--mode=ssd", "--draft=x", "--k=2", "--budget=8", "--fan_out=3,3,3"],
+            "sums to 9, and budget = 8",
+        ),
+        (
+            ["--mode=ssd", "--draft=x", "--verify=coupled", "--saguaro_c=0.5"],
+            "saguaro_c = 0.5 is for verify = 'ratio'",
+        ),
+        (
+            ["--mode=sd", "--draft=x", "--budget=8"],
+            "budget = '8' means nothing with mode = 'sd'",
+        ),
+        (["--mode=auto"], "mode = 'auto' finds out whether a draft pays; give one"),
+        (
+            ["--mode=ssd", "--draft=x", "--k=auto", "--fan_out=4,3,3,2,4"],
+            "lists branches for one k and budget, and k is chosen",
+        ),
+        (["--draft=ngram"], "draft = 'ngram' means nothing with mode = 'ar'"),
+        (["--k=4"], "k = '4' means nothing with mode = 'ar'"),
+        (
+            ["--mode=sd", "--draft=ngram", "--draft_dtype=int8"],
+            "draft_dtype = 'int8' means nothing with draft = 'ngram'",
+        ),
+        (
+            ["--mode=sd", "--draft=ngram", "--draft_temperature=1"],
+            "draft_temperature = 1.0 means nothing with draft = 'ngram'",
+        ),
+        (["--mode=sd", "--draft=x", "--draft_temperature=-1"], "draft_temperature = -1.0 is out"),
+        (
+            ["--mode=sd", "--draft=x", "--draft_temperature=1e-9"],
+            "draft_temperature = 1e-09 is out",
+        ),
+        (["--mode=sd", "--draft=ngram", "--proposal_support=64"], "proposal_support = '64' means"),
+        (
+            ["--mode=sd", "--draft=x", "--proposal_support=full", "--verify=coupled"],
+            "coupled proposals ship no q",
+        ),
+        (["--repetition_penalty=0"], "repetition_penalty = 0.0 is out of range"),
+        (["--logit_bias=5"], "give id:bias"),
+        (["--exact=exactly"], "exact = 'exactly' is unknown; one of"),
+        (["--logprobs=21"], "logprobs = 21 is out of range; give a value from 0 to 20"),
+        (["--stop="], "each stop is a string that is not empty"),
+        (["--stop=" + "x" * 5000], "stop has 1 strings of 5000 characters; give at most 64"),
+        (["--stop=a"] * 65, "stop has 65 strings of 65 characters"),
+        (["--config=missing.toml"], "missing.toml"),
+    ],
+)
+def test_bad_settings_exit_2_with_a_reason_before_anything_loads(arguments, message, capsys):
+    status = main(["generate", "--target=does-not-exist", "--prompt=x", *arguments])
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_unknown_keys_of_a_config_file_name_the_nearest_one(tmp_path, capsys):
+    path = tmp_path / "settings.toml"
+    path.write_text("temprature = 1.0\n")
+    assert main(["generate", f"--config={path}", "--prompt=x"]) == 2
+    assert "unknown key 'temprature'; did you mean 'temperature'" in capsys.readouterr().err
+
+
+def test_a_target_that_does_not_exist_is_named(capsys):
+    assert main(["generate", "--target=no/such/model", "--prompt=x"]) == 2
+    assert "no/such/model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_json_is_the_same_on_a_terminal_of_any_encoding(tiny_checkpoint, encoding):
+    command = [sys.executable, "-m", "ssd_jax", "generate", f"--target={tiny_checkpoint}"]
+    command += ["--prompt=h\u00e9llo \u20ac", "--json", "--ignore_eos", *COMMON]
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert len(json.loads(done.stdout)["token_ids"]) == 5
+
+
+def test_a_reader_that_goes_away_ends_quietly(tiny_checkpoint):
+    command = [sys.executable, "-m", "ssd_jax", "generate", f"--target={tiny_checkpoint}"]
+    command += ["--prompt=x", "--json", *COMMON]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert process.wait() == 1
+    assert b"Traceback" not in err
+
+
+def test_commands_are_listed_and_misspelt_ones_corrected(capsys):
+    assert main(["--help"]) == 0
+    assert "generate" in capsys.readouterr().out
+    assert main(["generte"]) == 2
+    assert "did you mean 'generate'" in capsys.readouterr().err
+    assert main([]) == 2
+
+
+class FailingTarget(FakeTarget):
+    """A device that fails in its first round."""
+
+    def forward(self, *args):
+        raise DeviceError("out of memory")
+
+
+class Mute(Letters):
+    """Can tell no text."""
+
+    def push(self, ids):
+        raise ValueError("no such token")
+
+
+@pytest.mark.parametrize(
+    ("target", "decoder", "words"),
+    [(FailingTarget, Letters, "open the model again"), (FakeTarget, Mute, "no such token")],
+)
+def test_an_answer_that_ends_by_an_error_is_printed_and_the_status_is_1(
+    generate, monkeypatch, caplog, target, decoder, words
+):
+    def load(llm):
+        scripted = target(lambda *_: 65, context=200, max_chunk=200)
+        llm._engines["ar", 0] = Engine(scripted, decoder, frozenset())
+
+    monkeypatch.setattr("ssd_jax.cli.generate.load", load)
+    status, out, err = generate("--prompt=hello", "--json")
+    assert status == 1
+    assert json.loads(out)["finish_reason"] == "error"
+    assert words in err + caplog.text
