@@ -11,8 +11,28 @@ import numpy as np
 from ssd_jax.runtime.activity import Activity
 from ssd_jax.runtime.request import SamplingParams
 
+Array = Any
+"""A NumPy array on the host, or a JAX array on its way."""
+
 IDLE = -1
 """Length of a slot that a batched forward must leave alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotOpening:
+    """A new request in a slot, as the roles are told of it.
+
+    Attributes:
+      params: how it is sampled.
+      index: of the request; with `params.seed` it names its noise.
+      banned: ids that are impossible at positions below `ban_before`.
+    """
+
+    slot: int
+    params: SamplingParams
+    index: int = 0
+    banned: Sequence[int] = ()
+    ban_before: int = 0
 
 
 class TopLogprobs(NamedTuple):
@@ -49,63 +69,78 @@ class Pending(Protocol):
         """Waits for them."""
         ...
 
+    def ready(self) -> bool:
+        """Whether `read` waits for nothing."""
+        ...
 
-class Look(NamedTuple):
-    """A look-up of an outcome (k, t*) in the speculation cache.
+
+class CacheLookup(NamedTuple):
+    """What the outcomes (k, t*) of a round found in the speculation cache.
 
     Attributes:
-      k: accepted tokens.
-      prepared: branches that there were for this k.
-      rank: place of t* among their bonus tokens, from 0; None where it was not prepared for, or
-        where there was another reason to propose no branch.
-      wasted: tokens of all branches that do not become the proposal.
+      branch: [B] int32, the branch that was prepared for it; -1 where none was.
+      k: [B] int32, accepted tokens; -1 in rows without an outcome.
+      prepared: [B] int32, branches that there were for this k.
+      rank: [B] int32, place of t* among their bonus tokens, from 0; -1 where it is none of them.
+      wasted: [B] int32, tokens of all branches that do not become the proposal.
     """
 
-    k: int
-    prepared: int
-    rank: int | None
-    wasted: int
+    branch: np.ndarray
+    k: np.ndarray
+    prepared: np.ndarray
+    rank: np.ndarray
+    wasted: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Drafted:
-    """Proposed tokens of a round, perhaps still being computed.
+    """Proposed tokens of a round, perhaps still being computed; their q comes with
+    `Drafter.proposal`.
 
     Attributes:
       lengths: [B] int32, L of each slot, known at once.
-      proposal: for the target; see `speculation.proposal.Proposal`.
+      tokens: [B, K] int32, for the target's forward.
       sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
-      settle: gives the proposal with each q that is still on its way, after waiting for it; to be
-        called when the tokens' forward is dispatched. None where nothing is on its way.
-      looks: by slot, what the look-ups found.
+      lookup: of the cache.
       activity: of a draft with devices of its own, since the last proposal.
     """
 
     lengths: np.ndarray
-    proposal: Any
+    tokens: Any
     sources: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    settle: Callable[[], Any] | None = None
-    looks: Mapping[int, Look] = dataclasses.field(default_factory=dict)
+    lookup: CacheLookup | None = None
     activity: Activity | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class DraftRow:
-    """What a drafter needs to know of one slot before it proposes.
+class DraftBatch(NamedTuple):
+    """What a drafter needs to know before it proposes; rows that get no proposal are idle.
 
     Attributes:
-      position: absolute position of the pending token.
-      committed: tokens committed since the slot's last proposal; the last one is pending. What a
-        `propose` that failed was told comes again.
-      limit: most tokens to propose, at least 1.
-      room: tokens that may still be committed.
+      position: [B] int32, absolute position of the pending token; `IDLE` leaves a row alone.
+      tokens: [B, W] int32, what the row's last round has committed, the pending token last.
+      count: [B] int32, how many of them there are. What a `propose` that failed was given comes
+        again, at the same position.
+      limit: [B] int32, most tokens to propose, at least 1; 0 in idle rows.
+      room: [B] int32, tokens that may still be committed.
     """
 
-    slot: int
-    position: int
-    committed: Sequence[int]
-    limit: int
-    room: int = 2**31
+    position: np.ndarray
+    tokens: np.ndarray
+    count: np.ndarray
+    limit: np.ndarray
+    room: np.ndarray
+
+    @property
+    def slots(self) -> list[int]:
+        """Rows that are not idle."""
+        return np.flatnonzero(self.limit).tolist()
+
+
+def draft_batch(slots: int, width: int) -> DraftBatch:
+    """Idle rows, to be filled in; `width` is the most tokens that a round commits."""
+    none = np.zeros(slots, np.int32)
+    tokens = np.full((slots, width), -1, np.int32)
+    return DraftBatch(np.full(slots, IDLE, np.int32), tokens, none, none.copy(), none.copy())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,44 +171,66 @@ class Drafter(Protocol):
     traits: Traits
     k: int
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
-        """Empties a slot for a new request; arguments as `Target.open`."""
+    def open(self, opening: SlotOpening) -> None:
+        """Empties a slot for a new request."""
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """Takes prompt tokens, at most the target's `max_chunk` at a time."""
         ...
 
-    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
-        """Proposes for these slots; L is 0 in all others."""
+    def gather(self, until: Callable[[], bool]) -> None:
+        """Takes what was speculated, before the outcome is read; waits for it no longer than
+        `until` the outcome is there."""
+        ...
+
+    def propose(self, batch: DraftBatch) -> Drafted:
+        """Proposes for these rows; L is 0 in all others."""
         ...
 
     def speculate(self) -> None:
-        """Works ahead; called in every step, after its verification, if any, was dispatched."""
+        """Works ahead; called in every step, when its forward, if any, was dispatched."""
+        ...
+
+    def proposal(self) -> Any:
+        """What `propose` has proposed, as `sampling.proposal.Proposal`: waits for each q that is
+        still on its way. Called once a round, behind `speculate`."""
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Moved:
-    """How a slot's record goes on once the outcome of its verification is known.
+class Promotion(NamedTuple):
+    """How the records of a draft go on once the outcomes of their verifications are known.
 
     Attributes:
-      position: absolute position of the new pending token.
-      committed: output tokens since the slot's last move, the pending one included.
-      winner: the branch that becomes the record; -1 where none does.
-      tokens: proposed tokens that the draft did not make, where no branch wins.
-      limit: tokens of the record where a branch wins, no more than it is known to have.
+      position: [B] int32, absolute position of the new pending token; `IDLE` is no record.
+      pending: [B] int32, that token.
+      committed: [B, W] int32, output tokens since the last promotion, the pending one included,
+        padded with -1.
+      winner: [B] int32, the branch that becomes the record; -1 where none does.
+      tokens: [B, K] int32, proposed tokens that the draft did not make, where no branch wins.
+      limit: [B] int32, tokens of the record: of the branch, no more than it is known to have, or
+        how many of `tokens` there are.
     """
 
-    slot: int
-    position: int
-    pending: int
-    committed: Sequence[int] = ()
-    winner: int = -1
-    tokens: Sequence[int] = ()
-    limit: int = 0
+    position: Array
+    pending: Array
+    committed: Array
+    winner: Array
+    tokens: Array
+    limit: Array
+
+
+def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
+    """No record in any row, to be filled in; of K tokens, after `width` (K + 1) committed ones."""
+    none = np.full(slots, -1, np.int32)
+    return Promotion(
+        position=np.full(slots, IDLE, np.int32),
+        pending=np.zeros(slots, np.int32),
+        committed=np.full((slots, k + 1 if width is None else width), -1, np.int32),
+        winner=none,
+        tokens=np.zeros((slots, k), np.int32),
+        limit=np.zeros(slots, np.int32),
+    )
 
 
 Absence = Literal["late", "stale", "dead"]
@@ -182,11 +239,10 @@ asked, or there is no draft now."""
 ABSENCES: tuple[Absence, ...] = get_args(Absence)
 
 
-class News(NamedTuple):
+class BranchTokens(NamedTuple):
     """What the branches of an expansion speculate.
 
     Attributes:
-      proposed: [B, K] int32, tokens of the records.
       bonus: [B, M] int32, bonus token of each branch's outcome; -1 is no branch.
       lengths: [B, M] int32, tokens so far.
       tokens: [B, M, K] int32.
@@ -194,7 +250,6 @@ class News(NamedTuple):
       forwards: how many have made them.
     """
 
-    proposed: np.ndarray
     bonus: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
@@ -217,18 +272,16 @@ class BranchingDraft(Protocol):
     k: int
     branches: int
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
-        """Sets a slot's sampling; arguments as `Target.open`."""
+    def open(self, opening: SlotOpening) -> None:
+        """Sets a slot's sampling."""
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """Takes prompt tokens, the last one too."""
         ...
 
-    def move(self, moves: Sequence[Moved]) -> None:
-        """Gives these slots new records; all others have none. Branches are gone."""
+    def promote(self, promotion: Promotion) -> None:
+        """Gives these slots new records; idle ones have none. Branches are gone."""
         ...
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
@@ -240,8 +293,13 @@ class BranchingDraft(Protocol):
         """
         ...
 
+    def tokens(self) -> Any:
+        """The records' tokens [B, K], for the target's forward."""
+        ...
+
     def proposal(self) -> Any:
-        """The records' proposals, for the target."""
+        """The records' proposals: waits for each q that is on its way. Called once a round, behind
+        `expand`, if there is one."""
         ...
 
     def confidence(self) -> np.ndarray:
@@ -262,10 +320,15 @@ class BranchingDraft(Protocol):
         """
         ...
 
-    def news(self, forwards: int) -> News | Absence:
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
         """Waits until that many forwards have made the branches, or says why there are none.
 
         It may be asked again for more of the same expansion.
+
+        Args:
+          until: ends the wait, once it is true, with None: they may still come.
         """
         ...
 
@@ -283,10 +346,8 @@ class Target(Protocol):
     context: int
     max_chunk: int
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
-        """Sets a slot's sampling; `banned` ids are impossible at positions below `ban_before`."""
+    def open(self, opening: SlotOpening) -> None:
+        """Sets a slot's sampling."""
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
@@ -298,10 +359,15 @@ class Target(Protocol):
         ...
 
     def forward(
-        self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
-    ) -> Pending:
-        """Verifies the proposed tokens after each row's pending token [B] at position lengths [B].
+        self, pending: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> Any:
+        """Runs each row's pending token [B] at position lengths [B] and the proposed ones after it.
 
-        Without any, draws the token after the pending one.
+        Returns: the logits, for `accept`.
         """
+        ...
+
+    def accept(self, logits: Any, proposal: Any = None) -> Pending:
+        """Verifies what `forward` has run; without a proposal, draws the token after the pending
+        one."""
         ...
