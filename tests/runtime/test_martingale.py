@@ -148,7 +148,7 @@ KEYED_BY_SLOT = [
     )
 ]
 Q_OF_BEFORE = [
-    Edit(HostProposals, "clear", "self._support[:] = -1\n    self._q[:] = 0", "pass"),
+    Edit(HostProposals, "put", "self._support[:] = -1\n    self._q[:] = 0", "pass"),
 ]
 
 
