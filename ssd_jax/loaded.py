@@ -217,7 +217,7 @@ def load(
                 _worker_settings(config, draft, room, drafting, store, draft_cores)
             )
             on_failure.callback(worker.close)
-            worker.start()
+            worker.supervisor.start()
         parameters = pool.submit(target.load, progress)
         draft_loads = pool.submit(draft.load).result if draft and not elsewhere else None
         programs = Programs(
@@ -232,7 +232,7 @@ def load(
             ),
         )
         if worker is not None:
-            worker.check()
+            worker.supervisor.check()
         inline = None
         if draft is not None:
             inline = _inline(draft, room, drafting, config.budgets, draft_loads or draft.load)
@@ -241,10 +241,10 @@ def load(
                 inline.parameters()
         loaded = parameters.result()
         if worker is not None:
-            worker.check()
+            worker.supervisor.check()
         fallbacks = find_fallbacks(config.exact, programs, loaded, draft and draft.model)
         if worker is not None:
-            worker.wait_ready()
+            worker.supervisor.wait_ready()
         on_failure.pop_all()
     return Loaded(
         config=config,

@@ -57,7 +57,7 @@ def promoted(
     """Takes what a round has committed to the texts by slot.
 
     Args:
-      teach: gives the draft what it lacks of a slot's text; None where it is not told of this round.
+      teach: gives the draft what it lacks of a slot's text; None if it is not told of this round.
 
     Returns: the promotion for the draft: all that it has not counted yet counts as committed.
     """
