@@ -221,7 +221,7 @@ def _measure_draft(loaded: Loaded, context: int) -> float:
         drafter,
         loaded.config.slots,
         context,
-        lambda drafted: jax.block_until_ready(drafted.proposal),
+        jax.block_until_ready,
     )
 
 

@@ -146,7 +146,6 @@ class Loaded:
 
     def _controller(self, k: int) -> Controller:
         config, draft = self.config, self.branching()
-        settle = None if isinstance(draft, BranchDraft) else draft.settled
         # What a draft in this process has done is known by no clock.
         activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
         if self.tuner is None:
@@ -162,7 +161,7 @@ class Loaded:
             tokens=self.tokens,
             lowers=config.saguaro_c not in (None, 1),
             rule=config.verify,
-            settle=settle,
+            elsewhere=not isinstance(draft, BranchDraft),
             activity=activity,
         )
 

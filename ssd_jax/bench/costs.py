@@ -18,7 +18,7 @@ from rich.text import Text
 from ssd_jax.bench.stats import Estimate, median_interval
 from ssd_jax.bench.table import Column, build_table, estimate_cell, number_cell
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import IDLE, Drafted, Drafter, DraftRow, Target
+from ssd_jax.runtime.roles import IDLE, Drafter, SlotOpening, Target, draft_batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class RoundCosts:
 def time_round(
     target: Target,
     drafter: Drafter,
-    wait: Callable[[Drafted], Any],
+    wait: Callable[[Any], Any],
     params: SamplingParams,
     *,
     rounds: int = 12,
@@ -55,27 +55,31 @@ def time_round(
 
     Args:
       target, drafter: roles with empty slots.
-      wait: returns when the proposals are there.
+      wait: returns when a proposal is there.
       params: how the request is sampled.
       rounds: timed ones; two more come first.
       prompt: tokens of the prompt.
       clock: seconds.
     """
     for role in (target, drafter):
-        role.open(0, params, 0, [], 0)
+        role.open(SlotOpening(0, params))
     ids = [1 + index % 97 for index in range(prompt)]
     pending = int(target.prefill_last(0, ids, 0).read().tokens[0, 0])
     drafter.prefill(0, ids, 0, last=True)
     draft, verify = [], []
     for position in range(prompt, prompt + rounds + 2):
         started = clock()
-        drafted = drafter.propose([DraftRow(0, position, [pending], drafter.k)])
-        wait(drafted)
+        batch = draft_batch(target.slots, drafter.k + 1)
+        batch.position[0], batch.tokens[0, 0], batch.counts[0] = position, pending, 1
+        batch.limit[0], batch.room[0] = drafter.k, 2**30
+        drafted = drafter.propose(batch)
+        proposal = drafter.proposal()
+        wait(proposal)
         drafted_at = clock()
         tokens = np.zeros(target.slots, np.int32)
         lengths = np.full(target.slots, IDLE, np.int32)
         tokens[0], lengths[0] = pending, position
-        outcomes = target.forward(tokens, lengths, drafted).read()
+        outcomes = target.accept(target.forward(tokens, lengths, drafted), proposal).read()
         verify.append(1e3 * (clock() - drafted_at))
         draft.append(1e3 * (drafted_at - started))
         pending = int(outcomes.tokens[0, 0])

@@ -22,6 +22,7 @@ from ssd_jax.bench.table import Column, build_table
 from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import SlotOpening
 from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation.outputs import Outputs
 from ssd_jax.speculation.probs import likeliest_probs, sampled_probs
@@ -114,7 +115,7 @@ def _rows(params: SamplingParams, rows: int, vocab: int) -> Sampling:
     """The same settings for every row."""
     made = SamplingRows(rows, vocab)
     for row in range(rows):
-        made.set(row, params, 0, [], 0)
+        made.set(SlotOpening(row, params))
     return made.on_device()
 
 

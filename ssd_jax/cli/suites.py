@@ -180,7 +180,7 @@ def _costs(job: Job, mode: str, k: int | None):
     return time_round(
         roles.target,
         roles.drafter,
-        lambda drafted: jax.block_until_ready(drafted.proposal),
+        jax.block_until_ready,
         params_of(job.given),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ssd_jax.compare.verdict import Candidate, Scores
 from ssd_jax.runtime.request import Request
+from ssd_jax.runtime.roles import SlotOpening
 from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.runtime.sequence import stop_ids
 from ssd_jax.runtime.target import pad_chunk
@@ -75,7 +76,7 @@ class Scorer:
         stops = sorted(stop_ids(request, self._tokenizer.eos_ids)) if params.min_tokens else []
         before = min(len(request.prompt_ids) + params.min_tokens, self._programs.context)
         rows = SamplingRows(1, self._programs.model.config.vocab_size)
-        rows.set(0, params, request.index, stops, before)
+        rows.set(SlotOpening(0, params, request.index, stops, before))
         return rows.on_device()
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.models.functional import Parameters
 from ssd_jax.runtime import device
 from ssd_jax.runtime.draft_programs import UNSEEN
-from ssd_jax.runtime.expansion import Expansion, Move, no_moves
+from ssd_jax.runtime.expansion import Expansion
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import IDLE, Moved, News
+from ssd_jax.runtime.roles import IDLE, BranchTokens, Promotion, SlotOpening
+from ssd_jax.runtime.roles import promotion as no_promotion
 from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation.confidence import UNKNOWN
 
@@ -65,11 +64,11 @@ class BranchDraft:
         self._record = model.place(base.new_record())
         self._menu = [_branches(programs) for programs in menu]
         self._held = self._menu[-1]  # that the last expansion made
-        self._news: Any = None
-        self._proposed: Any = None
+        self._told: Any = None  # of the branches
+        self._heard: BranchTokens | None = None  # the same on the host
         self._forwards = 0  # of the expansion
         self._rows = SamplingRows(self.slots, model.config.vocab_size, model.everywhere)
-        self._move = no_moves(self.slots, self.k)
+        self._position, self._pending = no_promotion(self.slots, self.k)[:2]
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -81,13 +80,9 @@ class BranchDraft:
         menu = [*self._menu, _branches(programs)]
         self._menu = sorted(menu, key=lambda each: each.programs.branches)
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
+    def open(self, opening: SlotOpening) -> None:
         """See `roles.BranchingDraft.open`."""
-        if self._temperature is not None and params.temperature > 0:
-            params = dataclasses.replace(params, temperature=self._temperature)
-        self._rows.set(slot, params, index, banned, ban_before)
+        self._rows.set(opening, self._temperature)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
@@ -95,32 +90,19 @@ class BranchDraft:
             self._base.prefill, self._parameters, self._pages, self._history, slot, tokens, offset
         )
 
-    def move(self, moves: Sequence[Moved]) -> None:
-        """See `roles.BranchingDraft.move`. Any number of tokens may have been committed."""
-        room = self.k + 1
-        while any(len(moved.committed) > room for moved in moves):
-            counted = no_moves(self.slots, self.k)
-            for moved in moves:
-                if len(moved.committed) > room:
-                    counted.committed[moved.slot] = moved.committed[:room]
-            self._promote(counted)
-            moves = [
-                dataclasses.replace(moved, committed=moved.committed[room:])
-                if len(moved.committed) > room
-                else moved
-                for moved in moves
-            ]
-        packed = self._move = no_moves(self.slots, self.k)
-        for moved in moves:
-            slot = moved.slot
-            packed.position[slot], packed.pending[slot] = moved.position, moved.pending
-            packed.committed[slot, : len(moved.committed)] = moved.committed
-            packed.winner[slot] = moved.winner
-            packed.tokens[slot, : len(moved.tokens)] = moved.tokens
-            packed.limit[slot] = moved.limit if moved.winner >= 0 else len(moved.tokens)
-        self._promote(packed)
+    def promote(self, promotion: Promotion) -> None:
+        """See `roles.BranchingDraft.promote`. Any number of tokens may have been committed."""
+        room, committed = self.k + 1, np.asarray(promotion.committed)
+        while committed.shape[1] > room:  # those beyond a promotion's room are counted before
+            nothing = no_promotion(self.slots, self.k)
+            self._promote(nothing._replace(committed=committed[:, :room]))
+            committed = committed[:, room:]
+        padded = np.full((self.slots, room), -1, np.int32)
+        padded[:, : committed.shape[1]] = committed
+        self._position, self._pending = promotion.position, promotion.pending
+        self._promote(promotion._replace(committed=padded))
 
-    def _promote(self, move: Move) -> None:
+    def _promote(self, promotion: Promotion) -> None:
         held = self._held
         self._pages, self._history, self._record = device.run(
             held.programs["promote"],
@@ -128,7 +110,7 @@ class BranchDraft:
             held.scratch,
             self._history,
             held.expansion,
-            move,
+            promotion,
         )
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
@@ -137,7 +119,7 @@ class BranchDraft:
             return np.zeros_like(limits)
         rows = limits > 0
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
-        unseen[:, 0] = self._move.pending
+        unseen[:, 0] = self._pending
         sampling = self._rows.on_device()
         name = self._base.drafting.k
         self._record, self._pages, self._history = device.run(
@@ -149,7 +131,7 @@ class BranchDraft:
             np.full((self.slots, self.k + 1), -1, np.int32),
             unseen,
             np.ones(self.slots, np.int32),
-            np.where(rows, self._move.position, IDLE).astype(np.int32),
+            np.where(rows, self._position, IDLE).astype(np.int32),
             limits.astype(np.int32),
             lowered.astype(np.int32),
             sampling,
@@ -167,6 +149,10 @@ class BranchDraft:
                 sampling,
             )
         return limits
+
+    def tokens(self) -> Any:
+        """See `roles.BranchingDraft.tokens`."""
+        return self._record.proposal.tokens
 
     def proposal(self) -> Any:
         """See `roles.BranchingDraft.proposal`."""
@@ -193,7 +179,7 @@ class BranchDraft:
                 follow,
                 sampling,
             )
-        self._pages, held.scratch, held.expansion, self._news = device.run(
+        self._pages, held.scratch, held.expansion, self._told = device.run(
             held.programs["expand"],
             self._parameters,
             self._pages,
@@ -204,18 +190,16 @@ class BranchDraft:
             lowered.astype(np.int32),
             sampling,
         )
-        self._forwards = 1
+        self._forwards, self._heard = 1, None
         for _ in range(1, forwards):
             self.grow(lowered)
-        self._proposed = jnp.asarray(self._record.proposal.tokens)
-        for array in (self._news, self._proposed):
-            array.copy_to_host_async()
+        self._told.copy_to_host_async()
 
     def grow(self, lowered: np.ndarray) -> None:
         """One forward more of all branches; see `roles.BranchingDraft.expand`."""
         self._forwards += 1
         held = self._held
-        self._pages, held.scratch, held.expansion, self._news = device.run(
+        self._pages, held.scratch, held.expansion, self._told = device.run(
             held.programs["grow"],
             self._parameters,
             self._pages,
@@ -227,28 +211,32 @@ class BranchDraft:
         )
 
     def ready(self) -> bool:
-        """Whether the branches are there: `news` then waits for nothing."""
-        return self._news is None or (self._news.is_ready() and self._proposed.is_ready())
-
-    def _widened(self, told: np.ndarray, nothing: int) -> np.ndarray:
-        """[B, M, ...] of an expansion with room for the most branches; `nothing` fills it."""
-        room = np.full((told.shape[0], self.branches, *told.shape[2:]), nothing, np.int32)
-        room[:, : told.shape[1]] = told
-        return room
+        """Whether the branches are there: `branch_tokens` then waits for nothing."""
+        return self._told is None or self._told.is_ready()
 
     def finish(self) -> None:
         """Waits for all that was dispatched."""
         jax.block_until_ready(self._pages)
 
-    def news(self, forwards: int) -> News:
-        """See `roles.BranchingDraft.news`: waits for all forwards that were dispatched."""
-        packed = device.read(self._news)
-        said, confidence = np.split(packed[..., 2:], 2, axis=-1)
-        return News(
-            device.read(self._proposed),
-            self._widened(packed[..., 0], -1),
-            self._widened(packed[..., 1], 0),
-            self._widened(said, 0),
-            self._widened(confidence, UNKNOWN),
-            self._forwards,
-        )
+    def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
+        """See `roles.BranchingDraft.branch_tokens`: waits for all forwards that were dispatched;
+        behind them on the same devices comes the outcome."""
+        if self._heard is None or self._heard.forwards != self._forwards:
+            told = device.read(self._told)
+            tokens, confidence = np.split(told[..., 2:], 2, axis=-1)
+            self._heard = BranchTokens(
+                self._widened(told[..., 0], -1),
+                self._widened(told[..., 1], 0),
+                self._widened(tokens, 0),
+                self._widened(confidence, UNKNOWN),
+                self._forwards,
+            )
+        return self._heard
+
+    def _widened(self, told: np.ndarray, nothing: int) -> np.ndarray:
+        """[B, M, ...] of an expansion with room for the most branches; `nothing` fills it."""
+        if told.shape[1] == self.branches:
+            return told
+        room = np.full((told.shape[0], self.branches, *told.shape[2:]), nothing, np.int32)
+        room[:, : told.shape[1]] = told
+        return room

@@ -1,9 +1,10 @@
 """The controller of SSD: matches verification outcomes against the speculation cache.
 
-Pure host code over integers. Per round and slot: look the committed tokens up among the branches
-that were prepared (`propose`); a hit makes that branch the record, a miss takes the backup. When
-the verification of the records is dispatched, divide the branches over the next outcomes and
-expand (`speculate`). A row that misses does not touch the others.
+Pure host code over integers; a batch goes through it in arrays [B, ...]. A round takes these forms:
+the outcome (`DraftBatch`), its look-up in the cache (`CacheLookup`), the promotion of the branches
+that came true (`Promotion`), and the proposal (`Drafted`). While the target verifies it, the
+branches are divided over its outcomes and expanded (`speculate`), and what they speculate fills the
+cache (`gather`). A row that misses takes its backup and does not touch the others.
 """
 
 from __future__ import annotations
@@ -11,22 +12,28 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ssd_jax.runtime.activity import FORWARDS, Activity, Busy
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Absence, BranchingDraft, Drafted, DraftRow, News, Traits
-from ssd_jax.runtime.speculated import Found, Speculated
+from ssd_jax.runtime.roles import (
+    IDLE,
+    Absence,
+    BranchingDraft,
+    DraftBatch,
+    Drafted,
+    Promotion,
+    SlotOpening,
+    Traits,
+    promotion,
+)
 from ssd_jax.speculation.backup import BackupKind, host_kind, make
-from ssd_jax.speculation.fan_out import After, FanOut
+from ssd_jax.speculation.cache import BranchTokens, CacheLookup, SpeculationCache
+from ssd_jax.speculation.fan_out import After, FanOut, Verified
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.speculation.sequence_state import SequenceState
 from ssd_jax.speculation.tuner import Fixed, Tuner, teaches
-
-Expanded = dict[int, tuple[Speculated, tuple[int, ...]]]
-"""Sequences by slot, with F_0..F_L of their records."""
 
 
 class Controller:
@@ -41,10 +48,9 @@ class Controller:
       tokens: how many ids the tokenizer has.
       lowers: whether the draft's Saguaro sampling looks at D, which is worked out only then.
       rule: of the verification, "ratio" or "coupled".
-      settle: of a draft elsewhere: gives the proposals with all their q. The round's message then
-        goes out when the target's forward is dispatched, not when its verification is.
-      activity: of a draft elsewhere: what it has done since the last call. Without it nothing is
-        known of the draft's speed, and whatever can be waited for is.
+      elsewhere: the draft has devices of its own.
+      activity: what such a draft has done since the last call. Without it nothing is known of the
+        draft's speed, and whatever can be waited for is.
       pace: decides what is waited for.
       clock: seconds, monotonic.
     """
@@ -60,228 +66,298 @@ class Controller:
         tokens: int,
         lowers: bool = True,
         rule: str = "ratio",
-        settle: Callable[[], Any] | None = None,
+        elsewhere: bool = False,
         activity: Callable[[], Activity] | None = None,
         pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        waits = settle is not None or activity is not None or pace is not None
+        waits = elsewhere or activity is not None or pace is not None
         self.traits = Traits(
             proposes="distribution",
-            on_device=settle is None,
+            on_device=not elsewhere,
             timed=rule == "ratio" and (waits or not isinstance(tuner, Fixed)),
         )
         self.k = k
-        self._settle, self._activity, self._lowers = settle, activity, lowers
-        self._draft = draft
-        self._tuner = tuner
-        self._fan_out = fan_out
+        self._draft, self._activity, self._lowers = draft, activity, lowers
+        self._tuner, self._fan_out = tuner, fan_out
         self._backup: BackupKind = backup
         self._tokens, self._rule = tokens, rule
-        self._teaching: dict[int, bool] = {}  # by slot
-        self._slots: dict[int, Speculated] = {}
-        self._live: dict[int, Speculated] = {}  # with a record that has no branches yet
-        self._expanded: Expanded = {}
-        self._news: News | Absence = "dead"
+        self._states: dict[int, SequenceState] = {}  # by slot
+        self._cache = SpeculationCache(draft.slots, draft.branches)
+        self._absent: Absence | None = None  # why there are no branches of the last expansion
+        rows = draft.slots
+        self._known = np.full(rows, -1, np.int32)  # position up to which the texts are known
+        self._prompted = np.full(rows, -1, np.int32)  # a prompt's last token, until its record
+        self._untold = np.full((rows, draft.k + 1), -1, np.int32)  # committed, no promotion yet
+        self._live = np.zeros(rows, bool)  # has a record that has no branches yet
+        self._expanded = np.zeros(rows, bool)  # has one whose branches were asked for
+        self._unlearned: list[tuple[SequenceState, Verified]] = []
         self._pace, self._clock = pace or Pace(), clock
         self._plan = tuner.plan(rows=1, steps=self._pace.steps)
         self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
-        self._last: dict[int, Speculated] = {}  # rows of the last round, which began then
+        self._last: dict[int, SequenceState] = {}  # rows of the last round, which began then
         self._began = 0.0
         self._work: list[Activity] = []  # of the draft, not reported yet
         self._forwarded: float | None = None  # when the last forward of this expansion ended
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
+    def open(self, opening: SlotOpening) -> None:
         """See `roles.Drafter.open`."""
-        self._slots[slot] = Speculated(
-            slot,
-            k=self.k,
+        slot, params = opening.slot, opening.params
+        self._states[slot] = SequenceState(
             fan_out=self._fan_out(),
-            backup=make(host_kind(self._backup), params.seed, index, self._tokens),
+            backup=make(host_kind(self._backup), params.seed, opening.index, self._tokens),
             room=params.max_tokens,
+            teaches=teaches(params.temperature, self._rule),
         )
-        self._teaching[slot] = teaches(params.temperature, self._rule)
+        self._known[slot] = self._prompted[slot] = self._untold[slot] = -1
         # What a step that was interrupted has left behind is not to reach new requests.
-        self._live, self._work = {}, []
-        self._draft.open(slot, params, index, banned, ban_before)
+        self._live[:], self._expanded[slot], self._work = False, False, []
+        self._draft.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `roles.Drafter.prefill`."""
+        """See `roles.Drafter.prefill`. The prompt is a verification with L = 0, whose outcome is
+        the first token."""
         self._draft.prefill(slot, tokens, offset)
-        self._slots[slot].prefill(tokens, offset, last=last)
+        self._states[slot].backup.extend(tokens)
+        if last:
+            self._known[slot] = offset + len(tokens) - 1
+            self._prompted[slot] = tokens[-1]
 
-    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
+    def gather(self, until: Callable[[], bool]) -> None:
+        """See `roles.Drafter.gather`."""
+        if self._expanded.any():
+            self._fill(self._draft.branch_tokens(1, until))
+
+    def propose(self, batch: DraftBatch) -> Drafted:
         """See `roles.Drafter.propose`."""
-        began = self._clock()
-        heard = self._hear()
-        rows = [replace(row, limit=min(row.limit, self._plan.k)) for row in rows]
-        for row in rows:
-            each = self._slots[row.slot]
-            each.take(row)
-            if each.verified is not None and self._teaching[row.slot]:
-                self._tuner.observe(each.verified)
-        found = {row.slot: self._slots[row.slot].look_up(row) for row in rows}
-        self._note(began, rows, found)
-        self._wait(heard, rows, found)
-        waited = self._just_in_time(rows, found)
-        lengths = np.zeros(self._draft.slots, np.int32)
-        for slot, each in found.items():
-            lengths[slot] = each.length
-        self._move(found)
+        began, rows = self._clock(), batch.slots
+        if self._expanded.any() and self._absent is None:
+            self._fill(self._draft.branch_tokens(1))
+        limit = np.minimum(batch.limit, self._plan.k)
+        lookup, sources = self._take(batch, rows)
+        self._note(began, batch, rows, sources)
+        lookup = self._wait(batch, rows, limit, lookup)
+        waited = self._just_in_time(rows, limit, sources)
+        lengths = self._promote(batch, rows, limit, lookup)
         asked = self._clock()
         if waited.any():
             drafted = self._draft.draft(waited, lowered=self._lowered("miss"))
-            for slot in np.flatnonzero(waited):
-                lengths[slot] = drafted[slot]
-                self._slots[int(slot)].drafted(int(drafted[slot]))
-        sources = {slot: each.source for slot, each in found.items()}
-        settle = None if self._settle is None else self._settled
+            lengths = np.where(waited > 0, drafted, lengths)
+            for slot in np.flatnonzero(waited).tolist():
+                self._states[slot].length = int(lengths[slot])
         return Drafted(
             lengths,
-            self._draft.proposal(),
+            self._draft.tokens(),
             sources,
-            settle,
-            looks={slot: each.look for slot, each in found.items() if each.look is not None},
+            lookup,
             activity=self._worked(int(waited.max()), self._clock() - asked),
         )
 
+    def proposal(self) -> Any:
+        """See `roles.Drafter.proposal`."""
+        return self._draft.proposal()
+
     def speculate(self) -> None:
         """See `roles.Drafter.speculate`."""
-        if any(each.prompted for each in self._slots.values()):
-            self._move({})
-        if self._live:
-            self._plan = self._tuner.plan(rows=len(self._live), steps=self._pace.steps)
-        asking = {slot: each for slot, each in self._live.items() if each.asks_confidence}
+        self._learn()
+        if (self._prompted >= 0).any():
+            self._begin(promotion(self._draft.slots, self._draft.k))
+        if not self._live.any():
+            return
+        live = {slot: self._states[slot] for slot in np.flatnonzero(self._live).tolist()}
+        self._plan = self._tuner.plan(rows=len(live), steps=self._pace.steps)
+        asking = {slot: each for slot, each in live.items() if each.asks_confidence}
         if asking:
             confidence = self._draft.confidence()
             for slot, each in asking.items():
-                each.tell_confidence(confidence[slot].tolist())
-        expanded = {
-            slot: (each, forks)
-            for slot, each in self._live.items()
-            if (forks := each.forks(self._plan.budget)) is not None
-        }
-        self._live = {}
-        if not expanded:
-            return
+                each.confidence = tuple(confidence[slot, : each.length].tolist())
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
-        follow = np.zeros(self._draft.slots, bool)
-        for slot, (each, forks) in expanded.items():
-            counts[slot, : len(forks)] = forks
-            follow[slot] = not each.made
-        most = max(each.forwards() for each, _ in expanded.values())
+        follow, most = np.zeros(self._draft.slots, bool), 0
+        for slot, each in live.items():
+            forks = each.forks(self._plan.budget)
+            if forks is not None:
+                counts[slot, : len(forks)], follow[slot] = forks, not each.made
+                most = max(most, each.most_forwards())
+        self._live[:] = False
+        expanded = np.asarray(counts.any(axis=1))
+        if not expanded.any():
+            return
         forwards = min(self._plan.forwards, most)
         self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
-        for each, _ in expanded.values():
-            each.expanded(forwards)
+        for slot in np.flatnonzero(expanded).tolist():
+            self._states[slot].forwards = forwards
+        self._cache.prepare(counts)
         self._expanding.append(self._plan.budget)
-        self._expanded = expanded
+        self._expanded, self._forwarded = expanded, None
+
+    def _fill(self, told: BranchTokens | Absence | None) -> None:
+        """Puts what the draft has speculated so far into the cache; None is nothing yet."""
+        if told is None or told is self._cache.branches:
+            return
+        if isinstance(told, str):
+            self._absent = told
+        else:
+            self._absent = None
+            self._cache.fill(told)
+        self._gather_work()
+
+    def _take(self, batch: DraftBatch, rows: list[int]) -> tuple[CacheLookup, dict[int, str]]:
+        """Takes the outcomes, each once, and looks them up."""
+        k = np.full(self._draft.slots, -1, np.int32)
+        new = np.asarray((batch.limit > 0) & (batch.position > self._known))
+        k[new] = batch.counts[new] - 1
+        held, lookup = self._cache.held(), self._cache.look_up(k, _bonus(batch))
+        self._untold[new, : batch.tokens.shape[1]] = batch.tokens[new]
+        self._known[new] = batch.position[new]
+        sources: dict[int, str] = {}
+        for slot in rows:
+            each, absent = self._states[slot], self._absent if self._expanded[slot] else None
+            hit = lookup.branch[slot] >= 0
+            sources[slot] = "hit" if hit else absent or ("miss" if held[slot] else "cold")
+            each.room = int(batch.room[slot])
+            if not new[slot]:
+                continue
+            accepted = int(k[slot])
+            each.backup.extend(batch.tokens[slot, : accepted + 1].tolist())
+            if each.length:
+                each.stats.observe(accepted, each.length)
+            rank = int(lookup.rank[slot]) if hit else None
+            verified = each.verified(accepted, int(lookup.prepared[slot]), rank)
+            self._unlearned.append((each, verified))
+        return lookup, sources
+
+    def _learn(self) -> None:
+        """Teaches what became of the last verifications."""
+        unlearned, self._unlearned = self._unlearned, []
+        for each, verified in unlearned:
+            each.fan_out.observe(verified)
+            if each.teaches:
+                self._tuner.observe(verified)
+
+    def _promote(
+        self, batch: DraftBatch, rows: list[int], limit: np.ndarray, lookup: CacheLookup
+    ) -> np.ndarray:
+        """Makes records of the branches that came true, of backups elsewhere; their L [B]."""
+        told, branches = promotion(self._draft.slots, self._draft.k), self._cache.branches
+        told.position[rows] = batch.position[rows]
+        told.pending[rows] = batch.tokens[rows, batch.counts[rows] - 1]
+        told.winner[:] = lookup.branch
+        for slot in rows:
+            each, winner = self._states[slot], int(lookup.branch[slot])
+            if winner >= 0:
+                assert branches is not None
+                length = min(int(branches.lengths[slot, winner]), int(limit[slot]))
+                confidence = branches.confidence[slot, winner, :length].tolist()
+                each.begin(length, "hit", confidence, made=True)
+                lookup.wasted[slot] -= length
+            else:
+                tokens = each.backup.propose(int(batch.position[slot]), int(limit[slot]))
+                length = len(tokens)
+                told.tokens[slot, :length] = tokens
+                each.begin(length, "miss", (), made=not length)
+            told.limit[slot] = length
+        self._prompted[rows] = -1
+        self._begin(told)
+        return told.limit
+
+    def _begin(self, told: Promotion) -> None:
+        """Hands all new records over, those of finished prompts among them."""
+        begun = self._prompted >= 0
+        told.position[begun], told.pending[begun] = self._known[begun], self._prompted[begun]
+        for slot in np.flatnonzero(begun).tolist():
+            self._states[slot].begin(0, "miss", (), made=True)
+        moved = np.asarray(told.position != IDLE)
+        told.committed[moved] = self._untold[moved]
+        # Whatever becomes of the call, the branches are gone.
+        self._cache.clear()
+        self._live[:], self._expanded[:], self._absent = False, False, None
+        self._draft.promote(told)
+        self._prompted[moved] = self._untold[moved] = -1
+        self._live = moved
 
     def _lowered(self, after: After) -> np.ndarray:
-        """D of Saguaro sampling [B, K]; see `Speculated.lowered`."""
+        """D of Saguaro sampling [B, K]; see `SequenceState.lowered`."""
         lowered = np.zeros((self._draft.slots, self._draft.k), np.int32)
-        for slot, each in self._slots.items() if self._lowers else ():
-            lowered[slot, : self._plan.k] = each.lowered(after, self._plan)
+        if self._lowers:
+            self._learn()
+            for slot, each in self._states.items():
+                lowered[slot, : self._plan.k] = each.lowered(after, self._plan)
         return lowered
 
-    def _settled(self) -> Any:
-        assert self._settle is not None
-        self.speculate()
-        return self._settle()
-
-    def _move(self, found: dict[int, Found]) -> None:
-        """Hands all new records over; those of finished prompts among them."""
-        begun = {
-            slot: Found(each.prompted, 0, "cold")
-            for slot, each in self._slots.items()
-            if each.prompted and slot not in found
-        }
-        found = begun | found
-        self._live, self._expanded = {}, {}
-        self._draft.move([each.moved for each in found.values()])
-        for slot, each in found.items():
-            self._slots[slot].move(each)
-            self._live[slot] = self._slots[slot]
-
-    def _hear(self) -> Expanded:
-        """Puts what the draft has speculated so far into the caches; returns whose it was."""
-        if not self._expanded:
-            return {}
-        self._news, self._forwarded = self._draft.news(1), None
-        self._gather()
-        expanded, self._expanded = self._expanded, {}
-        for each, forks in expanded.values():
-            each.hear(self._news, forks)
-        return expanded
-
-    def _wait(self, heard: Expanded, rows: Sequence[DraftRow], found: dict[int, Found]) -> None:
+    def _wait(
+        self, batch: DraftBatch, rows: list[int], limit: np.ndarray, lookup: CacheLookup
+    ) -> CacheLookup:
         """Waits for more tokens of the branches that were hit, if that pays."""
-        hits = any(each.more for each in found.values())
-        if not heard or not hits or isinstance(self._news, str):
-            return
-        more = self._pace.worth(
-            "branches",
-            [self._slots[slot].expected(each.length, each.more) for slot, each in found.items()],
-            self._usual(rows),
-            underway=self._underway(),
-        )
+        branches, expected, hits = self._cache.branches, [], False
+        if branches is None or not (lookup.branch >= 0).any():
+            return lookup
+        for slot in rows:
+            each, winner, more = self._states[slot], lookup.branch[slot], 0
+            length = 0
+            if winner >= 0:
+                length = min(int(branches.lengths[slot, winner]), int(limit[slot]))
+                # What it will have when its expansion is complete; those of k = L start later.
+                most = min(each.forwards - (lookup.k[slot] == each.length), self.k)
+                more = max(min(int(most), int(limit[slot])) - length, 0)
+            hits = hits or more > 0
+            expected.append(each.expected(length, more))
+        if not hits:
+            return lookup
+        usual, underway = self._usual(rows, limit), self._underway()
+        more = self._pace.worth("branches", expected, usual, underway=underway)
         if not more:
-            return
-        news = self._draft.news(self._news.forwards + more)
-        if isinstance(news, str):
-            return
-        for row in rows:
-            if found[row.slot].more:
-                each, forks = heard[row.slot]
-                each.hear(news, forks)
-                found[row.slot] = each.look_up(row)
+            return lookup
+        self._fill(self._draft.branch_tokens(branches.forwards + more))
+        if self._absent is not None:  # what has come before will do
+            self._absent = None
+            return lookup
+        return self._cache.look_up(lookup.k, _bonus(batch))
 
     def _underway(self) -> float:
         """Seconds that the draft has been at the forward that it has not told of yet."""
         return 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
 
-    def _just_in_time(self, rows: Sequence[DraftRow], found: dict[int, Found]) -> np.ndarray:
-        """How many tokens [B] to wait for where there was no hit; changes L in `found`."""
+    def _just_in_time(
+        self, rows: list[int], limit: np.ndarray, sources: dict[int, str]
+    ) -> np.ndarray:
+        """How many tokens [B] to wait for where there was no hit."""
         waited = np.zeros(self._draft.slots, np.int32)
-        missed = [row for row in rows if found[row.slot].source != "hit"]
-        if self._backup not in ("auto", "draft") or not missed:
-            return waited
-        forwards = max(row.limit for row in missed)
-        if self._backup == "auto":
-            worth = [self._worth(row) for row in missed]
-            forwards = self._pace.worth("record", worth, self._usual(rows))
-        for row in missed:
-            length = waited[row.slot] = min(forwards, row.limit)
-            found[row.slot] = found[row.slot]._replace(length=length)
+        missed = [slot for slot in rows if sources[slot] != "hit"]
+        if self._backup in ("auto", "draft") and missed:
+            forwards = int(limit[missed].max())
+            if self._backup == "auto":
+                worth = [self._worth(slot, int(limit[slot])) for slot in missed]
+                forwards = self._pace.worth("record", worth, self._usual(rows, limit))
+            waited[missed] = np.minimum(forwards, limit[missed])
         return waited
 
-    def _worth(self, row: DraftRow) -> list[float]:
+    def _worth(self, slot: int, limit: int) -> list[float]:
         """What a row's round is expected to bring with 0, 1, ... tokens, the next hit included."""
-        each = self._slots[row.slot]
+        each = self._states[slot]
         return [
-            count + each.returns.next_round(empty=length == 0)
-            for length, count in enumerate(each.expected(0, row.limit))
+            count + each.stats.next_round(empty=length == 0)
+            for length, count in enumerate(each.expected(0, limit))
         ]
 
-    def _usual(self, rows: Sequence[DraftRow]) -> float:
+    def _usual(self, rows: list[int], limit: np.ndarray) -> float:
         """Tokens that a round of these rows commits lately."""
-        return sum(self._slots[row.slot].returns.usual(row.limit) for row in rows)
+        return sum(self._states[slot].stats.usual(int(limit[slot])) for slot in rows)
 
-    def _note(self, began: float, rows: Sequence[DraftRow], found: dict[int, Found]) -> None:
+    def _note(
+        self, began: float, batch: DraftBatch, rows: list[int], sources: dict[int, str]
+    ) -> None:
         """Tells pace and rows of the round that has ended, where another follows it."""
-        last, self._last = self._last, {row.slot: self._slots[row.slot] for row in rows}
-        gone_on = [row for row in rows if last.get(row.slot) is self._slots[row.slot]]
+        last, self._last = self._last, {slot: self._states[slot] for slot in rows}
+        gone_on = [slot for slot in rows if last.get(slot) is self._states[slot]]
         if gone_on:
             self._pace.round(began - self._began)
-        for row in gone_on:
-            each = self._slots[row.slot]
-            each.returns.round(
-                len(row.committed),
+        for slot in gone_on:
+            each = self._states[slot]
+            each.stats.round(
+                int(batch.counts[slot]),
                 hit=each.after == "hit",
                 empty=not each.length,
-                found=found[row.slot].source == "hit",
+                found=sources[slot] == "hit",
             )
         self._began = began
 
@@ -294,7 +370,7 @@ class Controller:
         """
         if self._activity is None:
             return None
-        for span in self._gather():
+        for span in self._gather_work():
             if span.what == "draft" and drafted:
                 busy = span.end - span.begin
                 self._pace.forward("record", busy / drafted)
@@ -304,7 +380,7 @@ class Controller:
             tuple(span for each in work for span in each.spans), sum(each.bytes for each in work)
         )
 
-    def _gather(self) -> Sequence[Busy]:
+    def _gather_work(self) -> Sequence[Busy]:
         """Takes what the draft tells of its work; tells the pace how long each forward took."""
         if self._activity is None:
             return ()
@@ -318,3 +394,8 @@ class Controller:
                 self._pace.forward("branches", span.end - span.begin, branches)
                 self._forwarded = span.end
         return activity.spans
+
+
+def _bonus(batch: DraftBatch) -> np.ndarray:
+    """t* of each row [B]: the last token that was committed."""
+    return batch.tokens[np.arange(len(batch.counts)), batch.counts - 1]

@@ -1,10 +1,10 @@
 """The engine: requests enter and leave slots between rounds; one `step` is one round.
 
-Order within a step, which keeps the device busy: read the outcome of the round in flight (the only
-wait), commit integers, dispatch a prefill chunk, the proposals and the next round, let the drafter
-work ahead, and only then turn tokens into text, look for stop strings and hand out events. A round
-dispatched past a stop string is discarded before anything counts it. Autoregressive decoding is the
-same loop without a drafter.
+`Engine._round` has the order in which the roles are called. It keeps the devices busy: the only
+wait is for the outcome of the round in flight, and only when the next one is on its way are tokens
+turned into text, stop strings looked for and events handed out. A round dispatched past a stop
+string is discarded before anything counts it. Autoregressive decoding is the same loop without a
+drafter.
 
 Whatever raises within a step, nothing is taken twice and no event is lost: outcomes count once they
 are read whole, an event is made once and kept until it is handed out, and what a role has not
@@ -20,18 +20,29 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ssd_jax.errors import DeviceError
 from ssd_jax.interrupts import Deferred
-from ssd_jax.runtime.activity import Activity, TargetTimes
+from ssd_jax.runtime.activity import DraftCost, TargetTimes
 from ssd_jax.runtime.job import Job
-from ssd_jax.runtime.metrics import Plan, RequestTimes
+from ssd_jax.runtime.metrics import RequestTimes, RoundRecord, row_lookup
 from ssd_jax.runtime.occurrences import Occurrences
 from ssd_jax.runtime.request import FinishReason, Request, SamplingParams, TokenEvent
-from ssd_jax.runtime.roles import ABSENCES, IDLE, Drafted, Drafter, DraftRow, Pending, Target
+from ssd_jax.runtime.roles import (
+    ABSENCES,
+    IDLE,
+    DraftBatch,
+    Drafted,
+    Drafter,
+    Outcomes,
+    Pending,
+    SlotOpening,
+    Target,
+    draft_batch,
+)
 from ssd_jax.runtime.sequence import Sequence, check
 from ssd_jax.runtime.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.runtime.trace import EngineTrace, RowTrace
@@ -45,14 +56,25 @@ class _InFlight:
 
     Attributes:
       prompt: tokens of the prompt that it finishes; 0 in a round.
-      activity: see `Drafted.activity`.
+      drafted: what the round verifies.
+      costs: what that has cost a draft with devices of its own, by slot.
     """
 
     pending: Pending
-    rows: list[tuple[int, Job, Plan]]
+    rows: list[tuple[int, Job]]
     dispatched: float
     prompt: int = 0
-    activity: Activity | None = None
+    drafted: Drafted | None = None
+    costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
+
+
+class _Read(NamedTuple):
+    """An outcome that was committed, and what is still to be noted of it."""
+
+    flight: _InFlight
+    outcomes: Outcomes
+    span: tuple[float, float]
+    committed: list[tuple[int, Job, list[int], int]]  # row, tokens, and how many were emitted
 
 
 class Engine:
@@ -97,6 +119,7 @@ class Engine:
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by slot
         self._in_flight: deque[_InFlight] = deque()
+        self._unrecorded: deque[_Read] = deque()
         self._times = TargetTimes()
         # Tokens, and whether they were the last, that are not yet events.
         self._committed: deque[tuple[Job, list[int], FinishReason | None]] = deque()
@@ -176,21 +199,44 @@ class Engine:
         return events
 
     def _round(self) -> None:
+        """The outcome of the round in flight, and the next round on its way."""
+        target, drafter = self._target, self._drafter
         self._mark(None)
-        self._collect()
+        while self._in_flight:
+            pending = self._in_flight[0].pending
+            if drafter is not None:
+                drafter.gather(pending.ready)
+            self._commit(pending.read())
         self._mark("read")
         self._admit()
-        self._dispatch_prefill()
+        self._prefill()
         self._prompt_drafter()
         self._mark("admit")
-        self._dispatch_forward()
-        if self._drafter is not None:
-            self._drafter.speculate()
+
+        rows = self._decoding()
+        if rows:
+            pending_tokens, lengths, batch = self._batch(rows)
+            drafted = None
+            if drafter is not None and batch.limit.any():
+                drafted = drafter.propose(batch)
+            self._mark("propose")
+            now = self._clock()
+            self._times.dispatched(now)
+            logits = target.forward(pending_tokens, lengths, drafted)
+            if drafter is not None:
+                drafter.speculate()
+            proposal = None if drafter is None or drafted is None else drafter.proposal()
+            outcome = target.accept(logits, proposal)
+            self._in_flight.append(_InFlight(outcome, rows, now, drafted=drafted))
+        elif drafter is not None:
+            drafter.speculate()
         self._mark("dispatch")
-        self._account()
 
     def _report(self) -> None:
         """Turns what is known into events; an error of one request's text ends that one alone."""
+        while self._unrecorded:
+            self._record(self._unrecorded.popleft())
+        self._account()
         if self.broken is not None:
             self._in_flight.clear()
             for job in [*self._running.values(), *self._waiting]:
@@ -212,35 +258,44 @@ class Engine:
                 self._events.append(job.cut_off(reason))
         self._mark("text")
 
-    def _collect(self) -> None:
-        while self._in_flight:
-            outcomes = self._in_flight[0].pending.read()
-            flight = self._in_flight.popleft()
-            now = self._clock()
-            span = self._times.read(now, more=bool(self._in_flight))
-            traced = []
-            for row, job, plan in flight.rows:
-                if job.sequence is None or job.finished:
-                    continue
-                seconds = now - flight.dispatched
-                try:
-                    tokens = job.commit(outcomes, row, plan, seconds, now)
-                except Exception as error:
-                    self._fail(job, error)
-                    continue
-                if job.finished:
-                    self._running.pop(job.sequence.slot)
-                self._committed.append((job, tokens, job.sequence.finish_reason))
-                if self._trace is not None:
-                    slot, accepted = job.sequence.slot, int(outcomes.accepted[row])
-                    traced.append(
-                        RowTrace(slot, job.request_id, plan.source, plan.proposed, accepted, tokens)
-                    )
+    def _commit(self, outcomes: Outcomes) -> None:
+        """Takes what the first program in flight has come to."""
+        flight = self._in_flight.popleft()
+        now = self._clock()
+        span = self._times.read(now, more=bool(self._in_flight))
+        read = _Read(flight, outcomes, span, [])
+        self._unrecorded.append(read)
+        for row, job in flight.rows:
+            if job.sequence is None or job.finished:
+                continue
+            try:
+                tokens, emitted = job.commit(outcomes, row, now)
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            if job.finished:
+                self._running.pop(job.sequence.slot)
+            read.committed.append((row, job, tokens, emitted))
+            self._committed.append((job, tokens, job.sequence.finish_reason))
+
+    def _record(self, read: _Read) -> None:
+        """Takes the figures of a round, and its trace."""
+        flight, outcomes, span, committed = read
+        traced = []
+        for row, job, tokens, emitted in committed:
+            known = _round_record(flight, outcomes, row, emitted, span[1])
             if self._trace is not None:
-                if flight.prompt:
-                    self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
-                else:
-                    self._trace.round(span, traced)
+                traced.append(
+                    RowTrace(
+                        row, job.request_id, known.source, known.proposed, known.accepted, tokens
+                    )
+                )
+            job.record(outcomes, row, tokens, known)
+        if self._trace is not None:
+            if flight.prompt:
+                self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
+            else:
+                self._trace.round(span, traced)
 
     def _admit(self) -> None:
         if not self._running:
@@ -254,9 +309,10 @@ class Engine:
             params = self._keyed(job.request)
             banned = sorted(sequence.stop_ids) if params.min_tokens else []
             ban_before = min(len(job.request.prompt_ids) + params.min_tokens, context)
+            opening = SlotOpening(slot, params, job.request.index, banned, ban_before)
             try:
                 for role in self._roles():
-                    role.open(slot, params, job.request.index, banned, ban_before)
+                    role.open(opening)
             except DeviceError:
                 raise
             except Exception as error:
@@ -274,7 +330,7 @@ class Engine:
         timed = self._drafter is not None and self._drafter.traits.timed
         return dataclasses.replace(params, seed=seed) if timed else params
 
-    def _dispatch_prefill(self) -> None:
+    def _prefill(self) -> None:
         """One chunk a step, oldest request first, so that running requests are not held up."""
         unfinished = [
             (job.request_id, job, job.sequence)
@@ -293,7 +349,7 @@ class Engine:
             self._target.prefill(sequence.slot, chunk, sequence.cached)
         else:
             pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
-            self._in_flight.append(_InFlight(pending, [(0, job, Plan())], now, len(prompt)))
+            self._in_flight.append(_InFlight(pending, [(0, job)], now, len(prompt)))
         sequence.cached = end
 
     def _prompt_drafter(self) -> None:
@@ -310,47 +366,45 @@ class Engine:
                 self._drafter.prefill(slot, prompt[begin:end], begin, last=last)
                 job.prompted = end
 
-    def _dispatch_forward(self) -> None:
+    def _decoding(self) -> list[tuple[int, Job]]:
+        """Slots whose first token is known."""
+        return [
+            (slot, job)
+            for slot, job in self._running.items()
+            if job.sequence is not None and job.sequence.output
+        ]
+
+    def _batch(self, rows: list[tuple[int, Job]]) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
+        """Pending tokens [B] and their positions [B] for the target; all that for the drafter."""
         tokens = np.zeros(self._target.slots, np.int32)
         lengths = np.full(self._target.slots, IDLE, np.int32)
-        jobs = []
-        for slot, job in self._running.items():
+        k = 0 if self._drafter is None else self._drafter.k
+        batch = draft_batch(self._target.slots, k + 1)
+        for slot, job in rows:
             sequence = job.sequence
-            if sequence is not None and sequence.output:
-                tokens[slot], lengths[slot] = sequence.pending, sequence.cached
-                jobs.append((slot, job))
-        if not jobs:
-            return
-        drafted, told = self._propose([job for _, job in jobs])
-        self._mark("propose")
-        activity = None if drafted is None else drafted.activity
-        rows = [(slot, job, _plan(drafted, slot)) for slot, job in jobs]
-        now = self._clock()
-        self._times.dispatched(now)
-        pending = self._target.forward(tokens, lengths, drafted)
-        self._in_flight.append(_InFlight(pending, rows, now, activity=activity))
-        for job, row in told:  # only now: what a failed drafter did not take, it is told again
-            job.told += len(row.committed)
-
-    def _propose(self, jobs: list[Job]) -> tuple[Drafted | None, list[tuple[Job, DraftRow]]]:
-        """Proposals, and what the drafter was told for them."""
-        if self._drafter is None:
-            return None, []
-        told = [(job, row) for job in jobs if (row := job.draft_row(self._drafter.k)) is not None]
-        if not told:
-            return None, []
-        return self._drafter.propose([row for _, row in told]), told
+            assert sequence is not None
+            tokens[slot], lengths[slot] = sequence.pending, sequence.cached
+            batch.limit[slot] = max(min(k, sequence.room - 1), 0)
+            batch.room[slot] = sequence.room
+            last = job.last
+            batch.counts[slot] = len(last)
+            batch.tokens[slot, : len(last)] = last
+        drafts = batch.limit > 0
+        batch.position[drafts] = lengths[drafts]
+        return tokens, lengths, batch
 
     def _account(self) -> None:
         """Charges the draft's work to the rounds that it was for."""
         for flight in self._in_flight:
-            if flight.activity is not None:
-                for slot, job, plan in flight.rows:
-                    plan.cost = self._times.cost(slot, flight.activity)
-                    if plan.source not in ABSENCES:  # else it may have worked without a word
-                        job.times.drafted(flight.activity.spans)
-                if self._trace is not None:
-                    self._trace.draft(flight.activity.spans)
+            drafted = flight.drafted
+            if drafted is None or drafted.activity is None or flight.costs:
+                continue
+            for slot, job in flight.rows:
+                flight.costs[slot] = self._times.cost(slot, drafted.activity)
+                if drafted.sources.get(slot) not in ABSENCES:  # else it may have worked unheard
+                    job.times.drafted(drafted.activity.spans)
+            if self._trace is not None:
+                self._trace.draft(drafted.activity.spans)
 
     def _mark(self, what: str | None) -> None:
         """Ends what the host was doing, in the trace."""
@@ -401,11 +455,18 @@ class Engine:
             raise DeviceError(self.broken)
 
 
-def _plan(drafted: Drafted | None, slot: int) -> Plan:
-    if drafted is None:
-        return Plan()
-    return Plan(
-        proposed=int(drafted.lengths[slot]),
-        source=drafted.sources.get(slot),
-        look=drafted.looks.get(slot),
+def _round_record(
+    flight: _InFlight, outcomes: Outcomes, row: int, emitted: int, now: float
+) -> RoundRecord:
+    known = RoundRecord(
+        committed=emitted,
+        accepted=int(outcomes.accepted[row]),
+        seconds=now - flight.dispatched,
+        read=now,
+        cost=flight.costs.get(row),
     )
+    drafted = flight.drafted
+    if drafted is not None:
+        known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
+        known.lookup = row_lookup(drafted.lookup, row)
+    return known

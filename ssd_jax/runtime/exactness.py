@@ -16,7 +16,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import Parameters
 from ssd_jax.runtime.programs import Programs
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import IDLE
+from ssd_jax.runtime.roles import IDLE, SlotOpening
 from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation.proposal import Proposal
 
@@ -81,7 +81,7 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
     *narrower, widest = programs.widths
     slots, vocab, model = programs.slots, logits.shape[1], programs.model
     rows = SamplingRows(slots, vocab, model.everywhere)
-    rows.set(0, params, 0, (), 0)
+    rows.set(SlotOpening(0, params))
     start = np.full(slots, IDLE, np.int32)
     start[0] = widest
     tokens, lengths, support, q = (np.array(array) for array in programs.verification.blank(slots))

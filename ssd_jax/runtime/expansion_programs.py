@@ -27,10 +27,13 @@ from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.runtime import passes
 from ssd_jax.runtime.draft_programs import DraftPrograms
-from ssd_jax.runtime.expansion import Expansion, Move, no_moves
+from ssd_jax.runtime.expansion import Expansion
 from ssd_jax.runtime.passes import Job, Name
+from ssd_jax.runtime.roles import Promotion
+from ssd_jax.runtime.roles import promotion as no_promotion
 from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation import branching, drafting, history, prediction, record
+from ssd_jax.speculation.forks import forks as number_branches
 from ssd_jax.speculation.history import History
 from ssd_jax.speculation.proposal import as_point_mass_where
 from ssd_jax.speculation.record import Record
@@ -48,7 +51,7 @@ class ExpansionPrograms:
     and the draft's confidence in them.
     `grow`: (parameters, pages, scratch, history, expansion, lowered, sampling) -> pages, scratch,
     expansion, news.
-    `promote`: (pages, scratch, history, expansion, Move) -> pages, history, record.
+    `promote`: (pages, scratch, history, expansion, Promotion) -> pages, history, record.
     `follow`: (parameters, pages, history, record, rows [B] bool, sampling) -> pages, record.
 
     Args:
@@ -115,7 +118,7 @@ class ExpansionPrograms:
             sampling: Sampling,
         ):
             length = jnp.asarray(kept.proposal.length)
-            forks = branching.forks(counts, self.branches)
+            forks = number_branches(counts, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
             places = jnp.broadcast_to(jnp.arange(self._k), (self.base.slots, self._k))
             ranked = self._ranked(
@@ -227,31 +230,33 @@ class ExpansionPrograms:
             scratch: AllBranches,
             heard: History,
             expansion: Expansion,
-            move: Move,
+            promotion: Promotion,
         ):
-            move = Move(*(jnp.asarray(array) for array in move))
-            heard = history.add_output(heard, move.committed)
-            winner = jnp.asarray(move.winner)
+            promotion = Promotion(*(jnp.asarray(array) for array in promotion))
+            heard = history.add_output(heard, promotion.committed)
+            winner = jnp.asarray(promotion.winner)
             hit = winner >= 0
             flat = jnp.arange(self.base.slots) * self.branches + jnp.maximum(winner, 0)
             won = jax.tree.map(lambda array: array[flat], expansion.records)
             given = self.base.new_record()
             given = given._replace(
                 proposal=as_point_mass_where(
-                    given.proposal._replace(tokens=jnp.asarray(move.tokens), length=move.limit),
+                    given.proposal._replace(
+                        tokens=jnp.asarray(promotion.tokens), length=promotion.limit
+                    ),
                     jnp.ones_like(hit),
                 )
             )
             new = record.where(hit, won, given)
-            length = jnp.minimum(jnp.asarray(new.proposal.length), move.limit)
+            length = jnp.minimum(jnp.asarray(new.proposal.length), promotion.limit)
             new = new._replace(
-                start=move.position,
-                pending=move.pending,
+                start=promotion.position,
+                pending=promotion.pending,
                 proposal=new.proposal._replace(length=length),
             )
             places = jnp.arange(self._k)
             moved = hit[:, None] & (places < length[:, None])
-            positions = jnp.where(moved, move.position[:, None] + places, self.base.page_size)
+            positions = jnp.where(moved, promotion.position[:, None] + places, self.base.page_size)
             pages = passes.promote(pages, scratch, winner, positions)
             return pages, heard, new
 
@@ -259,7 +264,7 @@ class ExpansionPrograms:
         arguments = (
             *state,
             jax.eval_shape(self.new_expansion),
-            jax.eval_shape(lambda: no_moves(self.base.slots, self._k)),
+            jax.eval_shape(lambda: no_promotion(self.base.slots, self._k)),
         )
         return Job(promote, arguments, (0, 2))
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from ssd_jax.runtime.metrics import Plan, RequestTimes, Verified
+from ssd_jax.runtime.metrics import RequestTimes, RoundRecord
 from ssd_jax.runtime.request import (
     FinishReason,
     Request,
@@ -14,7 +14,7 @@ from ssd_jax.runtime.request import (
     TokenEvent,
     TokenLogprobs,
 )
-from ssd_jax.runtime.roles import DraftRow, Outcomes, TopLogprobs
+from ssd_jax.runtime.roles import Outcomes, TopLogprobs
 from ssd_jax.runtime.sequence import Sequence
 from ssd_jax.runtime.stop_strings import Released, TextStream
 
@@ -23,7 +23,8 @@ from ssd_jax.runtime.stop_strings import Released, TextStream
 class Job:
     """Attributes:
     sequence: committed tokens, once it has a slot.
-    prompted, told: tokens of the prompt and of the output that the drafter knows.
+    prompted: tokens of the prompt that the drafter knows.
+    last: tokens that its last round has committed.
     logprobs: of the committed tokens, if asked for.
     ended: whether its last event was made.
     """
@@ -34,7 +35,7 @@ class Job:
     times: RequestTimes
     sequence: Sequence | None = None
     prompted: int = 0
-    told: int = 0
+    last: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     ended: bool = False
 
@@ -43,40 +44,27 @@ class Job:
         """Whether its last token is known."""
         return self.sequence is not None and self.sequence.finish_reason is not None
 
-    def commit(
-        self,
-        outcomes: Outcomes,
-        row: int,
-        plan: Plan,
-        seconds: float,
-        now: float,
-    ) -> list[int]:
-        """Takes a round's outcome from a row; returns the tokens that were committed.
+    def commit(self, outcomes: Outcomes, row: int, now: float) -> tuple[list[int], int]:
+        """Takes a round's outcome from a row.
 
-        Args:
-          plan: of this row.
-          seconds: from the round's dispatch until now.
+        Returns: the tokens that were committed, and how many the round has emitted.
         """
         sequence = self.sequence
         assert sequence is not None
-        first = not sequence.output
-        accepted = int(outcomes.accepted[row])
-        emitted = [int(token) for token in outcomes.tokens[row, : accepted + 1]]
-        if not first:
+        emitted = outcomes.tokens[row, : outcomes.accepted[row] + 1].tolist()
+        if sequence.output:
             sequence.cached += len(emitted)
-        tokens = sequence.commit(emitted)
+        tokens = self.last = sequence.commit(emitted)
         self.times.committed(len(tokens), now)
-        if not first:
-            verified = Verified(
-                committed=len(emitted),
-                accepted=accepted,
-                seconds=seconds,
-                read=now,
-                **vars(plan),
-            )
-            if len(tokens) < len(emitted):
-                verified.truncate(len(tokens))
-            self.times.verified(verified)
+        return tokens, len(emitted)
+
+    def record(self, outcomes: Outcomes, row: int, tokens: list[int], known: RoundRecord) -> None:
+        """Notes what a round that has committed these tokens was like; the first token's, which
+        verified nothing, is no round."""
+        if len(self.times.tokens) > len(tokens):
+            if len(tokens) < known.committed:
+                known.truncate(len(tokens))
+            self.times.rounds.append(known)
         wanted = self.request.params.logprobs
         if wanted is not None and outcomes.logprobs is not None:
             log = self.logprobs = self.logprobs or []
@@ -84,17 +72,6 @@ class Job:
                 _logprobs(outcomes.logprobs, row, place, token, wanted)
                 for place, token in enumerate(tokens)
             ]
-        return tokens
-
-    def draft_row(self, k: int) -> DraftRow | None:
-        """What the drafter needs for the next round; None where only the bonus token has room."""
-        sequence = self.sequence
-        assert sequence is not None
-        limit = min(k, sequence.room - 1)
-        if limit < 1:
-            return None
-        untold = sequence.output[self.told :]
-        return DraftRow(sequence.slot, sequence.cached, untold, limit, sequence.room)
 
     def event(self, released: Released) -> TokenEvent:
         """New tokens and text."""

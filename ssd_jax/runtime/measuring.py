@@ -12,7 +12,15 @@ import numpy as np
 
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import BranchingDraft, Drafted, Drafter, DraftRow, Moved, Target
+from ssd_jax.runtime.roles import (
+    BranchingDraft,
+    Drafted,
+    Drafter,
+    SlotOpening,
+    Target,
+    draft_batch,
+    promotion,
+)
 
 Clock = Callable[[], float]
 
@@ -44,7 +52,7 @@ class Verifications:
     ) -> None:
         self._target, self._proposals, self._clock = target, proposals, clock
         for slot in range(target.slots):
-            target.open(slot, SamplingParams(), slot, [], 0)
+            target.open(SlotOpening(slot, SamplingParams(), slot))
         position = _position(target.context, max(proposals))
         self._tokens = np.full(target.slots, _TOKEN, np.int32)
         self._lengths = np.full(target.slots, position, np.int32)
@@ -54,8 +62,9 @@ class Verifications:
         drafted = None
         if width:
             widths = np.full(self._target.slots, width, np.int32)
-            drafted = Drafted(widths, self._proposals[width])
-        self._target.forward(self._tokens, self._lengths, drafted).read()
+            drafted = Drafted(widths, self._proposals[width].tokens)
+        logits = self._target.forward(self._tokens, self._lengths, drafted)
+        self._target.accept(logits, self._proposals.get(width) if width else None).read()
 
     def seconds(self) -> dict[int, float]:
         """Of a verification, by its width."""
@@ -69,7 +78,7 @@ def measure_drafter(
     drafter: Drafter,
     slots: int,
     context: int,
-    wait: Callable[[Drafted], Any],
+    wait: Callable[[Any], Any],
     *,
     clock: Clock = time.perf_counter,
 ) -> float:
@@ -78,15 +87,22 @@ def measure_drafter(
     Args:
       drafter: with empty slots.
       slots, context: how many, and most positions of each.
-      wait: returns when the proposals are there.
+      wait: returns when a proposal is there.
       clock: seconds.
     """
     position = _position(context, drafter.k)
     for slot in range(slots):
-        drafter.open(slot, SamplingParams(), slot, [], 0)
+        drafter.open(SlotOpening(slot, SamplingParams(), slot))
         drafter.prefill(slot, [_TOKEN] * position, 0, last=True)
-    rows = [DraftRow(slot, position, [_TOKEN], drafter.k) for slot in range(slots)]
-    return _median(lambda: wait(drafter.propose(rows)), clock) / drafter.k
+    batch = draft_batch(slots, drafter.k + 1)
+    batch.position[:], batch.tokens[:, 0], batch.counts[:] = position, _TOKEN, 1
+    batch.limit[:] = batch.room[:] = drafter.k
+
+    def propose() -> None:
+        drafter.propose(batch)
+        wait(drafter.proposal())
+
+    return _median(propose, clock) / drafter.k
 
 
 class Branches:
@@ -111,11 +127,10 @@ class Branches:
         self._lowered = np.ones((draft.slots, draft.k), np.int32)
         position = _position(context, 2 * draft.k)
         for slot in range(draft.slots):
-            draft.open(slot, SamplingParams(), slot, [], 0)
+            draft.open(SlotOpening(slot, SamplingParams(), slot))
             draft.prefill(slot, [_TOKEN] * (position + 1), 0)
-        self._moves = [
-            Moved(slot=slot, position=position, pending=_TOKEN) for slot in range(draft.slots)
-        ]
+        self._begun = promotion(draft.slots, draft.k)
+        self._begun.position[:], self._begun.pending[:] = position, _TOKEN
 
     def just_in_time(self, wait: Callable[[], Any]) -> float:
         """Seconds of a token of all slots that is drafted just in time.
@@ -126,7 +141,7 @@ class Branches:
         few = min(self._draft.k, _JUST_IN_TIME)
 
         def drafted() -> bool:
-            self._draft.move(self._moves)
+            self._draft.promote(self._begun)
             lengths = self._draft.draft(
                 np.full(self._draft.slots, few, np.int32), lowered=self._lowered
             )
@@ -146,13 +161,13 @@ class Branches:
         def expanded() -> bool:
             counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
             counts[:, 0] = budget
-            self._draft.move(self._moves)
+            self._draft.promote(self._begun)
             follow = np.zeros(self._draft.slots, bool)
             self._draft.expand(counts, follow=follow, lowered=self._lowered, forwards=self._draft.k)
             beside()
             deadline = self._clock() + PATIENCE
-            while not isinstance(news := self._draft.news(self._draft.k), str):
-                if news.forwards >= self._draft.k:
+            while not isinstance(made := self._draft.branch_tokens(self._draft.k), str):
+                if made is not None and made.forwards >= self._draft.k:
                     return True
                 if self._clock() > deadline:
                     break

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ssd_jax.runtime.activity import Busy, DraftCost, overlap
-from ssd_jax.runtime.roles import Look
+from ssd_jax.speculation.cache import CacheLookup
 
 REQUEST_KEYS = (
     "mode",
@@ -46,39 +46,49 @@ def empty() -> dict[str, Any]:
     return dict.fromkeys(REQUEST_KEYS)
 
 
+class RowLookup(NamedTuple):
+    """One row of a `CacheLookup` that had an outcome; `rank` is None where it was not prepared
+    for, or where there was another reason to propose no branch."""
+
+    k: int
+    prepared: int
+    rank: int | None
+    wasted: int
+
+
+def row_lookup(lookup: CacheLookup | None, row: int) -> RowLookup | None:
+    """That of one row; None where it had no outcome."""
+    if lookup is None or lookup.k[row] < 0:
+        return None
+    rank = int(lookup.rank[row])
+    k, prepared, wasted = (int(each[row]) for each in (lookup.k, lookup.prepared, lookup.wasted))
+    return RowLookup(k, prepared, None if rank < 0 else rank, wasted)
+
+
 @dataclasses.dataclass(kw_only=True)
-class Plan:
-    """What a request knows of a round before its outcome.
-
-    Attributes:
-      proposed: L.
-      source: "hit", or the cause of a fallback, where a speculation cache was looked up.
-      look: what the look-up found.
-      cost: of the proposal, where the draft has devices of its own.
-    """
-
-    proposed: int = 0
-    source: str | None = None
-    look: Look | None = None
-    cost: DraftCost | None = None
-
-
-@dataclasses.dataclass(kw_only=True)
-class Verified(Plan):
+class RoundRecord:
     """One target forward, as one request saw it.
 
     Attributes:
-      committed: tokens it added to the output.
+      proposed: L.
       accepted: k.
+      committed: tokens it added to the output.
       seconds: from its dispatch until its outcome was read.
       read: when that was.
+      source: "hit", or the cause of a fallback, where a speculation cache was looked up.
+      lookup: what it found, where the outcome was a new one.
+      cost: of the proposal, where the draft has devices of its own.
       alone: whether the draft did nothing meanwhile; None where that is not known.
     """
 
+    proposed: int = 0
+    accepted: int = 0
     committed: int
-    accepted: int
     seconds: float
     read: float = 0.0
+    source: str | None = None
+    lookup: RowLookup | None = None
+    cost: DraftCost | None = None
     alone: bool | None = None
 
     def truncate(self, committed: int) -> None:
@@ -106,15 +116,11 @@ class RequestTimes:
     shared_device: bool = False
     setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tokens: list[float] = dataclasses.field(default_factory=list)
-    rounds: list[Verified] = dataclasses.field(default_factory=list)
+    rounds: list[RoundRecord] = dataclasses.field(default_factory=list)
 
     def committed(self, count: int, now: float) -> None:
         """Notes `count` tokens committed at time `now`."""
         self.tokens.extend([now] * count)
-
-    def verified(self, verified: Verified) -> None:
-        """Notes a round after the first token."""
-        self.rounds.append(verified)
 
     def drafted(self, spans: Collection[Busy]) -> None:
         """Takes the draft's work since the last proposal, beside the last round."""
@@ -162,7 +168,7 @@ class RequestTimes:
         return metrics
 
 
-def _acceptance(rounds: list[Verified]) -> dict[str, Any]:
+def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
     """Acceptance length = tokens committed per target forward, bonus included.
 
     The histogram counts rounds by committed tokens, from 1. By position: (accepted, judged), where
@@ -181,7 +187,7 @@ def _acceptance(rounds: list[Verified]) -> dict[str, Any]:
     }
 
 
-def _cache(rounds: list[Verified]) -> dict[str, Any]:
+def _cache(rounds: list[RoundRecord]) -> dict[str, Any]:
     """Hit rate = hits / rounds with a look-up; whatever the cause of a fallback, it is a miss."""
     looked_up = [verified for verified in rounds if verified.source is not None]
     if not looked_up:
@@ -189,7 +195,7 @@ def _cache(rounds: list[Verified]) -> dict[str, Any]:
     hits = [verified.committed for verified in looked_up if verified.source == "hit"]
     misses = [verified.committed for verified in looked_up if verified.source != "hit"]
     causes = Counter(verified.source for verified in looked_up if verified.source != "hit")
-    looks = [verified.look for verified in looked_up if verified.look is not None]
+    looks = [verified.lookup for verified in looked_up if verified.lookup is not None]
     return {
         "hit_rate": len(hits) / len(looked_up),
         **_by_outcome(looks),
@@ -199,7 +205,7 @@ def _cache(rounds: list[Verified]) -> dict[str, Any]:
     }
 
 
-def _by_outcome(looks: list[Look]) -> dict[str, Any]:
+def _by_outcome(looks: list[RowLookup]) -> dict[str, Any]:
     """By k: (hits, look-ups) where k tokens were accepted. By rank: (hits, look-ups), where a
     branch of this rank had been prepared for the k that came."""
     if not looks:
@@ -220,7 +226,7 @@ def _by_outcome(looks: list[Look]) -> dict[str, Any]:
     }
 
 
-def _draft(rounds: list[Verified]) -> dict[str, Any]:
+def _draft(rounds: list[RoundRecord]) -> dict[str, Any]:
     """What a draft with devices of its own did for these rounds; see `activity`."""
     costs = [verified.cost for verified in rounds if verified.cost is not None]
     if not costs:

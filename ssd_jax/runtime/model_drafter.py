@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 from ssd_jax.models.functional import Parameters
 from ssd_jax.runtime import device
 from ssd_jax.runtime.draft_programs import UNSEEN, DraftPrograms
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import IDLE, Drafted, DraftRow, Traits
+from ssd_jax.runtime.roles import IDLE, DraftBatch, Drafted, SlotOpening, Traits
 from ssd_jax.runtime.rows import SamplingRows
 
 
@@ -47,17 +45,14 @@ class ModelDrafter:
         self._history = model.place(programs.new_history())
         self._record = model.place(programs.new_record())
         self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.everywhere)
-        self._cached = [0] * programs.slots  # positions whose keys and values are right
-        self._told = [0] * programs.slots  # tokens that the history has counted
+        self._cached = np.zeros(programs.slots, np.int32)  # positions with right keys and values
+        self._told = np.zeros(programs.slots, np.int32)  # tokens that the history has counted
+        self._proposal: Any = None
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
+    def open(self, opening: SlotOpening) -> None:
         """See `roles.Drafter.open`."""
-        if self._temperature is not None and params.temperature > 0:
-            params = dataclasses.replace(params, temperature=self._temperature)
-        self._rows.set(slot, params, index, banned, ban_before)
-        self._cached[slot] = 0
+        self._rows.set(opening, self._temperature)
+        self._cached[opening.slot] = 0
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `roles.Drafter.prefill`."""
@@ -75,26 +70,28 @@ class ModelDrafter:
     def speculate(self) -> None:
         """See `roles.Drafter.speculate`; there is nothing to do ahead."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
+    def gather(self, until: Callable[[], bool]) -> None:
+        """See `roles.Drafter.gather`; nothing was speculated."""
+
+    def propose(self, batch: DraftBatch) -> Drafted:
         """See `roles.Drafter.propose`."""
         slots, sampling = self._programs.slots, self._rows.on_device()
+        rows = batch.limit > 0
+        # What was drafted beyond the committed tokens is not theirs.
+        cached = np.minimum(self._cached, batch.position)
+        counts = np.where(rows, batch.position + 1 - cached, 1).astype(np.int32)
+        new = rows & (batch.position >= self._told)  # what a failed step has told comes again
         committed = np.full((slots, self._room + 1), -1, np.int32)
+        committed[new, : batch.tokens.shape[1]] = batch.tokens[new]
+        self._told[new] = batch.position[new] + 1
         unseen = np.zeros((slots, UNSEEN), np.int32)
-        counts = np.ones(slots, np.int32)
-        lengths = np.full(slots, IDLE, np.int32)
-        limits = np.zeros(slots, np.int32)
-        for row in rows:
-            # What was drafted beyond the committed tokens is not theirs.
-            cached = min(self._cached[row.slot], row.position)
-            count = row.position + 1 - cached
-            # What an interrupted step has told already comes again.
-            new = row.committed[len(row.committed) + self._told[row.slot] - row.position - 1 :]
-            committed[row.slot, : len(new)] = new
-            self._told[row.slot] = row.position + 1
-            unseen[row.slot, :count] = row.committed[-count:]
-            counts[row.slot], lengths[row.slot], limits[row.slot] = count, cached, row.limit
-            # The record's KV: the pending token and all proposed ones but the last.
-            self._cached[row.slot] = row.position + row.limit
+        for slot in batch.slots:
+            end = batch.counts[slot]
+            unseen[slot, : counts[slot]] = batch.tokens[slot, end - counts[slot] : end]
+        lengths = np.where(rows, cached, IDLE).astype(np.int32)
+        limits = np.where(rows, batch.limit, 0).astype(np.int32)
+        # The record's KV: the pending token and all proposed ones but the last.
+        self._cached[rows] = (batch.position + limits)[rows]
         lowered = np.zeros((slots, self._room), np.int32)
         record, self._pages, self._history = device.run(
             self._programs["start", self._room],
@@ -110,7 +107,7 @@ class ModelDrafter:
             lowered,
             sampling,
         )
-        for index in range(1, limits.max()):
+        for index in range(1, int(limits.max())):
             record, self._pages = device.run(
                 self._programs["step", self._room],
                 self._parameters,
@@ -124,4 +121,9 @@ class ModelDrafter:
             )
         self._record = record
         proposal = record.proposal
-        return Drafted(limits, proposal if self._send is None else self._send(proposal))
+        self._proposal = proposal if self._send is None else self._send(proposal)
+        return Drafted(limits, self._proposal.tokens)
+
+    def proposal(self) -> Any:
+        """See `roles.Drafter.proposal`."""
+        return self._proposal

@@ -10,6 +10,7 @@ import numpy as np
 
 from ssd_jax.runtime.activity import Activity
 from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.speculation.cache import BranchTokens, CacheLookup
 
 Array = Any
 """A NumPy array on the host, or a JAX array on its way."""
@@ -74,24 +75,6 @@ class Pending(Protocol):
         ...
 
 
-class CacheLookup(NamedTuple):
-    """What the outcomes (k, t*) of a round found in the speculation cache.
-
-    Attributes:
-      branch: [B] int32, the branch that was prepared for it; -1 where none was.
-      k: [B] int32, accepted tokens; -1 in rows without an outcome.
-      prepared: [B] int32, branches that there were for this k.
-      rank: [B] int32, place of t* among their bonus tokens, from 0; -1 where it is none of them.
-      wasted: [B] int32, tokens of all branches that do not become the proposal.
-    """
-
-    branch: np.ndarray
-    k: np.ndarray
-    prepared: np.ndarray
-    rank: np.ndarray
-    wasted: np.ndarray
-
-
 @dataclasses.dataclass(frozen=True)
 class Drafted:
     """Proposed tokens of a round, perhaps still being computed; their q comes with
@@ -118,7 +101,7 @@ class DraftBatch(NamedTuple):
     Attributes:
       position: [B] int32, absolute position of the pending token; `IDLE` leaves a row alone.
       tokens: [B, W] int32, what the row's last round has committed, the pending token last.
-      count: [B] int32, how many of them there are. What a `propose` that failed was given comes
+      counts: [B] int32, how many of them there are. What a `propose` that failed was given comes
         again, at the same position.
       limit: [B] int32, most tokens to propose, at least 1; 0 in idle rows.
       room: [B] int32, tokens that may still be committed.
@@ -126,7 +109,7 @@ class DraftBatch(NamedTuple):
 
     position: np.ndarray
     tokens: np.ndarray
-    count: np.ndarray
+    counts: np.ndarray
     limit: np.ndarray
     room: np.ndarray
 
@@ -233,28 +216,18 @@ def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
     )
 
 
+def padded(tokens: Mapping[int, Sequence[int]], slots: int, width: int) -> np.ndarray:
+    """Tokens by slot as rows [B, W] int32, padded with -1; W is at least `width`."""
+    rows = np.full((slots, max(width, *map(len, tokens.values()), 0)), -1, np.int32)
+    for slot, row in tokens.items():
+        rows[slot, : len(row)] = row
+    return rows
+
+
 Absence = Literal["late", "stale", "dead"]
-"""Why there is no news: it did not come in time, the draft is still at an earlier round and was not
-asked, or there is no draft now."""
+"""Why there are no branches: they did not come in time, the draft is still at an earlier round and
+was not asked, or there is no draft now."""
 ABSENCES: tuple[Absence, ...] = get_args(Absence)
-
-
-class BranchTokens(NamedTuple):
-    """What the branches of an expansion speculate.
-
-    Attributes:
-      bonus: [B, M] int32, bonus token of each branch's outcome; -1 is no branch.
-      lengths: [B, M] int32, tokens so far.
-      tokens: [B, M, K] int32.
-      confidence: [B, M, K] int32, the draft's in each token; see `speculation.confidence`.
-      forwards: how many have made them.
-    """
-
-    bonus: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
-    confidence: np.ndarray
-    forwards: int
 
 
 class BranchingDraft(Protocol):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from ssd_jax.runtime.request import MAX_BIASED_IDS, MAX_STOP_IDS, SamplingParams
+from ssd_jax.runtime.request import MAX_BIASED_IDS, MAX_STOP_IDS
+from ssd_jax.runtime.roles import SlotOpening
 from ssd_jax.speculation.settings import Sampling
 
 _SAME_NAME = (
@@ -49,21 +49,26 @@ class SamplingRows:
         }
         self._device: Sampling | None = None
 
-    def set(
-        self, row: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
-        """Sets one slot; see `roles.Target.open`."""
+    def set(self, opening: SlotOpening, temperature: float | None = None) -> None:
+        """Sets one slot.
+
+        Args:
+          temperature: in place of a sampled request's own.
+        """
+        row, params = opening.slot, opening.params
         for name in _SAME_NAME:
             self._host[name][row] = getattr(params, name)
+        if temperature is not None and params.temperature > 0:
+            self._host["temperature"][row] = temperature
         self._host["bias_ids"][row] = self._vocab
         for place, (token, bias) in enumerate(params.logit_bias):
             self._host["bias_ids"][row, place] = token
             self._host["bias"][row, place] = bias
         self._host["seed"][row] = (params.seed & 0xFFFFFFFF, params.seed >> 32)
-        self._host["request"][row] = index
+        self._host["request"][row] = opening.index
         self._host["banned"][row] = -1
-        self._host["banned"][row, : len(banned)] = banned
-        self._host["ban_before"][row] = ban_before
+        self._host["banned"][row, : len(opening.banned)] = opening.banned
+        self._host["ban_before"][row] = opening.ban_before
         self._device = None
 
     def on_device(self) -> Sampling:

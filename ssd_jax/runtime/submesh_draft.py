@@ -20,22 +20,29 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Absence, BranchingDraft, Moved, News
+from ssd_jax.runtime.roles import (
+    IDLE,
+    Absence,
+    BranchingDraft,
+    BranchTokens,
+    Promotion,
+    SlotOpening,
+    padded,
+)
 from ssd_jax.runtime.worker.proposals import HostProposals
 from ssd_jax.speculation.confidence import UNKNOWN
 
 PATIENCE = 1.0
 """Seconds that a round waits for the branches."""
 
-_POLL = 5e-5  # seconds between looks
+_POLL, _LOOK = 5e-5, 5e-4  # seconds between looks: where a round waits, and before its outcome
 
 
 class DispatchingDraft(BranchingDraft, Protocol):
-    """A draft of which every call but `news` only dispatches."""
+    """A draft of which every call but `branch_tokens` only dispatches."""
 
     def ready(self) -> bool:
-        """Whether the branches of the last `expand` are there, so that `news` need not wait."""
+        """Whether the branches of the last `expand` are there: `branch_tokens` does not wait."""
         ...
 
 
@@ -58,7 +65,7 @@ class _Text:
 
 
 class SubmeshDraft:
-    """See `roles.BranchingDraft`; every call but `news` only dispatches.
+    """See `roles.BranchingDraft`; every call but `branch_tokens` only dispatches.
 
     Args:
       draft: on its devices.
@@ -98,12 +105,10 @@ class SubmeshDraft:
         )  # of rounds without the draft
         self._sent: Any = None
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
+    def open(self, opening: SlotOpening) -> None:
         """See `roles.BranchingDraft.open`."""
-        self._texts[slot] = _Text()
-        self._draft.open(slot, params, index, banned, ban_before)
+        self._texts[opening.slot] = _Text()
+        self._draft.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
@@ -113,29 +118,30 @@ class SubmeshDraft:
         if self._usable():
             self._teach(slot)
 
-    def move(self, moves: Sequence[Moved]) -> None:
-        """See `roles.BranchingDraft.move`."""
+    def promote(self, promotion: Promotion) -> None:
+        """See `roles.BranchingDraft.promote`."""
         self._serving, self._awaited = self._usable(), False
-        moved_slots = {moved.slot for moved in moves}
+        slots = np.flatnonzero(promotion.position != IDLE).tolist()
         for slot, text in self._texts.items():
-            text.whole = text.whole and self._serving and slot in moved_slots
+            text.whole = text.whole and self._serving and slot in slots
         self._alone.clear()
-        completed = []
-        for moved in moves:
-            text = self._texts[moved.slot]
+        uncounted: dict[int, list[int]] = {}
+        for slot in slots:
+            text, position = self._texts[slot], int(promotion.position[slot])
+            committed = [token for token in promotion.committed[slot].tolist() if token >= 0]
             # What an interrupted step has told already comes again.
-            text.tokens[moved.position + 1 - len(moved.committed) :] = moved.committed
+            text.tokens[position + 1 - len(committed) :] = committed
             if not self._serving:
-                self._alone.put(moved.slot, moved.tokens)
+                self._alone.put(slot, promotion.tokens[slot, : promotion.limit[slot]].tolist())
                 continue
             if not text.whole:
-                self._teach(moved.slot)
-            uncounted = text.tokens[text.counted :]
-            text.counted, text.known = len(text.tokens), moved.position
+                self._teach(slot)
+            uncounted[slot] = text.tokens[text.counted :]
+            text.counted, text.known = len(text.tokens), position
             text.whole = False  # until this record is expanded
-            completed.append(dataclasses.replace(moved, committed=uncounted))
         if self._serving:
-            self._draft.move(completed)
+            committed = padded(uncounted, self.slots, self.k + 1)
+            self._draft.promote(promotion._replace(committed=committed))
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """See `roles.BranchingDraft.draft`."""
@@ -147,14 +153,13 @@ class SubmeshDraft:
         """See `roles.BranchingDraft.confidence`: unknown, for it would have to be waited for."""
         return np.full((self.slots, self.k), UNKNOWN, np.int32)
 
-    def proposal(self) -> Any:
-        """See `roles.BranchingDraft.proposal`: arrays on their way to the target's devices."""
-        proposal = self._send(self._draft.proposal()) if self._serving else self._alone.now()
-        self._sent = proposal
-        return proposal
+    def tokens(self) -> Any:
+        """See `roles.BranchingDraft.tokens`: with their q on the way to the target's devices."""
+        self._sent = self._send(self._draft.proposal()) if self._serving else self._alone.now()
+        return self._sent.tokens
 
-    def settled(self) -> Any:
-        """The proposals; their q is on the same way as their tokens."""
+    def proposal(self) -> Any:
+        """See `roles.BranchingDraft.proposal`: what is on the way; nothing is waited for."""
         return self._sent
 
     def expand(
@@ -168,13 +173,21 @@ class SubmeshDraft:
         for slot in np.flatnonzero(counts.any(axis=1)):
             self._texts[int(slot)].whole = True
 
-    def news(self, forwards: int) -> News | Absence:
-        """See `roles.BranchingDraft.news`; waits for all forwards, no longer than its patience."""
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """See `roles.BranchingDraft.branch_tokens`; waits for all forwards, for no longer than its
+        patience or until `until`."""
         if not self._awaited:
             self.counters["stale"] += 1
             return "stale"
+        if until is not None:
+            while not self._draft.ready():
+                if until():
+                    return None
+                self._sleep(_LOOK)
         if self._come():
-            return self._draft.news(forwards)
+            return self._draft.branch_tokens(forwards)
         self._overdue = True
         self.counters["late"] += 1
         return "late"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,10 +11,18 @@ import numpy as np
 from ssd_jax.models.functional import Parameters
 from ssd_jax.runtime import device
 from ssd_jax.runtime.programs import Programs
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Drafted, Outcomes, TopLogprobs
+from ssd_jax.runtime.roles import Drafted, Outcomes, SlotOpening, TopLogprobs
 from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.speculation.logprobs import Logprobs
+from ssd_jax.speculation.proposal import Proposal
+
+
+class _Forward(NamedTuple):
+    """Logits [B, w + 1, V] of a forward with w proposed tokens, behind positions lengths [B]."""
+
+    logits: jax.Array
+    lengths: np.ndarray
+    width: int
 
 
 class PendingOutcome:
@@ -24,6 +33,10 @@ class PendingOutcome:
         self._logprobs = logprobs
         for array in jax.tree.leaves((packed, logprobs)):
             array.copy_to_host_async()
+
+    def ready(self) -> bool:
+        """See `roles.Pending.ready`."""
+        return self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     def read(self) -> Outcomes:
         """Waits for the values."""
@@ -50,11 +63,9 @@ class DeviceTarget:
             rows: model.place(programs.verification.blank(rows)) for rows in {1, self.slots}
         }
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
+    def open(self, opening: SlotOpening) -> None:
         """See `roles.Target.open`."""
-        self._rows.set(slot, params, index, banned, ban_before)
+        self._rows.set(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.Target.prefill`."""
@@ -76,24 +87,30 @@ class DeviceTarget:
         return PendingOutcome(packed, logprobs)
 
     def forward(
-        self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
-    ) -> PendingOutcome:
+        self, pending: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> _Forward:
         """See `roles.Target.forward`."""
         most = 0 if drafted is None else int(drafted.lengths.max())
         width = min(width for width in self._programs.widths if width >= most)
-        proposed = self._nothing[self.slots] if drafted is None else drafted.proposal
-        program = self._programs["forward", width]
+        tokens = self._nothing[self.slots].tokens if drafted is None else drafted.tokens
         logits, self._pages = device.run(
-            program, self._parameters, self._pages, tokens, proposed.tokens, lengths
-        )
-        if drafted is not None and drafted.settle is not None:
-            proposed = drafted.settle()
-        packed, self._history, logprobs = device.run(
-            self._programs["accept", self.slots, width],
-            logits,
-            proposed,
-            self._rows.on_device(),
+            self._programs["forward", width],
+            self._parameters,
+            self._pages,
+            pending,
+            tokens,
             lengths,
+        )
+        return _Forward(logits, lengths, width)
+
+    def accept(self, logits: _Forward, proposal: Proposal | None = None) -> PendingOutcome:
+        """See `roles.Target.accept`."""
+        packed, self._history, logprobs = device.run(
+            self._programs["accept", self.slots, logits.width],
+            logits.logits,
+            self._nothing[self.slots] if proposal is None else proposal,
+            self._rows.on_device(),
+            logits.lengths,
             self._history,
             np.int32(0),
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Drafted, Drafter, DraftRow
+import numpy as np
+
+from ssd_jax.runtime.roles import DraftBatch, Drafted, Drafter, SlotOpening
 from ssd_jax.speculation.fan_out import Verified
 from ssd_jax.speculation.tuner import Tuner, teaches
 
@@ -30,13 +32,11 @@ class TunedDrafter:
         self._teaching: dict[int, bool] = {}  # by slot
         self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
+    def open(self, opening: SlotOpening) -> None:
         """See `roles.Drafter.open`."""
-        self._lengths.pop(slot, None)
-        self._teaching[slot] = teaches(params.temperature, self._rule)
-        self._drafter.open(slot, params, index, banned, ban_before)
+        self._lengths.pop(opening.slot, None)
+        self._teaching[opening.slot] = teaches(opening.params.temperature, self._rule)
+        self._drafter.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `roles.Drafter.prefill`."""
@@ -46,16 +46,22 @@ class TunedDrafter:
         """See `roles.Drafter.speculate`."""
         self._drafter.speculate()
 
-    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
+    def gather(self, until: Callable[[], bool]) -> None:
+        """See `roles.Drafter.gather`."""
+        self._drafter.gather(until)
+
+    def propose(self, batch: DraftBatch) -> Drafted:
         """See `roles.Drafter.propose`."""
-        for row in rows:
-            length = self._lengths.pop(row.slot, None)
-            if length is not None and self._teaching[row.slot]:
-                accepted = min(len(row.committed) - 1, length)
+        for slot in batch.slots:
+            length = self._lengths.pop(slot, None)
+            if length is not None and self._teaching[slot]:
+                accepted = min(int(batch.counts[slot]) - 1, length)
                 self._tuner.observe(Verified(accepted, max(length, 1), "miss"))
-        k = self._tuner.plan(rows=len(rows), steps=dict).k
-        drafted = self._drafter.propose(
-            [dataclasses.replace(row, limit=min(row.limit, k)) for row in rows]
-        )
-        self._lengths |= {row.slot: int(drafted.lengths[row.slot]) for row in rows}
+        k = self._tuner.plan(rows=len(batch.slots), steps=dict).k
+        drafted = self._drafter.propose(batch._replace(limit=np.minimum(batch.limit, k)))
+        self._lengths |= {slot: int(drafted.lengths[slot]) for slot in batch.slots}
         return drafted
+
+    def proposal(self) -> Any:
+        """See `roles.Drafter.proposal`."""
+        return self._drafter.proposal()

@@ -6,27 +6,29 @@ import numpy as np
 
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Moved
+from ssd_jax.runtime.roles import SlotOpening, promotion
 
 
 def run_once(draft: BranchDraft) -> None:
     """Drafts, expands, promotes and follows something in all slots; returns when it is done."""
-    slots = range(draft.slots)
     lowered = np.ones((draft.slots, draft.k), np.int32)
     everywhere = np.ones(draft.slots, bool)
-    for slot in slots:
-        draft.open(slot, SamplingParams(temperature=1.0), slot, [], 0)
+    for slot in range(draft.slots):
+        draft.open(SlotOpening(slot, SamplingParams(temperature=1.0), slot))
         draft.prefill(slot, [0], 0)
-    draft.move([Moved(slot=slot, position=0, pending=0) for slot in slots])
+    begun, won, given = (promotion(draft.slots, draft.k) for _ in range(3))
+    for position, each in enumerate((begun, won, given)):
+        each.position[:] = min(position, 1)
+    won.winner[:], won.limit[:], given.limit[:] = 0, 1, draft.k
+    draft.promote(begun)
     draft.draft(np.full(draft.slots, draft.k, np.int32), lowered=lowered)
     for budget in draft.budgets:
         draft.expand(_counts(draft, budget), follow=~everywhere, lowered=lowered, forwards=2)
-        draft.news(2)
-        draft.move([Moved(slot=slot, position=1, pending=0, winner=0, limit=1) for slot in slots])
-        given = [0] * draft.k
-        draft.move([Moved(slot=slot, position=1, pending=0, tokens=given) for slot in slots])
+        draft.branch_tokens(2)
+        draft.promote(won)
+        draft.promote(given)
     draft.expand(_counts(draft, draft.branches), follow=everywhere, lowered=lowered, forwards=1)
-    draft.news(1)
+    draft.branch_tokens(1)
 
 
 def _counts(draft: BranchDraft, budget: int) -> np.ndarray:

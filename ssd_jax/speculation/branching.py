@@ -8,34 +8,11 @@ k, then by rank.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.speculation.forks import Forks
 from ssd_jax.speculation.record import Record
-
-
-class Forks(NamedTuple):
-    """Where M branches of each of B sequences leave their records.
-
-    Attributes:
-      k: [B, M] int32, accepted tokens of the outcome; -1 is a branch that is not used.
-      rank: [B, M] int32, place of its bonus token among those of the same k.
-    """
-
-    k: jax.Array
-    rank: jax.Array
-
-
-def forks(counts: jax.Array, branches: int) -> Forks:
-    """Numbers the branches of fan-outs F [B, K + 1] that sum to M = `branches` or less."""
-    ends = jnp.cumsum(counts, axis=1)
-    index = jnp.arange(branches)
-    k = jnp.sum(index[None, :, None] >= ends[:, None, :], axis=-1, dtype=jnp.int32)
-    first = jnp.take_along_axis(ends - counts, jnp.minimum(k, counts.shape[1] - 1), axis=1)
-    used = index < ends[:, -1:]
-    return Forks(jnp.where(used, k, -1), jnp.where(used, index - first, 0).astype(jnp.int32))
 
 
 def before_last(record: Record, forks: Forks) -> jax.Array:
