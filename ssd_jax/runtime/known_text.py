@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ssd_jax.runtime.roles import IDLE, Promotion
+from ssd_jax.runtime.roles import IDLE, Promotion, padded
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -75,8 +75,5 @@ def promoted(
             if not text.whole:
                 teach(slot)
             uncounted[slot] = text.promoted(position)
-    width = max([promotion.committed.shape[1], *map(len, uncounted.values())])
-    committed = np.full((len(promotion.position), width), -1, np.int32)
-    for slot, tokens in uncounted.items():
-        committed[slot, : len(tokens)] = tokens
-    return promotion._replace(committed=committed)
+    width = promotion.committed.shape[1]
+    return promotion._replace(committed=padded(uncounted, len(promotion.position), width))

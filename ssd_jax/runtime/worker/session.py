@@ -155,7 +155,12 @@ class Session:
         self._known = np.where(rows, message.position + 1, self._known)
         drafts = np.where(rows, message.drafts, 0)
         self._begin()
-        draft.promote(message.promotion._replace(position=np.where(rows, message.position, IDLE)))
+        draft.promote(
+            message.promotion._replace(
+                position=np.where(rows, message.position, IDLE),
+                committed=np.where(rows[:, None], message.committed, -1),
+            )
+        )
         if drafts.any():
             draft.draft(drafts, lowered=message.lowered)
         sampled = message.sampled > 0
