@@ -38,7 +38,7 @@ class Told(NamedTuple):
     """The last answer to a round that asked for an expansion.
 
     Attributes:
-      epochs: [B] int32, whose branches they are; 0 where a slot has none.
+      epochs: [B] int32, whose branches they are; -1 where a slot has none.
       complete: no more comes.
     """
 
@@ -48,7 +48,7 @@ class Told(NamedTuple):
 
     def of(self, epochs: np.ndarray) -> BranchTokens:
         """The branches of the requests that are in the slots now."""
-        stale = (self.epochs != epochs) & (self.epochs > 0)
+        stale = (self.epochs != epochs) & (self.epochs >= 0)
         if not stale.any():
             return self.branches
         found = self.branches
@@ -250,7 +250,7 @@ class Connection:
         """An answer by slots, ready for whoever waits; each answer tells of a forward more."""
         before = 0 if self._told is None else self._told.branches.forwards
         branches = no_branches(self._hello, before + 1)
-        epochs, slots = np.zeros(self._hello.slots, np.int32), message.slots
+        epochs, slots = np.full(self._hello.slots, -1, np.int32), message.slots
         epochs[slots] = message.epochs
         for name in ("bonus", "lengths", "tokens", "confidence"):
             getattr(branches, name)[slots] = getattr(message, name)

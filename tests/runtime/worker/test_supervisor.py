@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
@@ -308,7 +308,7 @@ def test_an_interrupt_is_not_for_the_worker():
 def test_a_worker_imports_nothing_from_the_directory_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("raise SystemExit('this is the wrong numpy')")
     monkeypatch.chdir(tmp_path)
-    worker = DraftWorker(dataclasses.replace(SETTINGS, source=str(tmp_path / "no-model")))
+    worker = DraftWorker(msgspec.structs.replace(SETTINGS, source=str(tmp_path / "no-model")))
     worker.supervisor.start()
     with pytest.raises(InputError, match=r"the draft worker cannot start: .*no-model"):
         worker.supervisor.wait_ready()
@@ -333,7 +333,7 @@ def test_a_worker_that_hangs_is_ended_once_and_another_is_started():
 
 def test_a_worker_of_a_model_that_is_not_there_says_so(tmp_path):
     missing = str(tmp_path / "no-model")
-    worker = DraftWorker(dataclasses.replace(SETTINGS, source=missing))
+    worker = DraftWorker(msgspec.structs.replace(SETTINGS, source=missing))
     worker.supervisor.start()
     with pytest.raises(InputError, match=r"the draft worker cannot start: .*no-model"):
         worker.supervisor.wait_ready()
