@@ -216,7 +216,7 @@ def load(
                 _worker_settings(config, draft, room, drafting, store, draft_cores)
             )
             on_failure.callback(worker.close)
-            worker.start()
+            worker.supervisor.start()
         parameters = pool.submit(target.load, progress)
         draft_loads = pool.submit(draft.load).result if draft and not elsewhere else None
         programs = Programs(
@@ -231,7 +231,7 @@ def load(
             ),
         )
         if worker is not None:
-            worker.check()
+            worker.supervisor.check()
         inline = None
         if draft is not None:
             inline = _inline(draft, room, drafting, config.budgets, draft_loads or draft.load)
@@ -240,10 +240,10 @@ def load(
                 inline.parameters()
         loaded = parameters.result()
         if worker is not None:
-            worker.check()
+            worker.supervisor.check()
         fallbacks = find_fallbacks(config.exact, programs, loaded, draft and draft.model)
         if worker is not None:
-            worker.wait_ready()
+            worker.supervisor.wait_ready()
         on_failure.pop_all()
     return Loaded(
         config=config,

@@ -12,7 +12,6 @@ proposal takes the target with it.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,14 +19,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ssd_jax.runtime.known_text import KnownText, promoted
 from ssd_jax.runtime.roles import (
-    IDLE,
     Absence,
     BranchingDraft,
     BranchTokens,
     Promotion,
     SlotOpening,
-    padded,
 )
 from ssd_jax.runtime.worker.proposals import HostProposals
 from ssd_jax.speculation.confidence import UNKNOWN
@@ -44,24 +42,6 @@ class DispatchingDraft(BranchingDraft, Protocol):
     def ready(self) -> bool:
         """Whether the branches of the last `expand` are there: `branch_tokens` does not wait."""
         ...
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Text:
-    """A slot's text, and what the draft's devices have of it.
-
-    Attributes:
-      tokens: prompt and committed tokens; the first `prompt` are the prompt's.
-      known: positions whose keys and values they have for certain.
-      counted: tokens that they have as prompt or counted as output.
-      whole: the last record was expanded: they have the keys and values of all of it.
-    """
-
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    prompt: int = 0
-    known: int = 0
-    counted: int = 0
-    whole: bool = False
 
 
 class SubmeshDraft:
@@ -96,7 +76,7 @@ class SubmeshDraft:
         self.counters: Counter[str] = Counter()
         self._draft, self._send = draft, send
         self._clock, self._sleep = clock, sleep
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, KnownText] = {}
         self._overdue = False  # branches that were waited for did not come
         self._serving = True  # the draft has this round's records
         self._awaited = False  # and expands them
@@ -107,41 +87,23 @@ class SubmeshDraft:
 
     def open(self, opening: SlotOpening) -> None:
         """See `roles.BranchingDraft.open`."""
-        self._texts[opening.slot] = _Text()
+        self._texts[opening.slot] = KnownText()
         self._draft.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
-        text = self._texts[slot]
-        text.tokens[offset:] = tokens
-        text.prompt = len(text.tokens)
+        self._texts[slot].prefill(tokens, offset)
         if self._usable():
             self._teach(slot)
 
     def promote(self, promotion: Promotion) -> None:
         """See `roles.BranchingDraft.promote`."""
         self._serving, self._awaited = self._usable(), False
-        slots = np.flatnonzero(promotion.position != IDLE).tolist()
-        for slot, text in self._texts.items():
-            text.whole = text.whole and self._serving and slot in slots
-        self._alone.clear()
-        uncounted: dict[int, list[int]] = {}
-        for slot in slots:
-            text, position = self._texts[slot], int(promotion.position[slot])
-            committed = [token for token in promotion.committed[slot].tolist() if token >= 0]
-            # What an interrupted step has told already comes again.
-            text.tokens[position + 1 - len(committed) :] = committed
-            if not self._serving:
-                self._alone.put(slot, promotion.tokens[slot, : promotion.limit[slot]].tolist())
-                continue
-            if not text.whole:
-                self._teach(slot)
-            uncounted[slot] = text.tokens[text.counted :]
-            text.counted, text.known = len(text.tokens), position
-            text.whole = False  # until this record is expanded
+        told = promoted(self._texts, promotion, self._teach if self._serving else None)
         if self._serving:
-            committed = padded(uncounted, self.slots, self.k + 1)
-            self._draft.promote(promotion._replace(committed=committed))
+            self._draft.promote(told)
+        else:
+            self._alone.put(promotion.tokens, promotion.limit)
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """See `roles.BranchingDraft.draft`."""
@@ -211,8 +173,4 @@ class SubmeshDraft:
 
     def _teach(self, slot: int) -> None:
         """Gives the draft what it lacks of a text."""
-        text = self._texts[slot]
-        if text.known < len(text.tokens):
-            self._draft.prefill(slot, text.tokens[text.known :], text.known)
-            text.known = len(text.tokens)
-        text.counted = max(text.counted, text.prompt)
+        self._texts[slot].teach(lambda tokens, offset: self._draft.prefill(slot, tokens, offset))

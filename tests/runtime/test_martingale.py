@@ -142,7 +142,7 @@ KEYED_BY_SLOT = [
     )
 ]
 Q_OF_BEFORE = [
-    Edit(HostProposals, "clear", "self._support[:] = -1\n    self._q[:] = 0", "pass"),
+    Edit(HostProposals, "put", "self._support[:] = -1\n    self._q[:] = 0", "pass"),
 ]
 
 

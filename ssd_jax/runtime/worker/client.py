@@ -9,7 +9,6 @@ finds a heap of messages.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import time
@@ -20,20 +19,12 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.runtime.activity import Activity
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Absence, Moved, News
-from ssd_jax.runtime.worker.connection import Connection
+from ssd_jax.runtime.known_text import KnownText, promoted
+from ssd_jax.runtime.roles import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
+from ssd_jax.runtime.worker.connection import Connection, Told
 from ssd_jax.runtime.worker.hang import SILENCE, HangLimit
-from ssd_jax.runtime.worker.messages import (
-    Expand,
-    Fork,
-    Hello,
-    Move,
-    Round,
-    Stats,
-)
+from ssd_jax.runtime.worker.messages import Hello, Open, Prefill, Round, no_branches
 from ssd_jax.runtime.worker.proposals import HostProposals
-from ssd_jax.runtime.worker.texts import SlotText, opening_of
 from ssd_jax.speculation.confidence import UNKNOWN
 
 PATIENCE = 1.0
@@ -43,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RemoteDraft:
-    """See `roles.BranchingDraft`; every call but `draft`, `news` and `settled` only sends.
+    """See `roles.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait.
 
     Args:
       hello: what the worker is.
@@ -78,83 +69,78 @@ class RemoteDraft:
         self._address = address
         self._end, self._limit = end, limit or HangLimit()
         self._silence = silence or HangLimit(SILENCE, forgets=True)
-        self._trouble = self._told = ""
+        self._trouble = self._logged = ""
         self._connection: Connection | None = None
         self._ended: Connection | None = None  # the one before it
-        self._numbers = itertools.count(1)
-        self._epochs = itertools.count(1)
-        self._slots: dict[int, SlotText] = {}
+        self._numbers, self._requests = itertools.count(1), itertools.count(1)
+        self._epochs = np.zeros(hello.slots, np.int32)
+        self._sampled = np.zeros(hello.slots, bool)  # whose verification needs q
+        self._openings: dict[int, SlotOpening] = {}
+        self._texts: dict[int, KnownText] = {}
+        self._taught: dict[int, Connection] = {}  # to the worker of which `known` texts refer
         self._absence: Absence = "dead"
+        self._counted = False  # why this round had no answer
         self._overdue = False  # an answer that was waited for did not come
         self._link: Connection | None = None  # that this round's records went to
-        self._moves: list[Move] = []  # not sent yet
-        self._records: dict[int, bool] = {}  # slots with a record: whether it is to be followed
-        self._asked_q: list[int] = []
+        self._records = promotion(self.slots, self.k)  # as the worker was told of them
+        self._unsent = False
+        self._asked_q = np.zeros(0, np.int64)
         self._awaited = False  # the branches of the last `expand`
-        self._counted = False  # why this round had no answer
-        self._news: News | None = None
+        self._told: Told | None = None
+        self._branches = no_branches(hello)
         self._proposals = HostProposals(hello.slots, hello.k, hello.support, hello.tokens)
         self._confidence = np.full((hello.slots, hello.k), UNKNOWN, np.int32)
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
+    def open(self, opening: SlotOpening) -> None:
         """See `roles.BranchingDraft.open`."""
-        opening = opening_of(params, index, banned, ban_before)
-        opening = dataclasses.replace(opening, slot=slot, epoch=next(self._epochs))
-        sampled = self._q_travels and params.temperature > 0
-        self._slots[slot] = SlotText(opening=opening, sampled=sampled)
+        slot = opening.slot
+        self._epochs[slot] = next(self._requests)
+        self._sampled[slot] = self._q_travels and opening.params.temperature > 0
+        self._openings[slot], self._texts[slot] = opening, KnownText()
+        self._taught.pop(slot, None)
+        self._told = None  # the slot's branches are another's
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
-        state = self._slots[slot]
-        state.text[offset:] = tokens
-        state.prompt = len(state.text)
+        self._texts[slot].prefill(tokens, offset)
         link = self._usable()
         if link is not None:
             with self._telling(link):
-                state.teach(link, self._numbers)
+                self._teach(slot, link)
 
-    def move(self, moves: Sequence[Moved]) -> None:
-        """See `roles.BranchingDraft.move`."""
+    def promote(self, promotion: Promotion) -> None:
+        """See `roles.BranchingDraft.promote`."""
         self._flush()
         link = self._link = self._usable()
-        self._moves, self._records, self._asked_q = [], {}, []
-        self._counted = False
+        self._unsent, self._counted = False, False
         with self._telling(link):
-            self._move(moves, link)
+            self._promote(promotion, link)
 
-    def _move(self, moves: Sequence[Moved], link: Connection | None) -> None:
-        told = self._news  # until there is other news: an interrupted call comes again
-        self._proposals.clear()
+    def _promote(self, asked: Promotion, link: Connection | None) -> None:
+        rows, every = asked.position != IDLE, np.arange(self.slots)
+        won = asked.winner >= 0
+        said = self._branches  # until there are others: an interrupted call comes again
+        limit = np.where(
+            won, np.minimum(asked.limit, said.lengths[every, asked.winner]), asked.limit
+        )
+        tokens = np.where(won[:, None], said.tokens[every, asked.winner], asked.tokens)
+        self._proposals.put(tokens, np.where(rows, limit, 0))
         self._confidence[:] = UNKNOWN
-        moved_slots = {moved.slot for moved in moves}
-        for slot, state in self._slots.items():
-            state.whole = state.whole and link is not None and slot in moved_slots
-        for moved in moves:
-            state = self._slots[moved.slot]
-            # What an interrupted step has told already comes again.
-            state.text[moved.position + 1 - len(moved.committed) :] = moved.committed
-            tokens = tuple(int(token) for token in moved.tokens)
-            winner, limit = moved.winner, len(tokens)
-            if winner >= 0:
-                assert told is not None
-                limit = min(moved.limit, int(told.lengths[moved.slot, winner]))
-                tokens = tuple(told.tokens[moved.slot, winner, :limit].tolist())
-            self._proposals.put(moved.slot, tokens)
-            if link is None:
-                continue
-            if state.link is not link or state.known == moved.position:
-                winner = -1  # the branch is gone, with its worker or with an interrupted step
-            elif winner >= 0:
-                tokens = ()
-            if not state.whole:
-                state.teach(link, self._numbers)
-            state.whole = False  # until this record is expanded
-            self._moves.append(state.moved(moved, winner, limit, tokens))
-            self._records[moved.slot] = bool(tokens)
-            if winner >= 0 and limit and state.sampled:
-                self._asked_q.append(moved.slot)
+        # A branch is gone with its worker, or with an interrupted step.
+        gone = [
+            slot
+            for slot in np.flatnonzero(rows).tolist()
+            if self._taught.get(slot) is not link or self._texts[slot].known == asked.position[slot]
+        ]
+        teach = None if link is None else lambda slot: self._teach(slot, link)
+        found = promoted(self._texts, asked, teach)
+        if link is None:
+            return
+        winner = asked.winner.copy()
+        winner[gone] = -1
+        self._records = found._replace(winner=winner, tokens=tokens, limit=limit)
+        self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (limit > 0))
+        self._unsent = True
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """See `roles.BranchingDraft.draft`; waits for the worker."""
@@ -162,33 +148,34 @@ class RemoteDraft:
         link = self._link
         if link is None:
             return drafted
-        moves = [dataclasses.replace(m, draft=int(limits[m.slot])) for m in self._moves]
-        self._send_round(link, moves, lowered, None)
+        self._send_round(link, lowered, drafts=limits)
         winner = link.winner(self._patience)
         if winner is None:
             self._give_up(link)
             self._count_absence()
             self._link = None
             return drafted
-        for row, (slot, epoch) in enumerate(zip(winner.slots, winner.epochs, strict=True)):
-            if limits[slot] and epoch == self._slots[slot].epoch:
-                drafted[slot] = min(winner.lengths[row], limits[slot])
-                self._proposals.put(slot, winner.tokens[row, : drafted[slot]].tolist())
-                self._confidence[slot] = winner.confidence[row]
-                self._asked_q += [slot] if self._slots[slot].sampled else []
+        ours = (limits[winner.slots] > 0) & (winner.epochs == self._epochs[winner.slots])
+        slots = winner.slots[ours]
+        drafted[slots] = np.minimum(winner.lengths[ours], limits[slots])
+        tokens = self._proposals.tokens.copy()
+        tokens[slots] = winner.tokens[ours]
+        self._proposals.put(tokens, np.where(limits > 0, drafted, self._proposals.lengths))
+        self._confidence[slots] = winner.confidence[ours]
+        self._asked_q = np.union1d(self._asked_q, slots[self._sampled[slots]])
         self._take_q()
         return drafted
 
-    def proposal(self) -> Any:
-        """See `roles.BranchingDraft.proposal`: point masses where q has not come yet."""
-        return self._proposals.now()
+    def tokens(self) -> np.ndarray:
+        """See `roles.BranchingDraft.tokens`: known on the host."""
+        return self._proposals.tokens
 
     def confidence(self) -> np.ndarray:
         """See `roles.BranchingDraft.confidence`: known since they were drafted."""
         return self._confidence
 
-    def settled(self) -> Any:
-        """The proposals with their q: waits for what is still on its way."""
+    def proposal(self) -> Any:
+        """See `roles.BranchingDraft.proposal`: point masses where q did not come in time."""
         self._flush()
         self._take_q()
         return self._proposals.now()
@@ -201,64 +188,36 @@ class RemoteDraft:
         self._awaited = link is not None
         if link is None:
             return
-        forks = tuple(
-            Fork(
-                slot=slot,
-                epoch=self._slots[slot].epoch,
-                counts=tuple(counts[slot].tolist()),
-                follow=given,
-            )
-            for slot, given in self._records.items()
-            if counts[slot].any()  # a record near the end of its text has no branches
-        )
-        expand = Expand(forks=forks, forwards=forwards)
-        self._send_round(link, self._moves, lowered, expand)
-        for fork in forks:
-            self._slots[fork.slot].whole = True
+        given = (self._records.winner < 0) & (self._records.limit > 0)  # branches that are gone too
+        self._send_round(link, lowered, counts=counts, follow=given, forwards=forwards)
+        for slot in np.flatnonzero(counts.any(axis=1)).tolist():
+            self._texts[slot].whole = True  # one near the end of its text has no branches
 
-    def news(self, forwards: int) -> News | Absence:
-        """See `roles.BranchingDraft.news`; waits no longer than its patience."""
-        link = self._link
-        answer, made = None, 0
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """See `roles.BranchingDraft.branch_tokens`; without `until` no longer than its patience.
+
+        Returns: the same object as before where nothing has come since.
+        """
+        link, told = self._link, None
         if self._awaited and link is not None:
-            answer, made = link.speculations(forwards, self._patience)
-            if answer is None:
+            told = link.told(forwards, self._patience, until)
+            if told is None and until is not None and link.alive:
+                return None
+            if told is None:
                 self._give_up(link)
-        if answer is None:
+        if told is None:
             self._count_absence()
             return self._absence
-        shape = self.slots, self.branches
-        news = News(
-            self._proposals.tokens.copy(),
-            np.full(shape, -1, np.int32),
-            np.zeros(shape, np.int32),
-            np.zeros((*shape, self.k), np.int32),
-            np.full((*shape, self.k), UNKNOWN, np.int32),
-            made,
-        )
-        for row, (slot, epoch) in enumerate(zip(answer.slots, answer.epochs, strict=True)):
-            if slot in self._slots and epoch == self._slots[slot].epoch:
-                news.bonus[slot], news.lengths[slot] = answer.bonus[row], answer.lengths[row]
-                news.tokens[slot] = answer.tokens[row]
-                news.confidence[slot] = answer.confidence[row]
-        self._news = news
-        return news
-
-    def stats(self, timeout: float = PATIENCE) -> Stats | None:
-        """What this draft has cost the worker; None if it does not answer."""
-        link = self._connection
-        if link is None or not link.ready:
-            return None
-        number = next(self._numbers)
-        link.ping(number)
-        return link.stats(number, timeout)
+        if told is not self._told:
+            self._told, self._branches = told, told.of(self._epochs)
+        return self._branches
 
     def activity(self) -> Activity:
         """What the worker has done since this was last called, as far as it has said."""
         link = self._connection
-        if link is None:
-            return Activity()
-        return link.activity({slot: state.epoch for slot, state in self._slots.items()})
+        return Activity() if link is None else link.activity(self._epochs)
 
     def wait_ready(self, timeout: float) -> bool:
         """Waits for a worker that agrees to the `Hello`, started again meanwhile or not."""
@@ -306,7 +265,6 @@ class RemoteDraft:
             self._overdue = False
             self._limit.settled()
             self._silence.settled()
-            link.keep_time(self._numbers)
             return link
         self._end_if_it_hangs(link or self._ended)
         return None
@@ -339,9 +297,10 @@ class RemoteDraft:
     def _tell_end(self, link: Connection) -> None:
         """Says once why streams end: others that end for the same reason follow at once."""
         self._trouble = link.trouble or self._trouble
-        level = logging.DEBUG if self._told == self._trouble and not link.ready else logging.WARNING
+        again = self._logged == self._trouble and not link.ready
+        level = logging.DEBUG if again else logging.WARNING
         _LOG.log(level, "the stream to the draft worker has ended: %s", self._trouble)
-        self._told = self._trouble
+        self._logged = self._trouble
 
     def _give_up(self, link: Connection) -> None:
         self._absence = "late" if link.alive else "dead"
@@ -363,34 +322,66 @@ class RemoteDraft:
                 link.close()
             raise
 
+    def _teach(self, slot: int, link: Connection) -> None:
+        """Gives a worker what it lacks of a slot's text: all of it, if it is a new one."""
+        text, epoch = self._texts[slot], int(self._epochs[slot])
+        if self._taught.get(slot) is not link:
+            self._taught[slot] = link
+            text.forget()
+            opening = self._openings[slot]
+            link.send(Open(number=next(self._numbers), epoch=epoch, opening=opening))
+        text.teach(
+            lambda tokens, offset: link.send(
+                Prefill(
+                    number=next(self._numbers),
+                    slot=slot,
+                    epoch=epoch,
+                    offset=offset,
+                    tokens=np.array(tokens, np.int32),
+                )
+            )
+        )
+
     def _send_round(
-        self, link: Connection, moves: list[Move], lowered: np.ndarray, expand: Expand | None
+        self,
+        link: Connection,
+        lowered: np.ndarray,
+        *,
+        drafts: np.ndarray | None = None,
+        counts: np.ndarray | None = None,
+        follow: np.ndarray | None = None,
+        forwards: int = 0,
     ) -> None:
+        """Sends what is asked for, and with it the records that were not sent yet."""
+        none = np.zeros(self.slots, np.int32)
+        records = self._records if self._unsent else promotion(self.slots, self.k)
         message = Round(
             number=next(self._numbers),
-            moves=tuple(moves),
+            epochs=self._epochs,
+            **records._asdict(),
+            drafts=none if drafts is None else drafts,
+            sampled=self._sampled,
             lowered=lowered,
-            expand=expand,
+            counts=np.zeros((self.slots, self.k + 1), np.int32) if counts is None else counts,
+            follow=none if follow is None else follow,
+            forwards=forwards,
         )
         with self._telling(link):
             link.ask(message)
-            self._moves = []
+            self._unsent = False
 
     def _flush(self) -> None:
         """Sends records that nobody expands: at the end of a text they have no branches."""
-        if self._moves and self._link is not None:
-            nothing = np.zeros((self.slots, self.k), np.int32)
-            self._send_round(self._link, self._moves, nothing, None)
+        if self._unsent and self._link is not None:
+            self._send_round(self._link, np.zeros((self.slots, self.k), np.int32))
 
     def _take_q(self) -> None:
         """Puts the q that was asked for into the proposals; without it they stay point masses."""
-        if not self._asked_q:
+        slots, self._asked_q = self._asked_q, self._asked_q[:0]
+        if not slots.size:
             return
-        link, slots, self._asked_q = self._link, self._asked_q, []
-        winner = None if link is None else link.winner(self._patience)
+        winner = None if self._link is None else self._link.winner(self._patience)
         if winner is None:
             self.counters["q late"] += len(slots)
-            return
-        for slot in slots:
-            if not self._proposals.put_q(slot, winner):
-                self.counters["q malformed"] += 1
+        elif malformed := self._proposals.put_q(slots, winner):
+            self.counters["q malformed"] += malformed

@@ -6,30 +6,56 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import grpc
+import numpy as np
 
 from ssd_jax.runtime.activity import Activity, Busy
+from ssd_jax.runtime.roles import BranchTokens
 from ssd_jax.runtime.worker import codec
-from ssd_jax.runtime.worker.clocks import ClockOffset
 from ssd_jax.runtime.worker.messages import (
+    Answer,
     Hello,
-    Ping,
+    Message,
     ProtocolError,
     Refused,
     Round,
     Speculations,
-    Stats,
     Welcome,
     Winner,
-    Work,
+    no_branches,
 )
 from ssd_jax.runtime.worker.transport import LET_IN, METHOD, TOKEN, channel_options
 
 _T = TypeVar("_T")
 _KEPT = 1024  # spans of work that nobody has asked for
+_LOOK = 1e-3  # seconds
+
+
+class Told(NamedTuple):
+    """The last answer to a round that asked for an expansion.
+
+    Attributes:
+      epochs: [B] int32, whose branches they are; -1 where a slot has none.
+      complete: no more comes.
+    """
+
+    epochs: np.ndarray
+    branches: BranchTokens
+    complete: bool
+
+    def of(self, epochs: np.ndarray) -> BranchTokens:
+        """The branches of the requests that are in the slots now."""
+        stale = (self.epochs != epochs) & (self.epochs >= 0)
+        if not stale.any():
+            return self.branches
+        found = self.branches
+        return found._replace(
+            bonus=np.where(stale[:, None], -1, found.bonus),
+            lengths=np.where(stale[:, None], 0, found.lengths),
+        )
 
 
 class Connection:
@@ -43,7 +69,7 @@ class Connection:
       hello: what the worker must be.
       token: secret that the worker was started with.
       counters: where ignored messages and broken streams are counted.
-      clock: the engine's.
+      clock: the engine's, and every other process's of this host.
     """
 
     def __init__(
@@ -56,17 +82,14 @@ class Connection:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._hello, self._counters, self._clock = hello, counters, clock
-        self._offset = ClockOffset()
-        self._work: deque[tuple[Work, float, dict[int, int]]] = deque(maxlen=_KEPT)
-        self._worked_until = 0.0  # on the worker's clock
+        self._work: deque[tuple[Busy, Answer]] = deque(maxlen=_KEPT)  # and what has told of it
+        self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
         self._counted = 0
         self._changed = threading.Condition()
         self._asked = 0
-        self._speculations: Speculations | None = None
-        self._parts = 0  # answers to the last round; each tells of a forward more
+        self._told: Told | None = None
         self._winner: Winner | None = None
-        self._stats: Stats | None = None
         self.address = address
         self.alive, self.heard, self.ready, self.refused = True, False, False, False
         self.trouble = ""
@@ -79,25 +102,53 @@ class Connection:
         self.send(hello)
         threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Message) -> None:
         """Queues a message."""
         data = codec.encode(message)
         self._sent += len(data)
         self._outbox.put(data)
 
-    def ping(self, number: int) -> None:
-        """Asks for `Stats`."""
+    def ask(self, message: Round) -> None:
+        """Sends a round; answers to earlier ones are no longer kept."""
         with self._changed:
-            self._offset.asked(number, self._clock())
-        self.send(Ping(number=number))
+            self._asked, self._told, self._winner = message.number, None, None
+        self.send(message)
 
-    def keep_time(self, numbers: Iterator[int]) -> None:
-        """Asks what the worker's clock shows, if it is time to."""
-        while self._offset.due(self._clock()):
-            self.ping(next(numbers))
+    @property
+    def answered(self) -> bool:
+        """Whether the worker has got as far as the last round that was sent."""
+        return not self._asked or self._told is not None or self._winner is not None
 
-    def activity(self, epochs: dict[int, int]) -> Activity:
-        """What the worker has done, by our clock, since this was last called.
+    def told(
+        self, forwards: int, timeout: float, until: Callable[[], bool] | None = None
+    ) -> Told | None:
+        """The answer to the last round after that many forwards, or the complete one.
+
+        Args:
+          forwards: how many.
+          timeout: seconds, after which it is whatever has come.
+          until: looked at in place of the time: once it is true, what was waited for is None.
+        """
+
+        def enough() -> Told | None:
+            told = self._told
+            done = told is not None and (told.complete or told.branches.forwards >= forwards)
+            return told if done else None
+
+        if until is None:
+            self._wait(enough, timeout)
+        while until is not None and enough() is None and self.alive:
+            if until():
+                return None
+            self._wait(enough, _LOOK)
+        return self._told
+
+    def winner(self, timeout: float) -> Winner | None:
+        """The records that the last round asked for; None if they do not come in time."""
+        return self._wait(lambda: self._winner, timeout)
+
+    def activity(self, epochs: np.ndarray) -> Activity:
+        """What the worker has done since this was last called.
 
         Args:
           epochs: of the slots, to tell whose work it was.
@@ -105,58 +156,14 @@ class Connection:
         with self._changed:
             work, total = list(self._work), self._sent + self._received
             self._work.clear()
-            spans = [
-                Busy(
-                    span.what,
-                    min(begin, received),
-                    min(end, received),  # whatever the clocks say: it was told afterwards
-                    [slot for slot, epoch in whose.items() if epochs.get(slot) == epoch],
-                )
-                for span, received, whose in work
-                if (begin := self._offset.ours(span.begin)) is not None
-                and (end := self._offset.ours(span.end)) is not None
-            ]
         count, self._counted = total - self._counted, total
-        return Activity(tuple(spans), count)
-
-    def ask(self, message: Round) -> None:
-        """Sends a round; answers to earlier ones are no longer kept."""
-        with self._changed:
-            self._asked, self._speculations, self._winner = message.number, None, None
-            self._parts = 0
-        self.send(message)
-
-    @property
-    def answered(self) -> bool:
-        """Whether the worker has got as far as the last round that was sent."""
-        return not self._asked or self._speculations is not None or self._winner is not None
-
-    def speculations(self, forwards: int, timeout: float) -> tuple[Speculations | None, int]:
-        """The answer to the last round after that many forwards, or the complete one.
-
-        Returns: it, or after `timeout` seconds whatever has come; and how many forwards made it.
-        """
-
-        def enough() -> Speculations | None:
-            found = self._speculations
-            done = found is not None and (found.complete or self._parts >= forwards)
-            return found if done else None
-
-        self._wait(enough, timeout)
-        with self._changed:
-            return self._speculations, self._parts
-
-    def winner(self, timeout: float) -> Winner | None:
-        """The records that the last round asked for; None if they do not come in time."""
-        return self._wait(lambda: self._winner, timeout)
-
-    def stats(self, number: int, timeout: float) -> Stats | None:
-        """The answer to the `Ping` of this number."""
-
-        def fitting() -> Stats | None:
-            return self._stats if self._stats and self._stats.number == number else None
-
-        return self._wait(fitting, timeout)
+        return Activity(
+            tuple(
+                span._replace(slots=by.slots[epochs[by.slots] == by.epochs].tolist())
+                for span, by in work
+            ),
+            count,
+        )
 
     def wait_ready(self, timeout: float) -> bool:
         """Waits for the worker to agree to the `Hello`."""
@@ -181,7 +188,7 @@ class Connection:
             self.heard = LET_IN in self._call.initial_metadata()  # waits for it
             for data in self._call:
                 self._received += len(data)
-                message = codec.decode(data)
+                message = codec.decode(data, self._hello)
                 if isinstance(message, Refused):
                     self.refused = not self.ready
                     trouble = f"the worker refused: {message.reason}"
@@ -193,8 +200,9 @@ class Connection:
             self._counters["garbage"] += 1
             trouble = f"the worker sent {error}"
         except grpc.RpcError as error:
-            self.refused = _code_of(error) == "UNIMPLEMENTED"
-            trouble = f"the stream broke: {_code_of(error)}"
+            code = error.code().name if isinstance(error, grpc.Call) else repr(error)
+            self.refused = code == "UNIMPLEMENTED"
+            trouble = f"the stream broke: {code}"
             if self.refused:
                 trouble = "the worker refused: its token or its protocol is another"
         except Exception as error:  # whatever it is, nobody is to wait for answers from here
@@ -207,43 +215,43 @@ class Connection:
             self._outbox.put(None)
             self._call.cancel()
 
-    def _take(self, message: Any) -> None:
-        match message:
-            case Welcome():
-                self.ready = True
-            case Stats():
-                message.check()
-                self._stats = message
-                self._offset.answered(message.number, message.clock, self._clock())
-            case Speculations() | Winner():
-                message.check(self._hello)
-                self._take_work(message)
-                if message.number < self._asked:
-                    self._counters["overtaken"] += 1
-                elif message.number > self._asked or self._replayed(message):
-                    self._counters["ignored"] += 1
-                elif isinstance(message, Winner):
-                    self._winner = message
-                else:
-                    self._speculations = message
-                    self._parts += 1
-            case _:
-                raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Welcome):
+            self.ready = True
+        elif isinstance(message, Answer):
+            self._take_work(message)
+            if message.number < self._asked:
+                self._counters["overtaken"] += 1
+            elif message.number > self._asked or self._replayed(message):
+                self._counters["ignored"] += 1
+            elif isinstance(message, Winner):
+                self._winner = message
+            elif isinstance(message, Speculations):
+                self._told = self._arranged(message)
+        else:
+            raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
 
-    def _take_work(self, message: Speculations | Winner) -> None:
+    def _take_work(self, message: Answer) -> None:
         """Keeps the work that an answer tells of; what was told before counts once."""
-        whose = dict(zip(message.slots.tolist(), message.epochs.tolist(), strict=True))
-        for span in message.work:
-            if span.begin >= self._worked_until:
-                self._work.append((span, self._clock(), whose))
-                self._worked_until = span.end
+        now = self._clock()  # it was told afterwards, whatever it says
+        for each in message.work:
+            if each.begin >= self._worked_until:
+                span = Busy(each.what, min(each.begin, now), min(each.end, now))
+                self._work.append((span, message))
+                self._worked_until = each.end
 
-    def _replayed(self, message: Speculations | Winner) -> bool:
+    def _replayed(self, message: Answer) -> bool:
         """Whether the same was said before: what has been used once must not change."""
         if isinstance(message, Winner):
             return self._winner is not None
-        return self._speculations is not None and self._speculations.complete
+        return self._told is not None and self._told.complete
 
-
-def _code_of(error: grpc.RpcError) -> str:
-    return f"{error.code().name}" if isinstance(error, grpc.Call) else repr(error)
+    def _arranged(self, message: Speculations) -> Told:
+        """An answer by slots, ready for whoever waits; each answer tells of a forward more."""
+        before = 0 if self._told is None else self._told.branches.forwards
+        branches = no_branches(self._hello, before + 1)
+        epochs, slots = np.full(self._hello.slots, -1, np.int32), message.slots
+        epochs[slots] = message.epochs
+        for name in ("bonus", "lengths", "tokens", "confidence"):
+            getattr(branches, name)[slots] = getattr(message, name)
+        return Told(epochs, branches, message.complete)

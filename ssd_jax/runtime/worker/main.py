@@ -1,14 +1,13 @@
 """The draft worker: `python -m ssd_jax.runtime.worker.main`, started by `supervisor`.
 
-The first line of standard input is its settings. Its own first line of output is JSON, too: its
-address when it is ready, or what went wrong. It ends when standard input does, which is when the
-process that started it ends, however that happens.
+The first line of standard input is its `WorkerSettings`, its own first line of output a `Report`.
+It ends when standard input does, which is when the process that started it ends, however that
+happens.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -16,9 +15,11 @@ import threading
 import traceback
 from collections.abc import Callable
 
+import msgspec
+
 from ssd_jax.errors import SsdError
 from ssd_jax.runtime.cores import pin
-from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.runtime.worker.settings import Report, WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
 
@@ -30,12 +31,13 @@ def main() -> None:
 
 def run(start: Callable[[WorkerSettings], tuple[object, str]]) -> None:
     """Runs a worker whose server `start` starts, giving it and its address."""
-    _die_with_parent()
+    if sys.platform == "linux":  # ends this process with the thread that started it, even stopped
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
-    report = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever others write, native code among them, is no report
     sys.stdout = sys.stderr
-    settings = WorkerSettings.from_json(sys.stdin.buffer.readline().decode())
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
     if settings.cores is not None:
         pin(settings.cores)  # before JAX counts the cores for its threads
     orphaned = threading.Thread(target=_until_orphaned, daemon=True)
@@ -43,18 +45,18 @@ def run(start: Callable[[WorkerSettings], tuple[object, str]]) -> None:
     server = None  # lives as long as something names it
     try:
         server, address = start(settings)
-        told = {"address": address}
+        report = Report(address=address)
     except SsdError as error:
-        told = {"error": str(error)}
+        report = Report(error=str(error))
     except Exception as error:
         traceback.print_exc()
-        told = {"error": f"{type(error).__name__}: {error}"}
-    with report:
-        print(json.dumps(told), file=report)
+        report = Report(error=f"{type(error).__name__}: {error}")
+    with output:
+        output.write(msgspec.json.encode(report) + b"\n")
     if server is not None:
         orphaned.join()
     sys.stderr.flush()
-    os._exit("error" in told)
+    os._exit(server is None)
 
 
 def _start(settings: WorkerSettings) -> tuple[object, str]:
@@ -63,12 +65,6 @@ def _start(settings: WorkerSettings) -> tuple[object, str]:
     from ssd_jax.runtime.worker.server import serve
 
     return serve(load_sessions(settings), settings.hello, settings.token)
-
-
-def _die_with_parent() -> None:
-    """Linux ends this process with the thread that started it, even while it is stopped."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _until_orphaned() -> None:

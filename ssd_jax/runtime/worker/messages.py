@@ -1,32 +1,105 @@
 """The messages between an engine and its draft worker; docs/protocol.md says when each is sent.
 
-Whoever receives one checks it against what both sides agreed on, the `Hello`: whatever does not fit
-is a `ProtocolError`, never an index out of range.
+Types, constraints and the arrays' `Entries` say what a message may be; `codec.decode` checks all
+of it, against what both sides agreed on, the `Hello`. Whatever does not fit is a `ProtocolError`,
+never an index out of range. B, M, K, N, V and C are `Hello`'s slots, branches, k, support, tokens
+and context.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from ssd_jax.runtime.activity import WORK
 from ssd_jax.runtime.request import MAX_STOP_IDS
+from ssd_jax.runtime.roles import IDLE, BranchTokens, Promotion, SlotOpening
 from ssd_jax.speculation.confidence import EDGES, UNKNOWN
 
 MAX_WORK = 256
 """Most spans of work that an answer tells of."""
-_LATEST = 1e10  # seconds on a monotonic clock: three hundred years
+_MOST = 2**31
+_CLASSES = len(EDGES) + 1
+
+Count = Annotated[int, Meta(ge=0, lt=_MOST)]
+Number = Annotated[int, Meta(ge=0)]
+"""Of a message, each of a stream higher than the one before it."""
+Text = Annotated[str, Meta(max_length=2**16)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e10)]
+"""On a monotonic clock, which shows no more than three hundred years."""
 
 
 class ProtocolError(Exception):
     """What came over the stream is not what the protocol allows."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hello:
+class Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An array on its way: "i4" or "f4", little-endian, and its bytes."""
+
+    dtype: str
+    shape: Annotated[tuple[Count, ...], Meta(max_length=4)]
+    data: bytes
+
+
+class Entries(NamedTuple):
+    """What an array of a message must be.
+
+    Attributes:
+      shape: its sizes; names that the `Hello` does not give are the same size all over a message.
+      low, high: its entries are `low` or more and less than `high`, a number or size.
+      dtype: "i4" or "f4"; of the latter no entry is looked at.
+    """
+
+    shape: str
+    low: int = 0
+    high: int | str = _MOST
+    dtype: str = "i4"
+
+    def read(self, name: str, packed: Packed, sizes: dict[str, int]) -> np.ndarray:
+        """The array; `sizes` gets those that are new.
+
+        Raises:
+          ProtocolError: it is another.
+        """
+        given, names = packed.shape, self.shape.split()
+        wanted = tuple(
+            sizes.setdefault(name, given[axis] if axis < len(given) else 0)
+            for axis, name in enumerate(names)
+        )
+        size = 4 * math.prod(wanted)
+        if (packed.dtype, given, len(packed.data)) != (self.dtype, wanted, size):
+            raise ProtocolError(
+                f"{name} is {packed.dtype[:9]}{list(given)} of {len(packed.data)} bytes instead of "
+                f"{self.dtype}{list(wanted)}"
+            )
+        array = np.frombuffer(packed.data, f"<{self.dtype}").reshape(wanted)
+        high = self.high if isinstance(self.high, int) else sizes[self.high]
+        if self.dtype == "i4" and array.size and (array.min() < self.low or array.max() >= high):
+            raise ProtocolError(
+                f"{name} from {array.min()} to {array.max()}, not {self.low} to {high - 1}"
+            )
+        return array
+
+
+class Message(
+    msgspec.Struct,
+    frozen=True,
+    tag=True,
+    array_like=True,
+    forbid_unknown_fields=True,
+):
+    """Anything that is sent."""
+
+    def check(self, about: Hello) -> None:
+        """Raises: ProtocolError: it does not fit, though each part of it does."""
+
+
+class Hello(Message, frozen=True):
     """Opens a stream: what the engine takes the draft to be.
 
     Attributes:
@@ -36,319 +109,205 @@ class Hello:
       rule: of the verification, "ratio" or "coupled".
     """
 
-    model: str
-    slots: int
-    context: int
-    tokens: int
-    k: int
-    branches: int
-    support: int
-    rule: str
+    model: Text
+    slots: Count
+    context: Count
+    tokens: Count
+    k: Count
+    branches: Count
+    support: Count
+    rule: Text
 
-    def check_slot(self, slot: int) -> None:
-        """Raises: ProtocolError: no such slot."""
-        _within("slot", slot, self.slots)
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By their names in `Entries`."""
+        return {
+            "B": self.slots,
+            "C": self.context,
+            "V": self.tokens,
+            "K": self.k,
+            "K+1": self.k + 1,
+            "M": self.branches,
+            "M+1": self.branches + 1,
+            "N": self.support,
+        }
 
-    def check_ids(self, ids: Iterable[int]) -> None:
-        """Raises: ProtocolError: one is no token."""
-        for token in ids:
-            _within("token", token, self.tokens)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Welcome:
+class Welcome(Message, frozen=True):
     """Answers a `Hello` that fits."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Refused:
+class Refused(Message, frozen=True):
     """The last message of a worker that gives a stream up, with the reason."""
 
-    reason: str
+    reason: Text
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Open:
-    """A new request in a slot. `number` counts the engine's messages; an old one is a replay.
+class Open(Message, frozen=True):
+    """A new request in a slot. `epoch` counts requests: what carries another than it is stale."""
 
-    Attributes:
-      epoch: of the slot; messages of earlier ones are stale.
-      others: see `runtime.request.SamplingParams` and `roles.Target.open`.
-    """
-
-    number: int
-    slot: int
-    epoch: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: tuple[tuple[int, float], ...]
-    seed: int
-    index: int
-    banned: tuple[int, ...]
-    ban_before: int
+    number: Number
+    epoch: Annotated[int, Meta(ge=1, lt=_MOST)]
+    opening: SlotOpening
 
     def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: it does not fit. The sampling parameters check themselves."""
-        about.check_slot(self.slot)
-        about.check_ids((*self.banned, *(token for token, _ in self.logit_bias)))
-        _within("number of banned ids", len(self.banned), MAX_STOP_IDS + 1)
-        _within("index", self.index, 2**32)
-        _within("ban_before", self.ban_before, about.context + 1)
+        """See `Message.check`. The sampling parameters check themselves."""
+        opening = self.opening
+        _within("slot", opening.slot, about.slots)
+        for token in (*opening.banned, *(token for token, _ in opening.params.logit_bias)):
+            _within("token", token, about.tokens)
+        _within("number of banned ids", len(opening.banned), MAX_STOP_IDS + 1)
+        _within("index", opening.index, 2**32)
+        _within("ban_before", opening.ban_before, about.context + 1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Prefill:
-    """Tokens [n] int32 from position `offset` on: of the prompt, or committed ones to catch up."""
+class Prefill(Message, frozen=True):
+    """Tokens from position `offset` on: of the prompt, or committed ones to catch up."""
 
-    number: int
-    slot: int
-    epoch: int
-    offset: int
-    tokens: np.ndarray
+    number: Number
+    slot: Count
+    epoch: Count
+    offset: Count
+    tokens: Annotated[np.ndarray, Entries("n", 0, "V")]
+
+    def check(self, about: Hello) -> None:
+        """See `Message.check`."""
+        _within("slot", self.slot, about.slots)
+        end = self.offset + self.tokens.size
+        if not self.tokens.size or end > about.context:
+            raise ProtocolError(f"tokens at {self.offset} to {end - 1} of {about.context}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Move:
-    """A slot's new record; see `roles.Moved`.
+class Round(Message, frozen=True):
+    """New records of all slots that go on, and their expansion.
+
+    Where every slot is idle the records stay; where `forwards` is 0 they are not expanded.
 
     Attributes:
-      committed: output tokens since the slot's last move, however many.
-      draft: tokens to draft just in time; 0 is none.
+      epochs: of the slots; 0 where it says nothing.
+      position, pending, committed, winner, tokens, limit: see `roles.Promotion`; `committed` are
+        all tokens since the worker was last told, however many.
+      drafts: tokens to draft just in time.
       sampled: whether the verification needs the q of tokens that the draft made.
+      lowered: D of Saguaro sampling for each token that is drafted.
+      counts, follow, forwards: see `roles.BranchingDraft.expand`.
     """
 
-    slot: int
-    epoch: int
-    position: int
-    pending: int
-    committed: tuple[int, ...]
-    winner: int
-    limit: int
-    tokens: tuple[int, ...]
-    draft: int
-    sampled: bool
+    number: Number
+    epochs: Annotated[np.ndarray, Entries("B")]
+    position: Annotated[np.ndarray, Entries("B", IDLE, "C")]
+    pending: Annotated[np.ndarray, Entries("B", 0, "V")]
+    committed: Annotated[np.ndarray, Entries("B W", -1, "V")]
+    winner: Annotated[np.ndarray, Entries("B", -1, "M")]
+    tokens: Annotated[np.ndarray, Entries("B K", 0, "V")]
+    limit: Annotated[np.ndarray, Entries("B", 0, "K+1")]
+    drafts: Annotated[np.ndarray, Entries("B", 0, "K+1")]
+    sampled: Annotated[np.ndarray, Entries("B", 0, 2)]
+    lowered: Annotated[np.ndarray, Entries("B K")]
+    counts: Annotated[np.ndarray, Entries("B K+1", 0, "M+1")]
+    follow: Annotated[np.ndarray, Entries("B", 0, 2)]
+    forwards: Count
+
+    @property
+    def promotion(self) -> Promotion:
+        """The new records."""
+        return Promotion(*(getattr(self, name) for name in Promotion._fields))
 
     def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: it does not fit."""
-        about.check_slot(self.slot)
-        about.check_ids((*self.committed, *self.tokens, self.pending))
-        _within("position", self.position, about.context)
-        _within("winner", self.winner + 1, about.branches + 1)
-        for name, count in (("limit", self.limit), ("draft", self.draft)):
-            _within(name, count, about.k + 1)
-        _within("number of tokens", len(self.tokens), about.k + 1)
-        if self.winner >= 0 and (self.tokens or self.draft):
+        """See `Message.check`."""
+        made = (self.winner >= 0) | (self.limit > 0)
+        if (made & (self.drafts > 0)).any():
             raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
+        _within("number of branches", int(self.counts.sum(axis=1).max()), about.branches + 1)
+        _within("forwards", self.forwards, about.k + 2)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fork:
-    """How a slot's record is branched: F_0..F_K; `follow` if it has tokens of the host."""
+class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A span of the worker's work; see `activity.Busy`."""
 
-    slot: int
-    epoch: int
-    counts: tuple[int, ...]
-    follow: bool
+    what: Annotated[str, Meta(max_length=16)]
+    begin: Seconds
+    end: Seconds
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Expand:
-    """See `roles.BranchingDraft.expand`."""
-
-    forks: tuple[Fork, ...]
-    forwards: int
-
-    def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: it does not fit."""
-        for fork in self.forks:
-            about.check_slot(fork.slot)
-            if len(fork.counts) != about.k + 1 or min(fork.counts) < 0:
-                raise ProtocolError(f"{fork.counts} is no fan-out for K = {about.k}")
-            _within("number of branches", sum(fork.counts), about.branches + 1)
-        _within("forwards", self.forwards - 1, about.k + 1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Round:
-    """New records of all slots that go on, and their expansion. Without moves records stay.
+class Answer(Message, frozen=True):
+    """To a round.
 
     Attributes:
-      lowered: [B, K] int32, D of Saguaro sampling for each token that is drafted.
+      number: of the round.
+      work: what the worker has done since its last answer.
+      slots, epochs: of the rows that it tells of.
     """
 
-    number: int
-    moves: tuple[Move, ...]
-    lowered: np.ndarray
-    expand: Expand | None
+    number: Number
+    work: Annotated[tuple[Work, ...], Meta(max_length=MAX_WORK)]
+    slots: Annotated[np.ndarray, Entries("R", 0, "B")]
+    epochs: Annotated[np.ndarray, Entries("R")]
 
     def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: it does not fit."""
-        _shape(self.lowered, (about.slots, about.k), "i")
-        _all_within(self.lowered, 0, 2**31)
-        for move in self.moves:
-            move.check(about)
-        if self.expand is not None:
-            self.expand.check(about)
+        """See `Message.check`."""
+        until = 0.0
+        for span in self.work:
+            if span.what not in WORK:
+                raise ProtocolError(f"{span.what!r} is no work")
+            if not until <= span.begin <= span.end:
+                raise ProtocolError(f"work from {span.begin} to {span.end}, after {until}")
+            until = span.end
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
-    """A span of the worker's work; see `activity.Busy`.
-
-    Attributes:
-      begin, end: seconds on the worker's monotonic clock.
-    """
-
-    what: str
-    begin: float
-    end: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Winner:
+class Winner(Answer, frozen=True):
     """Tokens of records that the draft made, and their q.
 
     Attributes:
-      number: of the round that it answers.
-      slots, epochs, lengths: [R] int32.
-      tokens, confidence: [R, K] int32; see `roles.News`.
-      sampled: those of `slots` whose q was asked for, S of them.
-      support, q: [S, K, N] int32 and float32; see `speculation.proposal.Proposal`.
-      work: what the worker has done since its last answer.
+      lengths, tokens, confidence: as `roles.BranchTokens` has them of branches.
+      sampled: those of `slots` whose q was asked for.
+      support, q: see `speculation.proposal.Proposal`. They are checked row by row when they are
+        used.
     """
 
-    number: int
-    slots: np.ndarray
-    epochs: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
-    confidence: np.ndarray
-    sampled: tuple[int, ...]
-    support: np.ndarray
-    q: np.ndarray
-    work: tuple[Work, ...] = ()
-
-    def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: something does not fit. q is checked by row."""
-        _check_work(self.work)
-        rows, sampled = self.slots.size, len(self.sampled)
-        for array in (self.slots, self.epochs, self.lengths):
-            _shape(array, (rows,), "i")
-        _shape(self.tokens, (rows, about.k), "i")
-        _shape(self.confidence, (rows, about.k), "i")
-        _all_within(self.confidence, UNKNOWN, len(EDGES) + 1)
-        _shape(self.support, (sampled, about.k, about.support), "i")
-        _shape(self.q, (sampled, about.k, about.support), "f")
-        _all_within(self.slots, 0, about.slots)
-        _all_within(self.lengths, 0, about.k + 1)
-        _all_within(self.tokens, 0, about.tokens)
+    lengths: Annotated[np.ndarray, Entries("R", 0, "K+1")]
+    tokens: Annotated[np.ndarray, Entries("R K", 0, "V")]
+    confidence: Annotated[np.ndarray, Entries("R K", UNKNOWN, _CLASSES)]
+    sampled: Annotated[np.ndarray, Entries("S", 0, "B")]
+    support: Annotated[np.ndarray, Entries("S K N", -_MOST)]
+    q: Annotated[np.ndarray, Entries("S K N", dtype="f4")]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Speculations:
-    """What the branches say so far; see `roles.News`.
+class Speculations(Answer, frozen=True):
+    """What the branches say so far; see `roles.BranchTokens`. No more comes after `complete`."""
 
-    Attributes:
-      number: of the round whose expansion it is of.
-      complete: no more tokens will come.
-      slots, epochs: [R] int32.
-      bonus, lengths: [R, M] int32.
-      tokens, confidence: [R, M, K] int32.
-      work: what the worker has done since its last answer.
-    """
-
-    number: int
     complete: bool
-    slots: np.ndarray
-    epochs: np.ndarray
-    bonus: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
-    confidence: np.ndarray
-    work: tuple[Work, ...] = ()
-
-    def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: something does not fit."""
-        _check_work(self.work)
-        rows = self.slots.size
-        for array in (self.slots, self.epochs):
-            _shape(array, (rows,), "i")
-        _shape(self.bonus, (rows, about.branches), "i")
-        _shape(self.lengths, (rows, about.branches), "i")
-        _shape(self.tokens, (rows, about.branches, about.k), "i")
-        _shape(self.confidence, (rows, about.branches, about.k), "i")
-        _all_within(self.confidence, UNKNOWN, len(EDGES) + 1)
-        _all_within(self.slots, 0, about.slots)
-        _all_within(self.bonus, -1, about.tokens)
-        _all_within(self.lengths, 0, about.k + 1)
-        _all_within(self.tokens, 0, about.tokens)
+    bonus: Annotated[np.ndarray, Entries("R M", -1, "V")]
+    lengths: Annotated[np.ndarray, Entries("R M", 0, "K+1")]
+    tokens: Annotated[np.ndarray, Entries("R M K", 0, "V")]
+    confidence: Annotated[np.ndarray, Entries("R M K", UNKNOWN, _CLASSES)]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ping:
-    """Asks for `Stats`."""
-
-    number: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stats:
-    """What this stream has cost the worker.
-
-    Attributes:
-      rounds: with an expansion.
-      forwards: of expansions.
-      cut: expansions that the next round ended early.
-      stale: messages and rows that came too late or twice.
-      busy: seconds at work on rounds.
-      clock: seconds that the worker's monotonic clock shows, by which `Work` is told.
-    """
-
-    number: int
-    rounds: int
-    forwards: int
-    cut: int
-    stale: int
-    busy: float
-    clock: float
-
-    def check(self) -> None:
-        """Raises: ProtocolError: times or counts that cannot be."""
-        counts = self.rounds, self.forwards, self.cut, self.stale
-        if min(counts) < 0 or not _is_time(self.busy) or not _is_time(self.clock):
-            raise ProtocolError(f"figures that cannot be: {self}")
+def no_branches(about: Hello, forwards: int = 0) -> BranchTokens:
+    """No branches in any slot, to be filled in."""
+    shape = about.slots, about.branches
+    of_tokens = *shape, about.k
+    return BranchTokens(
+        bonus=np.full(shape, -1, np.int32),
+        lengths=np.zeros(shape, np.int32),
+        tokens=np.zeros(of_tokens, np.int32),
+        confidence=np.full(of_tokens, UNKNOWN, np.int32),
+        forwards=forwards,
+    )
 
 
-def _is_time(seconds: float) -> bool:
-    return math.isfinite(seconds) and 0 <= seconds < _LATEST
-
-
-def _check_work(work: Sequence[Work]) -> None:
-    _within("number of spans of work", len(work), MAX_WORK + 1)
-    until = 0.0
-    for span in work:
-        if span.what not in WORK:
-            raise ProtocolError(f"{span.what[:40]!r} is no work")
-        if not (_is_time(span.begin) and _is_time(span.end) and until <= span.begin <= span.end):
-            raise ProtocolError(f"work from {span.begin} to {span.end}, after {until}")
-        until = span.end
+MESSAGES: Sequence[type[Message]] = (
+    Hello,
+    Welcome,
+    Refused,
+    Open,
+    Prefill,
+    Round,
+    Winner,
+    Speculations,
+)
 
 
 def _within(name: str, value: int, end: int) -> None:
     if not 0 <= value < end:
         raise ProtocolError(f"{name} {value} is not within 0 to {end - 1}")
-
-
-def _all_within(array: np.ndarray, start: int, end: int) -> None:
-    if array.size and not (start <= array.min() and array.max() < end):
-        raise ProtocolError(f"values from {array.min()} to {array.max()}, not {start} to {end - 1}")
-
-
-def _shape(array: np.ndarray, shape: tuple[int, ...], kind: str) -> None:
-    if array.shape != shape or array.dtype.kind != kind:
-        raise ProtocolError(f"an array {array.dtype}{array.shape} instead of {kind}{shape}")

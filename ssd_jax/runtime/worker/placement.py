@@ -69,22 +69,6 @@ class DraftWorker:
         self.supervisor = Supervisor(settings, command)
         self.drafts: list[RemoteDraft] = []
 
-    def start(self) -> None:
-        """Starts the process; returns at once."""
-        self.supervisor.start()
-
-    def wait_ready(self) -> None:
-        """Waits until it is ready.
-
-        Raises:
-          InputError: it cannot start.
-        """
-        self.supervisor.wait_ready()
-
-    def check(self) -> None:
-        """Raises: InputError: it could not start; does not wait."""
-        self.supervisor.check()
-
     def draft(self, patience: float | None = None) -> RemoteDraft:
         """A draft with empty slots, over a stream of its own.
 
@@ -97,11 +81,10 @@ class DraftWorker:
           InputError: the worker refuses.
         """
         hello, counters = self._settings.hello, Counter()
-        supervisor, token = self.supervisor, self._settings.token
-        connect = connector(hello, token, lambda: supervisor.address, counters)
+        supervisor = self.supervisor  # which so lives as long as this draft
         draft = RemoteDraft(
             hello,
-            connect,
+            connector(hello, self._settings.token, lambda: supervisor.address, counters),
             greedy=self._settings.greedy,
             patience=self.patience if patience is None else patience,
             counters=counters,
@@ -119,8 +102,9 @@ class DraftWorker:
     @property
     def counters(self) -> Counter[str]:
         """What happened to all drafts, see `RemoteDraft`, and "starts" of the process."""
-        drafts = (draft.counters for draft in self.drafts)
-        return sum(drafts, Counter(starts=self.supervisor.starts))
+        return sum(
+            (draft.counters for draft in self.drafts), Counter(starts=self.supervisor.starts)
+        )
 
     def close(self) -> None:
         """Ends the streams and the process."""

@@ -9,15 +9,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import grpc
 
 from ssd_jax.runtime.worker import codec
-from ssd_jax.runtime.worker.listening import listen
-from ssd_jax.runtime.worker.messages import Hello, ProtocolError, Refused, Round
+from ssd_jax.runtime.worker.messages import Hello, Message, ProtocolError, Refused, Round
 from ssd_jax.runtime.worker.session import Session
-from ssd_jax.runtime.worker.transport import LET_IN, METHOD, TOKEN, server_options
+from ssd_jax.runtime.worker.transport import LET_IN, METHOD, TOKEN, listen, server_options
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
@@ -59,9 +57,12 @@ def serve(
             reason = f"it serves {streams} engines already, and no more; close some"
             yield codec.encode(Refused(reason=reason))
             return
+        inbox = _Inbox(about)
+        threading.Thread(target=inbox.fill, args=(requests,), daemon=True).start()
         try:
-            yield from _answers(session, requests, greeting)
+            yield from _answers(session(inbox.called), inbox, greeting)
         finally:
+            inbox.admitted.set()
             free.release()
 
     handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token)
@@ -91,8 +92,9 @@ class _Handler(grpc.GenericRpcHandler):
 class _Inbox:
     """Messages of one stream, read ahead; the last item is None."""
 
-    def __init__(self) -> None:
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def __init__(self, about: Hello) -> None:
+        self._about = about
+        self._items: queue.SimpleQueue[Message | ProtocolError | None] = queue.SimpleQueue()
         self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
         self.admitted = threading.Event()
         """Set when more than one message may be read: who is not known leaves no heap of them."""
@@ -101,7 +103,7 @@ class _Inbox:
         """Reads the stream to its end."""
         try:
             for data in requests:
-                message = codec.decode(data)
+                message = codec.decode(data, self._about)
                 self._read += isinstance(message, Round)
                 self._items.put(message)
                 self.admitted.wait()
@@ -115,30 +117,28 @@ class _Inbox:
         """Whether another round waits."""
         return self._read > self._handled
 
-    def messages(self, greeting: float) -> Iterator[Any]:
+    def messages(self, greeting: float) -> Iterator[Message]:
         """All of them; waits `greeting` seconds for the first.
 
         Raises:
           ProtocolError: one that is none, or none at all in time.
         """
-        while (message := self._next(greeting)) is not None:
+        while True:
+            try:
+                limit = None if self.admitted.is_set() else greeting
+                message = self._items.get(timeout=limit)
+            except queue.Empty:
+                raise ProtocolError(f"no Hello within {greeting:.0f} s") from None
+            if message is None:
+                return
             if isinstance(message, ProtocolError):
                 raise message
             self._handled += isinstance(message, Round)
             yield message
 
-    def _next(self, greeting: float) -> Any:
-        try:
-            return self._items.get(timeout=None if self.admitted.is_set() else greeting)
-        except queue.Empty:
-            raise ProtocolError(f"no Hello within {greeting:.0f} s") from None
 
-
-def _answers(make: MakeSession, requests: Iterator[bytes], greeting: float) -> Iterator[bytes]:
+def _answers(session: Session, inbox: _Inbox, greeting: float) -> Iterator[bytes]:
     """Answers one stream; what breaks the protocol ends this stream and no other."""
-    inbox = _Inbox()
-    threading.Thread(target=inbox.fill, args=(requests,), daemon=True).start()
-    session = make(inbox.called)
     try:
         for message in inbox.messages(greeting):
             for answer in session.handle(message):
@@ -151,4 +151,4 @@ def _answers(make: MakeSession, requests: Iterator[bytes], greeting: float) -> I
         where = traceback.format_exc()[-_TRACEBACK:]
         yield codec.encode(Refused(reason=f"{type(error).__name__}: {error}\n{where}"))
     finally:
-        inbox.admitted.set()
+        _LOG.info("a stream has ended: %s", dict(session.counters))

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import BranchingDraft, Moved, News
+from ssd_jax.runtime.roles import IDLE, BranchingDraft, BranchTokens
 from ssd_jax.runtime.worker.messages import (
-    Expand,
+    MAX_WORK,
     Hello,
-    Move,
+    Message,
     Open,
-    Ping,
     Prefill,
     ProtocolError,
     Round,
     Speculations,
-    Stats,
     Welcome,
     Winner,
     Work,
+    no_branches,
 )
-from ssd_jax.runtime.worker.work_log import WorkLog
-from ssd_jax.speculation.confidence import UNKNOWN
 
 
 class GrowingDraft(BranchingDraft, Protocol):
@@ -38,24 +33,13 @@ class GrowingDraft(BranchingDraft, Protocol):
         """One forward more of all branches; see `roles.BranchingDraft.expand`."""
         ...
 
-    def news(self, forwards: int) -> News:
+    def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
         """Waits for the branches as they are now."""
         ...
 
     def finish(self) -> None:
         """Waits for all that was dispatched."""
         ...
-
-
-@dataclasses.dataclass
-class _Slot:
-    """Attributes:
-    epoch: of its request; 0 before the first.
-    length: positions whose tokens are known.
-    """
-
-    epoch: int = 0
-    length: int = 0
 
 
 class Session:
@@ -65,7 +49,11 @@ class Session:
       about: what the worker is; a `Hello` must say the same.
       draft: makes the draft, when a `Hello` was right.
       called: whether another round waits: an expansion is then not grown any further.
-      clock: seconds, monotonic.
+      clock: seconds, monotonic and the same for all processes of a host.
+
+    Attributes:
+      counters: "rounds" with an expansion, "forwards" of expansions, expansions that the next round
+        "cut" short, and "stale": messages and rows that came too late or twice.
     """
 
     def __init__(
@@ -76,28 +64,30 @@ class Session:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.counters: Counter[str] = Counter()
         self._about, self._new, self._called, self._clock = about, draft, called, clock
-        self._work = WorkLog(clock)
+        self._since = 0.0  # when the work began that is not told of yet
+        self._work: deque[Work] = deque(maxlen=MAX_WORK)  # the oldest is forgotten
         self._draft: GrowingDraft | None = None
-        self._slots = [_Slot() for _ in range(about.slots)]
+        self._epochs = np.zeros(about.slots, np.int32)  # of the slots' requests, from 1
+        self._known = np.zeros(about.slots, np.int32)  # positions whose tokens are known
         self._last = 0  # number of the last message
-        self._stats = Stats(number=0, rounds=0, forwards=0, cut=0, stale=0, busy=0.0, clock=0.0)
 
-    def handle(self, message: Any) -> Iterator[Any]:
-        """Executes a message; yields the answers as they are known.
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Executes a message that fits; yields the answers as they are known.
 
         Raises:
-          ProtocolError: it does not fit.
+          ProtocolError: it does not fit what was said before.
         """
         if isinstance(message, Hello):
             yield self._greet(message)
             return
         if self._draft is None:
             raise ProtocolError("a stream begins with a Hello")
-        if not isinstance(message, Open | Prefill | Round | Ping):
+        if not isinstance(message, Open | Prefill | Round):
             raise ProtocolError(f"a {type(message).__name__} is not for a worker")
         if message.number <= self._last:
-            self._count(stale=1)
+            self.counters["stale"] += 1
             return
         self._last = message.number
         match message:
@@ -106,213 +96,154 @@ class Session:
             case Prefill():
                 self._prefill(self._draft, message)
             case Round():
-                began = self._clock()
                 yield from self._round(self._draft, message)
-                self._count(busy=self._clock() - began)
-            case Ping():
-                yield dataclasses.replace(self._stats, number=message.number, clock=self._clock())
 
     def _greet(self, hello: Hello) -> Welcome:
-        for field in dataclasses.fields(Hello):
-            asked, here = getattr(hello, field.name), getattr(self._about, field.name)
+        for name in Hello.__struct_fields__:
+            asked, here = getattr(hello, name), getattr(self._about, name)
             if asked != here:
-                raise ProtocolError(
-                    f"the worker's {field.name} is another: {here!r}, not {asked!r}"
-                )
+                raise ProtocolError(f"the worker's {name} is another: {here!r}, not {asked!r}")
         self._draft = self._draft or self._new()
         return Welcome()
 
     def _open(self, draft: GrowingDraft, message: Open) -> None:
-        message.check(self._about)
-        slot = self._slots[message.slot]
-        if message.epoch <= slot.epoch:
-            self._count(stale=1)
+        slot = message.opening.slot
+        if message.epoch <= self._epochs[slot]:
+            self.counters["stale"] += 1
             return
-        try:
-            params = SamplingParams(
-                temperature=message.temperature,
-                top_k=message.top_k,
-                top_p=message.top_p,
-                min_p=message.min_p,
-                repetition_penalty=message.repetition_penalty,
-                frequency_penalty=message.frequency_penalty,
-                presence_penalty=message.presence_penalty,
-                logit_bias=message.logit_bias,
-                seed=message.seed,
-            )
-        except InputError as error:
-            raise ProtocolError(f"sampling: {error}") from None
-        draft.open(message.slot, params, message.index, message.banned, message.ban_before)
-        slot.epoch, slot.length = message.epoch, 0
+        draft.open(message.opening)
+        self._epochs[slot], self._known[slot] = message.epoch, 0
 
     def _prefill(self, draft: GrowingDraft, message: Prefill) -> None:
-        if not self._current(message):
+        slot, offset = message.slot, message.offset
+        if not 0 < message.epoch == self._epochs[slot]:
+            self.counters["stale"] += 1
             return
-        slot, tokens = self._slots[message.slot], message.tokens.tolist()
-        if message.tokens.ndim != 1 or message.tokens.dtype.kind != "i" or not tokens:
-            raise ProtocolError("a Prefill is a row of tokens")
-        self._about.check_ids(tokens)
-        end = message.offset + len(tokens)
-        if not 0 <= message.offset <= slot.length or end > self._about.context:
-            raise ProtocolError(
-                f"tokens at {message.offset} to {end - 1}, where {slot.length} are known"
-            )
-        self._work.begin()
-        draft.prefill(message.slot, tokens, message.offset)
-        slot.length = end
+        if offset > self._known[slot]:
+            raise ProtocolError(f"tokens from {offset} on, where {self._known[slot]} are known")
+        self._begin()
+        draft.prefill(slot, message.tokens.tolist(), offset)
+        self._known[slot] = offset + message.tokens.size
         draft.finish()  # so that its time is not another's
-        self._work.end("prefill")
+        self._end("prefill")
 
-    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Any]:
-        message.check(self._about)
-        lowered = message.lowered
-        moves = [move for move in message.moves if self._current(move)]
-        if message.moves:
-            yield from self._move(draft, message, moves, lowered)
-        if message.expand is not None:
-            if not moves:
-                self._work.begin()
-            yield from self._expand(draft, message.number, message.expand, lowered)
-
-    def _move(
-        self, draft: GrowingDraft, message: Round, moves: list[Move], lowered: np.ndarray
-    ) -> Iterator[Winner]:
-        limits = np.zeros(self._about.slots, np.int32)
-        for move in moves:
-            slot = self._slots[move.slot]
-            if move.position >= slot.length + len(move.committed):
-                raise ProtocolError(f"position {move.position}, where {slot.length} are known")
-            slot.length = move.position + 1
-            limits[move.slot] = move.draft
-        if not moves:
+    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Message]:
+        current = (message.epochs > 0) & (message.epochs == self._epochs)
+        promoted, forked = message.position != IDLE, message.counts.any(axis=1)
+        self.counters["stale"] += int(((promoted | forked) & ~current).sum())
+        promoted, forked = promoted & current, forked & current
+        if promoted.any():
+            yield from self._promote(draft, message, promoted)
+        if not message.forwards:
             return
-        self._work.begin()
-        draft.move(
-            [
-                Moved(
-                    slot=move.slot,
-                    position=move.position,
-                    pending=move.pending,
-                    committed=move.committed,
-                    winner=move.winner,
-                    tokens=move.tokens,
-                    limit=move.limit,
-                )
-                for move in moves
-            ]
+        if forked.any():
+            if not promoted.any():
+                self._begin()
+            yield from self._expand(draft, message, forked)
+        else:  # an engine waits for an answer to every round that asks for an expansion
+            nothing = no_branches(self._about)
+            yield self._speculations(message, forked, nothing, self._take_work(), complete=True)
+
+    def _promote(self, draft: GrowingDraft, message: Round, rows: np.ndarray) -> Iterator[Winner]:
+        known = self._known + (message.committed >= 0).sum(axis=1)
+        gaps = rows & (message.position >= known)
+        if gaps.any():
+            slot = int(gaps.argmax())
+            raise ProtocolError(
+                f"position {message.position[slot]}, where {self._known[slot]} are known"
+            )
+        self._known = np.where(rows, message.position + 1, self._known)
+        drafts = np.where(rows, message.drafts, 0)
+        self._begin()
+        draft.promote(
+            message.promotion._replace(
+                position=np.where(rows, message.position, IDLE),
+                committed=np.where(rows[:, None], message.committed, -1),
+            )
         )
-        if limits.any():
-            draft.draft(limits, lowered=lowered)
-        wanted = [move for move in moves if move.draft or (move.sampled and move.winner >= 0)]
-        if wanted:
-            proposal, confidence = _on_host(draft.proposal()), draft.confidence()
-            self._work.end("draft" if limits.any() else "promote")
-            yield _winner(message.number, wanted, proposal, confidence, self._work.take())
-            self._work.begin()
+        if drafts.any():
+            draft.draft(drafts, lowered=message.lowered)
+        sampled = message.sampled > 0
+        wanted = rows & ((drafts > 0) | (sampled & (message.winner >= 0)))
+        if not wanted.any():
+            return
+        tokens, lengths, support, q = map(np.asarray, draft.proposal())  # waits for them
+        confidence = draft.confidence()
+        self._end("draft" if drafts.any() else "promote")
+        slots, of_q = np.flatnonzero(wanted), np.flatnonzero(wanted & sampled)
+        yield Winner(
+            number=message.number,
+            work=self._take_work(),
+            slots=slots,
+            epochs=self._epochs[slots],
+            lengths=lengths[slots],
+            tokens=tokens[slots],
+            confidence=confidence[slots],
+            sampled=of_q,
+            support=support[of_q],
+            q=q[of_q],
+        )
+        self._begin()
 
     def _expand(
-        self, draft: GrowingDraft, number: int, expand: Expand, lowered: np.ndarray
+        self, draft: GrowingDraft, message: Round, rows: np.ndarray
     ) -> Iterator[Speculations]:
-        forks = [fork for fork in expand.forks if self._current(fork)]
-        if not forks:  # an engine waits for an answer to every round
-            work = self._work.take()
-            yield _speculations(number, [], no_news(self._about), complete=True, work=work)
-            return
-        counts = np.zeros((self._about.slots, self._about.k + 1), np.int32)
-        follow = np.zeros(self._about.slots, bool)
-        for fork in forks:
-            counts[fork.slot], follow[fork.slot] = fork.counts, fork.follow
-        draft.expand(counts, follow=follow, lowered=lowered, forwards=1)
+        counts = np.where(rows[:, None], message.counts, 0)
+        follow = rows & (message.follow > 0)
+        draft.expand(counts, follow=follow, lowered=message.lowered, forwards=1)
         done, what = 1, "expand"
         while True:
-            news = draft.news(done)
-            self._work.end(what)
-            work, complete = self._work.take(), done == expand.forwards
+            branches = draft.branch_tokens(done)
+            self._end(what)
+            complete = done == message.forwards
             if not complete and self._called():
-                self._count(cut=1)
+                self.counters["cut"] += 1
                 complete = True
+            work = self._take_work()
             # A forward begins before what is known is sent, so that the draft hardly idles, but not
             # before the one before it has ended: nobody is to wait for two when the next round is
             # there.
             if not complete:
-                draft.grow(lowered)
-            yield _speculations(number, forks, news, complete=complete, work=work)
+                draft.grow(message.lowered)
+            yield self._speculations(message, rows, branches, work, complete=complete)
             if complete:
                 break
             done, what = done + 1, "grow"
-        self._count(rounds=1, forwards=done)
+        self.counters += Counter(rounds=1, forwards=done)
 
-    def _current(self, part: Prefill | Move | Any) -> bool:
-        """Whether it is of the slot's present request; counts those that are not."""
-        self._about.check_slot(part.slot)
-        current = 0 < part.epoch == self._slots[part.slot].epoch
-        if not current:
-            self._count(stale=1)
-        return current
+    def _speculations(
+        self,
+        message: Round,
+        rows: np.ndarray,
+        branches: BranchTokens,
+        work: tuple[Work, ...],
+        *,
+        complete: bool,
+    ) -> Speculations:
+        slots = np.flatnonzero(rows)
+        return Speculations(
+            number=message.number,
+            complete=complete,
+            work=work,
+            slots=slots,
+            epochs=self._epochs[slots],
+            bonus=branches.bonus[slots],
+            lengths=branches.lengths[slots],
+            tokens=branches.tokens[slots],
+            confidence=branches.confidence[slots],
+        )
 
-    def _count(self, **more: float) -> None:
-        own = {name: getattr(self._stats, name) + value for name, value in more.items()}
-        self._stats = dataclasses.replace(self._stats, **own)
+    def _begin(self) -> None:
+        """Work begins after a pause."""
+        self._since = self._clock()
 
+    def _end(self, what: str) -> None:
+        """What was dispatched so far is there; what follows it on the device begins now."""
+        now = self._clock()
+        self._work.append(Work(what, self._since, now))
+        self._since = now
 
-def _int32(values: list[int]) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
-def _on_host(proposal: Any) -> Any:
-    """A proposal whose arrays have been waited for."""
-    return proposal._replace(**{name: np.asarray(a) for name, a in proposal._asdict().items()})
-
-
-def _winner(
-    number: int,
-    wanted: list[Move],
-    proposal: Any,
-    confidence: np.ndarray,
-    work: tuple[Work, ...],
-) -> Winner:
-    rows = _int32([move.slot for move in wanted])
-    sampled = [move.slot for move in wanted if move.sampled]
-    return Winner(
-        number=number,
-        slots=rows,
-        epochs=_int32([move.epoch for move in wanted]),
-        lengths=proposal.length[rows],
-        tokens=proposal.tokens[rows],
-        confidence=confidence[rows],
-        sampled=tuple(sampled),
-        support=proposal.support[sampled],
-        q=proposal.q[sampled],
-        work=work,
-    )
-
-
-def no_news(about: Hello) -> News:
-    """No branches."""
-    shape = about.slots, about.branches
-    of_tokens = (*shape, about.k)
-    return News(
-        np.zeros((about.slots, about.k), np.int32),
-        np.full(shape, -1, np.int32),
-        np.zeros(shape, np.int32),
-        np.zeros(of_tokens, np.int32),
-        np.full(of_tokens, UNKNOWN, np.int32),
-        0,
-    )
-
-
-def _speculations(
-    number: int, forks: list[Any], news: News, *, complete: bool, work: tuple[Work, ...]
-) -> Speculations:
-    rows = _int32([fork.slot for fork in forks])
-    return Speculations(
-        number=number,
-        complete=complete,
-        slots=rows,
-        epochs=_int32([fork.epoch for fork in forks]),
-        bonus=news.bonus[rows],
-        lengths=news.lengths[rows],
-        tokens=news.tokens[rows],
-        confidence=news.confidence[rows],
-        work=work,
-    )
+    def _take_work(self) -> tuple[Work, ...]:
+        work = tuple(self._work)
+        self._work.clear()
+        return work

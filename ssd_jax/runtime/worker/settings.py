@@ -1,15 +1,13 @@
-"""What a draft worker is started with: one line of JSON on its standard input."""
+"""What a draft worker is started with, and what it reports: lines of JSON."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import msgspec
 
 from ssd_jax.runtime.worker.messages import Hello
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes:
     token: secret that who opens a stream must know.
     hello: what the worker must be; also see `config.Config` for the others.
@@ -41,15 +39,9 @@ class WorkerSettings:
         """Whether all proposals are the draft's likeliest tokens, so that no q travels."""
         return self.draft_temperature == 0
 
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(dataclasses.asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> WorkerSettings:
-        """What `to_json` gave."""
-        values = json.loads(text)
-        values["hello"] = Hello(**values["hello"])
-        values["cores"] = None if values["cores"] is None else tuple(values["cores"])
-        values["budgets"] = tuple(values["budgets"])
-        return cls(**values)
+class Report(msgspec.Struct, omit_defaults=True):
+    """A worker's first line: its address when it is ready, or what went wrong."""
+
+    address: str = ""
+    error: str = ""

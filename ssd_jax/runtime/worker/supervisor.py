@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import subprocess
@@ -16,10 +15,12 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
+
+import msgspec
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.runtime.worker.settings import Report, WorkerSettings
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.runtime.worker.main")
 """Imports nothing from the directory that the user is in."""
@@ -116,15 +117,14 @@ class Supervisor:
 
     def check(self) -> None:
         """Raises: InputError: the worker could not start, in its own words; waits for nothing."""
-        failure = self._state.failure
-        if failure is not None:
-            raise InputError(f"the draft worker cannot start: {failure}")
+        if self._state.failure is not None:
+            raise InputError(f"the draft worker cannot start: {self._state.failure}")
 
     def end(self, address: str) -> None:
         """Ends the worker that listens there, which hangs; another is started."""
         state = self._state
         with state.changed:
-            if self.address == address and state.process is not None:
+            if state.address == address and state.process is not None:
                 state.address = None
                 state.process.kill()
 
@@ -187,7 +187,7 @@ def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], star
             if state.changed.wait_for(lambda: state.closing, pause):
                 return
         pause = min(2 * pause, _LONGEST_PAUSE)
-        settings = dataclasses.replace(settings, urgent=bool(state.starts))
+        settings = msgspec.structs.replace(settings, urgent=bool(state.starts))
 
 
 def _environment() -> dict[str, str]:
@@ -217,10 +217,10 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
             return _End(f"{command[0]}: {error.strerror}", final=True)
     assert process.stdin is not None
     assert process.stdout is not None
+    assert process.stderr is not None
     last: deque[str] = deque(maxlen=_LAST_LINES)
-    words = threading.Thread(target=_keep_last, args=(process, last), daemon=True)
+    words = threading.Thread(target=_keep_last, args=(process.stderr, last), daemon=True)
     words.start()
-    told: dict[str, Any] = {}
     overdue = threading.Event()
 
     def give_up() -> None:
@@ -230,18 +230,19 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     limit = threading.Timer(startup, give_up)
     limit.daemon = True
     limit.start()
+    told = Report()
     with contextlib.suppress(OSError):  # it has ended already
-        process.stdin.write(settings.to_json().encode() + b"\n")
+        process.stdin.write(msgspec.json.encode(settings) + b"\n")
         process.stdin.flush()
         told = _report(process.stdout, last)
     ready = time.monotonic()
-    if "address" in told:
+    if told.address:
         limit.cancel()
         with state.changed:
-            state.address, state.starts = told["address"], state.starts + 1
+            state.address, state.starts = told.address, state.starts + 1
             state.changed.notify_all()
     status = process.wait()
-    served = time.monotonic() - ready if "address" in told else 0.0
+    served = time.monotonic() - ready if told.address else 0.0
     limit.cancel()
     with state.changed:
         state.address = None
@@ -249,32 +250,26 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):  # of what was not read
             pipe.close()
-    if "error" in told:
-        return _End(told["error"], final=True)
+    if told.error:
+        return _End(told.error, final=True)
     end = f"it ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
     if overdue.is_set():
         end = f"process {process.pid} reported nothing within {startup:.0f} s and was killed"
     return _End(" | ".join([end, *last]), final=overdue.is_set(), served=served)
 
 
-def _report(output: IO[bytes], last: deque[str]) -> dict[str, Any]:
-    """The line in which a worker says its address or what went wrong; {} if it ends without.
-
-    Lines before it, which others may write, go to `last`.
-    """
+def _report(output: IO[bytes], last: deque[str]) -> Report:
+    """What a worker reports, nothing if it ends without; lines of others before it go to `last`."""
     while line := output.readline(_LONGEST_LINE):
-        with contextlib.suppress(ValueError, RecursionError):
-            told = json.loads(line)
-            if isinstance(told, dict) and (
-                isinstance(told.get("address"), str) or isinstance(told.get("error"), str)
-            ):
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            told = msgspec.json.decode(line, type=Report)
+            if told.address or told.error:
                 return told
         last.append(line.decode(errors="replace").rstrip())
-    return {}
+    return Report()
 
 
-def _keep_last(process: subprocess.Popen[bytes], last: deque[str]) -> None:
-    assert process.stderr is not None
-    with process.stderr as stream:
-        for line in stream:
+def _keep_last(output: IO[bytes], last: deque[str]) -> None:
+    with output:
+        for line in output:
             last.append(line.decode(errors="replace").rstrip())

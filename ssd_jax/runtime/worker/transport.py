@@ -1,6 +1,15 @@
-"""What both ends of a stream agree on before its first message."""
+"""What both ends of a stream agree on before its first message, and where a worker listens."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+
+import grpc
 
 from ssd_jax.runtime.worker.messages import Hello
 
@@ -14,11 +23,15 @@ _QUIET, _SILENT = 500, 1500  # milliseconds without a word until a ping, and unt
 _CONNECTIONS = 128  # at a time; each engine has one
 _IDLE = 10_000  # milliseconds that a connection lives without a stream
 _METADATA = 4096  # bytes
+_OTHERS = 2**16  # bytes of whatever is no array: an opening with its stop strings
 
 
 def options(about: Hello) -> Options:
     """Of a gRPC channel or server: no proxy, and no message larger than any that has a use."""
-    size = _largest(about)
+    rows = about.slots * (about.context + 4 * (about.k + 4))
+    branches = about.slots * about.branches * (2 * about.k + 2)
+    q = 2 * about.slots * about.k * (about.support + 1)
+    size = min(2 * (_OTHERS + 4 * (rows + branches + q)), 2**31 - 1)
     return (
         ("grpc.enable_http_proxy", 0),  # both ends are on this host, whatever http_proxy says
         ("grpc.max_receive_message_length", size),
@@ -58,10 +71,32 @@ def server_options(about: Hello) -> Options:
     )
 
 
-def _largest(about: Hello) -> int:
-    """Bytes, with room to spare: a number in a header takes at most 9, one in an array 4."""
-    header = 2**16 + 16 * about.tokens  # biases of all tokens
-    moves = 16 * about.slots * (about.context + 4 * (about.k + 1))
-    branches = 4 * about.slots * about.branches * (about.k + 2)
-    q = 8 * about.slots * about.k * (about.support + 1)
-    return min(2 * (header + moves + branches + q), 2**31 - 1)
+def listen(server: grpc.Server) -> str:
+    """Makes a server listen where only this host, on Linux only this user, can reach it.
+
+    Returns: the address, for a channel of another process.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, RuntimeError):  # no /proc, or no directory to write to
+            return _unnamed(server)
+    return f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+
+
+def _unnamed(server: grpc.Server) -> str:
+    """A Unix socket whose name is gone at once, so that no end of any process leaves a file.
+
+    Its address is the worker's open file in /proc, which is as private as the process itself. The
+    name is relative to an open directory, since that of a socket must be shorter than some are.
+    """
+    directory = tempfile.mkdtemp(prefix="ssd-jax-")
+    try:
+        inside = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            server.add_insecure_port(f"unix:/proc/self/fd/{inside}/draft")
+            socket = os.open("draft", os.O_PATH, dir_fd=inside)
+        finally:
+            os.close(inside)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    weakref.finalize(server, os.close, socket)
+    return f"unix:/proc/{os.getpid()}/fd/{socket}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
+
+import msgspec
 
 from ssd_jax.runtime.worker.main import run
 from ssd_jax.runtime.worker.server import serve
@@ -33,9 +34,8 @@ def main(how: list[str]) -> None:
             print("the last words", file=sys.stderr, flush=True)
             sys.exit(7)
         if "other" in how:
-            settings = dataclasses.replace(
-                settings, hello=dataclasses.replace(settings.hello, support=3)
-            )
+            hello = msgspec.structs.replace(settings.hello, support=3)
+            settings = msgspec.structs.replace(settings, hello=hello)
         return serve(
             lambda called: Session(settings.hello, ScriptedDraft, called),
             settings.hello,

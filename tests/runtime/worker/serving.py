@@ -25,13 +25,19 @@ def served(
     **more,
 ):
     """An engine over a worker in this process."""
-    serving, address = server.serve(lambda called: session(HELLO, draft, called), HELLO, TOKEN)
+    sessions = []
+
+    def make(called):
+        sessions.append(session(HELLO, draft, called))
+        return sessions[-1]
+
+    serving, address = server.serve(make, HELLO, TOKEN)
     counters = Counter()
     connect = connector(hello, token, lambda: address, counters)
     remote = RemoteDraft(hello, connect, patience=patience, counters=counters, **more)
     remote.wait_ready(2 if "limit" in more else 30)
     try:
-        yield run_of(remote, backup=backup, pace=pace)
+        yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
     finally:
         remote.close()
         serving.stop(None)

@@ -108,8 +108,8 @@ def cost(kind: str, streams: int) -> Cost:
     """Measures strangers of a kind, on a worker with one engine."""
     worker = DraftWorker(SETTINGS, patience=30.0, command=command())
     try:
-        worker.start()
-        worker.wait_ready()
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
         run = run_of(worker.draft())
         pid, address = worker.supervisor.pid, worker.supervisor.address
         assert pid is not None

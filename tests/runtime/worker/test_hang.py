@@ -149,9 +149,9 @@ def test_an_engine_that_comes_while_there_is_no_worker_runs_without(monkeypatch)
 
 def test_an_engine_of_another_kind_is_an_error_with_the_workers_words():
     worker = DraftWorker(SETTINGS, command=command("other"))
-    worker.start()
+    worker.supervisor.start()
     try:
-        worker.wait_ready()
+        worker.supervisor.wait_ready()
         with pytest.raises(InputError, match=r"does not serve: .*support is another: 3, not 2"):
             worker.draft()
     finally:

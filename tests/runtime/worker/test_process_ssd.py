@@ -259,7 +259,7 @@ def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, 
     def wait(*_, **__):
         called.append("Programs")
         with pytest.raises(InputError):
-            workers[0].wait_ready()
+            workers[0].supervisor.wait_ready()
 
     def never(*_, **__):
         called.append("later")

@@ -41,8 +41,8 @@ BREAKABLE = "from tests.runtime.worker import faults; faults.install()"
 def test_a_worker_that_lives_and_hears_nobody_is_replaced(fault, caplog):
     worker = DraftWorker(SETTINGS, patience=0.3, command=speaking_later(BREAKABLE))
     try:
-        worker.start()
-        worker.wait_ready()
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
         run = run_of(worker.draft())
         run.until(only_misses)
         pid = worker.supervisor.pid
@@ -206,7 +206,7 @@ def once(tmp_path, code):
 
 def test_a_worker_that_dies_while_it_starts_is_started_once_more(tmp_path, caplog):
     worker = DraftWorker(SETTINGS, command=once(tmp_path, "os.kill(os.getpid(), 9)"))
-    worker.start()
+    worker.supervisor.start()
     try:
         assert started(worker)
         assert worker.supervisor.starts == 1
@@ -285,8 +285,8 @@ def test_an_engine_that_is_stopped_for_long_finds_its_worker_alive():
     """Both are stopped, as by a debugger or a host that sleeps."""
     worker = DraftWorker(SETTINGS, patience=0.3, command=command())
     try:
-        worker.start()
-        worker.wait_ready()
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
         run = run_of(worker.draft())
         run.until(only_misses)
         os.kill(worker.supervisor.pid, signal.SIGSTOP)
