@@ -13,13 +13,13 @@ import numpy as np
 from ssd_jax.bench.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.checkpoints.cache_dir import costs_cache
 from ssd_jax.config import AUTO_K, Config
-from ssd_jax.runtime.cost_file import CostFile, Known
+from ssd_jax.runtime.cost_file import CostFile, KnownCosts
 from ssd_jax.runtime.measuring import PATIENCE, Branches, Verifications, measure_drafter
 from ssd_jax.speculation.tuner import Observed, SdTuner, SsdTuner, Tuner
 from ssd_jax.speculation.tuning import (
     Costs,
     Guess,
-    Plan,
+    SpeculationPlan,
     ar,
     best_sd,
     best_ssd,
@@ -40,7 +40,7 @@ class Predicted(NamedTuple):
     """Tokens per second of a mode, all slots busy, and how it would reach them."""
 
     rate: float
-    plan: Plan | None = None
+    plan: SpeculationPlan | None = None
 
     def __str__(self) -> str:
         if self.plan is None:
@@ -63,7 +63,7 @@ class Chooser:
     def __init__(
         self,
         config: Config,
-        known: Known,
+        known: KnownCosts,
         *,
         file: CostFile | None = None,
         drafting: Callable[[], float] | None = None,
@@ -110,14 +110,14 @@ class Chooser:
         """Keeps what was observed for the next start."""
         guess = self._settled or self._seen.guess
         if self._file is not None and guess.judged > self._guess.judged:
-            self._file.write(Known(self._costs, guess))
+            self._file.write(KnownCosts(self._costs, guess))
 
     def _with_draft(self) -> Costs:
         """Costs with T_1 of mode sd, which is measured where it is not known yet."""
         if self._drafting is not None and not self._costs.draft:
             self._costs = dataclasses.replace(self._costs, draft=self._drafting())
             if self._file is not None:
-                self._file.write(Known(self._costs, self._guess))
+                self._file.write(KnownCosts(self._costs, self._guess))
         return self._costs
 
     def _fastest(self) -> str:
@@ -173,7 +173,7 @@ def chooser(
     known = file.read(widths=loaded.programs.widths, budgets=config.budgets)
     if known is None:
         guess = _NGRAM if config.draft == "ngram" else Guess()
-        known = Known(_measure(loaded, context), guess)
+        known = KnownCosts(_measure(loaded, context), guess)
         file.write(known)
     return Chooser(
         config,

@@ -23,7 +23,7 @@ from ssd_jax.runtime.speculated import Found, Speculated
 from ssd_jax.speculation.backup import BackupKind, host_kind, make
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed, Tuner, teaches
+from ssd_jax.speculation.tuner import FixedTuner, Tuner, teaches
 
 Expanded = dict[int, tuple[Speculated, tuple[int, ...]]]
 """Sequences by slot, with F_0..F_L of their records."""
@@ -69,7 +69,7 @@ class Controller:
         self.traits = Traits(
             proposes="distribution",
             on_device=settle is None,
-            timed=rule == "ratio" and (waits or not isinstance(tuner, Fixed)),
+            timed=rule == "ratio" and (waits or not isinstance(tuner, FixedTuner)),
         )
         self.k = k
         self._settle, self._activity, self._lowers = settle, activity, lowers

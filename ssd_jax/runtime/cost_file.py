@@ -29,7 +29,7 @@ _UNREADABLE = (
 _LOG = logging.getLogger(__name__)
 
 
-class Known(NamedTuple):
+class KnownCosts(NamedTuple):
     """Costs, and what to assume of the acceptance before any of it was observed."""
 
     costs: Costs
@@ -50,7 +50,7 @@ class CostFile:
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
         self.path = None if directory is None else directory / f"{name}.json"
 
-    def read(self, *, widths: tuple[int, ...], budgets: tuple[int, ...]) -> Known | None:
+    def read(self, *, widths: tuple[int, ...], budgets: tuple[int, ...]) -> KnownCosts | None:
         """What is known; None if nothing is.
 
         Args:
@@ -80,9 +80,9 @@ class CostFile:
         except _UNREADABLE as error:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None
-        return Known(costs, guess)
+        return KnownCosts(costs, guess)
 
-    def write(self, known: Known) -> None:
+    def write(self, known: KnownCosts) -> None:
         """Keeps it, whole or not at all; a directory that cannot be written keeps nothing."""
         if self.path is None:
             return

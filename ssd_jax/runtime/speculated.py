@@ -10,9 +10,9 @@ from typing import NamedTuple
 from ssd_jax.runtime.roles import Absence, DraftRow, Look, Moved, News
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.cache import Entry, SpeculationCache
-from ssd_jax.speculation.fan_out import After, FanOut, Verified
-from ssd_jax.speculation.pace import Returns
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
+from ssd_jax.speculation.pace import AcceptanceStats
+from ssd_jax.speculation.tuning import SpeculationPlan
 
 
 class Found(NamedTuple):
@@ -66,7 +66,7 @@ class Speculated:
         """L of that record."""
         self.after: After = "miss"
         """Where it comes from."""
-        self.returns = Returns()
+        self.returns = AcceptanceStats()
         """What its rounds have brought."""
         self._planned = 0  # forwards of the expansion of this record
         self._prepared = False  # whether branches were there when the outcome was taken
@@ -76,7 +76,7 @@ class Speculated:
         self._confidence: tuple[int, ...] = ()  # the draft's in the record's tokens, if known
         self.prompted: Moved | None = None
         """The record that a finished prompt begins with, until the draft has it."""
-        self.verified: Verified | None = None
+        self.verified: VerificationStats | None = None
         """What became of the last verification, if `take` told something new."""
         self.made = True
         """Whether the draft made the record's tokens, so that it need not run them."""
@@ -144,7 +144,7 @@ class Speculated:
         """Learns what became of the record, and of the branches that were prepared for it."""
         assert self._cache is not None
         hit = self._cache.find() if self._prepared else None
-        verified = Verified(min(accepted, self.length), self.length, self.after)
+        verified = VerificationStats(min(accepted, self.length), self.length, self.after)
         if self.length:
             self.returns.observe(verified.accepted, self.length)
         if accepted == verified.accepted:
@@ -195,7 +195,7 @@ class Speculated:
         """How many bring every branch to the most tokens that its outcome leaves room for."""
         return self._room - (2 if self.length else 1)  # branches of k = L start one later
 
-    def lowered(self, after: After, plan: Plan) -> list[int]:
+    def lowered(self, after: After, plan: SpeculationPlan) -> list[int]:
         """D of Saguaro sampling for the K tokens of a record that comes from there: the branches
         planned at each place, and the token drafted there."""
         return [count + 1 for count in self._fan_out.counts(plan.k, plan.budget, after)[:-1]]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Drafted, Drafter, DraftRow
-from ssd_jax.speculation.fan_out import Verified
+from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.speculation.tuner import Tuner, teaches
 
 
@@ -52,7 +52,7 @@ class TunedDrafter:
             length = self._lengths.pop(row.slot, None)
             if length is not None and self._teaching[row.slot]:
                 accepted = min(len(row.committed) - 1, length)
-                self._tuner.observe(Verified(accepted, max(length, 1), "miss"))
+                self._tuner.observe(VerificationStats(accepted, max(length, 1), "miss"))
         k = self._tuner.plan(rows=len(rows), steps=dict).k
         drafted = self._drafter.propose(
             [dataclasses.replace(row, limit=min(row.limit, k)) for row in rows]

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ssd_jax.speculation.fan_out import FIRST_GUESS, WEIGHT, After, Verified, odds, rate
-from ssd_jax.speculation.measured import Measured, Ranks
+from ssd_jax.speculation.fan_out import FIRST_GUESS, WEIGHT, After, VerificationStats, odds, rate
+from ssd_jax.speculation.measured import MeasuredFanOut, Ranks
 
 EDGES = (0.1, 0.25, 0.45, 0.65, 0.8, 0.9, 0.97)
 """Probabilities that bound the classes of confidence 0 to 7."""
@@ -27,7 +27,7 @@ UNKNOWN = -1
 _GUESSES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.84, 0.91, 0.97)  # of a(q), for each class
 
 
-class Confidence:
+class ConfidenceFanOut:
     """See the module. a and rho are learned in few classes, from guesses that are soon outweighed.
 
     Where the confidence in a token is not known, and to plan with before tokens are drawn, outcomes
@@ -41,7 +41,7 @@ class Confidence:
     reads_confidence: ClassVar[bool] = True
 
     def __init__(self, *, acceptance: float = FIRST_GUESS, weight: float = WEIGHT) -> None:
-        self._measured = Measured(acceptance=acceptance, weight=weight)
+        self._measured = MeasuredFanOut(acceptance=acceptance, weight=weight)
         self._weight = weight / 2  # one guess a class
         self._accepted: Counter[int] = Counter()  # by class
         self._judged: Counter[int] = Counter()
@@ -71,7 +71,7 @@ class Confidence:
         best[length] += 1
         return tuple(best[k] for k in range(length + 1))
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `FanOut.observe`."""
         self._measured.observe(verified)
         accepted, length, _, prepared, rank, confidence = verified

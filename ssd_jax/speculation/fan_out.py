@@ -23,7 +23,7 @@ FIRST_GUESS, WEIGHT = 0.8, 8.0
 _LIMITS = (0.01, 0.99)
 
 
-class Verified(NamedTuple):
+class VerificationStats(NamedTuple):
     """What became of a verification.
 
     Attributes:
@@ -68,13 +68,13 @@ class FanOut(Protocol):
         """
         ...
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """Learns from a verification of this sequence."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class UniformFanOut:
     """The same for every k; what does not divide goes to the smallest k."""
 
     reads_confidence: ClassVar[bool] = False
@@ -85,12 +85,12 @@ class Uniform:
         """See `FanOut.counts`."""
         return divide([1.0] * (length + 1), budget)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `FanOut.observe`; there is nothing to learn."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Listed:
+class ListedFanOut:
     """What the user says. With L < K, F_k is kept for k < L and the rest goes to k = L.
 
     With a budget other than the lists' sum, in proportion to them.
@@ -111,11 +111,11 @@ class Listed:
         listed = self.hit if after == "hit" else self.miss
         return divide([*listed[:length], sum(listed[length:])], budget)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `FanOut.observe`; there is nothing to learn."""
 
 
-class Geometric:
+class GeometricFanOut:
     """F_k proportional to P(k)^(1/(1+r)), where each token is accepted with the same probability a.
 
     With P(k) = a^k (1-a) for k < L and P(L) = a^L this is Theorem 12 of the paper:
@@ -146,7 +146,7 @@ class Geometric:
         chances = odds([self.acceptance(after)] * length)
         return divide([p ** (1 / (1 + self._r)) for p in chances], budget)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `FanOut.observe`; tokens after the first rejected one were not judged."""
         accepted, length, after, *_ = verified
         self._accepted[after] += accepted

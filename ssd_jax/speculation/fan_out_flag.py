@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ssd_jax.errors import InputError
-from ssd_jax.speculation.confidence import Confidence
-from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, Geometric, Listed, Uniform
-from ssd_jax.speculation.measured import Measured
+from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.fan_out import (
+    LEAST_BUDGET,
+    FanOut,
+    GeometricFanOut,
+    ListedFanOut,
+    UniformFanOut,
+)
+from ssd_jax.speculation.measured import MeasuredFanOut
 
 _POLICIES: dict[str, Callable[[], FanOut]] = {
-    "uniform": Uniform,
-    "geometric": Geometric,
-    "measured": Measured,
-    "confidence": Confidence,
+    "uniform": UniformFanOut,
+    "geometric": GeometricFanOut,
+    "measured": MeasuredFanOut,
+    "confidence": ConfidenceFanOut,
 }
 
 
@@ -36,7 +42,7 @@ def parse(text: str, k: int, budget: int) -> FanOut:
         )
     if text in _POLICIES:
         return _POLICIES[text]()
-    example = ",".join(map(str, Uniform().counts(k, budget, "hit")))
+    example = ",".join(map(str, UniformFanOut().counts(k, budget, "hit")))
     if "," not in text:
         raise InputError(
             f"fan_out = {text!r} is unknown; give {', '.join(_POLICIES)}, or {k + 1} integers "
@@ -44,7 +50,7 @@ def parse(text: str, k: int, budget: int) -> FanOut:
         )
     hit, slash, miss = text.partition("/")
     prepared = _listed(text, hit, k, budget, example)
-    return Listed(prepared, _listed(text, miss, k, budget, example) if slash else prepared)
+    return ListedFanOut(prepared, _listed(text, miss, k, budget, example) if slash else prepared)
 
 
 def _listed(text: str, part: str, k: int, budget: int, example: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from ssd_jax.speculation.fan_out import (
     FIRST_GUESS,
     WEIGHT,
     After,
-    Verified,
+    VerificationStats,
     divide,
     odds,
     rate,
@@ -38,7 +38,7 @@ class Ranks:
         self.found: Counter[int] = Counter()
 
     def observe(self, prepared: int, rank: int | None) -> None:
-        """Takes one look-up; see `Verified`."""
+        """Takes one look-up; see `VerificationStats`."""
         self.looked.update(range(prepared if rank is None else rank + 1))
         if rank is not None:
             self.found[rank] += 1
@@ -83,7 +83,7 @@ def _slope(seen: Iterable[tuple[int, float, float]], r: float) -> float:
     return total
 
 
-class Measured:
+class MeasuredFanOut:
     """See the module. P(k) comes from how often the token of each place was accepted.
 
     Given that it was judged: so records of any length are measured together, and P(k) is right for
@@ -131,7 +131,7 @@ class Measured:
         """See `FanOut.counts`."""
         return divide([p ** (1 / (1 + self.r)) for p in self.odds(length, after)], budget)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `FanOut.observe`."""
         accepted, length, after, prepared, rank, _ = verified
         self._accepted[after].update(range(accepted))

@@ -24,7 +24,7 @@ _FIRST_GUESS, _WEIGHT = 0.8, 8.0
 _LIMITS = (0.01, 0.99)
 
 
-class Returns:
+class AcceptanceStats:
     """What rounds have brought to one sequence.
 
     They are no other's: where no time is looked at, two requests with the same seed and index share

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ssd_jax.speculation.fan_out import WEIGHT, After, FanOut, Verified
-from ssd_jax.speculation.measured import Measured
-from ssd_jax.speculation.tuning import Costs, Guess, Plan, best_sd, best_ssd
+from ssd_jax.speculation.fan_out import WEIGHT, After, FanOut, VerificationStats
+from ssd_jax.speculation.measured import MeasuredFanOut
+from ssd_jax.speculation.tuning import Costs, Guess, SpeculationPlan, best_sd, best_ssd
 
 Steps = Callable[[], Mapping[int, float]]
 """Seconds of a forward of M branches, by M, as far as they were observed."""
@@ -42,7 +42,7 @@ def teaches(temperature: float, rule: str) -> bool:
 class Tuner(Protocol):
     """Decides what the next rounds are like."""
 
-    def plan(self, *, rows: int, steps: Steps) -> Plan:
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """Called once a round, before its branches are divided.
 
         Args:
@@ -51,22 +51,22 @@ class Tuner(Protocol):
         """
         ...
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """Learns from a verification of any sequence that `teaches`."""
         ...
 
 
-class Fixed:
+class FixedTuner:
     """Always the same plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SpeculationPlan) -> None:
         self._plan = plan
 
-    def plan(self, *, rows: int, steps: Steps) -> Plan:
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
         return self._plan
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `Tuner.observe`; there is nothing to learn."""
 
 
@@ -79,7 +79,7 @@ class Observed:
 
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
-        self._measured = Measured(acceptance=guess.acceptance)
+        self._measured = MeasuredFanOut(acceptance=guess.acceptance)
         self._accepted = self._judged = 0
         self._missed = self._expected = 0.0
 
@@ -97,7 +97,7 @@ class Observed:
         """See `tuning.Seen.rates`."""
         return self._measured.rates(length, after)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """Takes a verification. Where nothing was proposed there is no acceptance to learn."""
         self._measured.observe(verified)
         self._accepted += verified.accepted
@@ -129,16 +129,16 @@ class SdTuner:
 
     def __init__(self, costs: Costs, seen: Observed, *, ks: Sequence[int]) -> None:
         self._costs, self._seen, self._ks = costs, seen, tuple(ks)
-        self._rounds, self._plan = 0, Plan(k=max(ks))
+        self._rounds, self._plan = 0, SpeculationPlan(k=max(ks))
 
-    def plan(self, *, rows: int, steps: Steps) -> Plan:
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
         if self._rounds % _EVERY == 0:
             self._plan, _ = best_sd(self._costs, self._seen, self._ks, rows=max(rows, 1))
         self._rounds += 1
         return self._plan
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `Tuner.observe`."""
         self._seen.observe(verified)
 
@@ -167,10 +167,10 @@ class SsdTuner:
         self._costs, self._seen, self._fan_out = costs, seen, fan_out
         self._ks, self._budgets = tuple(ks), tuple(budgets)
         self._waits = tuple(waits)
-        self._rounds, self._plan = 0, Plan.of_branches(max(ks), max(budgets))
+        self._rounds, self._plan = 0, SpeculationPlan.of_branches(max(ks), max(budgets))
         self._planned: dict[int, int] = {}  # by M, the last round that had it
 
-    def plan(self, *, rows: int, steps: Steps) -> Plan:
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
         if self._rounds % _EVERY == 0:
             self._plan, _ = best_ssd(
@@ -192,7 +192,7 @@ class SsdTuner:
         lately = {m for m, planned in self._planned.items() if planned >= since}
         return {m: seconds for m, seconds in steps.items() if m in lately}
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `Tuner.observe`."""
         self._seen.observe(verified)
         self._fan_out.observe(verified)

@@ -113,7 +113,7 @@ class Guess:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class SpeculationPlan:
     """What the next rounds are to be like.
 
     Attributes:
@@ -132,7 +132,7 @@ class Plan:
         return self.k + self.longer
 
     @classmethod
-    def of_branches(cls, k: int, budget: int) -> Plan:
+    def of_branches(cls, k: int, budget: int) -> SpeculationPlan:
         """With K = 1 a forward more, for every branch of k = L would be empty otherwise."""
         return cls(k=k, budget=budget, longer=k == 1)
 
@@ -156,7 +156,7 @@ def ar(costs: Costs, *, rows: int = 1) -> float:
     return rows / costs.verified(0)
 
 
-def sd(costs: Costs, seen: Seen, plan: Plan, *, rows: int = 1) -> float:
+def sd(costs: Costs, seen: Seen, plan: SpeculationPlan, *, rows: int = 1) -> float:
     """Tokens per second with proposals that are drafted before every verification."""
     seconds = costs.verified(plan.k) + plan.k * costs.draft
     return rows * tokens(seen.rates(plan.k, "miss")) / seconds
@@ -165,7 +165,7 @@ def sd(costs: Costs, seen: Seen, plan: Plan, *, rows: int = 1) -> float:
 def ssd(
     costs: Costs,
     seen: Seen,
-    plan: Plan,
+    plan: SpeculationPlan,
     fan_out: FanOut,
     *,
     waits: bool,
@@ -232,9 +232,11 @@ def _stationary(follow: np.ndarray) -> np.ndarray:
     return np.linalg.solve(equations, np.eye(size)[0])
 
 
-def best_sd(costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1) -> tuple[Plan, float]:
+def best_sd(
+    costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1
+) -> tuple[SpeculationPlan, float]:
     """The fastest K of mode sd, and its tokens per second; of equals the smallest."""
-    plans = [Plan(k=k) for k in sorted(ks)]
+    plans = [SpeculationPlan(k=k) for k in sorted(ks)]
     rates = [sd(costs, seen, plan, rows=rows) for plan in plans]
     place = int(np.argmax(rates))
     return plans[place], rates[place]
@@ -249,14 +251,16 @@ def best_ssd(
     budgets: Sequence[int],
     waits: Sequence[bool],
     rows: int = 1,
-) -> tuple[Plan, float]:
+) -> tuple[SpeculationPlan, float]:
     """The fastest K and M of mode ssd, and its tokens per second; of equals the smallest.
 
     Args:
       waits: what a miss may do; of several the faster one is taken.
       others: see `ssd`.
     """
-    plans = [Plan.of_branches(k, budget) for k in sorted(ks) for budget in sorted(budgets)]
+    plans = [
+        SpeculationPlan.of_branches(k, budget) for k in sorted(ks) for budget in sorted(budgets)
+    ]
     rates = [
         max(ssd(costs, seen, plan, fan_out, waits=each, rows=rows) for each in waits)
         for plan in plans

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from ssd_jax.checkpoints.cache_dir import cache_dir, compile_cache, costs_cache
-from ssd_jax.runtime.cost_file import CostFile, Known
+from ssd_jax.runtime.cost_file import CostFile, KnownCosts
 from ssd_jax.speculation.tuning import Costs, Guess
 
-KNOWN = Known(
+KNOWN = KnownCosts(
     Costs(
         verify={0: 0.1, 4: 0.15}, draft=0.0, backup=0.01, step={4: 0.02, 16: 0.03}, contention=0.2
     ),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.speculation.pace import Pace, Returns
+from ssd_jax.speculation.pace import AcceptanceStats, Pace
 
 
 def pace(*, round_seconds=1.0, branches=0.1, record=0.1, rounds=4):
@@ -90,7 +90,7 @@ def test_nothing_to_wait_for_is_not_waited_for():
 
 
 def test_the_next_hit_counts_as_often_as_one_came_after_such_a_round():
-    found = Returns()
+    found = AcceptanceStats()
     assert found.next_round(empty=True) == 0
     found.round(4, hit=True, empty=False, found=True)
     found.round(4, hit=True, empty=False, found=False)
@@ -100,7 +100,7 @@ def test_the_next_hit_counts_as_often_as_one_came_after_such_a_round():
 
 
 def test_usual_are_the_tokens_of_rounds_lately():
-    found = Returns()
+    found = AcceptanceStats()
     assert found.usual(2) == found.tokens(2)
     for tokens in (1, 4):
         found.round(tokens, hit=True, empty=False, found=True)
@@ -111,7 +111,7 @@ def test_usual_are_the_tokens_of_rounds_lately():
 
 
 def test_expected_tokens_are_a_geometric_sum_of_what_was_accepted():
-    found = Returns()
+    found = AcceptanceStats()
     assert found.tokens(0) == 1
     assert found.tokens(2) == pytest.approx(1 + 0.8 + 0.64)
     for _ in range(1000):
@@ -120,7 +120,7 @@ def test_expected_tokens_are_a_geometric_sum_of_what_was_accepted():
 
 
 def test_tokens_after_the_first_rejected_one_say_nothing():
-    one, other = Returns(), Returns()
+    one, other = AcceptanceStats(), AcceptanceStats()
     one.observe(1, 2)
     other.observe(1, 5)
     assert one.tokens(3) == other.tokens(3)
