@@ -31,8 +31,7 @@ from ssd_jax.runtime.target import DeviceTarget
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
-from ssd_jax.speculation.tuner import FixedTuner, Tuner
-from ssd_jax.speculation.tuning import SpeculationPlan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 
 if TYPE_CHECKING:
     from ssd_jax.compile_cache import ProgramStore

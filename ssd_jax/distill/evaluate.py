@@ -35,7 +35,8 @@ from ssd_jax.errors import InputError
 from ssd_jax.files import read_json
 from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.speculation.fan_out import GeometricFanOut
-from ssd_jax.speculation.tuning import SpeculationPlan, ar, best_sd, best_ssd, hit_rate
+from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.tuning.throughput import ar, best_sd, best_ssd, hit_rate
 
 FORMAT = 1
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}

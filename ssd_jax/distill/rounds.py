@@ -103,7 +103,7 @@ def walk(chances: Sequence[np.ndarray], k: int, *, tail: int | None = None) -> R
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was found of a draft; see `tuning.Seen`.
+    """What was found of a draft; see `throughput.Seen`.
 
     Attributes:
       by_length: by L from 1, rates of the places 1..L.
@@ -115,7 +115,7 @@ class Measured:
     r: float
 
     def rates(self, length: int, after: After) -> list[float]:
-        """See `tuning.Seen.rates`; the same after hits and misses, which the draft drafts alike."""
+        """See `Seen.rates`; the same after hits and misses, which the draft drafts alike."""
         del after
         return list(self.by_length[length - 1]) if length else []
 

@@ -12,7 +12,7 @@ from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.cache import Entry, SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from ssd_jax.speculation.pace import AcceptanceStats
-from ssd_jax.speculation.tuning import SpeculationPlan
+from ssd_jax.speculation.tuner import SpeculationPlan
 
 
 class Found(NamedTuple):

@@ -12,8 +12,7 @@ from ssd_jax.runtime.occurrences import Occurrences, derived
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.backup import RandomBackup
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import FixedTuner
-from ssd_jax.speculation.tuning import SpeculationPlan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_engine import LONG, drain, outputs, request, spell
 from tests.runtime.tuners import Restless

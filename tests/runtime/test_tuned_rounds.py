@@ -12,8 +12,9 @@ from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.speculation.measured import MeasuredFanOut
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import FixedTuner, Observed, SdTuner, SsdTuner
-from ssd_jax.speculation.tuning import Costs, Guess, SpeculationPlan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
+from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.tuners import Observed, SdTuner, SsdTuner
 from tests.runtime.fake_branches import FakeBranchingDraft
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_controller_traffic import PREDICTORS, REQUESTS, results, script

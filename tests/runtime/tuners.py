@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssd_jax.speculation.fan_out import VerificationStats
-from ssd_jax.speculation.tuning import SpeculationPlan
+from ssd_jax.speculation.tuner import SpeculationPlan
 
 
 class Restless:

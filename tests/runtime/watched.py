@@ -12,8 +12,7 @@ from ssd_jax.speculation.backup import HostKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import FixedTuner, Tuner
-from ssd_jax.speculation.tuning import SpeculationPlan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 from tests.runtime.fake_branches import FakeBranchingDraft, Script
 from tests.runtime.fakes import Clock, FakeTarget, Letters
 

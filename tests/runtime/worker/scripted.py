@@ -19,8 +19,7 @@ from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.speculation.confidence import UNKNOWN
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import FixedTuner
-from ssd_jax.speculation.tuning import SpeculationPlan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.paces import Patient
 
 SLOTS, K, M, N = 2, 3, 6, 2

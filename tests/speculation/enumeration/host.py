@@ -13,8 +13,7 @@ from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.occurrences import Occurrences
 from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams
 from ssd_jax.speculation.fan_out import FanOut, UniformFanOut
-from ssd_jax.speculation.tuner import FixedTuner, Tuner
-from ssd_jax.speculation.tuning import SpeculationPlan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 from tests.speculation.enumeration.chance import Key, Law
 from tests.speculation.enumeration.filters import Text
 from tests.speculation.enumeration.host_roles import Clock, Name, ToyDraft, ToyTarget

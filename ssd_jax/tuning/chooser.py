@@ -13,18 +13,11 @@ import numpy as np
 from ssd_jax.bench.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.checkpoints.cache_dir import costs_cache
 from ssd_jax.config import AUTO_K, Config
-from ssd_jax.runtime.cost_file import CostFile, KnownCosts
-from ssd_jax.runtime.measuring import PATIENCE, Branches, Verifications, measure_drafter
-from ssd_jax.speculation.tuner import Observed, SdTuner, SsdTuner, Tuner
-from ssd_jax.speculation.tuning import (
-    Costs,
-    Guess,
-    SpeculationPlan,
-    ar,
-    best_sd,
-    best_ssd,
-    contention,
-)
+from ssd_jax.speculation.tuner import SpeculationPlan, Tuner
+from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.measuring import PATIENCE, Branches, Verifications, measure_drafter
+from ssd_jax.tuning.throughput import Costs, Guess, ar, best_sd, best_ssd, contention
+from ssd_jax.tuning.tuners import Observed, SdTuner, SsdTuner
 
 if TYPE_CHECKING:
     from ssd_jax.loaded import Loaded
@@ -158,7 +151,7 @@ class Chooser:
         return found
 
 
-def chooser(
+def open_chooser(
     loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
 ) -> Chooser:
     """Measures what is not known yet of this machine and these models, and chooses.

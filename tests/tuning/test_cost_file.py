@@ -6,8 +6,8 @@ import json
 import pytest
 
 from ssd_jax.checkpoints.cache_dir import cache_dir, compile_cache, costs_cache
-from ssd_jax.runtime.cost_file import CostFile, KnownCosts
-from ssd_jax.speculation.tuning import Costs, Guess
+from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.throughput import Costs, Guess
 
 KNOWN = KnownCosts(
     Costs(

@@ -24,6 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from ssd_jax.speculation.fan_out import FIRST_GUESS, After, FanOut, odds
+from ssd_jax.speculation.tuner import SpeculationPlan
 
 FIRST_MISS = 0.5
 """How often the likeliest bonus token alone misses, before anything is known."""
@@ -110,31 +111,6 @@ class Guess:
     def rates(self, length: int, after: After) -> list[float]:
         """See `Seen.rates`."""
         return [self.acceptance] * length
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeculationPlan:
-    """What the next rounds are to be like.
-
-    Attributes:
-      k: most tokens of a proposal.
-      budget: M, branches a sequence; 0 without branches.
-      longer: one forward more, so that branches of k = L have K tokens, too.
-    """
-
-    k: int
-    budget: int = 0
-    longer: bool = False
-
-    @property
-    def forwards(self) -> int:
-        """n, of the branches."""
-        return self.k + self.longer
-
-    @classmethod
-    def of_branches(cls, k: int, budget: int) -> SpeculationPlan:
-        """With K = 1 a forward more, for every branch of k = L would be empty otherwise."""
-        return cls(k=k, budget=budget, longer=k == 1)
 
 
 def tokens(rates: Iterable[float]) -> float:

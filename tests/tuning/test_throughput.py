@@ -5,19 +5,10 @@ import itertools
 
 import pytest
 
-from ssd_jax.speculation import tuning
 from ssd_jax.speculation.fan_out import GeometricFanOut, UniformFanOut
-from ssd_jax.speculation.tuning import (
-    Costs,
-    Guess,
-    SpeculationPlan,
-    ar,
-    best_sd,
-    best_ssd,
-    sd,
-    ssd,
-    tokens,
-)
+from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.tuning import throughput
+from ssd_jax.tuning.throughput import Costs, Guess, ar, best_sd, best_ssd, sd, ssd, tokens
 from tests.speculation.edits import Edit, edited
 
 HALF = Guess(acceptance=0.5, alone=0.5)
@@ -49,17 +40,21 @@ def test_a_verification_costs_what_the_next_width_costs():
 
 def test_misses_follow_the_power_law():
     guess = Guess(alone=0.6, r=2.0)
-    assert [tuning.missing(count, guess) for count in (0, 1, 2)] == [1, 0.6, pytest.approx(0.15)]
+    assert [throughput.missing(count, guess) for count in (0, 1, 2)] == [
+        1,
+        0.6,
+        pytest.approx(0.15),
+    ]
 
 
 def test_the_hit_rate_weighs_the_counts_by_the_outcomes():
     """P = (1/2, 1/4, 1/4) and two branches each, which miss once in four."""
-    assert tuning.hit_rate(HALF, UniformFanOut(), 2, 6, "hit") == pytest.approx(0.75)
+    assert throughput.hit_rate(HALF, UniformFanOut(), 2, 6, "hit") == pytest.approx(0.75)
     # P = (1/2, 1/2) and three branches each.
-    assert tuning.hit_rate(HALF, UniformFanOut(), 1, 6, "hit") == pytest.approx(1 - 0.5 / 3)
+    assert throughput.hit_rate(HALF, UniformFanOut(), 1, 6, "hit") == pytest.approx(1 - 0.5 / 3)
     # (3, 2, 2) of seven.
     expected = 1 - 0.5 * (0.5 / 3 + 0.25 / 2 + 0.25 / 2)
-    assert tuning.hit_rate(HALF, UniformFanOut(), 2, 7, "hit") == pytest.approx(expected)
+    assert throughput.hit_rate(HALF, UniformFanOut(), 2, 7, "hit") == pytest.approx(expected)
 
 
 def test_rounds_that_wait_for_the_draft_after_a_miss():
@@ -212,14 +207,14 @@ def test_steps_are_observed_while_the_target_is_busy():
 )
 @pytest.mark.parametrize("alone", [(0.5, 2.0), (2.0, 0.5)])
 def test_contention_is_what_two_at_once_take_longer_than_the_longer(alone, together, expected):
-    found = tuning.contention(*alone, together)
+    found = throughput.contention(*alone, together)
     assert found == pytest.approx(expected)
     again = Costs(verify={}, contention=found).together(*alone)
     assert again == pytest.approx(max(together, 2.0))
 
 
 def test_contention_that_no_two_roles_have_is_not_believed():
-    assert tuning.contention(0.001, 1.0, 2.0) == tuning.WORST_CONTENTION
+    assert throughput.contention(0.001, 1.0, 2.0) == throughput.WORST_CONTENTION
 
 
 FLAWS = {
@@ -238,7 +233,7 @@ FLAWS = {
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_flaws_are_caught(flaw, monkeypatch):
     function, old, new = FLAWS[flaw]
-    with edited([Edit(tuning, function, old, new)]):
-        monkeypatch.setitem(globals(), "ssd", tuning.ssd)
+    with edited([Edit(throughput, function, old, new)]):
+        monkeypatch.setitem(globals(), "ssd", throughput.ssd)
         with pytest.raises(AssertionError):
             test_rounds_that_wait_for_the_draft_after_a_miss()

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from ssd_jax.choosing import Chooser
 from ssd_jax.config import AUTO_BUDGETS, AUTO_K, Config
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.cost_file import CostFile, KnownCosts
 from ssd_jax.speculation.fan_out import VerificationStats
-from ssd_jax.speculation.tuner import SdTuner, SsdTuner
-from ssd_jax.speculation.tuning import Costs, Guess
+from ssd_jax.tuning.chooser import Chooser
+from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.tuners import SdTuner, SsdTuner
 
 WIDTHS = (0, 2, 4, 8)
 

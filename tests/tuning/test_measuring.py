@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssd_jax import choosing, config
+from ssd_jax import config
 from ssd_jax.errors import InputError
-from ssd_jax.runtime import measuring
-from ssd_jax.runtime.measuring import Branches, Verifications, measure_drafter
 from ssd_jax.runtime.programs import Verification
 from ssd_jax.runtime.roles import Drafted, News
 from ssd_jax.runtime.worker import placement
+from ssd_jax.tuning import chooser, measuring
+from ssd_jax.tuning.measuring import Branches, Verifications, measure_drafter
 
 SLOTS, CONTEXT, K = 2, 64, 4
 
@@ -216,7 +216,7 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
     closed = []
     worker = SimpleNamespace(drafts=[SimpleNamespace(close=lambda: closed.append(True))])
     made = loaded(branching=lambda patience=0.01: Slow(patience), worker=worker)
-    costs = choosing._measure(made, CONTEXT)
+    costs = chooser._measure(made, CONTEXT)
     assert min(costs.step.values()) >= 0.03 / K
     assert costs.backup >= 0.03 / 2
     assert closed == [True]
@@ -226,11 +226,11 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
 @pytest.mark.parametrize(("kind", "contention"), [(Hidden, 0.0), (Draft, 1.0)])
 def test_what_the_roles_take_from_each_other_is_measured(kind, contention, monkeypatch):
     watch = Watch()
-    monkeypatch.setattr(choosing, "Verifications", partial(Verifications, clock=watch))
-    monkeypatch.setattr(choosing, "Branches", partial(Branches, clock=watch))
+    monkeypatch.setattr(chooser, "Verifications", partial(Verifications, clock=watch))
+    monkeypatch.setattr(chooser, "Branches", partial(Branches, clock=watch))
     made = loaded(branching=lambda patience: kind(watch), worker=None)
     made.roles = lambda *_: SimpleNamespace(target=Target(watch))
-    costs = choosing._measure(made, CONTEXT)
+    costs = chooser._measure(made, CONTEXT)
     assert costs.verify == pytest.approx({0: 1.0, K: 1.4})
     assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
     assert costs.contention == pytest.approx(contention)

@@ -3,8 +3,9 @@
 import pytest
 
 from ssd_jax.speculation.fan_out import UniformFanOut, VerificationStats
-from ssd_jax.speculation.tuner import FixedTuner, Observed, SdTuner, SsdTuner
-from ssd_jax.speculation.tuning import Costs, Guess, SpeculationPlan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
+from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.tuners import Observed, SdTuner, SsdTuner
 
 COSTS = Costs(
     verify={0: 1.0, 2: 1.1, 8: 1.4},

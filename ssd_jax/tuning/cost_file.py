@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json
-from ssd_jax.speculation.tuning import Costs, Guess
+from ssd_jax.tuning.throughput import Costs, Guess
 
 _FORMAT = 3
 _UNREADABLE = (

@@ -1,0 +1,142 @@
+"""Choose K and M while decoding, from what rounds have shown so far. Pure host code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ssd_jax.speculation.fan_out import WEIGHT, After, FanOut, VerificationStats
+from ssd_jax.speculation.measured import MeasuredFanOut
+from ssd_jax.speculation.tuner import SpeculationPlan, Steps
+from ssd_jax.tuning.throughput import Costs, Guess, best_sd, best_ssd
+
+_EVERY = 16  # rounds between two choices
+_REMEMBERED = 2048  # judged tokens of earlier starts that count, so that a new habit is learned
+_LATELY = 64  # rounds for which the times of an M are taken as they were
+
+
+class Observed:
+    """See `throughput.Seen`: a guess, and what the verifications observed since have shown.
+
+    Args:
+      guess: what is assumed before; worth 8 observations of each kind.
+    """
+
+    def __init__(self, guess: Guess) -> None:
+        self._guess = guess
+        self._measured = MeasuredFanOut(acceptance=guess.acceptance)
+        self._accepted = self._judged = 0
+        self._missed = self._expected = 0.0
+
+    @property
+    def r(self) -> float:
+        """See `throughput.Seen.r`."""
+        return self._measured.r
+
+    @property
+    def alone(self) -> float:
+        """See `throughput.Seen.alone`: misses over what the law with c = 1 would have missed."""
+        return (self._missed + WEIGHT * self._guess.alone) / (self._expected + WEIGHT)
+
+    def rates(self, length: int, after: After) -> list[float]:
+        """See `throughput.Seen.rates`."""
+        return self._measured.rates(length, after)
+
+    def observe(self, verified: VerificationStats) -> None:
+        """Takes a verification. Where nothing was proposed there is no acceptance to learn."""
+        self._measured.observe(verified)
+        self._accepted += verified.accepted
+        self._judged += min(verified.accepted + 1, verified.length)
+        if verified.prepared:
+            self._missed += verified.rank is None
+            self._expected += verified.prepared**-self.r
+
+    @property
+    def judged(self) -> int:
+        """Proposed tokens that were judged."""
+        return self._judged
+
+    @property
+    def guess(self) -> Guess:
+        """What to assume the next time: of this time's texts and of those before."""
+        before = max(min(self._guess.judged, _REMEMBERED), WEIGHT)
+        accepted = self._accepted + before * self._guess.acceptance
+        new = self._judged / (self._judged + before)
+        return Guess(
+            acceptance=accepted / (self._judged + before),
+            alone=min((1 - new) * self._guess.alone + new * self.alone, 1.0),
+            judged=self._guess.judged + self._judged,
+        )
+
+
+class SdTuner:
+    """See `Tuner`: the fastest K of mode sd."""
+
+    def __init__(self, costs: Costs, seen: Observed, *, ks: Sequence[int]) -> None:
+        self._costs, self._seen, self._ks = costs, seen, tuple(ks)
+        self._rounds, self._plan = 0, SpeculationPlan(k=max(ks))
+
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
+        """See `Tuner.plan`."""
+        if self._rounds % _EVERY == 0:
+            self._plan, _ = best_sd(self._costs, self._seen, self._ks, rows=max(rows, 1))
+        self._rounds += 1
+        return self._plan
+
+    def observe(self, verified: VerificationStats) -> None:
+        """See `Tuner.observe`."""
+        self._seen.observe(verified)
+
+
+class SsdTuner:
+    """See `Tuner`: the fastest K and M of mode ssd, with T_s as it is lately.
+
+    Args:
+      costs: measured at the start.
+      seen: what is known of the acceptance, learned further here.
+      fan_out: a policy like those of the sequences; it learns from all that teach.
+      ks, budgets: what can be chosen.
+      waits: see `throughput.best_ssd`.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        seen: Observed,
+        fan_out: FanOut,
+        *,
+        ks: Sequence[int],
+        budgets: Sequence[int],
+        waits: Sequence[bool],
+    ) -> None:
+        self._costs, self._seen, self._fan_out = costs, seen, fan_out
+        self._ks, self._budgets = tuple(ks), tuple(budgets)
+        self._waits = tuple(waits)
+        self._rounds, self._plan = 0, SpeculationPlan.of_branches(max(ks), max(budgets))
+        self._planned: dict[int, int] = {}  # by M, the last round that had it
+
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
+        """See `Tuner.plan`."""
+        if self._rounds % _EVERY == 0:
+            self._plan, _ = best_ssd(
+                self._costs.observed(self._lately(steps())),
+                self._seen,
+                self._fan_out,
+                ks=self._ks,
+                budgets=self._budgets,
+                waits=self._waits,
+                rows=max(rows, 1),
+            )
+        self._planned[self._plan.budget] = self._rounds
+        self._rounds += 1
+        return self._plan
+
+    def _lately(self, steps: Mapping[int, float]) -> dict[int, float]:
+        """Those of M that were planned lately: how slow another was may not be so any more."""
+        since = self._rounds - _LATELY
+        lately = {m for m, planned in self._planned.items() if planned >= since}
+        return {m: seconds for m, seconds in steps.items() if m in lately}
+
+    def observe(self, verified: VerificationStats) -> None:
+        """See `Tuner.observe`."""
+        self._seen.observe(verified)
+        self._fan_out.observe(verified)
