@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssd_jax.speculation.fan_out import WEIGHT, After
-from ssd_jax.speculation.measured import Exponent, Ranks
+from ssd_jax.speculation.fan_out import After
+from ssd_jax.speculation.measured import Ranks, exponent
 
 _MOST_PREPARED = 16
 """Places of a bonus token that are told apart."""
@@ -155,7 +155,7 @@ def power_law(rounds: Rounds, ranks: Sequence[np.ndarray], *, greedy: bool) -> t
     for rank in range(_MOST_PREPARED):
         seen.looked[rank] = int(counted[rank:].sum())
         seen.found[rank] = int(counted[rank])
-    r = Exponent(weight=WEIGHT).of(seen)
+    r = exponent(seen)
     total = float(weights.sum())
     if not total:
         return 1.0, r

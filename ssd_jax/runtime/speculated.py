@@ -8,10 +8,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from ssd_jax.runtime.roles import Absence, DraftRow, Look, Moved, News
+from ssd_jax.speculation.acceptance import AcceptanceStats
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.cache import Entry, SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
-from ssd_jax.speculation.pace import AcceptanceStats
 from ssd_jax.speculation.tuner import SpeculationPlan
 
 

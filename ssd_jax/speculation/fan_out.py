@@ -11,16 +11,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
+from ssd_jax.speculation.acceptance import FIRST_GUESS, AcceptanceEstimator, odds
+
 After = Literal["hit", "miss"]
 """Where the tokens being verified came from: a prepared branch, or a backup or nothing."""
 
+Counts = tuple[int, ...]
+"""F_0..F_L."""
+
+Classes = Sequence[int]
+"""The draft's confidence in each proposed token, see `confidence`; empty where nothing is known."""
+
 LEAST_BUDGET = 2
 """Branches a sequence needs: one for k = L, and one for anything else."""
-
-FIRST_GUESS, WEIGHT = 0.8, 8.0
-"""The acceptance rate before anything is known, and the number of tokens that it is worth."""
-
-_LIMITS = (0.01, 0.99)
 
 
 class VerificationStats(NamedTuple):
@@ -40,7 +43,7 @@ class VerificationStats(NamedTuple):
     after: After
     prepared: int = 0
     rank: int | None = None
-    confidence: Sequence[int] = ()
+    confidence: Classes = ()
 
 
 class FanOut(Protocol):
@@ -52,45 +55,34 @@ class FanOut(Protocol):
       reads_confidence: whether it looks at the draft's confidence in the proposed tokens.
     """
 
-    reads_confidence: ClassVar[bool]
+    reads_confidence: ClassVar[bool] = False
 
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """F_0..F_L: they sum to `budget`, F_L >= 1, the others may be 0.
 
         Args:
           length: L in 0..K, proposed tokens that are being verified.
           budget: M, at least 1.
           after: where those tokens came from.
-          confidence: the draft's in each of them, as a class of `confidence.EDGES`; empty where
-            nothing is known of it, and where branches are planned before the tokens are drawn.
+          confidence: of each of them; empty, too, where branches are planned before the tokens are
+            drawn.
         """
         ...
 
     def observe(self, verified: VerificationStats) -> None:
-        """Learns from a verification of this sequence."""
-        ...
+        """Learns from a verification of this sequence, if there is anything to learn."""
 
 
-@dataclasses.dataclass(frozen=True)
-class UniformFanOut:
+class UniformFanOut(FanOut):
     """The same for every k; what does not divide goes to the smallest k."""
 
-    reads_confidence: ClassVar[bool] = False
-
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
         return divide([1.0] * (length + 1), budget)
 
-    def observe(self, verified: VerificationStats) -> None:
-        """See `FanOut.observe`; there is nothing to learn."""
-
 
 @dataclasses.dataclass(frozen=True)
-class ListedFanOut:
+class ListedFanOut(FanOut):
     """What the user says. With L < K, F_k is kept for k < L and the rest goes to k = L.
 
     With a budget other than the lists' sum, in proportion to them.
@@ -99,23 +91,16 @@ class ListedFanOut:
       hit, miss: K + 1 counts each, the last one at least 1.
     """
 
-    reads_confidence: ClassVar[bool] = False
+    hit: Counts
+    miss: Counts
 
-    hit: tuple[int, ...]
-    miss: tuple[int, ...]
-
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
         listed = self.hit if after == "hit" else self.miss
         return divide([*listed[:length], sum(listed[length:])], budget)
 
-    def observe(self, verified: VerificationStats) -> None:
-        """See `FanOut.observe`; there is nothing to learn."""
 
-
-class GeometricFanOut:
+class GeometricFanOut(FanOut):
     """F_k proportional to P(k)^(1/(1+r)), where each token is accepted with the same probability a.
 
     With P(k) = a^k (1-a) for k < L and P(L) = a^L this is Theorem 12 of the paper:
@@ -128,47 +113,28 @@ class GeometricFanOut:
       r: exponent of the power law.
     """
 
-    reads_confidence: ClassVar[bool] = False
-
     def __init__(self, *, acceptance: float = FIRST_GUESS, r: float = 1.0) -> None:
-        self._r = r
-        self._accepted: dict[After, float] = dict.fromkeys(("hit", "miss"), acceptance * WEIGHT)
-        self._judged: dict[After, float] = dict.fromkeys(("hit", "miss"), WEIGHT)
+        self._r, self._acceptance = r, AcceptanceEstimator(guess=acceptance)
 
     def acceptance(self, after: After) -> float:
         """The estimate of a, within [.01, .99]."""
-        return rate(self._accepted[after], self._judged[after])
+        return self._acceptance.rate(after)
 
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
-        chances = odds([self.acceptance(after)] * length)
-        return divide([p ** (1 / (1 + self._r)) for p in chances], budget)
+        return by_power_law(odds([self.acceptance(after)] * length), self._r, budget)
 
     def observe(self, verified: VerificationStats) -> None:
-        """See `FanOut.observe`; tokens after the first rejected one were not judged."""
-        accepted, length, after, *_ = verified
-        self._accepted[after] += accepted
-        self._judged[after] += min(accepted + 1, length)
+        """See `FanOut.observe`."""
+        self._acceptance.observe(verified.accepted, [verified.after] * verified.length)
 
 
-def rate(accepted: float, judged: float) -> float:
-    """An acceptance rate, within [.01, .99]."""
-    low, high = _LIMITS
-    return min(max(accepted / judged, low), high)
+def by_power_law(chances: Sequence[float], r: float, budget: int) -> Counts:
+    """F_k proportional to P(k)^(1/(1+r)), Theorem 12 for any P."""
+    return divide([p ** (1 / (1 + r)) for p in chances], budget)
 
 
-def odds(rates: Sequence[float]) -> list[float]:
-    """P(k) for k = 0..L, if token i, once it is judged, is accepted with rates[i - 1]."""
-    found, reached = [], 1.0
-    for a in rates:
-        found.append(reached * (1 - a))
-        reached *= a
-    return [*found, reached]
-
-
-def share(weights: Sequence[float], total: int) -> tuple[int, ...]:
+def share(weights: Sequence[float], total: int) -> Counts:
     """Divides `total` in proportion to the weights, by largest remainder.
 
     Of equal remainders the first wins, so larger weights never get less.
@@ -185,7 +151,7 @@ def share(weights: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def divide(weights: Sequence[float], budget: int) -> tuple[int, ...]:
+def divide(weights: Sequence[float], budget: int) -> Counts:
     """`share`, with at least 1 for the last."""
     counts = share(weights, budget)
     return counts if counts[-1] else (*share(weights[:-1], budget - 1), 1)

@@ -7,18 +7,17 @@ probability and that r is known. Pure host code.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections import Counter
+from collections.abc import Iterable
 
+from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds
 from ssd_jax.speculation.fan_out import (
-    FIRST_GUESS,
-    WEIGHT,
     After,
+    Classes,
+    Counts,
+    FanOut,
     VerificationStats,
-    divide,
-    odds,
-    rate,
+    by_power_law,
 )
 
 _LEAST, _MOST = 0.3, 3.0  # r
@@ -44,33 +43,28 @@ class Ranks:
             self.found[rank] += 1
 
 
-class Exponent:
-    """r of the power law: F prepared bonus tokens miss with probability F^-r.
+def exponent(ranks: Ranks, *, weight: float = WEIGHT) -> float:
+    """r of the power law, within [.3, 3]: F prepared bonus tokens miss with probability F^-r.
 
     Up to a constant factor, which is how often one of them misses: fan-outs do not depend on it. So
     r is the likeliest exponent of what comes behind the first place, where the bonus token passes
-    place F - 1 with probability ((F - 1) / F)^r. A few look-ups that agree with r = 1 go before.
+    place F - 1 with probability ((F - 1) / F)^r. A few look-ups (`weight`) that agree with r = 1 go
+    before.
     """
-
-    def __init__(self, *, weight: float = WEIGHT) -> None:
-        self._weight = weight
-
-    def of(self, ranks: Ranks) -> float:
-        """The estimate, within [.3, 3]."""
-        seen = [(1, self._weight, self._weight / 2)]  # (1/2)^1 misses
-        seen += [
-            (place, float(looked), float(ranks.found[place]))
-            for place, looked in ranks.looked.items()
-            if place
-        ]
-        low, high = _LEAST, _MOST
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if _slope(seen, middle) > 0:
-                low = middle
-            else:
-                high = middle
-        return (low + high) / 2
+    seen = [(1, weight, weight / 2)]  # (1/2)^1 misses
+    seen += [
+        (place, float(looked), float(ranks.found[place]))
+        for place, looked in ranks.looked.items()
+        if place
+    ]
+    low, high = _LEAST, _MOST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _slope(seen, middle) > 0:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 def _slope(seen: Iterable[tuple[int, float, float]], r: float) -> float:
@@ -83,7 +77,7 @@ def _slope(seen: Iterable[tuple[int, float, float]], r: float) -> float:
     return total
 
 
-class MeasuredFanOut:
+class MeasuredFanOut(FanOut):
     """See the module. P(k) comes from how often the token of each place was accepted.
 
     Given that it was judged: so records of any length are measured together, and P(k) is right for
@@ -95,46 +89,37 @@ class MeasuredFanOut:
       weight: how many observations each guess is worth.
     """
 
-    reads_confidence: ClassVar[bool] = False
-
     def __init__(self, *, acceptance: float = FIRST_GUESS, weight: float = WEIGHT) -> None:
-        self._guess, self._weight = acceptance, weight
-        self._accepted: defaultdict[After, Counter[int]] = defaultdict(Counter)  # by place
-        self._judged: defaultdict[After, Counter[int]] = defaultdict(Counter)
-        self._ranks, self._exponent = Ranks(), Exponent(weight=weight)
+        kinds: tuple[After, ...] = ("hit", "miss")
+        self._by_place = {
+            after: AcceptanceEstimator(guess=acceptance, weight=weight) for after in kinds
+        }
+        self._ranks, self._weight = Ranks(), weight
         self._r: float | None = None  # of `_ranks`, once worked out
 
     @property
     def r(self) -> float:
         """The exponent of the miss rate."""
         if self._r is None:
-            self._r = self._exponent.of(self._ranks)
+            self._r = exponent(self._ranks, weight=self._weight)
         return self._r
 
     def rates(self, length: int, after: After) -> list[float]:
         """How often the tokens of places 1..L are accepted, each once it is judged."""
-        accepted, judged, weight = self._accepted[after], self._judged[after], self._weight
-        average = accepted.total() + weight * self._guess
-        average /= judged.total() + weight
-        return [
-            rate(accepted[place] + weight * average, judged[place] + weight)
-            for place in range(length)
-        ]
+        by_place = self._by_place[after]
+        average = by_place.average
+        return [by_place.rate(place, average) for place in range(length)]
 
     def odds(self, length: int, after: After) -> list[float]:
         """P(k) for k = 0..L."""
         return odds(self.rates(length, after))
 
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
-        return divide([p ** (1 / (1 + self.r)) for p in self.odds(length, after)], budget)
+        return by_power_law(self.odds(length, after), self.r, budget)
 
     def observe(self, verified: VerificationStats) -> None:
         """See `FanOut.observe`."""
-        accepted, length, after, prepared, rank, _ = verified
-        self._accepted[after].update(range(accepted))
-        self._judged[after].update(range(min(accepted + 1, length)))
-        self._ranks.observe(prepared, rank)
+        self._by_place[verified.after].observe(verified.accepted, range(verified.length))
+        self._ranks.observe(verified.prepared, verified.rank)
         self._r = None

@@ -23,7 +23,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ssd_jax.speculation.fan_out import FIRST_GUESS, After, FanOut, odds
+from ssd_jax.speculation.acceptance import FIRST_GUESS, odds
+from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 
 FIRST_MISS = 0.5

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ssd_jax.speculation.fan_out import WEIGHT, After, FanOut, VerificationStats
+from ssd_jax.speculation.acceptance import WEIGHT, AcceptanceEstimator, weighed
+from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from ssd_jax.speculation.measured import MeasuredFanOut
 from ssd_jax.speculation.tuner import SpeculationPlan, Steps
 from ssd_jax.tuning.throughput import Costs, Guess, best_sd, best_ssd
@@ -24,7 +25,7 @@ class Observed:
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
         self._measured = MeasuredFanOut(acceptance=guess.acceptance)
-        self._accepted = self._judged = 0
+        self._all = AcceptanceEstimator()
         self._missed = self._expected = 0.0
 
     @property
@@ -35,7 +36,7 @@ class Observed:
     @property
     def alone(self) -> float:
         """See `throughput.Seen.alone`: misses over what the law with c = 1 would have missed."""
-        return (self._missed + WEIGHT * self._guess.alone) / (self._expected + WEIGHT)
+        return weighed(self._missed, self._expected, self._guess.alone)
 
     def rates(self, length: int, after: After) -> list[float]:
         """See `throughput.Seen.rates`."""
@@ -44,8 +45,7 @@ class Observed:
     def observe(self, verified: VerificationStats) -> None:
         """Takes a verification. Where nothing was proposed there is no acceptance to learn."""
         self._measured.observe(verified)
-        self._accepted += verified.accepted
-        self._judged += min(verified.accepted + 1, verified.length)
+        self._all.observe(verified.accepted, [None] * verified.length)
         if verified.prepared:
             self._missed += verified.rank is None
             self._expected += verified.prepared**-self.r
@@ -53,18 +53,18 @@ class Observed:
     @property
     def judged(self) -> int:
         """Proposed tokens that were judged."""
-        return self._judged
+        return self._all.judged.total()
 
     @property
     def guess(self) -> Guess:
         """What to assume the next time: of this time's texts and of those before."""
-        before = max(min(self._guess.judged, _REMEMBERED), WEIGHT)
-        accepted = self._accepted + before * self._guess.acceptance
-        new = self._judged / (self._judged + before)
+        accepted, judged, guess = self._all.accepted.total(), self.judged, self._guess
+        before = max(min(guess.judged, _REMEMBERED), WEIGHT)
+        new = judged / (judged + before)
         return Guess(
-            acceptance=accepted / (self._judged + before),
-            alone=min((1 - new) * self._guess.alone + new * self.alone, 1.0),
-            judged=self._guess.judged + self._judged,
+            acceptance=weighed(accepted, judged, guess.acceptance, before),
+            alone=min((1 - new) * guess.alone + new * self.alone, 1.0),
+            judged=guess.judged + judged,
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.fan_out import GeometricFanOut, VerificationStats
-from ssd_jax.speculation.measured import Exponent, MeasuredFanOut, Ranks
+from ssd_jax.speculation.measured import MeasuredFanOut, Ranks, exponent
 from tests.speculation.test_fan_out import BUDGETS, LENGTHS
 
 FINE = 100_000
@@ -91,17 +91,17 @@ def test_the_exponent_of_a_power_law_is_found_whatever_was_prepared(r, ever):
         prepared = int(rng.integers(0, 12))
         place = int((rng.random() / ever) ** (-1 / r))
         ranks.observe(prepared, place if place < prepared else None)
-    assert Exponent().of(ranks) == pytest.approx(r, rel=0.1)
+    assert exponent(ranks) == pytest.approx(r, rel=0.1)
 
 
 def test_the_exponent_is_1_until_something_is_known_and_within_limits_ever_after():
-    assert Exponent().of(Ranks()) == pytest.approx(1, abs=1e-3)
+    assert exponent(Ranks()) == pytest.approx(1, abs=1e-3)
     near, far = Ranks(), Ranks()
     for _ in range(1000):
         near.observe(8, 1)
         far.observe(8, None)
-    assert Exponent().of(near) == pytest.approx(3, abs=1e-3)
-    assert Exponent().of(far) == pytest.approx(0.3, abs=1e-3)
+    assert exponent(near) == pytest.approx(3, abs=1e-3)
+    assert exponent(far) == pytest.approx(0.3, abs=1e-3)
 
 
 def test_the_first_place_says_nothing_of_the_exponent():
@@ -109,7 +109,7 @@ def test_the_first_place_says_nothing_of_the_exponent():
     ranks = Ranks()
     for _ in range(1000):
         ranks.observe(8, 0)
-    assert Exponent().of(ranks) == pytest.approx(1, abs=1e-3)
+    assert exponent(ranks) == pytest.approx(1, abs=1e-3)
 
 
 def test_misses_that_do_not_get_rarer_flatten_the_fan_out_less():
