@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.bench.environment import describe
 from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.vocabulary import require_same
@@ -31,6 +30,7 @@ from ssd_jax.distill.rounds import Measured, mean_of, power_law, walk
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
+from ssd_jax.environment import describe
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json
 from ssd_jax.opened import OpenedModel, open_model

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from ssd_jax.bench.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.checkpoints.cache_dir import costs_cache
 from ssd_jax.config import AUTO_K, Config
+from ssd_jax.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.speculation.tuner import SpeculationPlan, Tuner
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.measuring import PATIENCE, Branches, Verifications, measure_drafter
