@@ -1,22 +1,21 @@
-"""What is chosen by measured costs: the mode, K and M of `auto`."""
+"""Chooses the mode of `auto` once, by measured costs, and makes what chooses K and M."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from ssd_jax.checkpoints.cache_dir import costs_cache
 from ssd_jax.config import AUTO_K, Config
 from ssd_jax.environment import cpu_affinity, cpu_model, versions
-from ssd_jax.speculation.tuner import SpeculationPlan, Tuner
+from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
-from ssd_jax.tuning.measuring import PATIENCE, Branches, Verifications, measure_drafter
-from ssd_jax.tuning.throughput import Costs, Guess, ar, best_sd, best_ssd, contention
+from ssd_jax.tuning.measuring import measure, measure_draft
+from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar
 from ssd_jax.tuning.tuners import Observed, SdTuner, SsdTuner
 
 if TYPE_CHECKING:
@@ -29,19 +28,6 @@ _ENOUGH = 1.05  # times as fast as a simpler mode; what the host does is not in 
 _NO_COST = ("trace", "compile_cache", "chat_template")
 
 
-class Predicted(NamedTuple):
-    """Tokens per second of a mode, all slots busy, and how it would reach them."""
-
-    rate: float
-    plan: SpeculationPlan | None = None
-
-    def __str__(self) -> str:
-        if self.plan is None:
-            return f"{self.rate:.1f}"
-        budget = f", budget = {self.plan.budget}" if self.plan.budget else ""
-        return f"{self.rate:.1f} with k = {self.plan.k}{budget}"
-
-
 class Chooser:
     """Chooses a mode once, and gives engines what chooses K and M while they decode.
 
@@ -51,6 +37,10 @@ class Chooser:
       file: remembers what is observed.
       drafting: measures T_1 of mode sd, see `Costs.draft`, for a model of mode ssd that is asked
         for sd: few ever are, and it may take a second copy of the draft.
+
+    Attributes:
+      predicted: by mode that auto may take, what is fastest with all slots busy.
+      mode: as configured; of auto the one that is taken.
     """
 
     def __init__(
@@ -65,8 +55,13 @@ class Chooser:
         self._guess, self._drafting = known.guess, drafting
         self._seen = Observed(known.guess)
         self._settled: Guess | None = None
-        self.predicted = self._predict()
-        self.mode = self._fastest() if config.mode == "auto" else config.mode
+        self.predicted = {"ar": Predicted(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))}
+        self.mode = config.mode
+        if config.mode == "auto":
+            for mode in dict.fromkeys(("sd", config.prepared)):
+                tuner = self.tuner(mode, config.speculated)
+                self.predicted[mode] = tuner.best(config.slots, {})
+            self.mode = self._fastest()
 
     @property
     def line(self) -> str:
@@ -77,18 +72,20 @@ class Chooser:
             f"(an acceptance of {self._guess.acceptance:.2f})"
         )
 
-    def tuner(self, mode: str, k: int) -> Tuner:
+    def tuner(self, mode: str, k: int) -> SdTuner:
         """Of an engine of mode sd or ssd with up to k proposed tokens."""
-        ks = self._ks(k)
+        config = self._config
+        ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
         if mode == "sd":
             return SdTuner(self._with_draft(), self._seen, ks=ks)
+        kind = config.backup_kind
         return SsdTuner(
             self._costs,
             self._seen,
-            self._config.fan_out_of(k),
+            config.fan_out_of(k),
             ks=ks,
-            budgets=self._config.budgets,
-            waits=self._waits,
+            budgets=config.budgets,
+            waits=(True, False) if kind == "auto" else (kind == "draft",),
         )
 
     def settle(self) -> None:
@@ -121,35 +118,6 @@ class Chooser:
                 best = mode
         return best
 
-    @property
-    def _waits(self) -> tuple[bool, ...]:
-        kind = self._config.backup_kind
-        return (True, False) if kind == "auto" else (kind == "draft",)
-
-    def _ks(self, k: int) -> Sequence[int]:
-        chosen = self._config.chooses_k and k == self._config.speculated
-        return range(1, AUTO_K + 1) if chosen else (k,)
-
-    def _predict(self) -> dict[str, Predicted]:
-        config, costs, seen, rows = self._config, self._costs, self._seen, self._config.slots
-        ks = self._ks(config.speculated)
-        found = {"ar": Predicted(ar(costs, rows=rows))}
-        if config.mode in ("auto", "sd"):
-            plan, rate = best_sd(costs, seen, ks, rows=rows)
-            found["sd"] = Predicted(rate, plan)
-        if config.prepared == "ssd":
-            plan, rate = best_ssd(
-                costs,
-                seen,
-                config.fan_out_of(config.speculated),
-                ks=ks,
-                budgets=config.budgets,
-                waits=self._waits,
-                rows=rows,
-            )
-            found["ssd"] = Predicted(rate, plan)
-        return found
-
 
 def open_chooser(
     loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
@@ -166,68 +134,19 @@ def open_chooser(
     known = file.read(widths=loaded.programs.widths, budgets=config.budgets)
     if known is None:
         guess = _NGRAM if config.draft == "ngram" else Guess()
-        known = KnownCosts(_measure(loaded, context), guess)
+        known = KnownCosts(measure(loaded, context), guess)
         file.write(known)
-    return Chooser(
-        config,
-        known,
-        file=file,
-        drafting=functools.partial(_measure_draft, loaded, context) if config.draft_model else None,
-    )
-
-
-def _measure(loaded: Loaded, context: int) -> Costs:
-    """Each role alone, then both at once, with as much work as a round may have."""
-    config, programs = loaded.config, loaded.programs
-    slots = config.slots
-    blank = programs.verification.blank(slots)
-    proposals: dict[int, Any] = {
-        width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
-        for width in programs.widths
-    }
-    verifications = Verifications(loaded.roles("ar", 0).target, proposals)
-    costs = Costs(verify=verifications.seconds())
-    if config.draft_model and config.mode != "ssd":
-        costs = dataclasses.replace(costs, draft=_measure_draft(loaded, context))
-    if config.prepared == "ssd":
-        draft = loaded.branching(patience=PATIENCE)
-        branches = Branches(draft, context)
-        forwards = {m: branches.expansion(m) for m in sorted(config.budgets)}
-        width, budget = max(programs.widths), max(config.budgets)
-        together = branches.expansion(budget, lambda: verifications.run(width))
-        costs = dataclasses.replace(
-            costs,
-            backup=branches.just_in_time(lambda: jax.block_until_ready(draft.proposal())),
-            step={m: seconds / draft.k for m, seconds in forwards.items()},
-            contention=contention(costs.verify[width], forwards[budget], together),
-        )
-        if loaded.worker is not None:
-            loaded.worker.drafts.pop().close()
-    return costs
-
-
-def _measure_draft(loaded: Loaded, context: int) -> float:
-    """T_1 of mode sd."""
-    drafter = loaded.roles("sd", loaded.config.speculated).drafter
-    assert drafter is not None
-    return measure_drafter(
-        drafter,
-        loaded.config.slots,
-        context,
-        lambda drafted: jax.block_until_ready(drafted.proposal),
-    )
+    drafting = functools.partial(measure_draft, loaded, context) if config.draft_model else None
+    return Chooser(config, known, file=file, drafting=drafting)
 
 
 def _about(
     loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
 ) -> dict[str, Any]:
     """What costs and acceptance depend on."""
-    config, device = loaded.config, jax.devices()[0]
-    settings = {
-        name: value for name, value in dataclasses.asdict(config).items() if name not in _NO_COST
-    }
+    device, settings = jax.devices()[0], dataclasses.asdict(loaded.config)
     return {
-        "settings": settings,
+        "settings": {name: settings[name] for name in settings if name not in _NO_COST},
         "device": [device.platform, device.device_kind, jax.device_count()],
         "processor": [cpu_model(), cpu_affinity()],
         "versions": versions(),

@@ -3,16 +3,22 @@ one idle, and then a verification with branches beside it."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import BranchingDraft, Drafted, Drafter, DraftRow, Moved, Target
+from ssd_jax.tuning.throughput import Costs, contention
+
+if TYPE_CHECKING:
+    from ssd_jax.loaded import Loaded
 
 Clock = Callable[[], float]
 
@@ -26,6 +32,52 @@ _JUST_IN_TIME = 2  # tokens
 _TOKEN = 1
 
 
+def measure(loaded: Loaded, context: int) -> Costs:
+    """Each role alone, then both at once, with as much work as a round may have.
+
+    Raises:
+      InputError: a draft worker that does not answer.
+    """
+    config, programs = loaded.config, loaded.programs
+    slots = config.slots
+    blank = programs.verification.blank(slots)
+    proposals: dict[int, Any] = {
+        width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
+        for width in programs.widths
+    }
+    verifications = Verifications(loaded.roles("ar", 0).target, proposals)
+    costs = Costs(verify=verifications.seconds())
+    if config.draft_model and config.mode != "ssd":
+        costs = dataclasses.replace(costs, draft=measure_draft(loaded, context))
+    if config.prepared == "ssd":
+        draft = loaded.branching(patience=PATIENCE)
+        branches = Branches(draft, context)
+        forwards = {m: branches.expansion(m) for m in sorted(config.budgets)}
+        width, budget = max(programs.widths), max(config.budgets)
+        together = branches.expansion(budget, lambda: verifications.run(width))
+        costs = dataclasses.replace(
+            costs,
+            backup=branches.just_in_time(lambda: jax.block_until_ready(draft.proposal())),
+            step={m: seconds / draft.k for m, seconds in forwards.items()},
+            contention=contention(costs.verify[width], forwards[budget], together),
+        )
+        if loaded.worker is not None:
+            loaded.worker.drafts.pop().close()
+    return costs
+
+
+def measure_draft(loaded: Loaded, context: int) -> float:
+    """T_1 of mode sd."""
+    drafter = loaded.roles("sd", loaded.config.speculated).drafter
+    assert drafter is not None
+    return measure_drafter(
+        drafter,
+        loaded.config.slots,
+        context,
+        lambda drafted: jax.block_until_ready(drafted.proposal),
+    )
+
+
 class Verifications:
     """Times verifications, from dispatch until the outcome is read.
 
@@ -36,15 +88,10 @@ class Verifications:
     """
 
     def __init__(
-        self,
-        target: Target,
-        proposals: Mapping[int, Any],
-        *,
-        clock: Clock = time.perf_counter,
+        self, target: Target, proposals: Mapping[int, Any], *, clock: Clock = time.perf_counter
     ) -> None:
         self._target, self._proposals, self._clock = target, proposals, clock
-        for slot in range(target.slots):
-            target.open(slot, SamplingParams(), slot, [], 0)
+        _open(target, target.slots)
         position = _position(target.context, max(proposals))
         self._tokens = np.full(target.slots, _TOKEN, np.int32)
         self._lengths = np.full(target.slots, position, np.int32)
@@ -53,8 +100,7 @@ class Verifications:
         """Verifies that many tokens of every slot."""
         drafted = None
         if width:
-            widths = np.full(self._target.slots, width, np.int32)
-            drafted = Drafted(widths, self._proposals[width])
+            drafted = Drafted(np.full_like(self._lengths, width), self._proposals[width])
         self._target.forward(self._tokens, self._lengths, drafted).read()
 
     def seconds(self) -> dict[int, float]:
@@ -82,8 +128,8 @@ def measure_drafter(
       clock: seconds.
     """
     position = _position(context, drafter.k)
+    _open(drafter, slots)
     for slot in range(slots):
-        drafter.open(slot, SamplingParams(), slot, [], 0)
         drafter.prefill(slot, [_TOKEN] * position, 0, last=True)
     rows = [DraftRow(slot, position, [_TOKEN], drafter.k) for slot in range(slots)]
     return _median(lambda: wait(drafter.propose(rows)), clock) / drafter.k
@@ -110,8 +156,8 @@ class Branches:
         self._draft, self._clock = draft, clock
         self._lowered = np.ones((draft.slots, draft.k), np.int32)
         position = _position(context, 2 * draft.k)
+        _open(draft, draft.slots)
         for slot in range(draft.slots):
-            draft.open(slot, SamplingParams(), slot, [], 0)
             draft.prefill(slot, [_TOKEN] * (position + 1), 0)
         self._moves = [
             Moved(slot=slot, position=position, pending=_TOKEN) for slot in range(draft.slots)
@@ -124,12 +170,11 @@ class Branches:
           wait: returns when the draft's proposals are there.
         """
         few = min(self._draft.k, _JUST_IN_TIME)
+        limits = np.full(self._draft.slots, few, np.int32)
 
         def drafted() -> bool:
             self._draft.move(self._moves)
-            lengths = self._draft.draft(
-                np.full(self._draft.slots, few, np.int32), lowered=self._lowered
-            )
+            lengths = self._draft.draft(limits, lowered=self._lowered)
             wait()
             return bool(lengths.all())
 
@@ -142,17 +187,18 @@ class Branches:
           budget: M.
           beside: run when they have begun; they and it have ended when the clock stops.
         """
+        k, slots = self._draft.k, self._draft.slots
+        counts = np.zeros((slots, k + 1), np.int32)
+        counts[:, 0] = budget
+        follow = np.zeros(slots, bool)
 
         def expanded() -> bool:
-            counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
-            counts[:, 0] = budget
             self._draft.move(self._moves)
-            follow = np.zeros(self._draft.slots, bool)
-            self._draft.expand(counts, follow=follow, lowered=self._lowered, forwards=self._draft.k)
+            self._draft.expand(counts, follow=follow, lowered=self._lowered, forwards=k)
             beside()
             deadline = self._clock() + PATIENCE
-            while not isinstance(news := self._draft.news(self._draft.k), str):
-                if news.forwards >= self._draft.k:
+            while not isinstance(news := self._draft.news(k), str):
+                if news.forwards >= k:
                     return True
                 if self._clock() > deadline:
                     break
@@ -161,19 +207,24 @@ class Branches:
         return self._seconds(expanded)
 
     def _seconds(self, attempt: Callable[[], bool]) -> float:
-        return _median(lambda: _until(attempt, self._clock), self._clock)
+        """Of an attempt; tries until the draft has answered in time: a worker may be late first."""
+
+        def until() -> None:
+            deadline = self._clock() + PATIENCE
+            while not attempt():
+                if self._clock() > deadline:
+                    raise InputError(
+                        "the draft worker did not answer while its speed was measured; give mode, "
+                        "k and budget, so that nothing has to be measured"
+                    )
+                time.sleep(_PAUSE)
+
+        return _median(until, self._clock)
 
 
-def _until(attempt: Callable[[], bool], clock: Clock) -> None:
-    """Tries until a draft has answered in time: a worker may be late the first time."""
-    deadline = clock() + PATIENCE
-    while not attempt():
-        if clock() > deadline:
-            raise InputError(
-                "the draft worker did not answer while its speed was measured; give mode, k and "
-                "budget, so that nothing has to be measured"
-            )
-        time.sleep(_PAUSE)
+def _open(role: Target | Drafter | BranchingDraft, slots: int) -> None:
+    for slot in range(slots):
+        role.open(slot, SamplingParams(), slot, [], 0)
 
 
 def _position(context: int, behind: int) -> int:

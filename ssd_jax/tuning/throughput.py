@@ -19,17 +19,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from itertools import product, starmap
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ssd_jax.speculation.acceptance import FIRST_GUESS, odds
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
-
-FIRST_MISS = 0.5
-"""How often the likeliest bonus token alone misses, before anything is known."""
-
 
 WORST_CONTENTION = 2.0
 """Something else was busy when more was measured; a mode that is not taken would not tell."""
@@ -105,7 +102,7 @@ class Guess:
     """
 
     acceptance: float = FIRST_GUESS
-    alone: float = FIRST_MISS
+    alone: float = 0.5
     r: float = 1.0
     judged: int = 0
 
@@ -162,24 +159,20 @@ def ssd(
       rows: sequences that are decoded together.
     """
     k, forwards = plan.k, plan.forwards
-    lengths = (k, min(forwards - 1, k), k if waits else 0)
-    kinds: tuple[After, ...] = ("hit", "hit", "miss")
-    follow = np.array(
-        [
-            _followed(seen, fan_out, length, plan.budget, after)
-            for length, after in zip(lengths, kinds, strict=True)
-        ]
+    kinds: tuple[tuple[int, After], ...] = (
+        (k, "hit"),
+        (min(forwards - 1, k), "hit"),
+        (k if waits else 0, "miss"),
     )
-    share = _stationary(follow)
+    follow = [_followed(seen, fan_out, length, plan.budget, after) for length, after in kinds]
+    share = _stationary(np.array(follow))
     branches = forwards * costs.step[plan.budget]
-    verified = [costs.verified(length) for length in lengths]
+    verified = [costs.verified(length) for length, _ in kinds]
     seconds = [costs.together(each, branches) for each in verified]
     total = float(share @ seconds)
     if waits:
         total += (1 - (1 - share[2]) ** rows) * k * costs.backup
-    gained = [
-        tokens(seen.rates(length, after)) for length, after in zip(lengths, kinds, strict=True)
-    ]
+    gained = [tokens(seen.rates(length, after)) for length, after in kinds]
     return rows * float(share @ gained) / total
 
 
@@ -209,14 +202,22 @@ def _stationary(follow: np.ndarray) -> np.ndarray:
     return np.linalg.solve(equations, np.eye(size)[0])
 
 
-def best_sd(
-    costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1
-) -> tuple[SpeculationPlan, float]:
-    """The fastest K of mode sd, and its tokens per second; of equals the smallest."""
+class Predicted(NamedTuple):
+    """A plan, of K = 0 without a draft, and its tokens per second."""
+
+    plan: SpeculationPlan
+    rate: float
+
+    def __str__(self) -> str:
+        k, budget = self.plan.k, self.plan.budget
+        how = f" with k = {k}" if k else ""
+        return f"{self.rate:.1f}{how}" + (f", budget = {budget}" if budget else "")
+
+
+def best_sd(costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1) -> Predicted:
+    """The fastest K of mode sd; of equals the smallest."""
     plans = [SpeculationPlan(k=k) for k in sorted(ks)]
-    rates = [sd(costs, seen, plan, rows=rows) for plan in plans]
-    place = int(np.argmax(rates))
-    return plans[place], rates[place]
+    return _fastest(Predicted(plan, sd(costs, seen, plan, rows=rows)) for plan in plans)
 
 
 def best_ssd(
@@ -228,19 +229,19 @@ def best_ssd(
     budgets: Sequence[int],
     waits: Sequence[bool],
     rows: int = 1,
-) -> tuple[SpeculationPlan, float]:
-    """The fastest K and M of mode ssd, and its tokens per second; of equals the smallest.
+) -> Predicted:
+    """The fastest K and M of mode ssd; of equals the smallest.
 
     Args:
       waits: what a miss may do; of several the faster one is taken.
       others: see `ssd`.
     """
-    plans = [
-        SpeculationPlan.of_branches(k, budget) for k in sorted(ks) for budget in sorted(budgets)
-    ]
-    rates = [
-        max(ssd(costs, seen, plan, fan_out, waits=each, rows=rows) for each in waits)
-        for plan in plans
-    ]
-    place = int(np.argmax(rates))
-    return plans[place], rates[place]
+    return _fastest(
+        Predicted(plan, ssd(costs, seen, plan, fan_out, waits=each, rows=rows))
+        for plan in starmap(SpeculationPlan.of_branches, product(sorted(ks), sorted(budgets)))
+        for each in waits
+    )
+
+
+def _fastest(found: Iterable[Predicted]) -> Predicted:
+    return max(found, key=lambda each: each.rate)  # the first of equals

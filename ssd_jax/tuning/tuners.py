@@ -1,4 +1,4 @@
-"""Choose K and M while decoding, from what rounds have shown so far. Pure host code."""
+"""Tuners that choose the fastest K and M, by costs and what was observed. Pure host code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from ssd_jax.speculation.acceptance import WEIGHT, AcceptanceEstimator, weighed
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from ssd_jax.speculation.measured import MeasuredFanOut
-from ssd_jax.speculation.tuner import SpeculationPlan, Steps
-from ssd_jax.tuning.throughput import Costs, Guess, best_sd, best_ssd
+from ssd_jax.speculation.tuner import SpeculationPlan, Steps, Tuner
+from ssd_jax.tuning.throughput import Costs, Guess, Predicted, best_sd, best_ssd
 
 _EVERY = 16  # rounds between two choices
 _REMEMBERED = 2048  # judged tokens of earlier starts that count, so that a new habit is learned
@@ -68,17 +68,33 @@ class Observed:
         )
 
 
-class SdTuner:
-    """See `Tuner`: the fastest K of mode sd."""
+class SdTuner(Tuner):
+    """See `Tuner`: the fastest K of mode sd.
+
+    Args:
+      costs: measured at the start.
+      seen: what is known of the acceptance, learned further here.
+      ks: what can be chosen.
+    """
 
     def __init__(self, costs: Costs, seen: Observed, *, ks: Sequence[int]) -> None:
-        self._costs, self._seen, self._ks = costs, seen, tuple(ks)
+        self._costs, self._seen, self._ks = costs, seen, ks
         self._rounds, self._plan = 0, SpeculationPlan(k=max(ks))
+
+    def best(self, rows: int, steps: Mapping[int, float]) -> Predicted:
+        """The fastest plan.
+
+        Args:
+          rows: sequences that are decoded together.
+          steps: T_s by M, as far as it was observed.
+        """
+        del steps
+        return best_sd(self._costs, self._seen, self._ks, rows=rows)
 
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
         if self._rounds % _EVERY == 0:
-            self._plan, _ = best_sd(self._costs, self._seen, self._ks, rows=max(rows, 1))
+            self._plan = self.best(max(rows, 1), steps()).plan
         self._rounds += 1
         return self._plan
 
@@ -87,14 +103,13 @@ class SdTuner:
         self._seen.observe(verified)
 
 
-class SsdTuner:
+class SsdTuner(SdTuner):
     """See `Tuner`: the fastest K and M of mode ssd, with T_s as it is lately.
 
     Args:
-      costs: measured at the start.
-      seen: what is known of the acceptance, learned further here.
+      costs, seen, ks: as of `SdTuner`.
       fan_out: a policy like those of the sequences; it learns from all that teach.
-      ks, budgets: what can be chosen.
+      budgets: what can be chosen.
       waits: see `throughput.best_ssd`.
     """
 
@@ -108,35 +123,32 @@ class SsdTuner:
         budgets: Sequence[int],
         waits: Sequence[bool],
     ) -> None:
-        self._costs, self._seen, self._fan_out = costs, seen, fan_out
-        self._ks, self._budgets = tuple(ks), tuple(budgets)
-        self._waits = tuple(waits)
-        self._rounds, self._plan = 0, SpeculationPlan.of_branches(max(ks), max(budgets))
+        super().__init__(costs, seen, ks=ks)
+        self._fan_out, self._budgets, self._waits = fan_out, budgets, waits
         self._planned: dict[int, int] = {}  # by M, the last round that had it
+
+    def best(self, rows: int, steps: Mapping[int, float]) -> Predicted:
+        """See `SdTuner.best`. What an M took counts if it was planned lately: how slow another was
+        may not be so any more."""
+        since = self._rounds - _LATELY
+        lately = {m: steps[m] for m in steps if self._planned.get(m, since - 1) >= since}
+        return best_ssd(
+            self._costs.observed(lately),
+            self._seen,
+            self._fan_out,
+            ks=self._ks,
+            budgets=self._budgets,
+            waits=self._waits,
+            rows=rows,
+        )
 
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
-        if self._rounds % _EVERY == 0:
-            self._plan, _ = best_ssd(
-                self._costs.observed(self._lately(steps())),
-                self._seen,
-                self._fan_out,
-                ks=self._ks,
-                budgets=self._budgets,
-                waits=self._waits,
-                rows=max(rows, 1),
-            )
-        self._planned[self._plan.budget] = self._rounds
-        self._rounds += 1
-        return self._plan
-
-    def _lately(self, steps: Mapping[int, float]) -> dict[int, float]:
-        """Those of M that were planned lately: how slow another was may not be so any more."""
-        since = self._rounds - _LATELY
-        lately = {m for m, planned in self._planned.items() if planned >= since}
-        return {m: seconds for m, seconds in steps.items() if m in lately}
+        plan = super().plan(rows=rows, steps=steps)
+        self._planned[plan.budget] = self._rounds - 1
+        return plan
 
     def observe(self, verified: VerificationStats) -> None:
         """See `Tuner.observe`."""
-        self._seen.observe(verified)
+        super().observe(verified)
         self._fan_out.observe(verified)

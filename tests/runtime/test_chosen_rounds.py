@@ -110,7 +110,7 @@ def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monke
     auto.generate("0101010101", SamplingParams(max_tokens=40), mode="ssd")
     auto._chooser.remember()
     with monkeypatch.context() as patch:
-        patch.setattr(chooser, "_measure", None)
+        patch.setattr(chooser, "measure", None)
         known = again()
     assert known._costs == measured
     assert known._guess == auto._chooser._seen.guess != auto._chooser._guess

@@ -12,7 +12,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.runtime.programs import Verification
 from ssd_jax.runtime.roles import Drafted, News
 from ssd_jax.runtime.worker import placement
-from ssd_jax.tuning import chooser, measuring
+from ssd_jax.tuning import measuring
 from ssd_jax.tuning.measuring import Branches, Verifications, measure_drafter
 
 SLOTS, CONTEXT, K = 2, 64, 4
@@ -216,7 +216,7 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
     closed = []
     worker = SimpleNamespace(drafts=[SimpleNamespace(close=lambda: closed.append(True))])
     made = loaded(branching=lambda patience=0.01: Slow(patience), worker=worker)
-    costs = chooser._measure(made, CONTEXT)
+    costs = measuring.measure(made, CONTEXT)
     assert min(costs.step.values()) >= 0.03 / K
     assert costs.backup >= 0.03 / 2
     assert closed == [True]
@@ -226,11 +226,11 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
 @pytest.mark.parametrize(("kind", "contention"), [(Hidden, 0.0), (Draft, 1.0)])
 def test_what_the_roles_take_from_each_other_is_measured(kind, contention, monkeypatch):
     watch = Watch()
-    monkeypatch.setattr(chooser, "Verifications", partial(Verifications, clock=watch))
-    monkeypatch.setattr(chooser, "Branches", partial(Branches, clock=watch))
+    monkeypatch.setattr(measuring, "Verifications", partial(Verifications, clock=watch))
+    monkeypatch.setattr(measuring, "Branches", partial(Branches, clock=watch))
     made = loaded(branching=lambda patience: kind(watch), worker=None)
     made.roles = lambda *_: SimpleNamespace(target=Target(watch))
-    costs = chooser._measure(made, CONTEXT)
+    costs = measuring.measure(made, CONTEXT)
     assert costs.verify == pytest.approx({0: 1.0, K: 1.4})
     assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
     assert costs.contention == pytest.approx(contention)
