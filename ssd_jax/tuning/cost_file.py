@@ -7,31 +7,33 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
+
+import msgspec
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json
+from ssd_jax.files import MOST_JSON, read_bytes
 from ssd_jax.tuning.throughput import Costs, Guess
 
-_FORMAT = 3
-_UNREADABLE = (
-    ArithmeticError,
-    AttributeError,
-    InputError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
 _LOG = logging.getLogger(__name__)
 
 
-class KnownCosts(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class KnownCosts:
     """Costs, and what to assume of the acceptance before any of it was observed."""
 
+    costs: Costs
+    guess: Guess
+
+
+class _Kept(msgspec.Struct):
+    """The file: only what `write` writes has these types and ranges."""
+
+    format: Literal[3]
+    about: Any
     costs: Costs
     guess: Guess
 
@@ -59,64 +61,30 @@ class CostFile:
         if self.path is None:
             return None
         try:
-            kept = read_json(self.path)
-            if kept["format"] != _FORMAT or kept["about"] != self._about:
-                return None
-            costs = kept["costs"]
-            costs = Costs(
-                verify=_by_number(costs["verify"], widths),
-                draft=_number(costs["draft"]),
-                backup=_number(costs["backup"]),
-                step=_by_number(costs["step"], budgets),
-                contention=_number(costs["contention"]),
-            )
-            guess = Guess(
-                acceptance=_number(kept["guess"]["acceptance"]),
-                alone=_number(kept["guess"]["alone"]),
-                judged=int(_number(kept["guess"]["judged"])),
-            )
-            if max(guess.acceptance, guess.alone) > 1:
-                return None
-        except _UNREADABLE as error:
+            kept = msgspec.json.decode(read_bytes(self.path, most=MOST_JSON), type=_Kept)
+        except (InputError, ValueError, RecursionError) as error:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None
-        return KnownCosts(costs, guess)
+        costs = kept.costs
+        needed = set(costs.verify) == set(widths) and set(costs.step) == set(budgets)
+        return KnownCosts(costs, kept.guess) if needed and kept.about == self._about else None
 
     def write(self, known: KnownCosts) -> None:
         """Keeps it, whole or not at all; a directory that cannot be written keeps nothing."""
         if self.path is None:
             return
-        kept = {
-            "format": _FORMAT,
-            "about": self._about,
-            "costs": dataclasses.asdict(known.costs),
-            "guess": {
-                name: getattr(known.guess, name) for name in ("acceptance", "alone", "judged")
-            },
-        }
+        kept = msgspec.json.encode(_Kept(3, self._about, known.costs, known.guess))
         part = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self.path.parent, suffix=".part", delete=False
+                dir=self.path.parent, suffix=".part", delete=False
             ) as file:
                 part = Path(file.name)
-                json.dump(kept, file)
+                file.write(kept)
             part.replace(self.path)
         except OSError as error:
             _LOG.warning("measured costs are not kept: %s", error)
             if part is not None:
                 with contextlib.suppress(OSError):
                     part.unlink()
-
-
-def _by_number(values: Any, numbers: tuple[int, ...]) -> dict[int, float]:
-    if set(values) != {str(number) for number in numbers}:
-        raise ValueError(f"{sorted(values)} instead of {numbers}")
-    return {number: _number(values[str(number)], above=0.0) for number in numbers}
-
-
-def _number(value: Any, *, above: float = -math.ulp(0.0)) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= above:
-        raise ValueError(f"{value!r} is no number that was written here")
-    return float(value)

@@ -3,10 +3,10 @@ one idle, and then a verification with branches beside it."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -32,111 +32,73 @@ _JUST_IN_TIME = 2  # tokens
 _TOKEN = 1
 
 
-def measure(loaded: Loaded, context: int) -> Costs:
+def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> Costs:
     """Each role alone, then both at once, with as much work as a round may have.
 
     Raises:
       InputError: a draft worker that does not answer.
     """
     config, programs = loaded.config, loaded.programs
-    slots = config.slots
-    blank = programs.verification.blank(slots)
-    proposals: dict[int, Any] = {
+    slots, blank = config.slots, programs.verification.blank(config.slots)
+    proposals = {
         width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
         for width in programs.widths
     }
-    verifications = Verifications(loaded.roles("ar", 0).target, proposals)
-    costs = Costs(verify=verifications.seconds())
+    verify = verifying(loaded.roles("ar", 0).target, proposals)
+    verified = {width: median(partial(verify, width), clock) for width in sorted(programs.widths)}
+    costs = Costs(verify=verified)
     if config.draft_model and config.mode != "ssd":
-        costs = dataclasses.replace(costs, draft=measure_draft(loaded, context))
+        costs = replace(costs, draft=measure_draft(loaded, context, clock=clock))
     if config.prepared == "ssd":
         draft = loaded.branching(patience=PATIENCE)
-        branches = Branches(draft, context)
+        branches = Branches(draft, context, clock=clock)
         forwards = {m: branches.expansion(m) for m in sorted(config.budgets)}
         width, budget = max(programs.widths), max(config.budgets)
-        together = branches.expansion(budget, lambda: verifications.run(width))
-        costs = dataclasses.replace(
+        together = branches.expansion(budget, partial(verify, width))
+        costs = replace(
             costs,
-            backup=branches.just_in_time(lambda: jax.block_until_ready(draft.proposal())),
+            backup=branches.just_in_time(),
             step={m: seconds / draft.k for m, seconds in forwards.items()},
-            contention=contention(costs.verify[width], forwards[budget], together),
+            contention=contention(verified[width], forwards[budget], together),
         )
         if loaded.worker is not None:
             loaded.worker.drafts.pop().close()
     return costs
 
 
-def measure_draft(loaded: Loaded, context: int) -> float:
-    """T_1 of mode sd."""
+def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> float:
+    """T_1 of mode sd, for all slots."""
     drafter = loaded.roles("sd", loaded.config.speculated).drafter
     assert drafter is not None
-    return measure_drafter(
-        drafter,
-        loaded.config.slots,
-        context,
-        lambda drafted: jax.block_until_ready(drafted.proposal),
-    )
+    position, slots = _position(context, drafter.k), range(loaded.config.slots)
+    _open(drafter, slots)
+    for slot in slots:
+        drafter.prefill(slot, [_TOKEN] * position, 0, last=True)
+    rows = [DraftRow(slot, position, [_TOKEN], drafter.k) for slot in slots]
+    seconds = median(lambda: jax.block_until_ready(drafter.propose(rows).proposal), clock)
+    return seconds / drafter.k
 
 
-class Verifications:
-    """Times verifications, from dispatch until the outcome is read.
+def verifying(target: Target, proposals: Mapping[int, Any]) -> Callable[[int], None]:
+    """What verifies w tokens of every slot, from dispatch until the outcome is read.
 
     Args:
       target: with empty slots.
-      proposals: by width w, w tokens for every slot.
-      clock: seconds.
+      proposals: by w.
     """
+    _open(target, range(target.slots))
+    tokens = np.full(target.slots, _TOKEN, np.int32)
+    lengths = np.full_like(tokens, _position(target.context, max(proposals)))
 
-    def __init__(
-        self, target: Target, proposals: Mapping[int, Any], *, clock: Clock = time.perf_counter
-    ) -> None:
-        self._target, self._proposals, self._clock = target, proposals, clock
-        _open(target, target.slots)
-        position = _position(target.context, max(proposals))
-        self._tokens = np.full(target.slots, _TOKEN, np.int32)
-        self._lengths = np.full(target.slots, position, np.int32)
+    def run(width: int) -> None:
+        drafted = Drafted(np.full_like(tokens, width), proposals[width]) if width else None
+        target.forward(tokens, lengths, drafted).read()
 
-    def run(self, width: int) -> None:
-        """Verifies that many tokens of every slot."""
-        drafted = None
-        if width:
-            drafted = Drafted(np.full_like(self._lengths, width), self._proposals[width])
-        self._target.forward(self._tokens, self._lengths, drafted).read()
-
-    def seconds(self) -> dict[int, float]:
-        """Of a verification, by its width."""
-        return {
-            width: _median(functools.partial(self.run, width), self._clock)
-            for width in sorted(self._proposals)
-        }
-
-
-def measure_drafter(
-    drafter: Drafter,
-    slots: int,
-    context: int,
-    wait: Callable[[Drafted], Any],
-    *,
-    clock: Clock = time.perf_counter,
-) -> float:
-    """Seconds of a drafted token of all slots.
-
-    Args:
-      drafter: with empty slots.
-      slots, context: how many, and most positions of each.
-      wait: returns when the proposals are there.
-      clock: seconds.
-    """
-    position = _position(context, drafter.k)
-    _open(drafter, slots)
-    for slot in range(slots):
-        drafter.prefill(slot, [_TOKEN] * position, 0, last=True)
-    rows = [DraftRow(slot, position, [_TOKEN], drafter.k) for slot in range(slots)]
-    return _median(lambda: wait(drafter.propose(rows)), clock) / drafter.k
+    return run
 
 
 class Branches:
-    """Times the branches of mode ssd on a draft with empty slots.
+    """Times the branches of mode ssd on a draft with empty slots, for all slots together.
 
     What a draft in a worker takes to answer is in all that it tells.
 
@@ -155,42 +117,35 @@ class Branches:
     ) -> None:
         self._draft, self._clock = draft, clock
         self._lowered = np.ones((draft.slots, draft.k), np.int32)
-        position = _position(context, 2 * draft.k)
-        _open(draft, draft.slots)
-        for slot in range(draft.slots):
+        position, slots = _position(context, 2 * draft.k), range(draft.slots)
+        _open(draft, slots)
+        for slot in slots:
             draft.prefill(slot, [_TOKEN] * (position + 1), 0)
-        self._moves = [
-            Moved(slot=slot, position=position, pending=_TOKEN) for slot in range(draft.slots)
-        ]
+        self._moves = [Moved(slot=slot, position=position, pending=_TOKEN) for slot in slots]
 
-    def just_in_time(self, wait: Callable[[], Any]) -> float:
-        """Seconds of a token of all slots that is drafted just in time.
-
-        Args:
-          wait: returns when the draft's proposals are there.
-        """
+    def just_in_time(self) -> float:
+        """Seconds of a token that is drafted just in time, until the proposal is there."""
         few = min(self._draft.k, _JUST_IN_TIME)
-        limits = np.full(self._draft.slots, few, np.int32)
 
         def drafted() -> bool:
             self._draft.move(self._moves)
+            limits = np.full(self._draft.slots, few, np.int32)
             lengths = self._draft.draft(limits, lowered=self._lowered)
-            wait()
+            jax.block_until_ready(self._draft.proposal())
             return bool(lengths.all())
 
         return self._seconds(drafted) / few
 
     def expansion(self, budget: int, beside: Callable[[], Any] = lambda: None) -> float:
-        """Seconds of K forwards of M branches of all slots.
+        """Seconds of K forwards of M branches.
 
         Args:
           budget: M.
           beside: run when they have begun; they and it have ended when the clock stops.
         """
         k, slots = self._draft.k, self._draft.slots
-        counts = np.zeros((slots, k + 1), np.int32)
+        counts, follow = np.zeros((slots, k + 1), np.int32), np.zeros(slots, bool)
         counts[:, 0] = budget
-        follow = np.zeros(slots, bool)
 
         def expanded() -> bool:
             self._draft.move(self._moves)
@@ -207,9 +162,9 @@ class Branches:
         return self._seconds(expanded)
 
     def _seconds(self, attempt: Callable[[], bool]) -> float:
-        """Of an attempt; tries until the draft has answered in time: a worker may be late first."""
+        """Of an attempt and those before it that a worker was late for, as it may be at first."""
 
-        def until() -> None:
+        def answered() -> None:
             deadline = self._clock() + PATIENCE
             while not attempt():
                 if self._clock() > deadline:
@@ -219,23 +174,24 @@ class Branches:
                     )
                 time.sleep(_PAUSE)
 
-        return _median(until, self._clock)
+        return median(answered, self._clock)
 
 
-def _open(role: Target | Drafter | BranchingDraft, slots: int) -> None:
-    for slot in range(slots):
-        role.open(slot, SamplingParams(), slot, [], 0)
-
-
-def _position(context: int, behind: int) -> int:
-    """Where the pending token is, with room behind it."""
-    return max(0, min(_TEXT, context - behind - 2))
-
-
-def _median(run: Callable[[], Any], clock: Clock) -> float:
+def median(run: Callable[[], Any], clock: Clock) -> float:
+    """Seconds that something takes once it is warm."""
     seconds = []
     for _ in range(_FIRST + _TIMED):
         began = clock()
         run()
         seconds.append(clock() - began)
     return float(np.median(seconds[_FIRST:]))
+
+
+def _open(role: Target | Drafter | BranchingDraft, slots: Iterable[int]) -> None:
+    for slot in slots:
+        role.open(slot, SamplingParams(), slot, [], 0)
+
+
+def _position(context: int, behind: int) -> int:
+    """Where the pending token is, with room behind it."""
+    return max(0, min(_TEXT, context - behind - 2))

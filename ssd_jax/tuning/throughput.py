@@ -20,13 +20,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product, starmap
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Meta
 
 from ssd_jax.speculation.acceptance import FIRST_GUESS, odds
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
+
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 WORST_CONTENTION = 2.0
 """Something else was busy when more was measured; a mode that is not taken would not tell."""
@@ -44,11 +48,11 @@ class Costs:
       contention: x, what target and branches take from each other while both are busy.
     """
 
-    verify: Mapping[int, float]
-    draft: float = 0.0
-    backup: float = 0.0
-    step: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    contention: float = 0.0
+    verify: Mapping[int, Annotated[float, Meta(gt=0)]]
+    draft: NotNegative = 0.0
+    backup: NotNegative = 0.0
+    step: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
+    contention: NotNegative = 0.0
 
     def verified(self, length: int) -> float:
         """T_v of proposals of that many tokens: of the next width."""
@@ -101,10 +105,10 @@ class Guess:
       judged: proposed tokens that it was learned from at earlier starts.
     """
 
-    acceptance: float = FIRST_GUESS
-    alone: float = 0.5
+    acceptance: Share = FIRST_GUESS
+    alone: Share = 0.5
     r: float = 1.0
-    judged: int = 0
+    judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
 
     def rates(self, length: int, after: After) -> list[float]:
         """See `Seen.rates`."""

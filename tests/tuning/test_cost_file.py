@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_what_was_written_is_read(tmp_path):
     assert file.read(**ASKED) is None
     file.write(KNOWN)
     assert CostFile(tmp_path / "costs", ABOUT).read(**ASKED) == KNOWN
-    again = KNOWN._replace(guess=Guess(acceptance=0.5, alone=1.0))
+    again = dataclasses.replace(KNOWN, guess=Guess(acceptance=0.5, alone=1.0))
     file.write(again)
     assert file.read(**ASKED) == again
     assert [path.suffix for path in (tmp_path / "costs").iterdir()] == [".json"]
@@ -110,8 +111,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(json, "dump", full)
-        file.write(KNOWN._replace(guess=Guess(acceptance=0.1)))
+        patch.setattr(Path, "replace", full)
+        file.write(dataclasses.replace(KNOWN, guess=Guess(acceptance=0.1)))
     assert file.read(**ASKED) == KNOWN
     assert len(list(tmp_path.iterdir())) == 1
 
