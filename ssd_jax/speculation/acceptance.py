@@ -83,10 +83,9 @@ class AcceptanceStats:
     def __init__(self) -> None:
         self._acceptance = AcceptanceEstimator()
         self._rounds: deque[int] = deque(maxlen=_MEMORY)
-        self._after: dict[bool, deque[int]] = {hit: deque(maxlen=_MEMORY) for hit in (True, False)}
-        self._looks: dict[bool, deque[bool]] = {
-            empty: deque([True], maxlen=_MEMORY) for empty in (True, False)
-        }
+        self._after_hit: deque[int] = deque(maxlen=_MEMORY)
+        self._after_miss: deque[int] = deque(maxlen=_MEMORY)
+        self._looks = {empty: deque([True], maxlen=_MEMORY) for empty in (True, False)}
 
     def observe(self, accepted: int, length: int) -> None:
         """Takes a verification of L tokens; all places are taken to be accepted alike."""
@@ -102,7 +101,7 @@ class AcceptanceStats:
           found: whether its outcome was prepared for.
         """
         self._rounds.append(tokens)
-        self._after[hit].append(tokens)
+        (self._after_hit if hit else self._after_miss).append(tokens)
         self._looks[empty].append(found)
 
     def tokens(self, length: int) -> float:
@@ -117,8 +116,7 @@ class AcceptanceStats:
     def next_round(self, *, empty: bool) -> float:
         """Tokens that the next round is expected to gain by a hit, after one that verifies nothing
         or something."""
-        hit, other = (self._after[kind] for kind in (True, False))
-        if not hit or not other:
+        if not self._after_hit or not self._after_miss:
             return 0.0
-        gain = fmean(hit) - fmean(other)
+        gain = fmean(self._after_hit) - fmean(self._after_miss)
         return max(gain, 0.0) * fmean(self._looks[empty])

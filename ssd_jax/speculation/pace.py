@@ -10,7 +10,7 @@ noise (`runtime.occurrences`). Pure host code.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from statistics import median
 from typing import Literal
@@ -22,18 +22,19 @@ _MEMORY = 32
 _OLD = 64  # rounds after which a speed that nobody has measured again is forgotten
 
 
+def _recent() -> deque[float]:
+    return deque(maxlen=_MEMORY)
+
+
 class Pace:
     """Seconds of the last rounds and forwards; until both are known, waiting always pays."""
 
     def __init__(self) -> None:
-        self._rounds: deque[float] = deque(maxlen=_MEMORY)
-        self._forwards: dict[Work, deque[float]] = {
-            "branches": deque(maxlen=_MEMORY),
-            "record": deque(maxlen=_MEMORY),
-        }
-        self._delays: deque[float] = deque(maxlen=_MEMORY)
+        self._rounds = _recent()
+        self._forwards: defaultdict[Work, deque[float]] = defaultdict(_recent)
+        self._delays = _recent()
         self._since = 0  # rounds without a record that was drafted just in time
-        self._steps: dict[int, deque[float]] = {}
+        self._steps: defaultdict[int, deque[float]] = defaultdict(_recent)  # by M
 
     def round(self, seconds: float) -> None:
         """Takes a round, from its beginning to the next one's."""
@@ -47,7 +48,7 @@ class Pace:
         """Takes a draft forward, of M branches a sequence where that is known."""
         self._forwards[work].append(seconds)
         if branches is not None:
-            self._steps.setdefault(branches, deque(maxlen=_MEMORY)).append(seconds)
+            self._steps[branches].append(seconds)
 
     def drafted(self, delay: float) -> None:
         """Takes what a record that was drafted just in time took beside its forwards: the way there

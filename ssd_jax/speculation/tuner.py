@@ -72,11 +72,10 @@ class Tuner(Protocol):
         ...
 
     def observe(self, verified: VerificationStats) -> None:
-        """Learns from a verification of any sequence that `teaches`."""
-        ...
+        """Learns, if it does, from a verification of any sequence that `teaches`."""
 
 
-class FixedTuner:
+class FixedTuner(Tuner):
     """Always the same plan."""
 
     def __init__(self, plan: SpeculationPlan) -> None:
@@ -85,6 +84,3 @@ class FixedTuner:
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
         return self._plan
-
-    def observe(self, verified: VerificationStats) -> None:
-        """See `Tuner.observe`; there is nothing to learn."""

@@ -16,7 +16,7 @@ from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.measuring import measure, measure_draft
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar
-from ssd_jax.tuning.tuners import Observed, SdTuner, SsdTuner
+from ssd_jax.tuning.tuners import FastestTuner, Observed
 
 if TYPE_CHECKING:
     from ssd_jax.loaded import Loaded
@@ -40,7 +40,7 @@ class Chooser:
 
     Attributes:
       predicted: by mode that auto may take, what is fastest with all slots busy.
-      mode: as configured; of auto the one that is taken.
+      mode: as configured; of auto the first that none behind it beats by enough.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class Chooser:
         self.predicted = {"ar": Predicted(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))}
         self.mode = config.mode
         if config.mode == "auto":
+            self.mode = "ar"
             for mode in dict.fromkeys(("sd", config.prepared)):
-                tuner = self.tuner(mode, config.speculated)
-                self.predicted[mode] = tuner.best(config.slots, {})
-            self.mode = self._fastest()
+                found = self.tuner(mode, config.speculated).best(config.slots)
+                if found.rate > _ENOUGH * self.predicted[self.mode].rate:
+                    self.mode = mode
+                self.predicted[mode] = found
 
     @property
     def line(self) -> str:
@@ -72,18 +74,18 @@ class Chooser:
             f"(an acceptance of {self._guess.acceptance:.2f})"
         )
 
-    def tuner(self, mode: str, k: int) -> SdTuner:
+    def tuner(self, mode: str, k: int) -> FastestTuner:
         """Of an engine of mode sd or ssd with up to k proposed tokens."""
         config = self._config
         ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
         if mode == "sd":
-            return SdTuner(self._with_draft(), self._seen, ks=ks)
+            return FastestTuner(self._with_draft(), self._seen, ks=ks)
         kind = config.backup_kind
-        return SsdTuner(
+        return FastestTuner(
             self._costs,
             self._seen,
-            config.fan_out_of(k),
             ks=ks,
+            fan_out=config.fan_out_of(k),
             budgets=config.budgets,
             waits=(True, False) if kind == "auto" else (kind == "draft",),
         )
@@ -109,14 +111,6 @@ class Chooser:
             if self._file is not None:
                 self._file.write(KnownCosts(self._costs, self._guess))
         return self._costs
-
-    def _fastest(self) -> str:
-        """Of ar, sd, ssd the first that none behind it beats by enough."""
-        best = "ar"
-        for mode, predicted in self.predicted.items():
-            if predicted.rate > _ENOUGH * self.predicted[best].rate:
-                best = mode
-        return best
 
 
 def open_chooser(

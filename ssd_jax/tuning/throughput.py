@@ -141,13 +141,7 @@ def sd(costs: Costs, seen: Seen, plan: SpeculationPlan, *, rows: int = 1) -> flo
 
 
 def ssd(
-    costs: Costs,
-    seen: Seen,
-    plan: SpeculationPlan,
-    fan_out: FanOut,
-    *,
-    waits: bool,
-    rows: int = 1,
+    costs: Costs, seen: Seen, plan: SpeculationPlan, fan_out: FanOut, *, waits: bool, rows: int = 1
 ) -> float:
     """Tokens per second with branches.
 

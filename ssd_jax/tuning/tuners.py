@@ -68,48 +68,15 @@ class Observed:
         )
 
 
-class SdTuner(Tuner):
-    """See `Tuner`: the fastest K of mode sd.
+class FastestTuner(Tuner):
+    """See `Tuner`: the fastest K of mode sd, or K and M of mode ssd, with T_s as it is lately.
 
     Args:
       costs: measured at the start.
       seen: what is known of the acceptance, learned further here.
       ks: what can be chosen.
-    """
-
-    def __init__(self, costs: Costs, seen: Observed, *, ks: Sequence[int]) -> None:
-        self._costs, self._seen, self._ks = costs, seen, ks
-        self._rounds, self._plan = 0, SpeculationPlan(k=max(ks))
-
-    def best(self, rows: int, steps: Mapping[int, float]) -> Predicted:
-        """The fastest plan.
-
-        Args:
-          rows: sequences that are decoded together.
-          steps: T_s by M, as far as it was observed.
-        """
-        del steps
-        return best_sd(self._costs, self._seen, self._ks, rows=rows)
-
-    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
-        """See `Tuner.plan`."""
-        if self._rounds % _EVERY == 0:
-            self._plan = self.best(max(rows, 1), steps()).plan
-        self._rounds += 1
-        return self._plan
-
-    def observe(self, verified: VerificationStats) -> None:
-        """See `Tuner.observe`."""
-        self._seen.observe(verified)
-
-
-class SsdTuner(SdTuner):
-    """See `Tuner`: the fastest K and M of mode ssd, with T_s as it is lately.
-
-    Args:
-      costs, seen, ks: as of `SdTuner`.
-      fan_out: a policy like those of the sequences; it learns from all that teach.
-      budgets: what can be chosen.
+      fan_out: of mode ssd, a policy like those of the sequences; it learns from all that teach.
+      budgets: of mode ssd, what can be chosen.
       waits: see `throughput.best_ssd`.
     """
 
@@ -117,23 +84,31 @@ class SsdTuner(SdTuner):
         self,
         costs: Costs,
         seen: Observed,
-        fan_out: FanOut,
         *,
         ks: Sequence[int],
-        budgets: Sequence[int],
-        waits: Sequence[bool],
+        fan_out: FanOut | None = None,
+        budgets: Sequence[int] = (),
+        waits: Sequence[bool] = (),
     ) -> None:
-        super().__init__(costs, seen, ks=ks)
-        self._fan_out, self._budgets, self._waits = fan_out, budgets, waits
+        self._costs, self._seen, self._fan_out = costs, seen, fan_out
+        self._ks, self._budgets, self._waits = ks, budgets, waits
+        self._rounds, self._plan = 0, SpeculationPlan(k=max(ks))
         self._planned: dict[int, int] = {}  # by M, the last round that had it
 
-    def best(self, rows: int, steps: Mapping[int, float]) -> Predicted:
-        """See `SdTuner.best`. What an M took counts if it was planned lately: how slow another was
-        may not be so any more."""
+    def best(self, rows: int, steps: Mapping[int, float] | None = None) -> Predicted:
+        """The fastest plan.
+
+        Args:
+          rows: sequences that are decoded together.
+          steps: T_s by M, as far as it was observed. It counts where M was planned lately: how slow
+            another was may not be so any more.
+        """
+        if self._fan_out is None:
+            return best_sd(self._costs, self._seen, self._ks, rows=rows)
         since = self._rounds - _LATELY
-        lately = {m: steps[m] for m in steps if self._planned.get(m, since - 1) >= since}
+        lately = {m for m, planned in self._planned.items() if planned >= since}
         return best_ssd(
-            self._costs.observed(lately),
+            self._costs.observed({m: t for m, t in (steps or {}).items() if m in lately}),
             self._seen,
             self._fan_out,
             ks=self._ks,
@@ -144,11 +119,14 @@ class SsdTuner(SdTuner):
 
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
-        plan = super().plan(rows=rows, steps=steps)
-        self._planned[plan.budget] = self._rounds - 1
-        return plan
+        if self._rounds % _EVERY == 0:
+            self._plan = self.best(max(rows, 1), steps()).plan
+        self._planned[self._plan.budget] = self._rounds
+        self._rounds += 1
+        return self._plan
 
     def observe(self, verified: VerificationStats) -> None:
         """See `Tuner.observe`."""
-        super().observe(verified)
-        self._fan_out.observe(verified)
+        self._seen.observe(verified)
+        if self._fan_out is not None:
+            self._fan_out.observe(verified)

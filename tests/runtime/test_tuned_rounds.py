@@ -14,7 +14,7 @@ from ssd_jax.speculation.measured import MeasuredFanOut
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.tuning.throughput import Costs, Guess
-from ssd_jax.tuning.tuners import Observed, SdTuner, SsdTuner
+from ssd_jax.tuning.tuners import FastestTuner, Observed
 from tests.runtime.fake_branches import FakeBranchingDraft
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_controller_traffic import PREDICTORS, REQUESTS, results, script
@@ -149,12 +149,12 @@ def test_a_text_that_depends_on_lengths_teaches_the_tuner_nothing(mode, temperat
     observed = Observed(Guess())
     before = observed.guess, observed.r, observed.rates(3, "miss"), observed.rates(3, "hit")
     if mode == "sd":
-        tuner = SdTuner(COSTS, observed, ks=(3,))
+        tuner = FastestTuner(COSTS, observed, ks=(3,))
         engine, _ = sd(tuner, rule=rule)
     else:
         fan_out = MeasuredFanOut()
         settings = {"ks": (3,), "budgets": (8,), "waits": (False,)}
-        tuner = SsdTuner(COSTS, observed, fan_out, **settings)
+        tuner = FastestTuner(COSTS, observed, fan_out=fan_out, **settings)
         engine = ssd(spell(LONG), tuner=tuner, rule=rule).engine
         before += (fan_out.counts(3, 8, "hit"),)
     engine.add(request(max_tokens=40, temperature=temperature))

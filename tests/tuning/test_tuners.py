@@ -5,7 +5,7 @@ import pytest
 from ssd_jax.speculation.fan_out import UniformFanOut, VerificationStats
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.tuning.throughput import Costs, Guess
-from ssd_jax.tuning.tuners import Observed, SdTuner, SsdTuner
+from ssd_jax.tuning.tuners import FastestTuner, Observed
 
 COSTS = Costs(
     verify={0: 1.0, 2: 1.1, 8: 1.4},
@@ -32,7 +32,8 @@ def plans(tuner, rounds, verified=None, steps=dict):
 
 def ssd_tuner(**settings):
     defaults = {"ks": range(1, 9), "budgets": (4, 8, 16), "waits": (True,)}
-    return SsdTuner(COSTS, Observed(Guess()), UniformFanOut(), **defaults | settings)
+    given = defaults | settings
+    return FastestTuner(COSTS, Observed(Guess()), fan_out=UniformFanOut(), **given)
 
 
 def test_what_is_fixed_stays():
@@ -43,8 +44,8 @@ def test_what_is_fixed_stays():
 
 
 def test_k_follows_the_acceptance():
-    low = plans(SdTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, REJECTED)
-    high = plans(SdTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, ACCEPTED)
+    low = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, REJECTED)
+    high = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, ACCEPTED)
     assert low[-1].k < low[0].k < high[-1].k
     assert ssd_k(REJECTED) < ssd_k(ACCEPTED)
 
@@ -54,7 +55,7 @@ def ssd_k(verified):
 
 
 def test_a_plan_holds_for_sixteen_rounds():
-    found = plans(SdTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 64, REJECTED)
+    found = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 64, REJECTED)
     for begin in range(0, 64, 16):
         assert len(set(found[begin : begin + 16])) == 1
     assert len(set(found)) > 1
