@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssd_jax.speculation.fan_out import After
-from ssd_jax.speculation.measured import Ranks, exponent
+from ssd_jax.speculation.fan_out import After, Ranks, exponent
 
 _MOST_PREPARED = 16
 """Places of a bonus token that are told apart."""

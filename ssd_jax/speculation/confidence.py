@@ -15,8 +15,15 @@ from collections import Counter
 from typing import ClassVar
 
 from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds, weighed
-from ssd_jax.speculation.fan_out import After, Classes, Counts, FanOut, VerificationStats
-from ssd_jax.speculation.measured import MeasuredFanOut, Ranks
+from ssd_jax.speculation.fan_out import (
+    After,
+    Classes,
+    Counts,
+    FanOut,
+    MeasuredFanOut,
+    Ranks,
+    VerificationStats,
+)
 
 EDGES = (0.1, 0.25, 0.45, 0.65, 0.8, 0.9, 0.97)
 """Probabilities that bound the classes of confidence 0 to 7."""

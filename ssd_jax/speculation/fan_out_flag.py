@@ -12,9 +12,9 @@ from ssd_jax.speculation.fan_out import (
     FanOut,
     GeometricFanOut,
     ListedFanOut,
+    MeasuredFanOut,
     UniformFanOut,
 )
-from ssd_jax.speculation.measured import MeasuredFanOut
 
 _POLICIES: dict[str, Callable[[], FanOut]] = {
     "uniform": UniformFanOut,

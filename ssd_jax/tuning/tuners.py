@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ssd_jax.speculation.acceptance import WEIGHT, AcceptanceEstimator, weighed
-from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
-from ssd_jax.speculation.measured import MeasuredFanOut
+from ssd_jax.speculation.fan_out import After, FanOut, MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.tuner import SpeculationPlan, Steps, Tuner
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted, best_sd, best_ssd
 

@@ -9,8 +9,7 @@ from ssd_jax.runtime.activity import Activity, Busy
 from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
-from ssd_jax.speculation.fan_out import VerificationStats
-from ssd_jax.speculation.measured import MeasuredFanOut
+from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.tuning.throughput import Costs, Guess

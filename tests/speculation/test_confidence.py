@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.confidence import EDGES, UNKNOWN, ConfidenceFanOut
-from ssd_jax.speculation.fan_out import VerificationStats
-from ssd_jax.speculation.measured import MeasuredFanOut
+from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from tests.speculation.test_fan_out import BUDGETS, LENGTHS
 
 LEAST, MOST = 0, len(EDGES)

@@ -6,9 +6,8 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.confidence import ConfidenceFanOut
-from ssd_jax.speculation.fan_out import GeometricFanOut, UniformFanOut
+from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
 from ssd_jax.speculation.fan_out_flag import parse
-from ssd_jax.speculation.measured import MeasuredFanOut
 
 
 def test_lists_are_used_as_they_are():

@@ -7,8 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.fan_out import GeometricFanOut, VerificationStats
-from ssd_jax.speculation.measured import MeasuredFanOut, Ranks, exponent
+from ssd_jax.speculation.fan_out import (
+    GeometricFanOut,
+    MeasuredFanOut,
+    Ranks,
+    VerificationStats,
+    exponent,
+)
 from tests.speculation.test_fan_out import BUDGETS, LENGTHS
 
 FINE = 100_000

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.confidence import ConfidenceFanOut
-from ssd_jax.speculation.fan_out import GeometricFanOut, UniformFanOut
-from ssd_jax.speculation.measured import MeasuredFanOut
+from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import table

@@ -14,8 +14,7 @@ import pytest
 from ssd_jax.runtime.occurrences import Occurrences
 from ssd_jax.runtime.speculated import Speculated
 from ssd_jax.speculation.confidence import ConfidenceFanOut
-from ssd_jax.speculation.fan_out import GeometricFanOut
-from ssd_jax.speculation.measured import MeasuredFanOut
+from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.chance import paths

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from ssd_jax.speculation.confidence import ConfidenceFanOut
-from ssd_jax.speculation.measured import MeasuredFanOut
+from ssd_jax.speculation.fan_out import MeasuredFanOut
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.laws import autoregressive, emitted
 from tests.speculation.enumeration.learned import played
