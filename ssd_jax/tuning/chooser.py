@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from ssd_jax.checkpoints.cache_dir import costs_cache
 from ssd_jax.config import AUTO_K, Config
 from ssd_jax.environment import cpu_affinity, cpu_model, versions
+from ssd_jax.loaded import Loaded
+from ssd_jax.opened import OpenedModel
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.measuring import measure, measure_draft
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar
 from ssd_jax.tuning.tuners import FastestTuner, Observed
-
-if TYPE_CHECKING:
-    from ssd_jax.loaded import Loaded
-    from ssd_jax.opened import OpenedModel
 
 _NGRAM = Guess(acceptance=0.4)
 """Most rounds of n-grams have nothing to propose, and count as rejected."""

@@ -7,18 +7,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from ssd_jax.errors import InputError
+from ssd_jax.loaded import Loaded
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import BranchingDraft, Drafted, Drafter, DraftRow, Moved, Target
 from ssd_jax.tuning.throughput import Costs, contention
-
-if TYPE_CHECKING:
-    from ssd_jax.loaded import Loaded
 
 Clock = Callable[[], float]
 
