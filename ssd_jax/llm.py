@@ -34,7 +34,7 @@ from ssd_jax.runtime.trace import Trace
 from ssd_jax.toml_settings import check_names
 
 if TYPE_CHECKING:
-    from ssd_jax.choosing import Chooser
+    from ssd_jax.tuning.chooser import Chooser
 
 _LOG = logging.getLogger(__name__)
 
@@ -162,10 +162,10 @@ class LLM:
         for line in self.fallbacks:
             _LOG.warning(line)
         if self.config.chooses:
-            from ssd_jax.choosing import chooser  # few need it
+            from ssd_jax.tuning.chooser import open_chooser  # few need it
 
             try:
-                self._chooser = chooser(self._loaded, self.target, self.draft, self.context)
+                self._chooser = open_chooser(self._loaded, self.target, self.draft, self.context)
             except BaseException:
                 self._loaded.close()
                 self._loaded = None

@@ -31,8 +31,7 @@ from ssd_jax.runtime.target import DeviceTarget
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.runtime.worker.messages import Hello
 from ssd_jax.runtime.worker.settings import WorkerSettings
-from ssd_jax.speculation.tuner import Fixed, Tuner
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 
 if TYPE_CHECKING:
     from ssd_jax.compile_cache import ProgramStore
@@ -149,7 +148,7 @@ class Loaded:
         # What a draft in this process has done is known by no clock.
         activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
         if self.tuner is None:
-            tuner = Fixed(Plan.of_branches(k, config.branches))
+            tuner = FixedTuner(SpeculationPlan.of_branches(k, config.branches))
         else:
             tuner = self.tuner("ssd", k)
         return Controller(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from rich.console import Console
 
-from ssd_jax.bench.environment import describe, headline
 from ssd_jax.bench.perplexity import WINDOW, count_windows, read_text
 from ssd_jax.bench.prompts import Prompt, load_prompts
 from ssd_jax.bench.support import SUPPORTS
@@ -18,6 +17,7 @@ from ssd_jax.cli import settings, suites
 from ssd_jax.cli.failed import failure
 from ssd_jax.cli.loading import load, open_llm
 from ssd_jax.config import MAX_K, MODES
+from ssd_jax.environment import describe, headline
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams
 

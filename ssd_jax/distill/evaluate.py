@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.bench.environment import describe
 from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.vocabulary import require_same
@@ -31,11 +30,13 @@ from ssd_jax.distill.rounds import Measured, mean_of, power_law, walk
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
+from ssd_jax.environment import describe
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json
 from ssd_jax.opened import OpenedModel, open_model
-from ssd_jax.speculation.fan_out import Geometric
-from ssd_jax.speculation.tuning import Plan, ar, best_sd, best_ssd, hit_rate
+from ssd_jax.speculation.fan_out import GeometricFanOut
+from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.tuning.throughput import ar, best_sd, best_ssd, hit_rate
 
 FORMAT = 1
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
@@ -305,7 +306,7 @@ def _predicted(
     """Best K and M by Theorem 7, and how many times as fast as AR they make one text."""
     costs, predicted = steps.costs, {}
     for of, seen in measured.items():
-        fan_out = Geometric(acceptance=_rate(seen), r=seen.r)
+        fan_out = GeometricFanOut(acceptance=_rate(seen), r=seen.r)
         plain, sd = best_sd(costs, seen, settings.ks)
         branching, ssd = best_ssd(
             costs,
@@ -333,6 +334,6 @@ def _rate(seen: Measured) -> float:
     return float(np.clip(np.mean(seen.by_length[-1]), 0.01, 0.99))
 
 
-def _hit_rate(seen: Measured, fan_out: Geometric, plan: Plan) -> float:
+def _hit_rate(seen: Measured, fan_out: GeometricFanOut, plan: SpeculationPlan) -> float:
     """After a hit."""
     return hit_rate(seen, fan_out, plan.k, plan.budget, "hit")

@@ -12,7 +12,7 @@ import numpy as np
 from ssd_jax.bench.step import time_steps
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.runtime import passes
-from ssd_jax.speculation.tuning import Costs
+from ssd_jax.tuning.throughput import Costs
 
 Model = tuple[FunctionalModel, Parameters]
 

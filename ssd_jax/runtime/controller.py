@@ -30,10 +30,10 @@ from ssd_jax.runtime.roles import (
 )
 from ssd_jax.speculation.backup import BackupKind, host_kind, make
 from ssd_jax.speculation.cache import BranchTokens, CacheLookup, SpeculationCache
-from ssd_jax.speculation.fan_out import After, FanOut, Verified
+from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.sequence_state import SequenceState
-from ssd_jax.speculation.tuner import Fixed, Tuner, teaches
+from ssd_jax.speculation.tuner import FixedTuner, Tuner, teaches
 
 
 class Controller:
@@ -75,7 +75,7 @@ class Controller:
         self.traits = Traits(
             proposes="distribution",
             on_device=not elsewhere,
-            timed=rule == "ratio" and (waits or not isinstance(tuner, Fixed)),
+            timed=rule == "ratio" and (waits or not isinstance(tuner, FixedTuner)),
         )
         self.k = k
         self._draft, self._activity, self._lowers = draft, activity, lowers
@@ -91,7 +91,7 @@ class Controller:
         self._untold = np.full((rows, draft.k + 1), -1, np.int32)  # committed, no promotion yet
         self._live = np.zeros(rows, bool)  # has a record that has no branches yet
         self._expanded = np.zeros(rows, bool)  # has one whose branches were asked for
-        self._unlearned: list[tuple[SequenceState, Verified]] = []
+        self._unlearned: list[tuple[SequenceState, VerificationStats]] = []
         self._pace, self._clock = pace or Pace(), clock
         self._plan = tuner.plan(rows=1, steps=self._pace.steps)
         self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions

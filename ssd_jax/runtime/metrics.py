@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssd_jax.runtime.activity import Busy, DraftCost, overlap
+from ssd_jax.speculation.acceptance import AcceptanceEstimator
 from ssd_jax.speculation.cache import CacheLookup
 
 REQUEST_KEYS = (
@@ -175,15 +176,14 @@ def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
     a proposed token was judged if those before it were accepted.
     """
     histogram = np.bincount([verified.committed for verified in rounds])[1:]
-    by_position = []
-    for position in range(max(verified.proposed for verified in rounds)):
-        judged = [v for v in rounds if v.proposed > position and v.accepted >= position]
-        accepted = sum(verified.accepted > position for verified in judged)
-        by_position.append((accepted, len(judged)))
+    counted = AcceptanceEstimator()
+    for verified in rounds:
+        counted.observe(verified.accepted, range(verified.proposed))
+    positions = range(max(verified.proposed for verified in rounds))
     return {
         "acceptance_length": float(np.mean([verified.committed for verified in rounds])),
         "acceptance_histogram": histogram.tolist(),
-        "acceptance_by_position": by_position,
+        "acceptance_by_position": [(counted.accepted[i], counted.judged[i]) for i in positions],
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.runtime.roles import DraftBatch, Drafted, Drafter, SlotOpening
-from ssd_jax.speculation.fan_out import Verified
+from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.speculation.tuner import Tuner, teaches
 
 
@@ -56,7 +56,7 @@ class TunedDrafter:
             length = self._lengths.pop(slot, None)
             if length is not None and self._teaching[slot]:
                 accepted = min(int(batch.counts[slot]) - 1, length)
-                self._tuner.observe(Verified(accepted, max(length, 1), "miss"))
+                self._tuner.observe(VerificationStats(accepted, max(length, 1), "miss"))
         k = self._tuner.plan(rows=len(batch.slots), steps=dict).k
         drafted = self._drafter.propose(batch._replace(limit=np.minimum(batch.limit, k)))
         self._lengths |= {slot: int(drafted.lengths[slot]) for slot in batch.slots}

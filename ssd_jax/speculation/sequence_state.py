@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ssd_jax.speculation.acceptance import AcceptanceStats
 from ssd_jax.speculation.backup import Backup
-from ssd_jax.speculation.fan_out import After, FanOut, Verified
-from ssd_jax.speculation.pace import Returns
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
+from ssd_jax.speculation.tuner import SpeculationPlan
 
 
 class SequenceState:
@@ -22,7 +22,7 @@ class SequenceState:
 
     def __init__(self, *, fan_out: FanOut, backup: Backup, room: int, teaches: bool) -> None:
         self.fan_out, self.backup, self.room, self.teaches = fan_out, backup, room, teaches
-        self.stats = Returns()
+        self.stats = AcceptanceStats()
         """What its rounds have brought."""
         self.length = 0
         """L of the record."""
@@ -40,9 +40,9 @@ class SequenceState:
         self.length, self.after, self.made = length, after, made
         self.confidence = tuple(confidence[:length])
 
-    def verified(self, accepted: int, prepared: int, rank: int | None) -> Verified:
-        """What became of the record; see `Verified`."""
-        return Verified(accepted, self.length, self.after, prepared, rank, self.confidence)
+    def verified(self, accepted: int, prepared: int, rank: int | None) -> VerificationStats:
+        """What became of the record; see `VerificationStats`."""
+        return VerificationStats(accepted, self.length, self.after, prepared, rank, self.confidence)
 
     @property
     def asks_confidence(self) -> bool:
@@ -73,7 +73,7 @@ class SequenceState:
         """How many bring every branch to the most tokens that its outcome leaves room for."""
         return self.room - (2 if self.length else 1)  # branches of k = L start one later
 
-    def lowered(self, after: After, plan: Plan) -> list[int]:
+    def lowered(self, after: After, plan: SpeculationPlan) -> list[int]:
         """D of Saguaro sampling for the K tokens of a record that comes from there: the branches
         planned at each place, and the token drafted there."""
         return [count + 1 for count in self.fan_out.counts(plan.k, plan.budget, after)[:-1]]

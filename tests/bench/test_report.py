@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ssd_jax.bench import environment, report
+from ssd_jax import environment
+from ssd_jax.bench import report
 from ssd_jax.bench.costs import RoundCosts, costs_json, costs_table
 from ssd_jax.bench.demo import SpeedRow, draft_cost, summary_table
 from ssd_jax.bench.run import BenchResult, run_paired

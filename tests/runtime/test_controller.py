@@ -12,7 +12,7 @@ from ssd_jax.runtime.roles import SlotOpening
 from ssd_jax.speculation.backup import NgramBackup, RandomBackup
 from ssd_jax.speculation.cache import BranchTokens
 from ssd_jax.speculation.confidence import UNKNOWN
-from ssd_jax.speculation.fan_out import Listed
+from ssd_jax.speculation.fan_out import ListedFanOut
 from tests.runtime.by_row import DraftRow, batch_of
 from tests.runtime.fake_branches import FakeBranchingDraft
 from tests.runtime.test_engine import LONG, drain, outputs, request, spell
@@ -115,7 +115,7 @@ class Told:
     reads_confidence = False
 
     def __init__(self, **lists):
-        self.counts = Listed(**lists).counts
+        self.counts = ListedFanOut(**lists).counts
         self.observed = []
 
     def observe(self, verified):
@@ -234,7 +234,7 @@ def test_confidence_is_asked_for_only_where_the_fan_out_reads_it():
 
 
 def test_lowered_are_the_planned_branches_and_one_at_every_place():
-    policy = Listed(hit=(3, 0, 1, 2), miss=(0, 0, 0, 6))
+    policy = ListedFanOut(hit=(3, 0, 1, 2), miss=(0, 0, 0, 6))
     _, parts = write(fan_out=policy, budget=6, draft_k=5, backup="draft", rank=only(3, 6))
     assert set.union(*(expansion.lowered for expansion in parts.draft.expansions)) == {
         (4, 1, 2, 0, 0)

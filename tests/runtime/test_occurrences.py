@@ -12,8 +12,7 @@ from ssd_jax.runtime.occurrences import Occurrences, derived
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.backup import RandomBackup
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_engine import LONG, drain, outputs, request, spell
 from tests.runtime.tuners import Restless
@@ -79,7 +78,7 @@ SETTINGS = {
     "elsewhere, coupled": ({"remote": True, "rule": "coupled"}, False),
     "lengths chosen": ({"tuner": Restless((1, 2), (8,))}, True),
     "lengths chosen, coupled": ({"tuner": Restless((1, 2), (8,)), "rule": "coupled"}, False),
-    "lengths given": ({"tuner": Fixed(Plan(k=3, budget=8))}, False),
+    "lengths given": ({"tuner": FixedTuner(SpeculationPlan(k=3, budget=8))}, False),
     "a pace": ({"pace": Pace()}, True),
 }
 

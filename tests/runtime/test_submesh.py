@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax import choosing
 from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.llm import LLM
 from ssd_jax.loaded import Loaded
@@ -27,7 +26,8 @@ from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.submesh_draft import SubmeshDraft
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
-from ssd_jax.speculation import tuning
+from ssd_jax.tuning.chooser import open_chooser
+from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests import tiny
 from tests.runtime.test_speculative import SAMPLED, outputs, requests
 
@@ -133,13 +133,13 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
     kind = type("Noting", (Loaded,), {"branching": branching})
     fields = {each.name: getattr(loaded, each.name) for each in dataclasses.fields(loaded)}
     noting = kind(**fields | {"config": config})
-    chooser = choosing.chooser(noting, many.target, many.draft, many.context)
+    chooser = open_chooser(noting, many.target, many.draft, many.context)
     (measured,) = made
     assert isinstance(measured, SubmeshDraft)
     assert measured.patience > submesh_draft.PATIENCE
     assert not set(measured.counters) & {"late", "stale"}
     costs = chooser._costs
-    assert 0 <= costs.contention <= tuning.WORST_CONTENTION
+    assert 0 <= costs.contention <= WORST_CONTENTION
     assert min(*costs.verify.values(), *costs.step.values(), costs.backup) > 0
     given_k = dataclasses.replace(loaded, tuner=chooser.tuner).roles("sd", 3).drafter
     assert not isinstance(given_k, TunedDrafter)  # with one K there is nothing to choose

@@ -12,8 +12,7 @@ from ssd_jax.speculation.backup import HostKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed, Tuner
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 from tests.runtime.by_row import DraftRow, rows_of
 from tests.runtime.fake_branches import FakeBranchingDraft, Script
 from tests.runtime.fakes import Clock, FakeTarget, Letters
@@ -87,7 +86,7 @@ def ssd(
     controller = Watched(
         branching,
         k=k,
-        tuner=tuner or Fixed(Plan(k=k, budget=budget, longer=longer)),
+        tuner=tuner or FixedTuner(SpeculationPlan(k=k, budget=budget, longer=longer)),
         fan_out=lambda: parse(fan_out, k, budget) if isinstance(fan_out, str) else fan_out,
         backup=backup,
         tokens=TOKENS,

@@ -20,8 +20,7 @@ from ssd_jax.runtime.worker.session import Session
 from ssd_jax.speculation.confidence import UNKNOWN
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.paces import Patient
 
 SLOTS, K, M, N = 2, 3, 6, 2
@@ -301,7 +300,7 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None
     controller = Controller(
         draft,
         k=K,
-        tuner=Fixed(Plan(k=K, budget=M)),
+        tuner=FixedTuner(SpeculationPlan(k=K, budget=M)),
         fan_out=lambda: parse("uniform", K, M),
         backup=backup,
         tokens=128,

@@ -7,9 +7,9 @@ import functools
 import time
 
 import pytest
+from ssd_jax.runtime.worker.clocks import ClockOffset
 
 from ssd_jax.runtime.worker import clocks
-from ssd_jax.runtime.worker.clocks import ClockOffset
 from ssd_jax.runtime.worker.messages import ProtocolError, Speculations, Stats, Winner, Work
 from ssd_jax.runtime.worker.session import Session
 from tests.runtime.worker.scripted import HELLO, K, ScriptedDraft

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ssd_jax.runtime.worker.texts import SlotText
 
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import Moved
@@ -12,7 +13,6 @@ from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.connection import Connection
 from ssd_jax.runtime.worker.messages import Prefill, Speculations
 from ssd_jax.runtime.worker.proposals import HostProposals
-from ssd_jax.runtime.worker.texts import SlotText
 from ssd_jax.speculation.confidence import UNKNOWN
 from tests.runtime.worker.scripted import HELLO, SLOTS, K, M, only_misses, request, text
 from tests.runtime.worker.serving import served

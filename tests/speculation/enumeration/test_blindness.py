@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.confidence import Confidence
-from ssd_jax.speculation.fan_out import Geometric, Uniform
-from ssd_jax.speculation.measured import Measured
+from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
 from tests.runtime.by_row import promoted
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
@@ -94,11 +93,11 @@ ELSEWHERE = Host(game=GAME, forward=lambda _number: 0.4, budget=6, slots=2)
 HOSTS = {
     "inline": replace(ELSEWHERE, forward=None, backup="draft"),
     "elsewhere": ELSEWHERE,
-    "few branches": replace(ELSEWHERE, width=1, fan_out=Measured),
-    "slow": replace(ELSEWHERE, forward=lambda _number: 0.8, fan_out=Geometric),
+    "few branches": replace(ELSEWHERE, width=1, fan_out=MeasuredFanOut),
+    "slow": replace(ELSEWHERE, forward=lambda _number: 0.8, fan_out=GeometricFanOut),
     "late": replace(ELSEWHERE, forward=lambda number: (0.4, 3.0)[number % 2], patience=0.5),
     "n-grams": replace(ELSEWHERE, width=1, backup="ngram"),
-    "by confidence": replace(ELSEWHERE, fan_out=Confidence, backup="draft"),
+    "by confidence": replace(ELSEWHERE, fan_out=ConfidenceFanOut, backup="draft"),
 }
 
 
@@ -116,13 +115,13 @@ def test_a_round_does_not_look_at_the_tokens_of_branches(host):
         ]
         assert without[0] == without[1]
         assert usual.asked[:round_] == other.asked[:round_]
-        if host.fan_out is Confidence:
+        if host.fan_out is ConfidenceFanOut:
             changed += usual.asked[round_] != other.asked[round_]
             other = play(host, exchanged=round_, kept=usual.winners[round_])
         assert usual.asked[round_] == other.asked[round_]
         sizes |= {event[0] for event in usual.asked[round_]}
     assert {"branch_tokens", "promote", "expand"} <= sizes
-    assert changed or host.fan_out is not Confidence
+    assert changed or host.fan_out is not ConfidenceFanOut
 
 
 def own_lengths(host: Host, neighbour: int) -> list[int]:
@@ -135,7 +134,9 @@ def own_lengths(host: Host, neighbour: int) -> list[int]:
 NEIGHBOURS = range(3, 15)
 
 
-@pytest.mark.parametrize("fan_out", [Uniform, Geometric, Measured, Confidence])
+@pytest.mark.parametrize(
+    "fan_out", [UniformFanOut, GeometricFanOut, MeasuredFanOut, ConfidenceFanOut]
+)
 @pytest.mark.parametrize("backup", ["none", "ngram", "draft", "auto"])
 @pytest.mark.parametrize("width", [1, 4])
 def test_lengths_of_a_row_do_not_change_with_what_its_neighbours_accept(fan_out, backup, width):

@@ -13,10 +13,9 @@ import pytest
 
 from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.occurrences import Occurrences
-from ssd_jax.speculation.confidence import Confidence
-from ssd_jax.speculation.fan_out import Geometric
-from ssd_jax.speculation.measured import Measured
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut
+from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.speculation.edits import Edit, edited
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.chance import paths
@@ -71,7 +70,7 @@ class Changing:
 
     def plan(self, *, rows, steps):
         self._plans += 1
-        return Plan.of_branches(1 + self._plans % 2, 2 + self._plans % 3 % 2)
+        return SpeculationPlan.of_branches(1 + self._plans % 2, 2 + self._plans % 3 % 2)
 
     def observe(self, verified):
         raise AssertionError("sampled rows teach nothing")
@@ -113,13 +112,16 @@ SETTINGS = {
         {"forward": seconds(0.55), "q_arrives": lambda number: number % 2 == 0},
         {"hit"},
     ),
-    "geometric": ({"forward": seconds(0.55), "fan_out": Geometric, "budget": 2}, {"hit", "miss"}),
+    "geometric": (
+        {"forward": seconds(0.55), "fan_out": GeometricFanOut, "budget": 2},
+        {"hit", "miss"},
+    ),
     "measured": (
-        {"fan_out": lambda: Measured(acceptance=0.5, weight=0.5), "forward": seconds(0.55)},
+        {"fan_out": lambda: MeasuredFanOut(acceptance=0.5, weight=0.5), "forward": seconds(0.55)},
         {"hit", "miss"},
     ),
     "confidence": (
-        {"fan_out": lambda: Confidence(acceptance=0.5, weight=0.5), "forward": seconds(0.55)},
+        {"fan_out": lambda: ConfidenceFanOut(acceptance=0.5, weight=0.5), "forward": seconds(0.55)},
         {"hit", "miss"},
     ),
 }

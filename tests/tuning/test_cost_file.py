@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from ssd_jax.checkpoints.cache_dir import cache_dir, compile_cache, costs_cache
-from ssd_jax.runtime.cost_file import CostFile, Known
-from ssd_jax.speculation.tuning import Costs, Guess
+from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.throughput import Costs, Guess
 
-KNOWN = Known(
+KNOWN = KnownCosts(
     Costs(
         verify={0: 0.1, 4: 0.15}, draft=0.0, backup=0.01, step={4: 0.02, 16: 0.03}, contention=0.2
     ),
@@ -24,7 +25,7 @@ def test_what_was_written_is_read(tmp_path):
     assert file.read(**ASKED) is None
     file.write(KNOWN)
     assert CostFile(tmp_path / "costs", ABOUT).read(**ASKED) == KNOWN
-    again = KNOWN._replace(guess=Guess(acceptance=0.5, alone=1.0))
+    again = dataclasses.replace(KNOWN, guess=Guess(acceptance=0.5, alone=1.0))
     file.write(again)
     assert file.read(**ASKED) == again
     assert [path.suffix for path in (tmp_path / "costs").iterdir()] == [".json"]
@@ -110,8 +111,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(json, "dump", full)
-        file.write(KNOWN._replace(guess=Guess(acceptance=0.1)))
+        patch.setattr(Path, "replace", full)
+        file.write(dataclasses.replace(KNOWN, guess=Guess(acceptance=0.1)))
     assert file.read(**ASKED) == KNOWN
     assert len(list(tmp_path.iterdir())) == 1
 

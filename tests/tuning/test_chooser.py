@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 
-from ssd_jax.choosing import Chooser
 from ssd_jax.config import AUTO_BUDGETS, AUTO_K, Config
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.cost_file import CostFile, Known
-from ssd_jax.speculation.fan_out import Verified
-from ssd_jax.speculation.tuner import SdTuner, SsdTuner
-from ssd_jax.speculation.tuning import Costs, Guess
+from ssd_jax.speculation.fan_out import VerificationStats
+from ssd_jax.tuning.chooser import Chooser
+from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.throughput import Costs, Guess
 
 WIDTHS = (0, 2, 4, 8)
 
@@ -22,7 +21,7 @@ def costs(draft, step=None, *, verify=1.0):
 
 def chosen(costs, guess=None, *, draft="d", **settings):
     config = Config(mode="auto", target="t", draft=draft, **settings)
-    return Chooser(config, Known(costs, guess or Guess()))
+    return Chooser(config, KnownCosts(costs, guess or Guess()))
 
 
 def test_a_draft_as_slow_as_the_target_is_not_used():
@@ -78,14 +77,13 @@ def test_a_model_of_mode_ssd_predicts_no_other_and_stays_in_it():
     config = Config(mode="ssd", target="t", draft="d", budget="auto")
     steps = dict.fromkeys(AUTO_BUDGETS, 5.0)
     slow = Costs(verify={0: 1.0, 4: 1.0}, backup=5.0, step=steps)
-    assert Chooser(config, Known(slow, Guess())).mode == "ssd"
+    assert Chooser(config, KnownCosts(slow, Guess())).mode == "ssd"
 
 
 def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():
     found = chosen(costs(0.1))
     sd, ssd = (found.tuner(mode, AUTO_K) for mode in ("sd", "ssd"))
-    assert isinstance(sd, SdTuner)
-    assert isinstance(ssd, SsdTuner)
+    assert sd.plan(rows=1, steps=dict).budget == 0
     assert ssd.plan(rows=1, steps=dict).budget in AUTO_BUDGETS
     assert found.tuner("sd", 2).plan(rows=1, steps=dict).k == 2  # a K that was asked for
 
@@ -93,7 +91,7 @@ def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():
 def test_mode_sd_of_a_model_of_mode_ssd_measures_its_draft_once_it_is_asked_for(tmp_path):
     """Drafting that is believed to be free makes every K too long."""
     config = Config(mode="ssd", target="t", draft="d", k="auto", budget="8")
-    known = Known(Costs(verify=dict.fromkeys(WIDTHS, 1.0), backup=0.4, step={8: 0.4}), Guess())
+    known = KnownCosts(Costs(verify=dict.fromkeys(WIDTHS, 1.0), backup=0.4, step={8: 0.4}), Guess())
     file, measured = CostFile(tmp_path, {"models": "a"}), []
 
     def drafting():
@@ -111,7 +109,7 @@ def test_mode_sd_of_a_model_of_mode_ssd_measures_its_draft_once_it_is_asked_for(
     first.tuner("sd", AUTO_K)
     assert len(measured) == 1
     again = file.read(widths=WIDTHS, budgets=(8,))
-    assert again == Known(dataclasses.replace(known.costs, draft=0.4), Guess())
+    assert again == KnownCosts(dataclasses.replace(known.costs, draft=0.4), Guess())
     started(again).tuner("sd", AUTO_K)
     assert len(measured) == 1
 
@@ -123,7 +121,7 @@ def test_n_grams_cost_nothing_to_draft():
 
 def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     file = CostFile(tmp_path, {"models": "a"})
-    known = Known(costs(0.1), Guess())
+    known = KnownCosts(costs(0.1), Guess())
     config = Config(mode="auto", target="t", draft="d")
     first = Chooser(config, known, file=file)
     first.remember()
@@ -131,7 +129,7 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     assert first.mode == "ssd"
     tuner = first.tuner("ssd", AUTO_K)
     for _ in range(400):
-        tuner.observe(Verified(0, 8, "hit", 2, None))
+        tuner.observe(VerificationStats(0, 8, "hit", 2, None))
     first.remember()
     again = file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
     assert again.costs == known.costs
@@ -143,16 +141,16 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
 def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_path):
     """Through time it depends on their noise, which a request of the next process may share."""
     file = CostFile(tmp_path, {"models": "a"})
-    config, known = Config(mode="auto", target="t", draft="d"), Known(costs(0.1), Guess())
+    config, known = Config(mode="auto", target="t", draft="d"), KnownCosts(costs(0.1), Guess())
 
     def after(before, beside):
         first = Chooser(config, known, file=file)
         tuner = first.tuner("ssd", AUTO_K)
         for _ in range(before):
-            tuner.observe(Verified(4, 8, "hit", 2, 0))
+            tuner.observe(VerificationStats(4, 8, "hit", 2, 0))
         first.settle()
         for _ in range(beside):
-            tuner.observe(Verified(0, 8, "hit", 2, None))
+            tuner.observe(VerificationStats(0, 8, "hit", 2, None))
         first.remember()
         return file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
 

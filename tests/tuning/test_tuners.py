@@ -2,9 +2,10 @@
 
 import pytest
 
-from ssd_jax.speculation.fan_out import Uniform, Verified
-from ssd_jax.speculation.tuner import Fixed, Observed, SdTuner, SsdTuner
-from ssd_jax.speculation.tuning import Costs, Guess, Plan
+from ssd_jax.speculation.fan_out import UniformFanOut, VerificationStats
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
+from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.tuners import FastestTuner, Observed
 
 COSTS = Costs(
     verify={0: 1.0, 2: 1.1, 8: 1.4},
@@ -14,8 +15,8 @@ COSTS = Costs(
 )
 
 
-ACCEPTED = Verified(8, 8, "miss", 2, 0)
-REJECTED = Verified(0, 8, "miss", 2, None)
+ACCEPTED = VerificationStats(8, 8, "miss", 2, 0)
+REJECTED = VerificationStats(0, 8, "miss", 2, None)
 
 
 def plans(tuner, rounds, verified=None, steps=dict):
@@ -31,16 +32,20 @@ def plans(tuner, rounds, verified=None, steps=dict):
 
 def ssd_tuner(**settings):
     defaults = {"ks": range(1, 9), "budgets": (4, 8, 16), "waits": (True,)}
-    return SsdTuner(COSTS, Observed(Guess()), Uniform(), **defaults | settings)
+    given = defaults | settings
+    return FastestTuner(COSTS, Observed(Guess()), fan_out=UniformFanOut(), **given)
 
 
 def test_what_is_fixed_stays():
-    assert plans(Fixed(Plan(k=3, budget=5)), 3, REJECTED) == [Plan(k=3, budget=5)] * 3
+    assert (
+        plans(FixedTuner(SpeculationPlan(k=3, budget=5)), 3, REJECTED)
+        == [SpeculationPlan(k=3, budget=5)] * 3
+    )
 
 
 def test_k_follows_the_acceptance():
-    low = plans(SdTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, REJECTED)
-    high = plans(SdTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, ACCEPTED)
+    low = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, REJECTED)
+    high = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, ACCEPTED)
     assert low[-1].k < low[0].k < high[-1].k
     assert ssd_k(REJECTED) < ssd_k(ACCEPTED)
 
@@ -50,7 +55,7 @@ def ssd_k(verified):
 
 
 def test_a_plan_holds_for_sixteen_rounds():
-    found = plans(SdTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 64, REJECTED)
+    found = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 64, REJECTED)
     for begin in range(0, 64, 16):
         assert len(set(found[begin : begin + 16])) == 1
     assert len(set(found)) > 1
@@ -80,7 +85,7 @@ def test_times_of_branches_that_were_never_planned_are_not_taken():
 
 def test_only_what_is_prepared_is_chosen():
     found = plans(ssd_tuner(ks=(3,), budgets=(8,)), 40, REJECTED)
-    assert set(found) == {Plan(k=3, budget=8)}
+    assert set(found) == {SpeculationPlan(k=3, budget=8)}
 
 
 def test_a_guess_is_outweighed_by_what_is_observed():
@@ -89,7 +94,7 @@ def test_a_guess_is_outweighed_by_what_is_observed():
     assert seen.alone == 0.5
     assert seen.guess == Guess(acceptance=0.8, alone=0.5)
     for _ in range(8):
-        seen.observe(Verified(1, 2, "hit", 1, None))
+        seen.observe(VerificationStats(1, 2, "hit", 1, None))
     # 8 of 16 tokens, and a guess worth 8 of them; 8 single branches that missed.
     assert seen.judged == 16
     assert seen.guess.acceptance == pytest.approx((8 + 8 * 0.8) / (16 + 8))
@@ -103,7 +108,7 @@ def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
     for _ in range(2):
         seen = Observed(guess)
         for _ in range(50):
-            seen.observe(Verified(1, 2, "hit", 1, None))
+            seen.observe(VerificationStats(1, 2, "hit", 1, None))
         guess = seen.guess
     assert guess.judged == 500
     assert guess.acceptance == pytest.approx((300 * 0.8 + 100) / 500)
@@ -115,7 +120,7 @@ def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
 def test_what_was_learned_long_ago_fades():
     seen = Observed(Guess(acceptance=0.9, judged=10**6))
     for _ in range(1024):
-        seen.observe(Verified(1, 2, "hit", 1, 0))
+        seen.observe(VerificationStats(1, 2, "hit", 1, 0))
     assert seen.guess.acceptance == pytest.approx((0.9 + 0.5) / 2)
     assert seen.guess.judged == 10**6 + 2048
 
@@ -123,7 +128,7 @@ def test_what_was_learned_long_ago_fades():
 def test_what_is_remembered_is_a_chance():
     seen = Observed(Guess(alone=1.0))
     for _ in range(50):
-        seen.observe(Verified(0, 0, "miss", 16, None))
+        seen.observe(VerificationStats(0, 0, "miss", 16, None))
     assert seen.guess.alone == 1.0
     assert seen.judged == 0
     assert seen.guess.acceptance == pytest.approx(0.8)
@@ -132,5 +137,5 @@ def test_what_is_remembered_is_a_chance():
 def test_look_ups_without_branches_say_nothing_of_misses():
     seen = Observed(Guess())
     for _ in range(20):
-        seen.observe(Verified(1, 2, "miss", 0, None))
+        seen.observe(VerificationStats(1, 2, "miss", 0, None))
     assert seen.alone == 0.5

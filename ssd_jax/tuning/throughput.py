@@ -19,15 +19,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from itertools import product, starmap
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Meta
 
-from ssd_jax.speculation.fan_out import FIRST_GUESS, After, FanOut, odds
+from ssd_jax.speculation.acceptance import FIRST_GUESS, odds
+from ssd_jax.speculation.fan_out import After, FanOut
+from ssd_jax.speculation.tuner import SpeculationPlan
 
-FIRST_MISS = 0.5
-"""How often the likeliest bonus token alone misses, before anything is known."""
-
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 WORST_CONTENTION = 2.0
 """Something else was busy when more was measured; a mode that is not taken would not tell."""
@@ -45,11 +48,11 @@ class Costs:
       contention: x, what target and branches take from each other while both are busy.
     """
 
-    verify: Mapping[int, float]
-    draft: float = 0.0
-    backup: float = 0.0
-    step: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    contention: float = 0.0
+    verify: Mapping[int, Annotated[float, Meta(gt=0)]]
+    draft: NotNegative = 0.0
+    backup: NotNegative = 0.0
+    step: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
+    contention: NotNegative = 0.0
 
     def verified(self, length: int) -> float:
         """T_v of proposals of that many tokens: of the next width."""
@@ -102,39 +105,14 @@ class Guess:
       judged: proposed tokens that it was learned from at earlier starts.
     """
 
-    acceptance: float = FIRST_GUESS
-    alone: float = FIRST_MISS
+    acceptance: Share = FIRST_GUESS
+    alone: Share = 0.5
     r: float = 1.0
-    judged: int = 0
+    judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
 
     def rates(self, length: int, after: After) -> list[float]:
         """See `Seen.rates`."""
         return [self.acceptance] * length
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the next rounds are to be like.
-
-    Attributes:
-      k: most tokens of a proposal.
-      budget: M, branches a sequence; 0 without branches.
-      longer: one forward more, so that branches of k = L have K tokens, too.
-    """
-
-    k: int
-    budget: int = 0
-    longer: bool = False
-
-    @property
-    def forwards(self) -> int:
-        """n, of the branches."""
-        return self.k + self.longer
-
-    @classmethod
-    def of_branches(cls, k: int, budget: int) -> Plan:
-        """With K = 1 a forward more, for every branch of k = L would be empty otherwise."""
-        return cls(k=k, budget=budget, longer=k == 1)
 
 
 def tokens(rates: Iterable[float]) -> float:
@@ -156,20 +134,14 @@ def ar(costs: Costs, *, rows: int = 1) -> float:
     return rows / costs.verified(0)
 
 
-def sd(costs: Costs, seen: Seen, plan: Plan, *, rows: int = 1) -> float:
+def sd(costs: Costs, seen: Seen, plan: SpeculationPlan, *, rows: int = 1) -> float:
     """Tokens per second with proposals that are drafted before every verification."""
     seconds = costs.verified(plan.k) + plan.k * costs.draft
     return rows * tokens(seen.rates(plan.k, "miss")) / seconds
 
 
 def ssd(
-    costs: Costs,
-    seen: Seen,
-    plan: Plan,
-    fan_out: FanOut,
-    *,
-    waits: bool,
-    rows: int = 1,
+    costs: Costs, seen: Seen, plan: SpeculationPlan, fan_out: FanOut, *, waits: bool, rows: int = 1
 ) -> float:
     """Tokens per second with branches.
 
@@ -185,24 +157,20 @@ def ssd(
       rows: sequences that are decoded together.
     """
     k, forwards = plan.k, plan.forwards
-    lengths = (k, min(forwards - 1, k), k if waits else 0)
-    kinds: tuple[After, ...] = ("hit", "hit", "miss")
-    follow = np.array(
-        [
-            _followed(seen, fan_out, length, plan.budget, after)
-            for length, after in zip(lengths, kinds, strict=True)
-        ]
+    kinds: tuple[tuple[int, After], ...] = (
+        (k, "hit"),
+        (min(forwards - 1, k), "hit"),
+        (k if waits else 0, "miss"),
     )
-    share = _stationary(follow)
+    follow = [_followed(seen, fan_out, length, plan.budget, after) for length, after in kinds]
+    share = _stationary(np.array(follow))
     branches = forwards * costs.step[plan.budget]
-    verified = [costs.verified(length) for length in lengths]
+    verified = [costs.verified(length) for length, _ in kinds]
     seconds = [costs.together(each, branches) for each in verified]
     total = float(share @ seconds)
     if waits:
         total += (1 - (1 - share[2]) ** rows) * k * costs.backup
-    gained = [
-        tokens(seen.rates(length, after)) for length, after in zip(lengths, kinds, strict=True)
-    ]
+    gained = [tokens(seen.rates(length, after)) for length, after in kinds]
     return rows * float(share @ gained) / total
 
 
@@ -232,12 +200,22 @@ def _stationary(follow: np.ndarray) -> np.ndarray:
     return np.linalg.solve(equations, np.eye(size)[0])
 
 
-def best_sd(costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1) -> tuple[Plan, float]:
-    """The fastest K of mode sd, and its tokens per second; of equals the smallest."""
-    plans = [Plan(k=k) for k in sorted(ks)]
-    rates = [sd(costs, seen, plan, rows=rows) for plan in plans]
-    place = int(np.argmax(rates))
-    return plans[place], rates[place]
+class Predicted(NamedTuple):
+    """A plan, of K = 0 without a draft, and its tokens per second."""
+
+    plan: SpeculationPlan
+    rate: float
+
+    def __str__(self) -> str:
+        k, budget = self.plan.k, self.plan.budget
+        how = f" with k = {k}" if k else ""
+        return f"{self.rate:.1f}{how}" + (f", budget = {budget}" if budget else "")
+
+
+def best_sd(costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1) -> Predicted:
+    """The fastest K of mode sd; of equals the smallest."""
+    plans = [SpeculationPlan(k=k) for k in sorted(ks)]
+    return _fastest(Predicted(plan, sd(costs, seen, plan, rows=rows)) for plan in plans)
 
 
 def best_ssd(
@@ -249,17 +227,19 @@ def best_ssd(
     budgets: Sequence[int],
     waits: Sequence[bool],
     rows: int = 1,
-) -> tuple[Plan, float]:
-    """The fastest K and M of mode ssd, and its tokens per second; of equals the smallest.
+) -> Predicted:
+    """The fastest K and M of mode ssd; of equals the smallest.
 
     Args:
       waits: what a miss may do; of several the faster one is taken.
       others: see `ssd`.
     """
-    plans = [Plan.of_branches(k, budget) for k in sorted(ks) for budget in sorted(budgets)]
-    rates = [
-        max(ssd(costs, seen, plan, fan_out, waits=each, rows=rows) for each in waits)
-        for plan in plans
-    ]
-    place = int(np.argmax(rates))
-    return plans[place], rates[place]
+    return _fastest(
+        Predicted(plan, ssd(costs, seen, plan, fan_out, waits=each, rows=rows))
+        for plan in starmap(SpeculationPlan.of_branches, product(sorted(ks), sorted(budgets)))
+        for each in waits
+    )
+
+
+def _fastest(found: Iterable[Predicted]) -> Predicted:
+    return max(found, key=lambda each: each.rate)  # the first of equals

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssd_jax import choosing, config
+from ssd_jax import config
 from ssd_jax.errors import InputError
-from ssd_jax.runtime import measuring
-from ssd_jax.runtime.measuring import Branches, Verifications, measure_drafter
 from ssd_jax.runtime.programs import Verification
 from ssd_jax.runtime.roles import Drafted
 from ssd_jax.runtime.worker import placement
 from ssd_jax.speculation.cache import BranchTokens
+from ssd_jax.tuning import measuring
+from ssd_jax.tuning.measuring import Branches, measure_draft, median, verifying
 from tests.runtime.by_row import promoted
 
 SLOTS, CONTEXT, K = 2, 64, 4
@@ -48,15 +48,19 @@ class Target:
         self.cold = False
         return self
 
+    def accept(self, logits, proposal=None):
+        return logits
+
     def read(self):
         self.watch.now += 1.0 + 0.1 * self.width
 
 
 def test_a_verification_of_each_width_is_timed_when_it_is_warm():
     watch = Watch()
-    proposals = {0: None, 2: object(), 4: object()}
-    found = Verifications(Target(watch), proposals, clock=watch).seconds()
-    assert found == pytest.approx({0: 1.0, 2: 1.2, 4: 1.4})
+    proposals = {0: None, 2: SimpleNamespace(tokens=None), 4: SimpleNamespace(tokens=None)}
+    verify = verifying(Target(watch), proposals)
+    found = [median(partial(verify, width), watch) for width in proposals]
+    assert found == pytest.approx([1.0, 1.2, 1.4])
 
 
 class Drafter:
@@ -78,17 +82,24 @@ class Drafter:
         return Drafted(np.full(SLOTS, K, np.int32), None)
 
     def proposal(self):
-        return K
+        return Underway(self.watch)
+
+
+class Underway:
+    """Proposals that take 0.2 s a token to be there."""
+
+    def __init__(self, watch):
+        self.watch = watch
+
+    def block_until_ready(self):
+        self.watch.now += 0.2 * K
 
 
 def test_a_drafted_token_is_timed_until_it_is_there():
     watch = Watch()
-
-    def wait(proposal):
-        watch.now += 0.2 * proposal
-
-    found = measure_drafter(Drafter(watch), SLOTS, CONTEXT, wait, clock=watch)
-    assert found == pytest.approx(0.2)
+    made = loaded(worker=None)
+    made.roles = lambda mode, k: SimpleNamespace(drafter=Drafter(watch))
+    assert measure_draft(made, CONTEXT, clock=watch) == pytest.approx(0.2)
 
 
 class Draft:
@@ -147,7 +158,7 @@ def test_branches_are_timed_by_their_number_and_late_answers_are_asked_for_again
     branches = Branches(draft, CONTEXT, clock=watch)
     assert branches.expansion(4) == pytest.approx(K * 0.04, rel=0.6 if late else 1e-6)
     assert branches.expansion(16) == pytest.approx(K * 0.16)
-    assert branches.just_in_time(draft.proposal) == pytest.approx(0.3)
+    assert branches.just_in_time() == pytest.approx(0.3)
 
 
 def test_a_worker_that_never_answers_is_reported(monkeypatch):
@@ -163,7 +174,7 @@ def test_proposals_that_come_from_elsewhere_are_timed_until_they_are_there():
     watch = Watch()
     draft = Draft(watch)
     draft.elsewhere = 0.5  # of two tokens
-    backup = Branches(draft, CONTEXT, clock=watch).just_in_time(draft.proposal)
+    backup = Branches(draft, CONTEXT, clock=watch).just_in_time()
     assert backup == pytest.approx(0.3 + 0.25)
 
 
@@ -182,9 +193,9 @@ class Hidden(Draft):
 @pytest.mark.parametrize(("kind", "together"), [(Hidden, 1.4), (Draft, 1.4 + K * 0.16)])
 def test_branches_are_timed_with_a_verification_that_begins_with_them(kind, together):
     watch = Watch()
-    verifications = Verifications(Target(watch), {0: None, 4: object()}, clock=watch)
+    verify = verifying(Target(watch), {0: None, 4: SimpleNamespace(tokens=None)})
     branches = Branches(kind(watch), CONTEXT, clock=watch)
-    seconds = branches.expansion(16, lambda: verifications.run(4))
+    seconds = branches.expansion(16, lambda: verify(4))
     assert seconds == pytest.approx(together)
 
 
@@ -222,7 +233,7 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
     closed = []
     worker = SimpleNamespace(drafts=[SimpleNamespace(close=lambda: closed.append(True))])
     made = loaded(branching=lambda patience=0.01: Slow(patience), worker=worker)
-    costs = choosing._measure(made, CONTEXT)
+    costs = measuring.measure(made, CONTEXT)
     assert min(costs.step.values()) >= 0.03 / K
     assert costs.backup >= 0.03 / 2
     assert closed == [True]
@@ -230,13 +241,11 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
 
 
 @pytest.mark.parametrize(("kind", "contention"), [(Hidden, 0.0), (Draft, 1.0)])
-def test_what_the_roles_take_from_each_other_is_measured(kind, contention, monkeypatch):
+def test_what_the_roles_take_from_each_other_is_measured(kind, contention):
     watch = Watch()
-    monkeypatch.setattr(choosing, "Verifications", partial(Verifications, clock=watch))
-    monkeypatch.setattr(choosing, "Branches", partial(Branches, clock=watch))
     made = loaded(branching=lambda patience: kind(watch), worker=None)
     made.roles = lambda *_: SimpleNamespace(target=Target(watch))
-    costs = choosing._measure(made, CONTEXT)
+    costs = measuring.measure(made, CONTEXT, clock=watch)
     assert costs.verify == pytest.approx({0: 1.0, K: 1.4})
     assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
     assert costs.contention == pytest.approx(contention)

@@ -39,7 +39,7 @@ def describe(device: Device | None = None) -> dict[str, Any]:
         "device_count": measured.client.device_count(),
         "platform": measured.platform,
         "versions": versions(),
-        **commit(Path(__file__).parents[2]),
+        **commit(Path(__file__).parents[1]),
         "cpu_model": cpu_model(),
         "cpu_count": os.cpu_count(),
         "cpu_affinity": cpu_affinity(),
