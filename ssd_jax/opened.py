@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import Target
 from ssd_jax.checkpoints.load import check_tensors, load_arrays
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel

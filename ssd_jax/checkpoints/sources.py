@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from ssd_jax.checkpoints import hub, pip_source
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.errors import InputError
 from ssd_jax.files import reading, sha256_of
 from ssd_jax.paths import user_path
