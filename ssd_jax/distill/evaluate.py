@@ -20,7 +20,7 @@ from ssd_jax.atomic import write_file
 from ssd_jax.bench.environment import describe
 from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
-from ssd_jax.checkpoints.vocabulary import require_same
+from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.distill import generate
 from ssd_jax.distill.generate import Bar, Job
 from ssd_jax.distill.judging import Judge, Judged, Text
