@@ -152,7 +152,7 @@ def download_wheel(pin: Pin, directory: Path, on_bytes: Callable[[int], None]) -
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--require-hashes", "--no-input", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", "--dest", str(wheels), "-r", str(requirements)]
-    places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    places = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
     with log.open("wb") as output:
         status = _run(command, places, output, lambda: on_bytes(_bytes_in(scratch, wheels)))
     found = sorted(wheels.glob("*.whl")) if status == 0 else []
