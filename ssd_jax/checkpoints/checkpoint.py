@@ -19,7 +19,7 @@ from ssd_jax.models.config import ModelConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from ssd_jax.checkpoints.draft_checkpoint import Target
+    from ssd_jax.checkpoints.draft_checkpoint import DraftTarget
     from ssd_jax.checkpoints.tokenizer import Tokenizer
 
 _CONFIG = "config.json"
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    source: str, *, target: Target | None = None, progress: Progress | None = None
+    source: str, *, target: DraftTarget | None = None, progress: Progress | None = None
 ) -> Checkpoint:
     """Opens a GGUF file, a Hugging Face directory, one that `ssd-jax convert` wrote, or a draft's.
 
@@ -71,7 +71,7 @@ def open_checkpoint(
         return _open(source, path, target)
 
 
-def _open(source: str, path: Path, target: Target | None) -> Checkpoint:
+def _open(source: str, path: Path, target: DraftTarget | None) -> Checkpoint:
     if not path.is_dir():
         return _open_gguf(source, path)
     if (path / MANIFEST).exists():

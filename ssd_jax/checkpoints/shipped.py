@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY, TENSORS, Target, identity_of
+from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY, TENSORS, DraftTarget, identity_of
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json
 
@@ -46,7 +46,7 @@ def shipped_drafts() -> list[ShippedDraft]:
     return sorted(found, key=lambda draft: (draft.bytes, draft.path))
 
 
-def find_draft(target: Target, mode: str) -> Path | None:
+def find_draft(target: DraftTarget, mode: str) -> Path | None:
     """The draft that comes with the package for a target, if there is one.
 
     Of several, mode sd takes the smallest, for its drafting takes time of its own, and every other
@@ -63,7 +63,7 @@ def find_draft(target: Target, mode: str) -> Path | None:
     return fitting[0 if mode == "sd" else -1].path if fitting else None
 
 
-def default_draft(target: Target, mode: str) -> Path:
+def default_draft(target: DraftTarget, mode: str) -> Path:
     """See `find_draft`.
 
     Raises:
@@ -84,7 +84,7 @@ def default_draft(target: Target, mode: str) -> Path:
     )
 
 
-def _fitting(target: Target, drafts: list[ShippedDraft]) -> list[ShippedDraft]:
+def _fitting(target: DraftTarget, drafts: list[ShippedDraft]) -> list[ShippedDraft]:
     """Those that were made for the target; reads its tensors only where its shape is theirs."""
     config, names = target.checkpoint.config, target.checkpoint.tensors.names()
     digests: dict[frozenset[str], str] = {}
