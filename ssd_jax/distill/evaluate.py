@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ssd_jax.atomic import write_file
 from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
-from ssd_jax.checkpoints.vocabulary import require_same
+from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.distill import generate
-from ssd_jax.distill.atomic import write_atomic
 from ssd_jax.distill.generate import Bar, Job
 from ssd_jax.distill.judging import Judge, Judged, Text
 from ssd_jax.distill.manifest import Manifest
@@ -201,7 +201,7 @@ def evaluate(evaluation: Evaluation) -> dict[str, Any]:
             **figures(job.prompts, judged, settings, steps),
         }
     )
-    write_atomic(evaluation.path, (json.dumps(document, indent=1) + "\n").encode())
+    write_file(evaluation.path, (json.dumps(document, indent=1) + "\n").encode(), durable=True)
     return document
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssd_jax.checkpoints.progress import Progress
-from ssd_jax.distill.atomic import clear_partial, write_atomic
+from ssd_jax.atomic import clear_partial, write_file
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.plan import Completion, plan_shards
 from ssd_jax.distill.prompts import Prompt
@@ -242,7 +242,7 @@ def write_entry(
 
 def write_listed(directory: Path, name: str, data: bytes) -> dict[str, Any]:
     """Writes a file; returns its name, size and digest."""
-    write_atomic(directory / name, data)
+    write_file(directory / name, data, durable=True)
     return {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssd_jax.distill.atomic import write_atomic
+from ssd_jax.atomic import write_file
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json, shown
 
@@ -64,7 +64,7 @@ _KINDS = {"stage": str, "settings": dict, "inputs": dict, "finished": bool, "dat
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes it; the old one stands until the new one is whole."""
     value = {"format": _FORMAT, **dataclasses.asdict(manifest)}
-    write_atomic(directory / MANIFEST, (json.dumps(value, indent=1) + "\n").encode())
+    write_file(directory / MANIFEST, (json.dumps(value, indent=1) + "\n").encode(), durable=True)
 
 
 def file_digests(directory: Path) -> dict[str, str]:

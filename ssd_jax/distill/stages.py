@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ssd_jax.atomic import clear_partial
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.distill import prompts as prompts_stage
-from ssd_jax.distill.atomic import clear_partial, only_one
 from ssd_jax.distill.generate import Bar, Job
 from ssd_jax.distill.generate import run as generate
+from ssd_jax.distill.lock import only_one
 from ssd_jax.distill.manifest import (
     Manifest,
     check_same,

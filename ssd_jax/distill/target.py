@@ -7,9 +7,8 @@ import hashlib
 import json
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ssd_jax.checkpoints.config_json import to_hf
 from ssd_jax.checkpoints.orbax import origin
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 
 
@@ -42,6 +41,6 @@ def open_target(source: str, *, progress: Progress | None = None) -> Target:
     # Jinja reads every line end as the same, and a copy of the file may have others.
     chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
     ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
-    identity = [to_hf(checkpoint.config), tokens, chat, ends, sorted(files.values())]
+    identity = [checkpoint.config.to_hf(), tokens, chat, ends, sorted(files.values())]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Target(checkpoint=checkpoint, tokenizer=tokenizer, sha256=digest)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import jax
 
-from ssd_jax.checkpoints.draft_checkpoint import Target
+from ssd_jax.checkpoints.draft_checkpoint import DraftTarget
 from ssd_jax.distill.training.packing import Packed
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training.vocabulary import check_output_size
 from ssd_jax.errors import InputError
 
 
-def check(settings: TrainSettings, draft: DraftSettings, target: Target) -> None:
+def check(settings: TrainSettings, draft: DraftSettings, target: DraftTarget) -> None:
     """Refuses a draft that the target cannot have, and batches that the devices cannot share.
 
     Raises:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -21,11 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ssd_jax.atomic import clear_partial, new_directory
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json
 
 _NAME = re.compile(r"step-(\d{8})")
-_PARTIAL = ".partial"
 _MANIFEST, _ARRAYS = "manifest.json", "arrays"
 
 
@@ -51,8 +50,7 @@ class Checkpoints:
         self._made_with = json.loads(json.dumps(made_with))
         self._keep = keep
         directory.mkdir(parents=True, exist_ok=True)
-        for partial in directory.glob(f"*{_PARTIAL}"):
-            shutil.rmtree(partial)
+        clear_partial(directory)
 
     def steps(self) -> list[int]:
         """Steps of which there is a whole checkpoint, ascending."""
@@ -68,10 +66,9 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
-        final = self._path(step)
-        partial = final.with_name(final.name + _PARTIAL)
         leaves = {f"{i:05}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-        try:
+        # One of that name is not whole, or the same.
+        with new_directory(self._path(step), durable=True) as partial:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 checkpointer.save(partial.absolute() / _ARRAYS, args=ocp.args.PyTreeSave(leaves))
             manifest = {
@@ -79,14 +76,8 @@ class Checkpoints:
                 "made_with": self._made_with,
                 "files": _sizes(partial / _ARRAYS),
             }
-            with (partial / _MANIFEST).open("w", encoding="utf-8") as file:
-                file.write(json.dumps(manifest, indent=1) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            shutil.rmtree(final, ignore_errors=True)  # not whole, or the same
-            partial.rename(final)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            text = json.dumps(manifest, indent=1) + "\n"
+            (partial / _MANIFEST).write_text(text, encoding="utf-8")
         kept = self.steps()[-self._keep :]
         for path in self._directory.iterdir():
             match = _NAME.fullmatch(path.name)

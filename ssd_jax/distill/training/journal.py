@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ssd_jax.atomic import write_file
 from ssd_jax.distill.training.losses import Sums
 from ssd_jax.files import MOST_TEXT, parse_json, read_bytes
 
@@ -24,9 +25,7 @@ class Journal:
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
         kept = [entry for entry in read_journal(path) if entry["step"] <= step]
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-        partial.replace(path)
+        write_file(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
     def entries(self) -> list[dict[str, Any]]:
         """All lines so far."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.draft_checkpoint import Identity, Target, identity_of
+from ssd_jax.checkpoints.draft_checkpoint import DraftTarget, Identity, identity_of
 from ssd_jax.distill.training.checking import check, check_probabilities
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.export import export
@@ -56,7 +56,7 @@ def run(
     settings: TrainSettings,
     draft: DraftSettings,
     *,
-    target: Target,
+    target: DraftTarget,
     samples: Iterable[Text],
     work: Path,
     progress: Callable[[Report], None] | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.distill.atomic import write_atomic
+from ssd_jax.atomic import write_file
 from ssd_jax.distill.training.journal import METRICS, read_journal
 
 PICTURE = "training.png"
@@ -68,7 +68,7 @@ def _draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
             panel.yaxis.set_minor_formatter("{x:g}")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
-    write_atomic(path, drawn.getvalue())
+    write_file(path, drawn.getvalue(), durable=True)
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ def test_what_is_not_whole_is_passed_over(tmp_path):
     manifest = tmp_path / "step-00000030" / "manifest.json"
     manifest.write_text(manifest.read_text()[:-20])
     (tmp_path / "step-00000040" / "manifest.json").unlink()
-    half = tmp_path / "step-00000050.partial"
+    half = tmp_path / ".step-00000050.0123abcd.partial"
     half.mkdir()
     again = opened(tmp_path, keep=9)
     assert again.steps() == [10]
