@@ -11,7 +11,7 @@ from absl import flags
 from ssd_jax.bench.perplexity import read_text
 from ssd_jax.bench.prompts import parse_line
 from ssd_jax.chat.conversation import load
-from ssd_jax.chat.history import HistoryFile
+from ssd_jax.chat.terminal import HistoryFile
 from ssd_jax.checkpoints import pip_source
 from ssd_jax.checkpoints.draft_source import DraftTensors
 from ssd_jax.checkpoints.pins import Pin
@@ -86,7 +86,7 @@ def _lines(path: Path) -> None:
         lambda: parse_prompt_file(path / "z.jsonl.gz"),
         lambda: load(path / "talk.jsonl"),
         lambda: read_outputs(path / "run.jsonl"),
-        lambda: HistoryFile(path / "run.jsonl").read(),
+        lambda: HistoryFile(path / "run.jsonl").load_history_strings(),
     )
 
 
