@@ -72,18 +72,19 @@ class _Folded:
             for column, texts in zip(columns, cells, strict=True)
         ]
 
-    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        del console
         whole = min(sum(self._widths) + _GAP * (len(self._widths) - 1), options.max_width)
         return Measurement(whole, whole)
 
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Table | str]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | str]:
+        del console
         names = len(list(takewhile(lambda column: column.justify == "left", self._columns))) or 1
         parts = [list(range(names))]
         for place in range(names, len(self._columns)):
-            wanted = [*parts[-1], place]
-            if sum(self._widths[i] + _GAP for i in wanted) > options.max_width + _GAP:
-                if len(parts[-1]) > names:
-                    parts.append([*range(names)])
+            width = sum(self._widths[i] + _GAP for i in [*parts[-1], place]) - _GAP
+            if width > options.max_width and len(parts[-1]) > names:
+                parts.append([*range(names)])
             parts[-1].append(place)
         for number, part in enumerate(parts):
             if number:
@@ -120,11 +121,15 @@ def estimate_cell(estimate: Estimate | None, form: str) -> Text | None:
     """
     if estimate is None:
         return None
-    text = Text(form.format(estimate.median))
-    if estimate.low is not None and estimate.high is not None:
-        low, high = (form.format(value).rstrip("x") for value in (estimate.low, estimate.high))
-        text.append(f"\n{low}-{high}", style="dim")
-    return text
+    text, ends = Text(form.format(estimate.median)), interval(estimate, form.rstrip("x"), "-")
+    return text if ends is None else text.append(f"\n{ends}", style="dim")
+
+
+def interval(estimate: Estimate, form: str, between: str) -> str | None:
+    """The ends of an estimate's interval; None where there is none."""
+    if estimate.low is None or estimate.high is None:
+        return None
+    return form.format(estimate.low) + between + form.format(estimate.high)
 
 
 def number_cell(value: float | None, form: str) -> str | None:

@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
 from rich.console import Console
 
 from ssd_jax.chat.entry import entries
 from ssd_jax.chat.screen import Screen
 from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.cli import settings
-from ssd_jax.cli.loading import load, open_llm
-from ssd_jax.cli.names import short
+from ssd_jax.cli.loading import load, open_llm, short
 from ssd_jax.config import Config
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.interrupts import Deferred
@@ -30,22 +28,19 @@ if TYPE_CHECKING:
     from ssd_jax.chat.terminal import TerminalReader
     from ssd_jax.llm import LLM
 
-_MAX_TOKENS = 1024
+_FLAGS: settings.OwnFlags = {
+    "system": ("str", None, "system message of the chat"),
+    "history": (
+        "str",
+        "auto",
+        "file of what was typed, for the arrow keys; auto is in the user's cache, off keeps none",
+    ),
+}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags()
-    flags.DEFINE_string("system", None, "system message of the chat", flag_values=values)
-    flags.DEFINE_string(
-        "history",
-        "auto",
-        "file of what was typed, for the arrow keys; auto is in the user's cache, off keeps none",
-        flag_values=values,
-    )
-    values["max_tokens"].default = _MAX_TOKENS
-    values["max_tokens"].unparse()
-    given = settings.parse(values, "chat", arguments)
+    given = settings.parse(settings.new_flags(_FLAGS, max_tokens=1024), "chat", arguments)
     config, params = settings.config_of(given), settings.params_of(given)
     if config.chat_template is False:
         raise InputError("chat needs the chat template; leave out --chat_template=false")
