@@ -12,11 +12,9 @@ from rich.console import Console
 
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, progress_bar
-from ssd_jax.compare.findings import Comparison, Finding, compare
-from ssd_jax.compare.judges import ModelJudge, check_fits, without_model
-from ssd_jax.compare.outputs import read_outputs
-from ssd_jax.compare.pairs import Pair, pair_up
-from ssd_jax.compare.report import comparison_json, comparison_table
+from ssd_jax.compare.judges import Finding, ModelJudge, check_fits, without_model
+from ssd_jax.compare.pairs import Pair, pair_up, read_outputs
+from ssd_jax.compare.report import Comparison, compare, comparison_json, comparison_table
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file

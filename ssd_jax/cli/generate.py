@@ -98,8 +98,7 @@ def _compare(
 
     from ssd_jax.cli.compare import judged
     from ssd_jax.compare.judges import ModelJudge
-    from ssd_jax.compare.outputs import Output
-    from ssd_jax.compare.pairs import pair_up
+    from ssd_jax.compare.pairs import Output, pair_up
     from ssd_jax.compare.report import comparison_table
 
     again: list[RequestOutput] = []

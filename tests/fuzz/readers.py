@@ -19,7 +19,7 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.cli import settings as command_settings
 from ssd_jax.cli.settings import config_of, new_flags, params_of
-from ssd_jax.compare.outputs import read_outputs
+from ssd_jax.compare.pairs import read_outputs
 from ssd_jax.distill.manifest import read_manifest
 from ssd_jax.distill.prompts import read_prompts
 from ssd_jax.distill.reading import read_lines, read_plain
