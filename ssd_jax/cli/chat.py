@@ -24,7 +24,7 @@ from ssd_jax.paths import require_writable, user_path
 from ssd_jax.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
-    from ssd_jax.chat.session import Session
+    from ssd_jax.chat.session import ChatSession
     from ssd_jax.chat.terminal import TerminalReader
     from ssd_jax.llm import LLM
 
@@ -47,13 +47,13 @@ def run(arguments: Sequence[str]) -> int:
     history = _history(given)
     with open_llm(config) as llm:
         _check_template(llm, given["system"], params)
-        from ssd_jax.chat.session import Session  # bad flags must not wait for JAX
+        from ssd_jax.chat.session import ChatSession  # bad flags must not wait for JAX
 
         console, interrupts = Console(stderr=True), Deferred(signal.SIGINT)
         piped = not sys.stdin.isatty()
         if not piped:
             load(llm)
-        session = Session(
+        session = ChatSession(
             llm,
             params,
             Screen(sys.stdout, console),
@@ -118,7 +118,9 @@ def _k(config: Config) -> str:
     return "auto" if config.chooses_k else str(config.speculated)
 
 
-def _talk(session: Session, reader: TerminalReader, interrupts: Deferred, console: Console) -> None:
+def _talk(
+    session: ChatSession, reader: TerminalReader, interrupts: Deferred, console: Console
+) -> None:
     """A conversation at a terminal, until its user leaves."""
     leaving = False
     while True:
@@ -146,7 +148,7 @@ def _talk(session: Session, reader: TerminalReader, interrupts: Deferred, consol
             console.print(str(error), style="red", markup=False, highlight=False)
 
 
-def _answer_lines(session: Session) -> int:
+def _answer_lines(session: ChatSession) -> int:
     """Answers what standard input holds; 2 where an entry was refused."""
     if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are refused by name
         sys.stdin.reconfigure(errors="surrogateescape")

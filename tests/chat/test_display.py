@@ -4,9 +4,8 @@ import io
 
 from rich.console import Console
 
-from ssd_jax.chat.screen import Screen, printable
+from ssd_jax.chat.screen import Screen, WordWrap, printable
 from ssd_jax.chat.terminal import HistoryFile
-from ssd_jax.chat.wrap import WordWrap
 
 TEXT = "The quick brown fox\n  jumps over the lazy dog, and then\tsleeps for a while."
 
