@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.compare.verdict import Candidate, Scores
+from ssd_jax.compare.judges import Candidate, Scores
 from ssd_jax.runtime.request import Request
 from ssd_jax.runtime.roles import SlotOpening
 from ssd_jax.runtime.rows import SamplingRows
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 
-class Scorer:
+class ForkScorer:
     """Scores of tokens under a loaded target; runs its compiled prefill, whatever the length.
 
     Args:
       llm: the model; its programs are used, its engines are not.
-      limit: see `verdict.LIMITS`.
+      limit: see `judges.LIMITS`.
     """
 
     def __init__(self, llm: LLM, limit: float) -> None:

@@ -78,10 +78,10 @@ def measure_steps(
         repeats=repeats,
         progress=progress,
     )
-    ratios = [row.ratio.median if row.ratio is not None else 1.0 for row in timed.rows]
+    ratios = [row.ratio.median if row.ratio is not None else 1.0 for row in timed.steps]
     found = list(zip(runs, ratios, strict=True))
     return StepCosts(
-        target_ms=timed.rows[0].ms.median,
+        target_ms=timed.steps[0].ms.median,
         target={tokens: ratio for (of, tokens), ratio in found if of is target},
         draft={tokens: ratio for (of, tokens), ratio in found if of is draft},
     )

@@ -287,23 +287,6 @@ def test_convert_takes_what_it_needs_of_a_file_for_several_commands(tmp_path, ca
     assert "'does-not-exist' does not exist" in capsys.readouterr().err
 
 
-def test_help_tells_every_default(capsys):
-    for command, lines in (
-        ("generate", ["--temperature", "(default 0.0)"]),
-        ("generate", ["--seed", "(default 0)"]),
-        ("generate", ["--ignore_eos", "(default false)"]),
-        ("generate", ["--draft_dtype", "default: dtype"]),
-        ("bench", ["--supports", "(default 16,64,256)"]),
-        ("chat", ["--max_tokens", "(default 1024)"]),
-    ):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        shown = capsys.readouterr().out.splitlines()
-        (line,) = [line for line in shown if line.startswith(f"  {lines[0]} ")]
-        assert lines[1] in line
-        assert all(line.startswith("  --") for line in shown[2:])
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]])
 def test_lost_output_ends_a_command_in_silence_or_in_a_line(arguments):
     command = [sys.executable, "-m", "ssd_jax", *arguments]
