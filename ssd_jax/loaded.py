@@ -15,28 +15,28 @@ import jax
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.compat import check_sums
 from ssd_jax.config import AUTO_WIDTHS, SUPPORT, Config
-from ssd_jax.fallbacks import Fallbacks, find_fallbacks
-from ssd_jax.opened import OpenedModel
-from ssd_jax.runtime.branch_draft import BranchDraft
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
-from ssd_jax.runtime.expansion_programs import ExpansionPrograms
-from ssd_jax.runtime.model_drafter import ModelDrafter
-from ssd_jax.runtime.ngram_drafter import NgramDrafter
-from ssd_jax.runtime.placement import Placement
-from ssd_jax.runtime.programs import Programs, Verification
-from ssd_jax.runtime.roles import Drafter
-from ssd_jax.runtime.submesh_draft import PATIENCE, SubmeshDraft
-from ssd_jax.runtime.target import DeviceTarget
-from ssd_jax.runtime.tuned_drafter import TunedDrafter
-from ssd_jax.runtime.worker.messages import Hello
-from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.fallbacks import Fallbacks, find_fallbacks
+from ssd_jax.devices.model_drafter import ModelDrafter
+from ssd_jax.devices.ngram_drafter import NgramDrafter
+from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.target import DeviceTarget
+from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.placement.placement import Placement
+from ssd_jax.placement.process.messages import Hello
+from ssd_jax.placement.process.settings import WorkerSettings
+from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
+from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.roles import Drafter
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 
 if TYPE_CHECKING:
-    from ssd_jax.compile_cache import ProgramStore
-    from ssd_jax.runtime.worker.client import RemoteDraft
-    from ssd_jax.runtime.worker.placement import DraftWorker
+    from ssd_jax.placement.process.client import RemoteDraft
+    from ssd_jax.placement.process.placement import DraftWorker
+    from ssd_jax.system.compile_cache import ProgramStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ def load(
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
         if draft is not None and elsewhere:
-            from ssd_jax.runtime.worker.placement import DraftWorker  # gRPC takes time to import
+            from ssd_jax.placement.process.placement import DraftWorker  # gRPC takes time to import
 
             worker = DraftWorker(
                 _worker_settings(config, draft, room, drafting, store, draft_cores)

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 HOST = """
-import ssd_jax.runtime.controller, ssd_jax.runtime.engine, tests.speculation.enumeration.host
+import ssd_jax.speculation.controller, ssd_jax.engine.engine, tests.speculation.enumeration.host
 from ssd_jax.config import Config
 Config(mode='ssd', draft='x', draft_placement='submesh', target_devices='0')
 """

@@ -29,8 +29,8 @@ from ssd_jax.bench.stats import Estimate
 from ssd_jax.bench.table import Column, build_table, estimate_cell
 from ssd_jax.config import NGRAM_K, Config
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.runtime.cores import Cores, require_usable, shown, usable_cores
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
 
 
 def core_groups(

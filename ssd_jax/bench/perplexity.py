@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from ssd_jax import files
 from ssd_jax.bench.table import Column, build_table
 from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.system import files
 
 WINDOW = 1024
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, PromptLine, prompt_line, read_json_lines, string
+from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines, string
 
 BUILT_IN = ("mt_bench", "humaneval", "gsm8k")
 """Names of the sets in the package; `prompt_sets/LICENSES.md` says what is in them."""

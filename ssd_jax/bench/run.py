@@ -11,7 +11,7 @@ import numpy as np
 
 from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM

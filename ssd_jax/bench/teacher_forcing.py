@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.devices.passes import Job
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.runtime.passes import Job
 
 
 class TeacherForced:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, prompt_line, read_json_lines
+from ssd_jax.system.prompts import BadLine, prompt_line, read_json_lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

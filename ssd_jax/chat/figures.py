@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from ssd_jax.bench.table import Column, build_table, number_cell
-from ssd_jax.runtime.request import RequestOutput
+from ssd_jax.engine.request import RequestOutput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

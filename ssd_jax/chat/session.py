@@ -13,11 +13,12 @@ from ssd_jax.chat.conversation import Conversation
 from ssd_jax.chat.entry import COMMANDS, Command, parse
 from ssd_jax.chat.figures import Answer, stats_table, summary
 from ssd_jax.chat.screen import Screen
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request, RequestOutput
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
-from ssd_jax.paths import user_path
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.paths import user_path
 
 
 class ChatSession:

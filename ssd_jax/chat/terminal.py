@@ -19,7 +19,7 @@ from prompt_toolkit.utils import is_dumb_terminal
 
 from ssd_jax.chat.entry import COMMANDS, entries, is_open
 from ssd_jax.errors import InputError
-from ssd_jax.files import MOST_TEXT, parse_json, read_text
+from ssd_jax.system.files import MOST_TEXT, parse_json, read_text
 
 _KEPT = 1000
 _PROMPT, _MORE = "> ", ". "

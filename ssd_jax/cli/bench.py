@@ -16,9 +16,9 @@ from ssd_jax.bench.support import SUPPORTS
 from ssd_jax.cli import settings, suites
 from ssd_jax.cli.loading import failure, load, open_llm
 from ssd_jax.config import MAX_K, MODES
-from ssd_jax.environment import describe, headline
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.environment import describe, headline
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM

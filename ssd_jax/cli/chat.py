@@ -14,14 +14,14 @@ from rich.console import Console
 
 from ssd_jax.chat.entry import entries
 from ssd_jax.chat.screen import Screen
-from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, short
 from ssd_jax.config import Config
 from ssd_jax.errors import DeviceError, InputError, SsdError
-from ssd_jax.interrupts import Deferred
-from ssd_jax.paths import require_writable, user_path
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.cache_dir import cache_dir
+from ssd_jax.system.interrupts import Deferred
+from ssd_jax.system.paths import require_writable, user_path
 
 if TYPE_CHECKING:
     from ssd_jax.chat.session import ChatSession

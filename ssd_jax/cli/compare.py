@@ -17,8 +17,8 @@ from ssd_jax.compare.pairs import Pair, pair_up, read_outputs
 from ssd_jax.compare.report import Comparison, compare, comparison_json, comparison_table
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
 
 if TYPE_CHECKING:
     from ssd_jax.llm import Prompt

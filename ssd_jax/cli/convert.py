@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.errors import InputError
-from ssd_jax.paths import require_free, require_writable, user_path
+from ssd_jax.system.paths import require_free, require_writable, user_path
 
 _USED = ("target", "dtype", "out", "config")
 

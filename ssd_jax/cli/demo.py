@@ -14,13 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench.table import Column, build_table, number_cell
-from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import failure, load, open_llm, progress_bar, short
 from ssd_jax.config import Config
+from ssd_jax.engine.request import RequestOutput
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import RequestOutput, SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.cache_dir import cache_dir
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -82,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _has_draft(given: dict[str, Any]) -> bool:
     """Whether a draft comes with the package for the target."""
-    from ssd_jax.opened import open_source  # bad flags must not wait for JAX
+    from ssd_jax.devices.opened import open_source  # bad flags must not wait for JAX
 
     source = settings.config_of(given | {"mode": "ar"}).target
     with progress_bar("downloading", unit="bytes") as progress:

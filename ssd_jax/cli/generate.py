@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import failure, load, open_llm, progress_bar
 from ssd_jax.config import MODES, Config
+from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
-from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
+from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ssd_jax.bench.table import Column, build_table
-from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.cli import settings
 from ssd_jax.errors import InputError
+from ssd_jax.system.cache_dir import cache_dir
 
 
 class CachedModel(NamedTuple):
@@ -80,7 +80,7 @@ def _of_the_hub() -> Iterator[tuple[str, Path, int]]:
 
 def _described(source: str, path: Path, size: int) -> CachedModel:
     from ssd_jax.checkpoints.shipped import find_draft
-    from ssd_jax.opened import open_source
+    from ssd_jax.devices.opened import open_source
 
     try:
         opened = open_source(str(path))

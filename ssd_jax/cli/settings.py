@@ -17,8 +17,8 @@ from absl import flags
 
 from ssd_jax.config import Config, from_settings
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.toml_settings import read_toml
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.toml_settings import read_toml
 
 SPECULATION = (
     *("mode", "draft", "k", "draft_dtype", "draft_temperature", "proposal_support", "verify"),

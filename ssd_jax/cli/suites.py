@@ -18,7 +18,7 @@ from ssd_jax.bench.run import BenchResult, prompt_result, run_paired
 from ssd_jax.bench.step import step_table, time_steps
 from ssd_jax.cli.loading import failure, progress_bar
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -192,7 +192,7 @@ def check_overhead(llm: LLM) -> None:
 
 def overheads(job: BenchJob) -> SuiteReport:
     """The engine's decode step against its own programs in a bare loop."""
-    from ssd_jax.runtime.rows import SamplingRows
+    from ssd_jax.devices.sampling_rows import SamplingRows
 
     llm = job.llm
     programs, parameters = llm.loaded.programs, llm.loaded.parameters

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ssd_jax.cli import settings
 from ssd_jax.errors import InputError
-from ssd_jax.paths import require_writable
+from ssd_jax.system.paths import require_writable
 from ssd_jax.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
 from ssd_jax.traces.read import read_trace
 

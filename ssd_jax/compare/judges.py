@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ssd_jax.compare.pairs import Pair
+from ssd_jax.engine.request import Request
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import Request, SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from ssd_jax.compare.scores import ForkScorer

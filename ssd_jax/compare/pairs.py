@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ssd_jax.bench.run import first_difference
+from ssd_jax.engine.request import RequestOutput
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, read_json_lines, string
-from ssd_jax.runtime.request import RequestOutput
+from ssd_jax.system.prompts import BadLine, read_json_lines, string
 
 Kind = Literal["identical", "fork", "end", "refused", "missing"]
 """identical: the same ids. fork: both have a token where they part. end: one text goes on where

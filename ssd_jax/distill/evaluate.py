@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.atomic import write_file
 from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.tokenizer import require_same
+from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.distill import generate
 from ssd_jax.distill.generate import Bar, Job
 from ssd_jax.distill.judging import Judge, Judged, Text
@@ -30,12 +30,12 @@ from ssd_jax.distill.rounds import Measured, mean_of, power_law, walk
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
-from ssd_jax.environment import describe
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json
-from ssd_jax.opened import OpenedModel, open_model
 from ssd_jax.speculation.fan_out import GeometricFanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.system.atomic import write_file
+from ssd_jax.system.environment import describe
+from ssd_jax.system.files import read_json
 from ssd_jax.tuning.throughput import ar, best_sd, best_ssd, hit_rate
 
 FORMAT = 1

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.rows import batches, room
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, encode_scores
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
-from ssd_jax.opened import open_model
 
 _HEAD_ROWS = 256
 """Positions whose logits are held at once."""

@@ -11,9 +11,9 @@ from ssd_jax.config import AUTO_BUDGETS, AUTO_K, MAX_BUDGET, MAX_K
 from ssd_jax.distill.ranges import parse_ranges
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import SamplingParams, check_types
+from ssd_jax.sampling.params import SamplingParams, check_types
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
-from ssd_jax.toml_settings import check_names, read_toml
+from ssd_jax.system.toml_settings import check_names, read_toml
 
 DTYPES = ("float32", "bfloat16")
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ssd_jax.atomic import clear_partial
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.distill import prompts as prompts_stage
 from ssd_jax.distill.generate import Bar, Job
@@ -32,6 +31,7 @@ from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.target import Target, open_target
 from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
+from ssd_jax.system.atomic import clear_partial
 
 if TYPE_CHECKING:
     from rich.table import Table

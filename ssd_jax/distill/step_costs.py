@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.bench.step import time_steps
+from ssd_jax.devices import passes
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.runtime import passes
 from ssd_jax.tuning.throughput import Costs
 
 Model = tuple[FunctionalModel, Parameters]

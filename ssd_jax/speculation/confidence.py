@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import ClassVar
 
+from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds, weighed
 from ssd_jax.speculation.fan_out import (
     After,
@@ -24,12 +25,6 @@ from ssd_jax.speculation.fan_out import (
     Ranks,
     VerificationStats,
 )
-
-EDGES = (0.1, 0.25, 0.45, 0.65, 0.8, 0.9, 0.97)
-"""Probabilities that bound the classes of confidence 0 to 7."""
-
-UNKNOWN = -1
-"""Class of a token that the draft did not make, or said nothing about."""
 
 _GUESSES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.84, 0.91, 0.97)  # of a(q), for each class
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 
-from ssd_jax.checkpoints.cache_dir import costs_cache
 from ssd_jax.config import AUTO_K, Config
-from ssd_jax.environment import cpu_affinity, cpu_model, versions
+from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.loaded import Loaded
-from ssd_jax.opened import OpenedModel
 from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.system.cache_dir import costs_cache
+from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.measuring import measure, measure_draft
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar

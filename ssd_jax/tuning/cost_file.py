@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from ssd_jax.atomic import write_file
 from ssd_jax.errors import InputError
-from ssd_jax.files import MOST_JSON, read_bytes
+from ssd_jax.system.atomic import write_file
+from ssd_jax.system.files import MOST_JSON, read_bytes
 from ssd_jax.tuning.throughput import Costs, Guess
 
 _LOG = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import numpy as np
 
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import (
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.roles import (
     BranchingDraft,
     Drafted,
     Drafter,

@@ -11,8 +11,8 @@ from ssd_jax.bench.run import joined
 from ssd_jax.cli.main import main
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.runtime.cores import usable_cores
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.cores import usable_cores
 from tests.bench import fakes
 
 cores = pytest.mark.skipif(

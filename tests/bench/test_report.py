@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ssd_jax import environment
 from ssd_jax.bench import report
 from ssd_jax.bench.costs import RoundCosts, costs_json, costs_table
 from ssd_jax.bench.report import speed_ratio, summarize
 from ssd_jax.bench.run import BenchResult, run_paired
 from ssd_jax.bench.stats import median_interval
+from ssd_jax.system import environment
 from tests.bench import fakes
 
 

@@ -17,7 +17,7 @@ from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from ssd_jax.chat.screen import Screen
 from ssd_jax.chat.session import ChatSession
 from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests.runtime.fakes import FakeTarget
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)

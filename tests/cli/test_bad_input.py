@@ -12,7 +12,7 @@ import pytest
 from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 
 LONG = "word " * 200
 NO_LOAD = ("--dtype=float32", "--context=300", "--compile_cache=off")

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from ssd_jax.cli.demo import DemoAnswer, draft_cost, speed_table
-from ssd_jax.runtime import metrics
-from ssd_jax.runtime.request import RequestOutput
+from ssd_jax.engine import metrics
+from ssd_jax.engine.request import RequestOutput
 
 
 def answer(name, ids=(1, 2), **found):

@@ -14,14 +14,14 @@ import sys
 
 import pytest
 
-from ssd_jax import compile_cache, llm
+from ssd_jax import llm
 from ssd_jax.bench import accounting
 from ssd_jax.checkpoints import orbax
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config import Config
 from ssd_jax.distill import stages
-from ssd_jax.runtime import cores
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system import compile_cache, cores
 
 SETTINGS = [field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)]
 OWN = {

@@ -9,7 +9,7 @@ from ssd_jax.compare.judges import LIMITS, ModelJudge
 from ssd_jax.compare.pairs import Output
 from ssd_jax.compare.scores import ForkScorer
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.compare.builders import pair, said
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
-from ssd_jax.runtime.branch_draft import BranchDraft
-from ssd_jax.runtime.expansion import Expansion
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import SlotOpening
+from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.expansion import Expansion
+from ssd_jax.devices.record import Record
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.cache import BranchTokens
-from ssd_jax.speculation.record import Record
+from ssd_jax.speculation.roles import SlotOpening
 from tests.runtime.by_row import Promoted, promotion_of
 
 ALL = -1

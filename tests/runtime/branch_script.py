@@ -10,13 +10,13 @@ import jax
 import pytest
 
 from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.devices import branch_draft
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.passes import Job
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.runtime import branch_draft
-from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
-from ssd_jax.runtime.expansion_programs import ExpansionPrograms
-from ssd_jax.runtime.passes import Job
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.models.golden import FLOAT32, parameters
 from tests.runtime.branch_rounds import ALL, Outcome, Request, Rounds, Seen

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.runtime.roles import BranchTokens, Promotion, SlotOpening
-from ssd_jax.speculation.confidence import UNKNOWN
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.speculation.roles import BranchTokens, Promotion, SlotOpening
 from tests.runtime.by_row import Promoted, promoted
 
 Script = Callable[[Sequence[int], int], int]

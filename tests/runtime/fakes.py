@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.runtime.roles import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening, Traits
+from ssd_jax.speculation.roles import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening, Traits
 from tests.runtime.by_row import rows_of
 
 

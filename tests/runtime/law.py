@@ -10,7 +10,7 @@ import numpy as np
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.checkpoints.detokenizer import Detokenizer
-from ssd_jax.runtime.engine import Engine
+from ssd_jax.engine.engine import Engine
 from tests import tiny
 from tests.models.golden import our_logits
 from tests.speculation.evidence import ALPHA, p_value

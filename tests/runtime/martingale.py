@@ -20,9 +20,9 @@ import jax
 import numpy as np
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.runtime.request import Request
-from ssd_jax.runtime.trace import RowTrace
-from ssd_jax.speculation.proposal import as_point_mass_where
+from ssd_jax.engine.request import Request
+from ssd_jax.engine.trace import RowTrace
+from ssd_jax.sampling.proposal import as_point_mass_where
 from tests import tiny
 from tests.models.golden import FLOAT32, runner
 from tests.speculation.reference import next_law

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ssd_jax.runtime import activity, metrics
-from ssd_jax.runtime.activity import Activity, Busy, TargetTimes, overlap
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import Request, SamplingParams
-from ssd_jax.runtime.roles import Drafted, Outcomes, Traits
+from ssd_jax.engine import metrics
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation import activity
+from ssd_jax.speculation.activity import Activity, Busy, TargetTimes, overlap
 from ssd_jax.speculation.cache import CacheLookup
+from ssd_jax.speculation.roles import Drafted, Outcomes, Traits
 from tests.speculation.edits import Edit, edited
 
 

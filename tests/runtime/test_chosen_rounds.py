@@ -9,9 +9,9 @@ import pytest
 
 from ssd_jax import config
 from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning import chooser
 from tests import tiny
 from tests.runtime.test_speculative import outputs, requests

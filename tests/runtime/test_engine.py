@@ -2,10 +2,11 @@
 
 import pytest
 
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.metrics import REQUEST_KEYS
+from ssd_jax.engine.request import Request
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.metrics import REQUEST_KEYS
-from ssd_jax.runtime.request import MAX_STOP_IDS, Request, SamplingParams
+from ssd_jax.sampling.params import MAX_STOP_IDS, SamplingParams
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 
 EOS, OTHER_EOS = 1, 2

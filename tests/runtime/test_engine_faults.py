@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from ssd_jax import interrupts
+from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
-from ssd_jax.runtime.engine import Engine
+from ssd_jax.system import interrupts
 from tests.runtime.by_row import rows_of
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_engine import EOS, LONG, drain, outputs, request, spell

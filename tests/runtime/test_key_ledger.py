@@ -21,18 +21,18 @@ import pytest
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.checkpoints.detokenizer import Detokenizer
-from ssd_jax.runtime.branch_draft import BranchDraft
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.occurrences import derived
-from ssd_jax.runtime.request import Request
-from ssd_jax.runtime.roles import IDLE
-from ssd_jax.runtime.worker import server
-from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.messages import Hello
-from ssd_jax.runtime.worker.session import Session
-from ssd_jax.speculation import keys
-from ssd_jax.speculation.keys import Purpose
+from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.occurrences import derived
+from ssd_jax.engine.request import Request
+from ssd_jax.placement.process import server
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.messages import Hello
+from ssd_jax.placement.process.session import Session
+from ssd_jax.sampling import keys
+from ssd_jax.sampling.keys import Purpose
+from ssd_jax.speculation.roles import IDLE
 from tests import tiny
 from tests.models.golden import our_logits
 from tests.runtime import law

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssd_jax.runtime.known_text import KnownText, promoted
-from ssd_jax.runtime.roles import promotion
+from ssd_jax.speculation.known_text import KnownText, promoted
+from ssd_jax.speculation.roles import promotion
 
 PROMPT = [7, 8, 9]
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.rows import SamplingRows
-from ssd_jax.runtime.worker.proposals import HostProposals
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.speculation.controller import Controller
 from tests import tiny
 from tests.checkpoints import tiny_drafts
 from tests.runtime.martingale import ALPHA, FEW_IDS, Losing, say, sums

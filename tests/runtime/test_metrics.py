@@ -2,8 +2,8 @@
 
 import pytest
 
-from ssd_jax.runtime.activity import DraftCost
-from ssd_jax.runtime.metrics import REQUEST_KEYS, RequestTimes, RoundRecord, RowLookup
+from ssd_jax.engine.metrics import REQUEST_KEYS, RequestTimes, RoundRecord, RowLookup
+from ssd_jax.speculation.activity import DraftCost
 
 
 def times(*tokens, arrived=0.0):

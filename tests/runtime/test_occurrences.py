@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.occurrences import Occurrences, derived
-from ssd_jax.runtime.tuned_drafter import TunedDrafter
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.occurrences import Occurrences, derived
 from ssd_jax.speculation.backup import RandomBackup
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_engine import LONG, drain, outputs, request, spell

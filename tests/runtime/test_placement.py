@@ -12,7 +12,7 @@ from ssd_jax import LLM
 from ssd_jax.cli import loading
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.placement import DeviceGroups
+from ssd_jax.placement.placement import DeviceGroups
 
 SSD = {"mode": "ssd", "draft": "a path"}
 

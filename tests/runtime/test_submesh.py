@@ -18,14 +18,15 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.devices import branch_draft
+from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.loaded import Loaded
 from ssd_jax.models.execution import Execution
-from ssd_jax.runtime import branch_draft, submesh_draft
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.submesh_draft import SubmeshDraft
-from ssd_jax.runtime.tuned_drafter import TunedDrafter
+from ssd_jax.placement import submesh as submesh_draft
+from ssd_jax.placement.submesh import SubmeshDraft
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.tuning.chooser import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests import tiny
@@ -255,7 +256,7 @@ def reads(monkeypatch):
     seen = []
 
     def is_of_product(file):
-        return "ssd_jax" in file and not file.endswith("runtime/device.py")
+        return "ssd_jax" in file and not file.endswith("devices/device.py")
 
     def note(array):
         frame = sys._getframe(2)

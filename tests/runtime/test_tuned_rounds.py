@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ssd_jax.runtime.activity import Activity, Busy
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.tuned_drafter import TunedDrafter
+from ssd_jax.engine.engine import Engine
+from ssd_jax.speculation.activity import Activity, Busy
+from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.tuning.throughput import Costs, Guess
 from ssd_jax.tuning.tuners import FastestTuner, Observed

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.confidence import EDGES, UNKNOWN, ConfidenceFanOut
+from ssd_jax.sampling.confidence import EDGES, UNKNOWN
+from ssd_jax.speculation.confidence import ConfidenceFanOut
 from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from tests.speculation.test_fan_out import BUDGETS, LENGTHS
 

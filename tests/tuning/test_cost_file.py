@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.checkpoints.cache_dir import cache_dir, compile_cache, costs_cache
+from ssd_jax.system.cache_dir import cache_dir, compile_cache, costs_cache
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.throughput import Costs, Guess
 

@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.atomic import clear_partial, new_directory
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json
+from ssd_jax.system.atomic import clear_partial, new_directory
+from ssd_jax.system.files import read_json
 
 _NAME = re.compile(r"step-(\d{8})")
 _MANIFEST, _ARRAYS = "manifest.json", "arrays"

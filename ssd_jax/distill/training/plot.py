@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.atomic import write_file
 from ssd_jax.distill.training.journal import METRICS, read_journal
+from ssd_jax.system.atomic import write_file
 
 PICTURE = "training.png"
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import FAMILIES, ModelConfig
-from ssd_jax.runtime.request import check_types
+from ssd_jax.sampling.params import check_types
 
 Part = Literal["frozen", "trained"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.draft_checkpoint import identity_of
+from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.manifest import file_digests
 from ssd_jax.distill.training import loop
 from ssd_jax.distill.training.checkpoints import Checkpoints
@@ -20,7 +21,6 @@ from ssd_jax.distill.training.plot import PICTURE, picture_of
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training.stopping import Stop
 from ssd_jax.errors import InputError
-from ssd_jax.opened import open_model
 from tests.distill.training import own_text
 from tests.models.golden import Runner
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from ssd_jax.runtime.worker.main import run
-from ssd_jax.runtime.worker.server import serve
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.placement.process.main import run
+from ssd_jax.placement.process.server import serve
+from ssd_jax.placement.process.session import Session
 from tests.runtime.worker.scripted import ScriptedDraft
 
 _ROOT = Path(__file__).parents[3]

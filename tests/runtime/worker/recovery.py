@@ -16,9 +16,9 @@ import sys
 import time
 
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import BranchTokens
-from ssd_jax.runtime.worker import placement
+from ssd_jax.placement.process import placement
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.roles import BranchTokens
 from tests.runtime.worker import faults
 from tests.runtime.worker.strangers import core_seconds
 

@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import Request, SamplingParams
-from ssd_jax.runtime.roles import IDLE, BranchTokens, Outcomes, Promotion
-from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.messages import Hello, no_branches
-from ssd_jax.runtime.worker.session import Session
-from ssd_jax.speculation.confidence import UNKNOWN
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.messages import Hello, no_branches
+from ssd_jax.placement.process.session import Session
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.speculation.roles import IDLE, BranchTokens, Outcomes, Promotion
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.paces import Patient
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 
-from ssd_jax.runtime.worker import server
-from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.placement import connector
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.placement.process import server
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.placement import connector
+from ssd_jax.placement.process.session import Session
 from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, run_of
 
 

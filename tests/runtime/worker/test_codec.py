@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ssd_jax.runtime.worker import codec
-from ssd_jax.runtime.worker.messages import (
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.messages import (
     Hello,
     ProtocolError,
     Refused,

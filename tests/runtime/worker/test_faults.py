@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.runtime.worker import server
-from ssd_jax.runtime.worker.messages import Speculations
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.placement.process import server
+from ssd_jax.placement.process.messages import Speculations
+from ssd_jax.placement.process.session import Session
 from ssd_jax.speculation.pace import Pace
 from tests.runtime.paces import Hasty, Moody, Patient
 from tests.runtime.worker.scripted import (

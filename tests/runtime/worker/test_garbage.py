@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.runtime.worker import codec, server
-from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.messages import Speculations, Winner
+from ssd_jax.placement.process import codec, server
+from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.messages import Speculations, Winner
 from tests.runtime.worker.scripted import only_misses
 from tests.runtime.worker.serving import rogue, served
 

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.worker import placement
-from ssd_jax.runtime.worker.hang import HANG, HangLimit
-from ssd_jax.runtime.worker.placement import DraftWorker
+from ssd_jax.placement.process import placement
+from ssd_jax.placement.process.hang import HANG, HangLimit
+from ssd_jax.placement.process.placement import DraftWorker
 from tests.runtime.worker.fake_worker import command
 from tests.runtime.worker.scripted import ScriptedDraft, only_misses, run_of
 from tests.runtime.worker.serving import served

@@ -13,13 +13,13 @@ from collections import Counter
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.worker import placement
-from ssd_jax.runtime.worker import supervisor as supervisor_module
-from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.hang import HangLimit
-from ssd_jax.runtime.worker.placement import DraftWorker, connector
-from ssd_jax.runtime.worker.supervisor import Supervisor
+from ssd_jax.placement.process import placement
+from ssd_jax.placement.process import supervisor as supervisor_module
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.hang import HangLimit
+from ssd_jax.placement.process.placement import DraftWorker, connector
+from ssd_jax.placement.process.supervisor import Supervisor
 from tests.runtime.worker import faults, recovery, strangers
 from tests.runtime.worker.fake_worker import command
 from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, only_misses, run_of

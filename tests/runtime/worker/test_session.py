@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import IDLE, SlotOpening
-from ssd_jax.runtime.worker import codec
-from ssd_jax.runtime.worker.messages import (
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.messages import (
     Open,
     Prefill,
     ProtocolError,
@@ -21,7 +19,9 @@ from ssd_jax.runtime.worker.messages import (
     Welcome,
     Winner,
 )
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.placement.process.session import Session
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.roles import IDLE, SlotOpening
 from tests.runtime.worker.scripted import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.worker import supervisor as supervisor_module
-from ssd_jax.runtime.worker.placement import DraftWorker
-from ssd_jax.runtime.worker.settings import WorkerSettings
-from ssd_jax.runtime.worker.supervisor import Supervisor
+from ssd_jax.placement.process import supervisor as supervisor_module
+from ssd_jax.placement.process.placement import DraftWorker
+from ssd_jax.placement.process.settings import WorkerSettings
+from ssd_jax.placement.process.supervisor import Supervisor
 from tests.runtime.worker.fake_worker import command
 from tests.runtime.worker.scripted import HELLO, TOKEN, only_misses, request, run_of, text
 

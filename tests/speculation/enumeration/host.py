@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.occurrences import Occurrences
-from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.request import Request, RequestOutput
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import FanOut, UniformFanOut
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 from tests.speculation.enumeration.chance import Key, Law

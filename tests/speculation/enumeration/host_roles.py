@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.runtime.activity import Activity, Busy
-from ssd_jax.runtime.roles import IDLE, Drafted, Outcomes, Promotion, SlotOpening
+from ssd_jax.sampling.confidence import EDGES, UNKNOWN
+from ssd_jax.speculation.activity import Activity, Busy
 from ssd_jax.speculation.cache import BranchTokens
-from ssd_jax.speculation.confidence import EDGES, UNKNOWN
+from ssd_jax.speculation.roles import IDLE, Drafted, Outcomes, Promotion, SlotOpening
 from tests.runtime.by_row import promoted
 from tests.speculation.enumeration.chance import Key, Law, Renamed
 from tests.speculation.enumeration.filters import Model, Text, point

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from fractions import Fraction
 
-from ssd_jax.speculation.confidence import EDGES
+from ssd_jax.sampling.confidence import EDGES
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from tests.speculation.enumeration.ssd import HIT, Counts, Judged, Situation
 from tests.speculation.enumeration.ssd import FanOut as Reference

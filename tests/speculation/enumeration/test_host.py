@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import pytest
 
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.occurrences import Occurrences
+from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.speculation.edits import Edit, edited

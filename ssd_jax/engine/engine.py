@@ -1,0 +1,473 @@
+"""The engine: requests enter and leave slots between rounds; one `step` is one round.
+
+`Engine._round` has the order in which the roles are called. It keeps the devices busy: the only
+wait is for the outcome of the round in flight, and only when the next one is on its way are tokens
+turned into text, stop strings looked for and events handed out. A round dispatched past a stop
+string is discarded before anything counts it. Autoregressive decoding is the same loop without a
+drafter.
+
+Whatever raises within a step, nothing is taken twice and no event is lost: outcomes count once they
+are read whole, an event is made once and kept until it is handed out, and what a role has not
+confirmed it is asked again. Interrupts wait until the step is over. After a `DeviceError` nothing
+is left to ask: every request ends with what it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssd_jax.engine.metrics import RequestTimes, RoundRecord, row_lookup
+from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.request import FinishReason, Request, TokenEvent
+from ssd_jax.engine.request_state import Job
+from ssd_jax.engine.sequence import Sequence, check
+from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
+from ssd_jax.engine.trace import EngineTrace, RowTrace
+from ssd_jax.errors import DeviceError
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.activity import DraftCost, TargetTimes
+from ssd_jax.speculation.roles import (
+    ABSENCES,
+    IDLE,
+    DraftBatch,
+    Drafted,
+    Drafter,
+    Outcomes,
+    Pending,
+    SlotOpening,
+    Target,
+    draft_batch,
+)
+from ssd_jax.system.interrupts import Deferred
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InFlight:
+    """A dispatched program and the jobs whose rows count.
+
+    Attributes:
+      prompt: tokens of the prompt that it finishes; 0 in a round.
+      drafted: what the round verifies.
+      costs: what that has cost a draft with devices of its own, by slot.
+    """
+
+    pending: Pending
+    rows: list[tuple[int, Job]]
+    dispatched: float
+    prompt: int = 0
+    drafted: Drafted | None = None
+    costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
+
+
+class _Read(NamedTuple):
+    """An outcome that was committed, and what is still to be noted of it."""
+
+    flight: _InFlight
+    outcomes: Outcomes
+    span: tuple[float, float]
+    committed: list[tuple[int, Job, list[int], int]]  # row, tokens, and how many were emitted
+
+
+class Engine:
+    """Continuous batching over a target role. One thread at a time may call; `add` alone may be
+    called beside a `step`.
+
+    Args:
+      target: device programs behind the `Target` protocol.
+      decoder: makes an incremental detokenizer for one request.
+      eos_ids: all end-of-sequence ids of the checkpoint.
+      drafter: proposes tokens for the target to verify; None decodes one by one.
+      clock: seconds, monotonic.
+      trace: takes down what happens when; None where nobody looks.
+      mode: its name, for the metrics.
+      occurrences: of the requests of all engines that share a clock; None are those of this one.
+      setup: metrics that are the same for every request.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        decoder: Callable[[], IncrementalDecoder],
+        eos_ids: frozenset[int],
+        *,
+        drafter: Drafter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        trace: EngineTrace | None = None,
+        mode: str | None = None,
+        occurrences: Occurrences | None = None,
+        setup: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._decoder = decoder
+        self._eos_ids = eos_ids
+        self._clock = clock
+        self._trace = trace
+        self._mode = mode
+        self._occurrences = occurrences or Occurrences()
+        self._setup = setup or {}
+        self._ids = itertools.count()
+        self._waiting: deque[Job] = deque()
+        self._running: dict[int, Job] = {}  # by slot
+        self._in_flight: deque[_InFlight] = deque()
+        self._unrecorded: deque[_Read] = deque()
+        self._times = TargetTimes()
+        # Tokens, and whether they were the last, that are not yet events.
+        self._committed: deque[tuple[Job, list[int], FinishReason | None]] = deque()
+        self._cut_off: deque[tuple[Job, FinishReason]] = deque()
+        self._events: list[TokenEvent] = []  # not yet handed out
+        self.broken: str | None = None
+        """Why no step can follow; None while one can."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to report."""
+        left = self._committed or self._cut_off or self._events
+        return bool(self._waiting or self._running or left)
+
+    def add(self, request: Request) -> int:
+        """Queues a request; it enters a free slot between rounds.
+
+        Raises:
+          InputError: an empty prompt, one that leaves no room in the context, or too many stop ids.
+          DeviceError: the engine is broken.
+        """
+        self._refuse_broken()
+        check(request, self._eos_ids, self._target.context)
+        job = Job(
+            request_id=next(self._ids),
+            request=request,
+            text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
+            times=RequestTimes(
+                arrived=self._clock(),
+                mode=self._mode,
+                speculative=self._drafter is not None,
+                shared_device=self._drafter is not None and self._drafter.traits.on_device,
+                setup=self._setup,
+            ),
+        )
+        self._waiting.append(job)
+        return job.request_id
+
+    def cancel(self, request_id: int, *, silent: bool = False) -> None:
+        """Ends a request; its last event follows from `step`, unless it is to end silently. Unknown
+        or ended ids are ignored."""
+        for job in [*self._waiting, *self._running.values()]:
+            if job.request_id == request_id and not job.finished:
+                if not silent:
+                    self._cut_off.append((job, "cancelled"))
+                if job.sequence is None:
+                    self._waiting.remove(job)
+                else:
+                    self._end(job, "cancelled")
+        if silent and not self._running:
+            self._in_flight.clear()  # it is nobody's
+
+    def step(self) -> list[TokenEvent]:
+        """Runs one round; returns what became known of the one before.
+
+        Where it raises, what is known is returned by the next one. If a device fails, all requests
+        end with the reason "error", and the step after that raises.
+
+        Raises:
+          DeviceError: the engine is broken; the model must be opened again.
+        """
+        with Deferred() as interrupts:
+            if not self.has_work:
+                self._refuse_broken()
+            try:
+                if self.broken is None:
+                    self._round()
+            except DeviceError as error:
+                self._break(f"a device has failed: {error}")
+            except BaseException:
+                if interrupts.forced:
+                    self._break("a round was cut off by an interrupt")
+                raise
+            self._report()
+        # Interrupts come here, and find the events in their place.
+        events, self._events = self._events, []
+        return events
+
+    def _round(self) -> None:
+        """The outcome of the round in flight, and the next round on its way."""
+        target, drafter = self._target, self._drafter
+        self._mark(None)
+        while self._in_flight:
+            pending = self._in_flight[0].pending
+            if drafter is not None:
+                drafter.gather(pending.ready)
+            self._commit(pending.read())
+        self._mark("read")
+        self._admit()
+        self._prefill()
+        self._prompt_drafter()
+        self._mark("admit")
+
+        rows = self._decoding()
+        if rows:
+            pending_tokens, lengths, batch = self._batch(rows)
+            drafted = None
+            if drafter is not None and batch.limit.any():
+                drafted = drafter.propose(batch)
+            self._mark("propose")
+            now = self._clock()
+            self._times.dispatched(now)
+            logits = target.forward(pending_tokens, lengths, drafted)
+            if drafter is not None:
+                drafter.speculate()
+            proposal = None if drafter is None or drafted is None else drafter.proposal()
+            outcome = target.accept(logits, proposal)
+            self._in_flight.append(_InFlight(outcome, rows, now, drafted=drafted))
+        elif drafter is not None:
+            drafter.speculate()
+        self._mark("dispatch")
+
+    def _report(self) -> None:
+        """Turns what is known into events; an error of one request's text ends that one alone."""
+        while self._unrecorded:
+            self._record(self._unrecorded.popleft())
+        self._account()
+        if self.broken is not None:
+            self._in_flight.clear()
+            for job in [*self._running.values(), *self._waiting]:
+                self._fail(job)
+        while self._committed:
+            job, tokens, reason = self._committed.popleft()
+            if job.ended:
+                continue
+            try:
+                event = self._event(job, tokens, reason)
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            if event.token_ids or event.text or event.output:
+                self._events.append(event)
+        while self._cut_off:
+            job, reason = self._cut_off.popleft()
+            if not job.ended:
+                self._events.append(job.cut_off(reason))
+        self._mark("text")
+
+    def _commit(self, outcomes: Outcomes) -> None:
+        """Takes what the first program in flight has come to."""
+        flight = self._in_flight.popleft()
+        now = self._clock()
+        span = self._times.read(now, more=bool(self._in_flight))
+        read = _Read(flight, outcomes, span, [])
+        self._unrecorded.append(read)
+        for row, job in flight.rows:
+            if job.sequence is None or job.finished:
+                continue
+            try:
+                tokens, emitted = job.commit(outcomes, row, now)
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            if job.finished:
+                self._running.pop(job.sequence.slot)
+            read.committed.append((row, job, tokens, emitted))
+            self._committed.append((job, tokens, job.sequence.finish_reason))
+
+    def _record(self, read: _Read) -> None:
+        """Takes the figures of a round, and its trace."""
+        flight, outcomes, span, committed = read
+        traced = []
+        for row, job, tokens, emitted in committed:
+            known = _round_record(flight, outcomes, row, emitted, span[1])
+            if self._trace is not None:
+                traced.append(
+                    RowTrace(
+                        row, job.request_id, known.source, known.proposed, known.accepted, tokens
+                    )
+                )
+            job.record(outcomes, row, tokens, known)
+        if self._trace is not None:
+            if flight.prompt:
+                self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
+            else:
+                self._trace.round(span, traced)
+
+    def _admit(self) -> None:
+        if not self._running:
+            self._times.idle()
+        free = [slot for slot in range(self._target.slots) if slot not in self._running]
+        for slot in free:
+            if not self._waiting:
+                return
+            job, context = self._waiting[0], self._target.context
+            sequence = Sequence(job.request, slot, eos_ids=self._eos_ids, context=context)
+            params = self._keyed(job.request)
+            banned = sorted(sequence.stop_ids) if params.min_tokens else []
+            ban_before = min(len(job.request.prompt_ids) + params.min_tokens, context)
+            opening = SlotOpening(slot, params, job.request.index, banned, ban_before)
+            try:
+                for role in self._roles():
+                    role.open(opening)
+            except DeviceError:
+                raise
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            job.sequence = sequence
+            self._running[slot] = self._waiting.popleft()
+
+    def _keyed(self, request: Request) -> SamplingParams:
+        """How a request that begins is sampled: with noise of its own where lengths are timed."""
+        params = request.params
+        if params.temperature == 0:
+            return params
+        seed = self._occurrences.seed(params.seed, request.index)
+        timed = self._drafter is not None and self._drafter.traits.timed
+        return dataclasses.replace(params, seed=seed) if timed else params
+
+    def _prefill(self) -> None:
+        """One chunk a step, oldest request first, so that running requests are not held up."""
+        unfinished = [
+            (job.request_id, job, job.sequence)
+            for job in self._running.values()
+            if job.sequence is not None and not job.sequence.prefilled
+        ]
+        if not unfinished:
+            return
+        _, job, sequence = min(unfinished, key=lambda item: item[0])
+        prompt = job.request.prompt_ids
+        end = min(sequence.cached + self._target.max_chunk, len(prompt))
+        chunk = prompt[sequence.cached : end]
+        now = self._clock()
+        self._times.dispatched(now)
+        if end < len(prompt):
+            self._target.prefill(sequence.slot, chunk, sequence.cached)
+        else:
+            pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
+            self._in_flight.append(_InFlight(pending, [(0, job)], now, len(prompt)))
+        sequence.cached = end
+
+    def _prompt_drafter(self) -> None:
+        """Gives the drafter what the target has of the prompts."""
+        if self._drafter is None:
+            return
+        for slot, job in self._running.items():
+            assert job.sequence is not None
+            prompt, most = job.request.prompt_ids, self._target.max_chunk
+            known = min(job.sequence.cached, len(prompt))
+            for begin in range(job.prompted, known, most):
+                end = min(begin + most, known)
+                last = end == len(prompt)
+                self._drafter.prefill(slot, prompt[begin:end], begin, last=last)
+                job.prompted = end
+
+    def _decoding(self) -> list[tuple[int, Job]]:
+        """Slots whose first token is known."""
+        return [
+            (slot, job)
+            for slot, job in self._running.items()
+            if job.sequence is not None and job.sequence.output
+        ]
+
+    def _batch(self, rows: list[tuple[int, Job]]) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
+        """Pending tokens [B] and their positions [B] for the target; all that for the drafter."""
+        tokens = np.zeros(self._target.slots, np.int32)
+        lengths = np.full(self._target.slots, IDLE, np.int32)
+        k = 0 if self._drafter is None else self._drafter.k
+        batch = draft_batch(self._target.slots, k + 1)
+        for slot, job in rows:
+            sequence = job.sequence
+            assert sequence is not None
+            tokens[slot], lengths[slot] = sequence.pending, sequence.cached
+            batch.limit[slot] = max(min(k, sequence.room - 1), 0)
+            batch.room[slot] = sequence.room
+            last = job.last
+            batch.counts[slot] = len(last)
+            batch.tokens[slot, : len(last)] = last
+        drafts = batch.limit > 0
+        batch.position[drafts] = lengths[drafts]
+        return tokens, lengths, batch
+
+    def _account(self) -> None:
+        """Charges the draft's work to the rounds that it was for."""
+        for flight in self._in_flight:
+            drafted = flight.drafted
+            if drafted is None or drafted.activity is None or flight.costs:
+                continue
+            for slot, job in flight.rows:
+                flight.costs[slot] = self._times.cost(slot, drafted.activity)
+                if drafted.sources.get(slot) not in ABSENCES:  # else it may have worked unheard
+                    job.times.drafted(drafted.activity.spans)
+            if self._trace is not None:
+                self._trace.draft(drafted.activity.spans)
+
+    def _mark(self, what: str | None) -> None:
+        """Ends what the host was doing, in the trace."""
+        if self._trace is not None:
+            self._trace.host(what, self._clock())
+
+    def _roles(self) -> list[Target | Drafter]:
+        return [self._target] if self._drafter is None else [self._target, self._drafter]
+
+    def _event(self, job: Job, tokens: list[int], reason: FinishReason | None) -> TokenEvent:
+        released = job.text.push(tokens, hidden_last=reason == "stop")
+        if released.stopped and reason != "stop":
+            self._end(job, "stop")
+            return job.final("stop", released)
+        if reason is None:
+            return job.event(released)
+        rest = job.text.finish()
+        if rest.stopped:
+            reason = "stop"
+        return job.final(
+            reason,
+            Released(released.token_ids + rest.token_ids, released.text + rest.text, True),
+        )
+
+    def _end(self, job: Job, reason: FinishReason) -> None:
+        assert job.sequence is not None
+        job.sequence.finish_reason = reason
+        slot = job.sequence.slot
+        if self._running.get(slot) is job:  # a request that ended by length has left it already
+            del self._running[slot]
+
+    def _fail(self, job: Job, error: Exception | None = None) -> None:
+        """Ends a request by an error of its own, or by one of all."""
+        if error is not None:
+            _LOG.error("request %d ends by an error: %r", job.request_id, error, exc_info=error)
+        if job.sequence is None:
+            self._waiting.remove(job)
+        else:
+            self._end(job, "error")
+        self._cut_off.append((job, "error"))
+
+    def _break(self, why: str) -> None:
+        self.broken = f"{why}; open the model again"
+        _LOG.error(self.broken)
+
+    def _refuse_broken(self) -> None:
+        if self.broken is not None:
+            raise DeviceError(self.broken)
+
+
+def _round_record(
+    flight: _InFlight, outcomes: Outcomes, row: int, emitted: int, now: float
+) -> RoundRecord:
+    known = RoundRecord(
+        committed=emitted,
+        accepted=int(outcomes.accepted[row]),
+        seconds=now - flight.dispatched,
+        read=now,
+        cost=flight.costs.get(row),
+    )
+    drafted = flight.drafted
+    if drafted is not None:
+        known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
+        known.lookup = row_lookup(drafted.lookup, row)
+    return known
