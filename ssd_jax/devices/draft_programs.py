@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices import passes, record
-from ssd_jax.devices.passes import Job, Name
+from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target import pad_chunk
@@ -96,7 +96,7 @@ class Drafting:
 class DraftPrograms:
     """The draft's compiled programs for one model, batch and context.
 
-    `prefill`: see `passes.prefill_job`.
+    `prefill`: see `passes.prefill_spec`.
 
     `start`: (parameters, pages, history, record, committed [B, k + 1], unseen [B, 2], counts [B],
     lengths [B], limits [B], lowered [B, k], sampling) -> record, pages, history. `committed` are
@@ -136,16 +136,16 @@ class DraftPrograms:
         self.page_size = passes.page_size(context)
         self.drafting = drafting
         self.tokens = tokens
-        self._late: dict[Name, Job] = {
-            ("start", drafting.k): self._start_job(),
-            ("step", drafting.k): self._step_job(),
+        self._late: dict[Name, ProgramSpec] = {
+            ("start", drafting.k): self._start_spec(),
+            ("step", drafting.k): self._step_spec(),
         }
-        jobs = {} if late else dict(self._late)
+        specs = {} if late else dict(self._late)
         for width in model.execution.prefill_chunks:
-            jobs["prefill", width] = passes.prefill_job(
+            specs["prefill", width] = passes.prefill_spec(
                 model, slots=slots, size=self.page_size, width=width, with_logits=False
             )
-        self._compiled = passes.compile_all(jobs, model.mesh)
+        self._compiled = passes.compile_all(specs, model.mesh)
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
         return self._compiled[name]
@@ -190,7 +190,7 @@ class DraftPrograms:
         """Idle records of every slot."""
         return self.drafting.empty(self.slots, self.model.config)
 
-    def _start_job(self) -> Job:
+    def _start_spec(self) -> ProgramSpec:
         def start(
             parameters: Parameters,
             pages: AllPages,
@@ -233,9 +233,9 @@ class DraftPrograms:
             jax.ShapeDtypeStruct((self.slots, self.drafting.k), jnp.int32),
             self._sampling_structs(),
         )
-        return Job(start, arguments, (1, 2, 3))
+        return ProgramSpec(start, arguments, (1, 2, 3))
 
-    def _step_job(self) -> Job:
+    def _step_spec(self) -> ProgramSpec:
         def step(
             parameters: Parameters,
             pages: AllPages,
@@ -260,7 +260,7 @@ class DraftPrograms:
             jax.ShapeDtypeStruct((self.slots, self.drafting.k), jnp.int32),
             self._sampling_structs(),
         )
-        return Job(step, arguments, (1, 3))
+        return ProgramSpec(step, arguments, (1, 3))
 
     def _run(self, parameters: Parameters, pages: AllPages, tokens, positions):
         return passes.step(self.model, parameters, pages, tokens, positions, self.page_size)

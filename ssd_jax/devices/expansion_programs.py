@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from ssd_jax.devices import branching, passes, record
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion import Expansion
-from ssd_jax.devices.passes import Job, Name
+from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
@@ -73,17 +73,17 @@ class ExpansionPrograms:
         self._vocab = base.model.config.vocab_size
         self._columns = base.model.config.outputs
         self._outputs = base.model.output_ids
-        jobs: dict[Name, Job] = {
-            ("expand", self._k): self._expand_job(),
-            ("grow", self._k): self._grow_job(),
-            ("promote", self._k): self._promote_job(),
+        specs: dict[Name, ProgramSpec] = {
+            ("expand", self._k): self._expand_spec(),
+            ("grow", self._k): self._grow_spec(),
+            ("promote", self._k): self._promote_spec(),
         }
         shared: dict[Name, jax.stages.Compiled] = {}
         if others is None:
-            jobs["follow", self._k] = self._follow_job()
+            specs["follow", self._k] = self._follow_spec()
         else:
             shared["follow", self._k] = others["follow"]
-        self._compiled = passes.compile_all(jobs, self._model.mesh) | shared
+        self._compiled = passes.compile_all(specs, self._model.mesh) | shared
 
     def __getitem__(self, name: str) -> jax.stages.Compiled:
         return self._compiled[name, self._k]
@@ -106,7 +106,7 @@ class ExpansionPrograms:
         path = jnp.full((rows, self._k + 1), -1, jnp.int32)
         return Expansion(self.base.drafting.empty(rows, self._model.config), path)
 
-    def _expand_job(self) -> Job:
+    def _expand_spec(self) -> ProgramSpec:
         def expand(
             parameters: Parameters,
             pages: AllPages,
@@ -181,9 +181,9 @@ class ExpansionPrograms:
             jax.ShapeDtypeStruct((self.base.slots, self._k), jnp.int32),
             self._sampling_structs(),
         )
-        return Job(expand, arguments, (1, 2))
+        return ProgramSpec(expand, arguments, (1, 2))
 
-    def _grow_job(self) -> Job:
+    def _grow_spec(self) -> ProgramSpec:
         def grow(
             parameters: Parameters,
             pages: AllPages,
@@ -222,9 +222,9 @@ class ExpansionPrograms:
             jax.ShapeDtypeStruct((self.base.slots, self._k), jnp.int32),
             self._sampling_structs(),
         )
-        return Job(grow, arguments, (1, 2, 4))
+        return ProgramSpec(grow, arguments, (1, 2, 4))
 
-    def _promote_job(self) -> Job:
+    def _promote_spec(self) -> ProgramSpec:
         def promote(
             pages: AllPages,
             scratch: AllBranches,
@@ -266,9 +266,9 @@ class ExpansionPrograms:
             jax.eval_shape(self.new_expansion),
             jax.eval_shape(lambda: no_promotion(self.base.slots, self._k)),
         )
-        return Job(promote, arguments, (0, 2))
+        return ProgramSpec(promote, arguments, (0, 2))
 
-    def _follow_job(self) -> Job:
+    def _follow_spec(self) -> ProgramSpec:
         def follow(
             parameters: Parameters,
             pages: AllPages,
@@ -309,7 +309,7 @@ class ExpansionPrograms:
             jax.ShapeDtypeStruct((self.base.slots,), jnp.bool_),
             self._sampling_structs(),
         )
-        return Job(follow, arguments, (1,))
+        return ProgramSpec(follow, arguments, (1,))
 
     def _forward(
         self,

@@ -17,7 +17,7 @@ from ssd_jax.sampling import history
 from ssd_jax.sampling.history import History
 
 
-class Job(NamedTuple):
+class ProgramSpec(NamedTuple):
     """A pure function to compile for arguments of known shapes; `donate` are reused in place."""
 
     function: Callable[..., Any]
@@ -59,10 +59,12 @@ def _kind(tree: Any) -> tuple[Any, ...]:
 Name = tuple[str, int] | tuple[str, int, int]
 
 
-def compile_all(jobs: Mapping[Name, Job], mesh: Mesh | None) -> dict[Name, jax.stages.Compiled]:
+def compile_all(
+    specs: Mapping[Name, ProgramSpec], mesh: Mesh | None
+) -> dict[Name, jax.stages.Compiled]:
     """Tracing holds the interpreter lock, compiling does not: two threads overlap them."""
     with ThreadPoolExecutor(2) as pool:
-        futures = {name: pool.submit(job.compile, mesh) for name, job in jobs.items()}
+        futures = {name: pool.submit(spec.compile, mesh) for name, spec in specs.items()}
         return {name: future.result() for name, future in futures.items()}
 
 
@@ -135,9 +137,9 @@ def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) ->
     return flat.reshape(*hidden.shape[:-1], -1)
 
 
-def prefill_job(
+def prefill_spec(
     model: FunctionalModel, *, slots: int, size: int, width: int, with_logits: bool
-) -> Job:
+) -> ProgramSpec:
     """`prefill`: (parameters, pages, history, tokens [1, width], where) -> pages, history, logits.
 
     `where` is [slot, offset, number of tokens that are not padding]; the logits [1, 1, V] are of
@@ -167,7 +169,7 @@ def prefill_job(
         jax.ShapeDtypeStruct((1, width), jnp.int32),
         jax.ShapeDtypeStruct((3,), jnp.int32),
     )
-    return Job(prefill, arguments, (1, 2))
+    return ProgramSpec(prefill, arguments, (1, 2))
 
 
 def history_structs(slots: int, vocab: int) -> History:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices import passes
-from ssd_jax.devices.passes import Job, Name
+from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.sampling import history, proposal
@@ -46,7 +46,7 @@ class Verification:
 class Programs:
     """The target's compiled programs for one model, batch and context.
 
-    `prefill`: see `passes.prefill_job`. With w proposed tokens of a proposal that has room for K:
+    `prefill`: see `passes.prefill_spec`. With w proposed tokens of a proposal that has room for K:
     `forward`: (parameters, pages, pending [B], tokens [B, K], lengths [B]) -> logits
     [B, w + 1, V], pages. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
     outcome [rows, w + 2] int32 (k, then the emitted tokens), history, log-probabilities or None.
@@ -76,15 +76,15 @@ class Programs:
         self.page_size = passes.page_size(context)
         self.verification = verification or Verification()
         self._tokens = tokens
-        jobs: dict[Name, Job] = {("accept", 1, 0): self._accept_job(1, 0)}
+        specs: dict[Name, ProgramSpec] = {("accept", 1, 0): self._accept_spec(1, 0)}
         for width in self.verification.widths:
-            jobs["accept", slots, width] = self._accept_job(slots, width)
-            jobs["forward", width] = self._forward_job(width)
+            specs["accept", slots, width] = self._accept_spec(slots, width)
+            specs["forward", width] = self._forward_spec(width)
         for width in model.execution.prefill_chunks:
-            jobs["prefill", width] = passes.prefill_job(
+            specs["prefill", width] = passes.prefill_spec(
                 model, slots=slots, size=self.page_size, width=width, with_logits=True
             )
-        self._compiled = passes.compile_all(jobs, model.mesh)
+        self._compiled = passes.compile_all(specs, model.mesh)
         self._widths = self.verification.widths
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
@@ -109,9 +109,9 @@ class Programs:
 
     def compile_forward(self, proposed: int) -> jax.stages.Compiled:
         """`forward` of a number of proposed tokens that is not among the programs."""
-        return self._forward_job(proposed).compile(self.model.mesh)
+        return self._forward_spec(proposed).compile(self.model.mesh)
 
-    def _forward_job(self, proposed: int) -> Job:
+    def _forward_spec(self, proposed: int) -> ProgramSpec:
         def forward(parameters: Parameters, pages: AllPages, pending, tokens, lengths):
             tokens = jnp.concatenate([pending[:, None], tokens[:, :proposed]], axis=1)
             positions = lengths[:, None] + jnp.arange(proposed + 1)
@@ -124,9 +124,9 @@ class Programs:
         room = max(proposed, self.verification.widths[-1])
         tokens = jax.ShapeDtypeStruct((self.slots, room), jnp.int32)
         pages = self.model.page_structs(self.slots, self.page_size)
-        return Job(forward, (self.model.parameter_structs(), pages, ids, tokens, ids), (1,))
+        return ProgramSpec(forward, (self.model.parameter_structs(), pages, ids, tokens, ids), (1,))
 
-    def _accept_job(self, rows: int, proposed: int) -> Job:
+    def _accept_spec(self, rows: int, proposed: int) -> ProgramSpec:
         """`accept` of every slot, or of one slot whose number is an argument."""
         vocab, about = self.model.config.vocab_size, self.verification
 
@@ -158,7 +158,7 @@ class Programs:
             passes.history_structs(self.slots, vocab),
             jax.ShapeDtypeStruct((), jnp.int32),
         )
-        return Job(accept, arguments, (4,))
+        return ProgramSpec(accept, arguments, (4,))
 
 
 def _row(heard: History, slot: jax.Array) -> History:

@@ -27,7 +27,7 @@ import numpy as np
 from ssd_jax.engine.metrics import RequestTimes, RoundRecord, row_lookup
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
-from ssd_jax.engine.request_state import Job
+from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.sequence import Sequence, check
 from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.engine.trace import EngineTrace, RowTrace
@@ -53,7 +53,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    """A dispatched program and the jobs whose rows count.
+    """A dispatched program and the states whose rows count.
 
     Attributes:
       prompt: tokens of the prompt that it finishes; 0 in a round.
@@ -62,7 +62,7 @@ class _InFlight:
     """
 
     pending: Pending
-    rows: list[tuple[int, Job]]
+    rows: list[tuple[int, RequestState]]
     dispatched: float
     prompt: int = 0
     drafted: Drafted | None = None
@@ -75,7 +75,9 @@ class _Read(NamedTuple):
     flight: _InFlight
     outcomes: Outcomes
     span: tuple[float, float]
-    committed: list[tuple[int, Job, list[int], int]]  # row, tokens, and how many were emitted
+    committed: list[
+        tuple[int, RequestState, list[int], int]
+    ]  # row, tokens, and how many were emitted
 
 
 class Engine:
@@ -117,14 +119,14 @@ class Engine:
         self._occurrences = occurrences or Occurrences()
         self._setup = setup or {}
         self._ids = itertools.count()
-        self._waiting: deque[Job] = deque()
-        self._running: dict[int, Job] = {}  # by slot
+        self._waiting: deque[RequestState] = deque()
+        self._running: dict[int, RequestState] = {}  # by slot
         self._in_flight: deque[_InFlight] = deque()
         self._unrecorded: deque[_Read] = deque()
         self._times = TargetTimes()
         # Tokens, and whether they were the last, that are not yet events.
-        self._committed: deque[tuple[Job, list[int], FinishReason | None]] = deque()
-        self._cut_off: deque[tuple[Job, FinishReason]] = deque()
+        self._committed: deque[tuple[RequestState, list[int], FinishReason | None]] = deque()
+        self._cut_off: deque[tuple[RequestState, FinishReason]] = deque()
         self._events: list[TokenEvent] = []  # not yet handed out
         self.broken: str | None = None
         """Why no step can follow; None while one can."""
@@ -144,7 +146,7 @@ class Engine:
         """
         self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
-        job = Job(
+        state = RequestState(
             request_id=next(self._ids),
             request=request,
             text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
@@ -156,20 +158,20 @@ class Engine:
                 setup=self._setup,
             ),
         )
-        self._waiting.append(job)
-        return job.request_id
+        self._waiting.append(state)
+        return state.request_id
 
     def cancel(self, request_id: int, *, silent: bool = False) -> None:
         """Ends a request; its last event follows from `step`, unless it is to end silently. Unknown
         or ended ids are ignored."""
-        for job in [*self._waiting, *self._running.values()]:
-            if job.request_id == request_id and not job.finished:
+        for state in [*self._waiting, *self._running.values()]:
+            if state.request_id == request_id and not state.finished:
                 if not silent:
-                    self._cut_off.append((job, "cancelled"))
-                if job.sequence is None:
-                    self._waiting.remove(job)
+                    self._cut_off.append((state, "cancelled"))
+                if state.sequence is None:
+                    self._waiting.remove(state)
                 else:
-                    self._end(job, "cancelled")
+                    self._end(state, "cancelled")
         if silent and not self._running:
             self._in_flight.clear()  # it is nobody's
 
@@ -240,23 +242,23 @@ class Engine:
         self._account()
         if self.broken is not None:
             self._in_flight.clear()
-            for job in [*self._running.values(), *self._waiting]:
-                self._fail(job)
+            for state in [*self._running.values(), *self._waiting]:
+                self._fail(state)
         while self._committed:
-            job, tokens, reason = self._committed.popleft()
-            if job.ended:
+            state, tokens, reason = self._committed.popleft()
+            if state.ended:
                 continue
             try:
-                event = self._event(job, tokens, reason)
+                event = self._event(state, tokens, reason)
             except Exception as error:
-                self._fail(job, error)
+                self._fail(state, error)
                 continue
             if event.token_ids or event.text or event.output:
                 self._events.append(event)
         while self._cut_off:
-            job, reason = self._cut_off.popleft()
-            if not job.ended:
-                self._events.append(job.cut_off(reason))
+            state, reason = self._cut_off.popleft()
+            if not state.ended:
+                self._events.append(state.cut_off(reason))
         self._mark("text")
 
     def _commit(self, outcomes: Outcomes) -> None:
@@ -266,32 +268,32 @@ class Engine:
         span = self._times.read(now, more=bool(self._in_flight))
         read = _Read(flight, outcomes, span, [])
         self._unrecorded.append(read)
-        for row, job in flight.rows:
-            if job.sequence is None or job.finished:
+        for row, state in flight.rows:
+            if state.sequence is None or state.finished:
                 continue
             try:
-                tokens, emitted = job.commit(outcomes, row, now)
+                tokens, emitted = state.commit(outcomes, row, now)
             except Exception as error:
-                self._fail(job, error)
+                self._fail(state, error)
                 continue
-            if job.finished:
-                self._running.pop(job.sequence.slot)
-            read.committed.append((row, job, tokens, emitted))
-            self._committed.append((job, tokens, job.sequence.finish_reason))
+            if state.finished:
+                self._running.pop(state.sequence.slot)
+            read.committed.append((row, state, tokens, emitted))
+            self._committed.append((state, tokens, state.sequence.finish_reason))
 
     def _record(self, read: _Read) -> None:
         """Takes the figures of a round, and its trace."""
         flight, outcomes, span, committed = read
         traced = []
-        for row, job, tokens, emitted in committed:
+        for row, state, tokens, emitted in committed:
             known = _round_record(flight, outcomes, row, emitted, span[1])
             if self._trace is not None:
                 traced.append(
                     RowTrace(
-                        row, job.request_id, known.source, known.proposed, known.accepted, tokens
+                        row, state.request_id, known.source, known.proposed, known.accepted, tokens
                     )
                 )
-            job.record(outcomes, row, tokens, known)
+            state.record(outcomes, row, tokens, known)
         if self._trace is not None:
             if flight.prompt:
                 self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
@@ -305,21 +307,21 @@ class Engine:
         for slot in free:
             if not self._waiting:
                 return
-            job, context = self._waiting[0], self._target.context
-            sequence = Sequence(job.request, slot, eos_ids=self._eos_ids, context=context)
-            params = self._keyed(job.request)
+            state, context = self._waiting[0], self._target.context
+            sequence = Sequence(state.request, slot, eos_ids=self._eos_ids, context=context)
+            params = self._keyed(state.request)
             banned = sorted(sequence.stop_ids) if params.min_tokens else []
-            ban_before = min(len(job.request.prompt_ids) + params.min_tokens, context)
-            opening = SlotOpening(slot, params, job.request.index, banned, ban_before)
+            ban_before = min(len(state.request.prompt_ids) + params.min_tokens, context)
+            opening = SlotOpening(slot, params, state.request.index, banned, ban_before)
             try:
                 for role in self._roles():
                     role.open(opening)
             except DeviceError:
                 raise
             except Exception as error:
-                self._fail(job, error)
+                self._fail(state, error)
                 continue
-            job.sequence = sequence
+            state.sequence = sequence
             self._running[slot] = self._waiting.popleft()
 
     def _keyed(self, request: Request) -> SamplingParams:
@@ -334,14 +336,14 @@ class Engine:
     def _prefill(self) -> None:
         """One chunk a step, oldest request first, so that running requests are not held up."""
         unfinished = [
-            (job.request_id, job, job.sequence)
-            for job in self._running.values()
-            if job.sequence is not None and not job.sequence.prefilled
+            (state.request_id, state, state.sequence)
+            for state in self._running.values()
+            if state.sequence is not None and not state.sequence.prefilled
         ]
         if not unfinished:
             return
-        _, job, sequence = min(unfinished, key=lambda item: item[0])
-        prompt = job.request.prompt_ids
+        _, state, sequence = min(unfinished, key=lambda item: item[0])
+        prompt = state.request.prompt_ids
         end = min(sequence.cached + self._target.max_chunk, len(prompt))
         chunk = prompt[sequence.cached : end]
         now = self._clock()
@@ -350,44 +352,46 @@ class Engine:
             self._target.prefill(sequence.slot, chunk, sequence.cached)
         else:
             pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
-            self._in_flight.append(_InFlight(pending, [(0, job)], now, len(prompt)))
+            self._in_flight.append(_InFlight(pending, [(0, state)], now, len(prompt)))
         sequence.cached = end
 
     def _prompt_drafter(self) -> None:
         """Gives the drafter what the target has of the prompts."""
         if self._drafter is None:
             return
-        for slot, job in self._running.items():
-            assert job.sequence is not None
-            prompt, most = job.request.prompt_ids, self._target.max_chunk
-            known = min(job.sequence.cached, len(prompt))
-            for begin in range(job.prompted, known, most):
+        for slot, state in self._running.items():
+            assert state.sequence is not None
+            prompt, most = state.request.prompt_ids, self._target.max_chunk
+            known = min(state.sequence.cached, len(prompt))
+            for begin in range(state.prompted, known, most):
                 end = min(begin + most, known)
                 last = end == len(prompt)
                 self._drafter.prefill(slot, prompt[begin:end], begin, last=last)
-                job.prompted = end
+                state.prompted = end
 
-    def _decoding(self) -> list[tuple[int, Job]]:
+    def _decoding(self) -> list[tuple[int, RequestState]]:
         """Slots whose first token is known."""
         return [
-            (slot, job)
-            for slot, job in self._running.items()
-            if job.sequence is not None and job.sequence.output
+            (slot, state)
+            for slot, state in self._running.items()
+            if state.sequence is not None and state.sequence.output
         ]
 
-    def _batch(self, rows: list[tuple[int, Job]]) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
+    def _batch(
+        self, rows: list[tuple[int, RequestState]]
+    ) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
         """Pending tokens [B] and their positions [B] for the target; all that for the drafter."""
         tokens = np.zeros(self._target.slots, np.int32)
         lengths = np.full(self._target.slots, IDLE, np.int32)
         k = 0 if self._drafter is None else self._drafter.k
         batch = draft_batch(self._target.slots, k + 1)
-        for slot, job in rows:
-            sequence = job.sequence
+        for slot, state in rows:
+            sequence = state.sequence
             assert sequence is not None
             tokens[slot], lengths[slot] = sequence.pending, sequence.cached
             batch.limit[slot] = max(min(k, sequence.room - 1), 0)
             batch.room[slot] = sequence.room
-            last = job.last
+            last = state.last
             batch.counts[slot] = len(last)
             batch.tokens[slot, : len(last)] = last
         drafts = batch.limit > 0
@@ -400,10 +404,10 @@ class Engine:
             drafted = flight.drafted
             if drafted is None or drafted.activity is None or flight.costs:
                 continue
-            for slot, job in flight.rows:
+            for slot, state in flight.rows:
                 flight.costs[slot] = self._times.cost(slot, drafted.activity)
                 if drafted.sources.get(slot) not in ABSENCES:  # else it may have worked unheard
-                    job.times.drafted(drafted.activity.spans)
+                    state.times.drafted(drafted.activity.spans)
             if self._trace is not None:
                 self._trace.draft(drafted.activity.spans)
 
@@ -415,37 +419,39 @@ class Engine:
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]
 
-    def _event(self, job: Job, tokens: list[int], reason: FinishReason | None) -> TokenEvent:
-        released = job.text.push(tokens, hidden_last=reason == "stop")
+    def _event(
+        self, state: RequestState, tokens: list[int], reason: FinishReason | None
+    ) -> TokenEvent:
+        released = state.text.push(tokens, hidden_last=reason == "stop")
         if released.stopped and reason != "stop":
-            self._end(job, "stop")
-            return job.final("stop", released)
+            self._end(state, "stop")
+            return state.final("stop", released)
         if reason is None:
-            return job.event(released)
-        rest = job.text.finish()
+            return state.event(released)
+        rest = state.text.finish()
         if rest.stopped:
             reason = "stop"
-        return job.final(
+        return state.final(
             reason,
             Released(released.token_ids + rest.token_ids, released.text + rest.text, True),
         )
 
-    def _end(self, job: Job, reason: FinishReason) -> None:
-        assert job.sequence is not None
-        job.sequence.finish_reason = reason
-        slot = job.sequence.slot
-        if self._running.get(slot) is job:  # a request that ended by length has left it already
+    def _end(self, state: RequestState, reason: FinishReason) -> None:
+        assert state.sequence is not None
+        state.sequence.finish_reason = reason
+        slot = state.sequence.slot
+        if self._running.get(slot) is state:  # a request that ended by length has left it already
             del self._running[slot]
 
-    def _fail(self, job: Job, error: Exception | None = None) -> None:
+    def _fail(self, state: RequestState, error: Exception | None = None) -> None:
         """Ends a request by an error of its own, or by one of all."""
         if error is not None:
-            _LOG.error("request %d ends by an error: %r", job.request_id, error, exc_info=error)
-        if job.sequence is None:
-            self._waiting.remove(job)
+            _LOG.error("request %d ends by an error: %r", state.request_id, error, exc_info=error)
+        if state.sequence is None:
+            self._waiting.remove(state)
         else:
-            self._end(job, "error")
-        self._cut_off.append((job, "error"))
+            self._end(state, "error")
+        self._cut_off.append((state, "error"))
 
     def _break(self, why: str) -> None:
         self.broken = f"{why}; open the model again"

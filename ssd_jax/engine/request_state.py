@@ -14,7 +14,7 @@ from ssd_jax.speculation.roles import Outcomes, TopLogprobs
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Job:
+class RequestState:
     """Attributes:
     sequence: committed tokens, once it has a slot.
     prompted: tokens of the prompt that the drafter knows.

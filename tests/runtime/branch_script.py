@@ -13,7 +13,7 @@ from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.devices import branch_draft
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.passes import Job
+from ssd_jax.devices.passes import ProgramSpec
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling.params import SamplingParams
@@ -138,14 +138,14 @@ def compiled(
         jax.debug.callback(lambda: ran.append(tokens.shape[1]))
         return hidden(self, tokens, *rest)
 
-    def compile_quickly(job: Job, _mesh: None):
+    def compile_quickly(job: ProgramSpec, _mesh: None):
         jitted = jax.jit(job.function, donate_argnums=job.donate, compiler_options=QUICKLY)
         return jitted.lower(*job.arguments).compile()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CausalLM, "hidden", counted)
         if quickly:
-            patch.setattr(Job, "compile", compile_quickly)
+            patch.setattr(ProgramSpec, "compile", compile_quickly)
         base = DraftPrograms(
             model, slots=SLOTS, context=CONTEXT, tokens=tiny.TOKENS, drafting=drafting
         )
