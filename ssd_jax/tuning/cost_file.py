@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from ssd_jax.atomic import write_file
 from ssd_jax.errors import InputError
 from ssd_jax.files import MOST_JSON, read_bytes
 from ssd_jax.tuning.throughput import Costs, Guess
@@ -74,17 +73,8 @@ class CostFile:
         if self.path is None:
             return
         kept = msgspec.json.encode(_Kept(3, self._about, known.costs, known.guess))
-        part = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                dir=self.path.parent, suffix=".part", delete=False
-            ) as file:
-                part = Path(file.name)
-                file.write(kept)
-            part.replace(self.path)
+            write_file(self.path, kept)
         except OSError as error:
             _LOG.warning("measured costs are not kept: %s", error)
-            if part is not None:
-                with contextlib.suppress(OSError):
-                    part.unlink()
