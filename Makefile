@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check slow eval-draft clean
+.PHONY: demo test check docs slow eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
@@ -27,6 +27,10 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
+# The site of docs/ in build/site; links that lead nowhere fail.
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, this is %d.%d; name another: make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +43,10 @@ $(VENV)/.test: $(VENV)/.installed
 
 $(VENV)/.dev: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
 clean:
