@@ -20,7 +20,7 @@ class Fallbacks:
 
     Attributes:
       exact: "bitwise" or "law".
-      metrics: for every request; see docs/architecture.md.
+      metrics: for every request; see docs/metrics.md.
       lines: one for the user on each.
     """
 
