@@ -1,7 +1,7 @@
 """Hooks of mkdocs that let the repository's own links work in the site, too.
 
-README.md is the site's first page. A file outside of docs/ that a page links to becomes a page under
-`repository/`: Markdown as it is, anything else as a block of code.
+README.md is the site's first page. A file outside of docs/ that a page links to becomes a page
+under `repository/`: Markdown as it is, anything else as a block of code.
 """
 
 from __future__ import annotations
