@@ -32,20 +32,18 @@ from ssd_jax.engine.sequence import Sequence, check
 from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.engine.trace import EngineTrace, RowTrace
 from ssd_jax.errors import DeviceError
-from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.activity import DraftCost, TargetTimes
-from ssd_jax.speculation.roles import (
+from ssd_jax.roles.activity import DraftCost, TargetTimes
+from ssd_jax.roles.protocols import Drafter, Pending, Target
+from ssd_jax.roles.records import (
     ABSENCES,
     IDLE,
     DraftBatch,
     Drafted,
-    Drafter,
     Outcomes,
-    Pending,
     SlotOpening,
-    Target,
     draft_batch,
 )
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.interrupts import Deferred
 
 _LOG = logging.getLogger(__name__)
