@@ -219,7 +219,7 @@ class BranchDraft:
         jax.block_until_ready(self._pages)
 
     def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
-        """See `protocols.BranchingDraft.branch_tokens`: waits for all forwards that were dispatched;
+        """See `protocols.BranchingDraft.branch_tokens`: waits for all that was dispatched;
         behind them on the same devices comes the outcome."""
         if self._heard is None or self._heard.forwards != self._forwards:
             told = device.read(self._told)

@@ -107,11 +107,11 @@ class SubmeshDraft:
         return self._draft.draft(limits, lowered=lowered)
 
     def confidence(self) -> np.ndarray:
-        """See `protocols.BranchingDraft.confidence`: unknown, for it would have to be waited for."""
+        """See `protocols.BranchingDraft.confidence`: unknown, as it would be waited for."""
         return np.full((self.slots, self.k), UNKNOWN, np.int32)
 
     def tokens(self) -> Any:
-        """See `protocols.BranchingDraft.tokens`: with their q on the way to the target's devices."""
+        """See `protocols.BranchingDraft.tokens`, on the way to the target's devices."""
         self._sent = self._send(self._draft.proposal()) if self._serving else self._alone.now()
         return self._sent.tokens
 
@@ -133,8 +133,8 @@ class SubmeshDraft:
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `protocols.BranchingDraft.branch_tokens`; waits for all forwards, for no longer than its
-        patience or until `until`."""
+        """See `protocols.BranchingDraft.branch_tokens`; waits for all forwards, no longer than
+        its patience or until `until`."""
         if not self._awaited:
             self.counters["stale"] += 1
             return "stale"

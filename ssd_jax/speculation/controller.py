@@ -116,8 +116,8 @@ class Controller:
         self._draft.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `protocols.Drafter.prefill`. The prompt is a verification with L = 0, whose outcome is
-        the first token."""
+        """See `protocols.Drafter.prefill`. The prompt is a verification with L = 0, whose outcome
+        is the first token."""
         self._draft.prefill(slot, tokens, offset)
         self._states[slot].backup.extend(tokens)
         if last:

@@ -196,7 +196,7 @@ class RemoteDraft:
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `protocols.BranchingDraft.branch_tokens`; without `until` no longer than its patience.
+        """See `protocols.BranchingDraft.branch_tokens`; without `until` for its patience.
 
         Returns: the same object as before where nothing has come since.
         """
