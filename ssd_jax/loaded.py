@@ -28,8 +28,8 @@ from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.settings import WorkerSettings
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
+from ssd_jax.roles.protocols import Drafter
 from ssd_jax.speculation.controller import Controller
-from ssd_jax.speculation.roles import Drafter
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 

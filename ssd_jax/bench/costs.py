@@ -18,8 +18,9 @@ from rich.text import Text
 
 from ssd_jax.bench.stats import Estimate, median_interval
 from ssd_jax.bench.table import Column, build_table, estimate_cell, interval, number_cell
+from ssd_jax.roles.protocols import Drafter, Target
+from ssd_jax.roles.records import IDLE, SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.roles import IDLE, Drafter, SlotOpening, Target, draft_batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,11 @@ from ssd_jax.bench.table import Column, build_table
 from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.outputs import Outputs
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.probs import likeliest_probs, sampled_probs
 from ssd_jax.sampling.settings import Sampling
-from ssd_jax.speculation.roles import SlotOpening
 
 SUPPORTS = (16, 64, 256)
 

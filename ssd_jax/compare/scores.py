@@ -15,12 +15,12 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target import pad_chunk
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.sequence import stop_ids
+from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.history import History
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.probs import allowed_logits, sampled_probs
 from ssd_jax.sampling.settings import Sampling, sampling_of
-from ssd_jax.speculation.roles import SlotOpening
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM

@@ -15,9 +15,9 @@ from ssd_jax.devices.expansion import Expansion
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
+from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling.confidence import UNKNOWN
-from ssd_jax.speculation.roles import IDLE, BranchTokens, Promotion, SlotOpening
-from ssd_jax.speculation.roles import promotion as no_promotion
 
 
 @dataclasses.dataclass
@@ -35,7 +35,7 @@ def _branches(programs: ExpansionPrograms) -> _Branches:
 
 
 class BranchDraft:
-    """See `roles.BranchingDraft`. Every call but `news` only dispatches.
+    """See `protocols.BranchingDraft`. Every call but `news` only dispatches.
 
     An expansion runs as many branches as the fewest of `menu` that hold its fan-outs.
 
@@ -81,17 +81,17 @@ class BranchDraft:
         self._menu = sorted(menu, key=lambda each: each.programs.branches)
 
     def open(self, opening: SlotOpening) -> None:
-        """See `roles.BranchingDraft.open`."""
+        """See `protocols.BranchingDraft.open`."""
         self._rows.set(opening, self._temperature)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `roles.BranchingDraft.prefill`."""
+        """See `protocols.BranchingDraft.prefill`."""
         self._pages, self._history = device.run(
             self._base.prefill, self._parameters, self._pages, self._history, slot, tokens, offset
         )
 
     def promote(self, promotion: Promotion) -> None:
-        """See `roles.BranchingDraft.promote`. Any number of tokens may have been committed."""
+        """See `protocols.BranchingDraft.promote`. Any number of tokens may have been committed."""
         room, committed = self.k + 1, np.asarray(promotion.committed)
         while committed.shape[1] > room:  # those beyond a promotion's room are counted before
             nothing = no_promotion(self.slots, self.k)
@@ -114,7 +114,7 @@ class BranchDraft:
         )
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        """See `roles.BranchingDraft.draft`; nothing as long as there are no programs for it."""
+        """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""
         if not self._base.drafts:
             return np.zeros_like(limits)
         rows = limits > 0
@@ -151,21 +151,21 @@ class BranchDraft:
         return limits
 
     def tokens(self) -> Any:
-        """See `roles.BranchingDraft.tokens`."""
+        """See `protocols.BranchingDraft.tokens`."""
         return self._record.proposal.tokens
 
     def proposal(self) -> Any:
-        """See `roles.BranchingDraft.proposal`."""
+        """See `protocols.BranchingDraft.proposal`."""
         return self._record.proposal
 
     def confidence(self) -> np.ndarray:
-        """See `roles.BranchingDraft.confidence`."""
+        """See `protocols.BranchingDraft.confidence`."""
         return device.read(self._record.confidence)
 
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
-        """See `roles.BranchingDraft.expand`."""
+        """See `protocols.BranchingDraft.expand`."""
         sampling = self._rows.on_device()
         most = counts.sum(axis=1).max()
         held = self._held = next(each for each in self._menu if each.programs.branches >= most)
@@ -196,7 +196,7 @@ class BranchDraft:
         self._told.copy_to_host_async()
 
     def grow(self, lowered: np.ndarray) -> None:
-        """One forward more of all branches; see `roles.BranchingDraft.expand`."""
+        """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
         self._forwards += 1
         held = self._held
         self._pages, held.scratch, held.expansion, self._told = device.run(
@@ -219,7 +219,7 @@ class BranchDraft:
         jax.block_until_ready(self._pages)
 
     def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
-        """See `roles.BranchingDraft.branch_tokens`: waits for all forwards that were dispatched;
+        """See `protocols.BranchingDraft.branch_tokens`: waits for all that was dispatched;
         behind them on the same devices comes the outcome."""
         if self._heard is None or self._heard.forwards != self._forwards:
             told = device.read(self._told)

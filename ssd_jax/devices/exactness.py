@@ -16,9 +16,9 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.speculation.roles import IDLE, SlotOpening
 
 _MIN_ROWS = 3
 _POSITIONS = 4  # compared, the last ones of a text of two blocks

@@ -31,13 +31,13 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
+from ssd_jax.roles.records import Promotion
+from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling import drafting, history, prediction
 from ssd_jax.sampling.history import History
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import Sampling, sampling_of
 from ssd_jax.speculation.forks import forks as number_branches
-from ssd_jax.speculation.roles import Promotion
-from ssd_jax.speculation.roles import promotion as no_promotion
 
 
 class ExpansionPrograms:

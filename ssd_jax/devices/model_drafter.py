@@ -11,11 +11,12 @@ from ssd_jax.devices import device
 from ssd_jax.devices.draft_programs import UNSEEN, DraftPrograms
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import Parameters
-from ssd_jax.speculation.roles import IDLE, DraftBatch, Drafted, SlotOpening, Traits
+from ssd_jax.roles.protocols import Traits
+from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
 
 
 class ModelDrafter:
-    """See `roles.Drafter`. Every call only dispatches.
+    """See `protocols.Drafter`. Every call only dispatches.
 
     Args:
       programs, parameters: of the draft.
@@ -50,12 +51,12 @@ class ModelDrafter:
         self._proposal: Any = None
 
     def open(self, opening: SlotOpening) -> None:
-        """See `roles.Drafter.open`."""
+        """See `protocols.Drafter.open`."""
         self._rows.set(opening, self._temperature)
         self._cached[opening.slot] = 0
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `roles.Drafter.prefill`."""
+        """See `protocols.Drafter.prefill`."""
         self._pages, self._history = device.run(
             self._programs.prefill,
             self._parameters,
@@ -68,13 +69,13 @@ class ModelDrafter:
         self._cached[slot] = self._told[slot] = offset + len(tokens)
 
     def speculate(self) -> None:
-        """See `roles.Drafter.speculate`; there is nothing to do ahead."""
+        """See `protocols.Drafter.speculate`; there is nothing to do ahead."""
 
     def gather(self, until: Callable[[], bool]) -> None:
-        """See `roles.Drafter.gather`; nothing was speculated."""
+        """See `protocols.Drafter.gather`; nothing was speculated."""
 
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `roles.Drafter.propose`."""
+        """See `protocols.Drafter.propose`."""
         slots, sampling = self._programs.slots, self._rows.on_device()
         rows = batch.limit > 0
         # What was drafted beyond the committed tokens is not theirs.
@@ -125,5 +126,5 @@ class ModelDrafter:
         return Drafted(limits, self._proposal.tokens)
 
     def proposal(self) -> Any:
-        """See `roles.Drafter.proposal`."""
+        """See `protocols.Drafter.proposal`."""
         return self._proposal

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ssd_jax.roles.protocols import Traits
+from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.ngram import NgramIndex
-from ssd_jax.speculation.roles import DraftBatch, Drafted, SlotOpening, Traits
 
 
 class NgramDrafter:
-    """See `roles.Drafter`.
+    """See `protocols.Drafter`.
 
     Args:
       slots: rows of a batched forward.
@@ -29,22 +30,22 @@ class NgramDrafter:
         self._proposal: Proposal | None = None
 
     def open(self, opening: SlotOpening) -> None:
-        """See `roles.Drafter.open`."""
+        """See `protocols.Drafter.open`."""
         self._texts[opening.slot] = NgramIndex()
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `roles.Drafter.prefill`."""
+        """See `protocols.Drafter.prefill`."""
         text = self._texts[slot]
         text.extend(tokens[len(text) - offset :])  # what an interrupted step has told comes again
 
     def gather(self, until: Callable[[], bool]) -> None:
-        """See `roles.Drafter.gather`; nothing was speculated."""
+        """See `protocols.Drafter.gather`; nothing was speculated."""
 
     def speculate(self) -> None:
-        """See `roles.Drafter.speculate`; there is nothing to do ahead."""
+        """See `protocols.Drafter.speculate`; there is nothing to do ahead."""
 
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `roles.Drafter.propose`; a row whose text never repeated gets nothing."""
+        """See `protocols.Drafter.propose`; a row whose text never repeated gets nothing."""
         slots = len(self._texts)
         tokens, lengths = np.zeros((slots, self._room), np.int32), np.zeros(slots, np.int32)
         for slot in batch.slots:
@@ -59,5 +60,5 @@ class NgramDrafter:
         return Drafted(lengths, tokens)
 
     def proposal(self) -> Proposal | None:
-        """See `roles.Drafter.proposal`."""
+        """See `protocols.Drafter.proposal`."""
         return self._proposal

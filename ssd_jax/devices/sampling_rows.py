@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_IDS
 from ssd_jax.sampling.settings import Sampling
-from ssd_jax.speculation.roles import SlotOpening
 
 _SAME_NAME = (
     "temperature",

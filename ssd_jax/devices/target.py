@@ -12,9 +12,9 @@ from ssd_jax.devices import device
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.records import Drafted, Outcomes, SlotOpening, TopLogprobs
 from ssd_jax.sampling.logprobs import Logprobs
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.speculation.roles import Drafted, Outcomes, SlotOpening, TopLogprobs
 
 
 class _Forward(NamedTuple):
@@ -35,7 +35,7 @@ class PendingOutcome:
             array.copy_to_host_async()
 
     def ready(self) -> bool:
-        """See `roles.Pending.ready`."""
+        """See `protocols.Pending.ready`."""
         return self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     def read(self) -> Outcomes:
@@ -47,7 +47,7 @@ class PendingOutcome:
 
 
 class DeviceTarget:
-    """See `roles.Target`. Every call only dispatches; nothing here waits for the device."""
+    """See `protocols.Target`. Every call only dispatches; nothing here waits for the device."""
 
     def __init__(self, programs: Programs, parameters: Parameters) -> None:
         self.slots = programs.slots
@@ -64,15 +64,15 @@ class DeviceTarget:
         }
 
     def open(self, opening: SlotOpening) -> None:
-        """See `roles.Target.open`."""
+        """See `protocols.Target.open`."""
         self._rows.set(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `roles.Target.prefill`."""
+        """See `protocols.Target.prefill`."""
         self._run_prefill(slot, tokens, offset)
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> PendingOutcome:
-        """See `roles.Target.prefill_last`."""
+        """See `protocols.Target.prefill_last`."""
         logits = self._run_prefill(slot, tokens, offset)
         start = np.array([offset + len(tokens) - 1], np.int32)
         packed, self._history, logprobs = device.run(
@@ -89,7 +89,7 @@ class DeviceTarget:
     def forward(
         self, pending: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
     ) -> _Forward:
-        """See `roles.Target.forward`."""
+        """See `protocols.Target.forward`."""
         most = 0 if drafted is None else int(drafted.lengths.max())
         width = min(width for width in self._programs.widths if width >= most)
         tokens = self._nothing[self.slots].tokens if drafted is None else drafted.tokens
@@ -104,7 +104,7 @@ class DeviceTarget:
         return _Forward(logits, lengths, width)
 
     def accept(self, logits: _Forward, proposal: Proposal | None = None) -> PendingOutcome:
-        """See `roles.Target.accept`."""
+        """See `protocols.Target.accept`."""
         packed, self._history, logprobs = device.run(
             self._programs["accept", self.slots, logits.width],
             logits.logits,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.roles.records import SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.roles import SlotOpening, promotion
 
 
 def run_once(draft: BranchDraft) -> None:

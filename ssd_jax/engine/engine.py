@@ -20,64 +20,31 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ssd_jax.engine.metrics import RequestTimes, RoundRecord, row_lookup
+from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import RequestState
+from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
 from ssd_jax.engine.sequence import Sequence, check
 from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
-from ssd_jax.engine.trace import EngineTrace, RowTrace
+from ssd_jax.engine.trace import EngineTrace
 from ssd_jax.errors import DeviceError
-from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.activity import DraftCost, TargetTimes
-from ssd_jax.speculation.roles import (
-    ABSENCES,
+from ssd_jax.roles.protocols import Drafter, Target
+from ssd_jax.roles.records import (
     IDLE,
     DraftBatch,
-    Drafted,
-    Drafter,
     Outcomes,
-    Pending,
     SlotOpening,
-    Target,
     draft_batch,
 )
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.interrupts import Deferred
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class _InFlight:
-    """A dispatched program and the states whose rows count.
-
-    Attributes:
-      prompt: tokens of the prompt that it finishes; 0 in a round.
-      drafted: what the round verifies.
-      costs: what that has cost a draft with devices of its own, by slot.
-    """
-
-    pending: Pending
-    rows: list[tuple[int, RequestState]]
-    dispatched: float
-    prompt: int = 0
-    drafted: Drafted | None = None
-    costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
-
-
-class _Read(NamedTuple):
-    """An outcome that was committed, and what is still to be noted of it."""
-
-    flight: _InFlight
-    outcomes: Outcomes
-    span: tuple[float, float]
-    committed: list[
-        tuple[int, RequestState, list[int], int]
-    ]  # row, tokens, and how many were emitted
 
 
 class Engine:
@@ -114,16 +81,14 @@ class Engine:
         self._decoder = decoder
         self._eos_ids = eos_ids
         self._clock = clock
-        self._trace = trace
+        self._log = RoundLog(clock, trace)
         self._mode = mode
         self._occurrences = occurrences or Occurrences()
         self._setup = setup or {}
         self._ids = itertools.count()
         self._waiting: deque[RequestState] = deque()
         self._running: dict[int, RequestState] = {}  # by slot
-        self._in_flight: deque[_InFlight] = deque()
-        self._unrecorded: deque[_Read] = deque()
-        self._times = TargetTimes()
+        self._in_flight: deque[InFlight] = deque()
         # Tokens, and whether they were the last, that are not yet events.
         self._committed: deque[tuple[RequestState, list[int], FinishReason | None]] = deque()
         self._cut_off: deque[tuple[RequestState, FinishReason]] = deque()
@@ -204,17 +169,17 @@ class Engine:
     def _round(self) -> None:
         """The outcome of the round in flight, and the next round on its way."""
         target, drafter = self._target, self._drafter
-        self._mark(None)
+        self._log.mark(None)
         while self._in_flight:
             pending = self._in_flight[0].pending
             if drafter is not None:
                 drafter.gather(pending.ready)
             self._commit(pending.read())
-        self._mark("read")
+        self._log.mark("read")
         self._admit()
         self._prefill()
         self._prompt_drafter()
-        self._mark("admit")
+        self._log.mark("admit")
 
         rows = self._decoding()
         if rows:
@@ -222,24 +187,21 @@ class Engine:
             drafted = None
             if drafter is not None and batch.limit.any():
                 drafted = drafter.propose(batch)
-            self._mark("propose")
-            now = self._clock()
-            self._times.dispatched(now)
+            self._log.mark("propose")
+            now = self._log.dispatched()
             logits = target.forward(pending_tokens, lengths, drafted)
             if drafter is not None:
                 drafter.speculate()
             proposal = None if drafter is None or drafted is None else drafter.proposal()
             outcome = target.accept(logits, proposal)
-            self._in_flight.append(_InFlight(outcome, rows, now, drafted=drafted))
+            self._in_flight.append(InFlight(outcome, rows, now, drafted=drafted))
         elif drafter is not None:
             drafter.speculate()
-        self._mark("dispatch")
+        self._log.mark("dispatch")
 
     def _report(self) -> None:
         """Turns what is known into events; an error of one request's text ends that one alone."""
-        while self._unrecorded:
-            self._record(self._unrecorded.popleft())
-        self._account()
+        self._log.settle(self._in_flight)
         if self.broken is not None:
             self._in_flight.clear()
             for state in [*self._running.values(), *self._waiting]:
@@ -259,15 +221,13 @@ class Engine:
             state, reason = self._cut_off.popleft()
             if not state.ended:
                 self._events.append(state.cut_off(reason))
-        self._mark("text")
+        self._log.mark("text")
 
     def _commit(self, outcomes: Outcomes) -> None:
         """Takes what the first program in flight has come to."""
         flight = self._in_flight.popleft()
         now = self._clock()
-        span = self._times.read(now, more=bool(self._in_flight))
-        read = _Read(flight, outcomes, span, [])
-        self._unrecorded.append(read)
+        read = self._log.read(flight, outcomes, now, more=bool(self._in_flight))
         for row, state in flight.rows:
             if state.sequence is None or state.finished:
                 continue
@@ -278,31 +238,12 @@ class Engine:
                 continue
             if state.finished:
                 self._running.pop(state.sequence.slot)
-            read.committed.append((row, state, tokens, emitted))
+            read.append(CommittedRow(row, state, tokens, emitted))
             self._committed.append((state, tokens, state.sequence.finish_reason))
-
-    def _record(self, read: _Read) -> None:
-        """Takes the figures of a round, and its trace."""
-        flight, outcomes, span, committed = read
-        traced = []
-        for row, state, tokens, emitted in committed:
-            known = _round_record(flight, outcomes, row, emitted, span[1])
-            if self._trace is not None:
-                traced.append(
-                    RowTrace(
-                        row, state.request_id, known.source, known.proposed, known.accepted, tokens
-                    )
-                )
-            state.record(outcomes, row, tokens, known)
-        if self._trace is not None:
-            if flight.prompt:
-                self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
-            else:
-                self._trace.round(span, traced)
 
     def _admit(self) -> None:
         if not self._running:
-            self._times.idle()
+            self._log.idle()
         free = [slot for slot in range(self._target.slots) if slot not in self._running]
         for slot in free:
             if not self._waiting:
@@ -346,13 +287,12 @@ class Engine:
         prompt = state.request.prompt_ids
         end = min(sequence.cached + self._target.max_chunk, len(prompt))
         chunk = prompt[sequence.cached : end]
-        now = self._clock()
-        self._times.dispatched(now)
+        now = self._log.dispatched()
         if end < len(prompt):
             self._target.prefill(sequence.slot, chunk, sequence.cached)
         else:
             pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
-            self._in_flight.append(_InFlight(pending, [(0, state)], now, len(prompt)))
+            self._in_flight.append(InFlight(pending, [(0, state)], now, len(prompt)))
         sequence.cached = end
 
     def _prompt_drafter(self) -> None:
@@ -398,24 +338,6 @@ class Engine:
         batch.position[drafts] = lengths[drafts]
         return tokens, lengths, batch
 
-    def _account(self) -> None:
-        """Charges the draft's work to the rounds that it was for."""
-        for flight in self._in_flight:
-            drafted = flight.drafted
-            if drafted is None or drafted.activity is None or flight.costs:
-                continue
-            for slot, state in flight.rows:
-                flight.costs[slot] = self._times.cost(slot, drafted.activity)
-                if drafted.sources.get(slot) not in ABSENCES:  # else it may have worked unheard
-                    state.times.drafted(drafted.activity.spans)
-            if self._trace is not None:
-                self._trace.draft(drafted.activity.spans)
-
-    def _mark(self, what: str | None) -> None:
-        """Ends what the host was doing, in the trace."""
-        if self._trace is not None:
-            self._trace.host(what, self._clock())
-
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]
 
@@ -460,20 +382,3 @@ class Engine:
     def _refuse_broken(self) -> None:
         if self.broken is not None:
             raise DeviceError(self.broken)
-
-
-def _round_record(
-    flight: _InFlight, outcomes: Outcomes, row: int, emitted: int, now: float
-) -> RoundRecord:
-    known = RoundRecord(
-        committed=emitted,
-        accepted=int(outcomes.accepted[row]),
-        seconds=now - flight.dispatched,
-        read=now,
-        cost=flight.costs.get(row),
-    )
-    drafted = flight.drafted
-    if drafted is not None:
-        known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
-        known.lookup = row_lookup(drafted.lookup, row)
-    return known

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ssd_jax.roles.activity import Busy, DraftCost, overlap
+from ssd_jax.roles.records import CacheLookup
 from ssd_jax.speculation.acceptance import AcceptanceEstimator
-from ssd_jax.speculation.activity import Busy, DraftCost, overlap
-from ssd_jax.speculation.cache import CacheLookup
 
 REQUEST_KEYS = (
     "mode",

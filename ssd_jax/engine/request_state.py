@@ -10,7 +10,7 @@ from ssd_jax.engine.metrics import RequestTimes, RoundRecord
 from ssd_jax.engine.request import FinishReason, Request, RequestOutput, TokenEvent, TokenLogprobs
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.engine.stop_strings import Released, TextStream
-from ssd_jax.speculation.roles import Outcomes, TopLogprobs
+from ssd_jax.roles.records import Outcomes, TopLogprobs
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssd_jax.errors import InputError
-from ssd_jax.speculation.activity import Busy
+from ssd_jax.roles.activity import Busy
 from ssd_jax.system.atomic import new_file
 from ssd_jax.system.paths import require_writable
 

@@ -20,15 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.roles.protocols import BranchingDraft
+from ssd_jax.roles.records import Absence, BranchTokens, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.known_text import KnownText, promoted
-from ssd_jax.speculation.roles import (
-    Absence,
-    BranchingDraft,
-    BranchTokens,
-    Promotion,
-    SlotOpening,
-)
 
 PATIENCE = 1.0
 """Seconds that a round waits for the branches."""
@@ -45,7 +40,7 @@ class DispatchingDraft(BranchingDraft, Protocol):
 
 
 class SubmeshDraft:
-    """See `roles.BranchingDraft`; every call but `branch_tokens` only dispatches.
+    """See `protocols.BranchingDraft`; every call but `branch_tokens` only dispatches.
 
     Args:
       draft: on its devices.
@@ -86,18 +81,18 @@ class SubmeshDraft:
         self._sent: Any = None
 
     def open(self, opening: SlotOpening) -> None:
-        """See `roles.BranchingDraft.open`."""
+        """See `protocols.BranchingDraft.open`."""
         self._texts[opening.slot] = KnownText()
         self._draft.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `roles.BranchingDraft.prefill`."""
+        """See `protocols.BranchingDraft.prefill`."""
         self._texts[slot].prefill(tokens, offset)
         if self._usable():
             self._teach(slot)
 
     def promote(self, promotion: Promotion) -> None:
-        """See `roles.BranchingDraft.promote`."""
+        """See `protocols.BranchingDraft.promote`."""
         self._serving, self._awaited = self._usable(), False
         told = promoted(self._texts, promotion, self._teach if self._serving else None)
         if self._serving:
@@ -106,28 +101,28 @@ class SubmeshDraft:
             self._alone.put(promotion.tokens, promotion.limit)
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        """See `roles.BranchingDraft.draft`."""
+        """See `protocols.BranchingDraft.draft`."""
         if not self._serving:
             return np.zeros(self.slots, np.int32)
         return self._draft.draft(limits, lowered=lowered)
 
     def confidence(self) -> np.ndarray:
-        """See `roles.BranchingDraft.confidence`: unknown, for it would have to be waited for."""
+        """See `protocols.BranchingDraft.confidence`: unknown, as it would be waited for."""
         return np.full((self.slots, self.k), UNKNOWN, np.int32)
 
     def tokens(self) -> Any:
-        """See `roles.BranchingDraft.tokens`: with their q on the way to the target's devices."""
+        """See `protocols.BranchingDraft.tokens`, on the way to the target's devices."""
         self._sent = self._send(self._draft.proposal()) if self._serving else self._alone.now()
         return self._sent.tokens
 
     def proposal(self) -> Any:
-        """See `roles.BranchingDraft.proposal`: what is on the way; nothing is waited for."""
+        """See `protocols.BranchingDraft.proposal`: what is on the way; nothing is waited for."""
         return self._sent
 
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
-        """See `roles.BranchingDraft.expand`."""
+        """See `protocols.BranchingDraft.expand`."""
         if not self._serving:
             return
         self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards)
@@ -138,8 +133,8 @@ class SubmeshDraft:
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `roles.BranchingDraft.branch_tokens`; waits for all forwards, for no longer than its
-        patience or until `until`."""
+        """See `protocols.BranchingDraft.branch_tokens`; waits for all forwards, no longer than
+        its patience or until `until`."""
         if not self._awaited:
             self.counters["stale"] += 1
             return "stale"

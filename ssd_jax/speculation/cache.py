@@ -7,47 +7,12 @@ One look-up serves all rows of a batch. Pure host code over arrays.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from ssd_jax.roles.records import BranchTokens, CacheLookup
 from ssd_jax.speculation.forks import Forks, forks
-
-
-class CacheLookup(NamedTuple):
-    """What the outcomes (k, t*) of a round found in the cache.
-
-    Attributes:
-      branch: [B] int32, the branch that was prepared for it; -1 where none was.
-      k: [B] int32, accepted tokens; -1 in rows without an outcome.
-      prepared: [B] int32, branches that there were for this k.
-      rank: [B] int32, place of t* among their bonus tokens, from 0; -1 where it is none of them.
-      wasted: [B] int32, tokens of all branches, less those that become the proposal.
-    """
-
-    branch: np.ndarray
-    k: np.ndarray
-    prepared: np.ndarray
-    rank: np.ndarray
-    wasted: np.ndarray
-
-
-class BranchTokens(NamedTuple):
-    """What the branches of an expansion speculate.
-
-    Attributes:
-      bonus: [B, M] int32, bonus token of each branch's outcome; -1 is no branch.
-      lengths: [B, M] int32, tokens so far.
-      tokens: [B, M, K] int32.
-      confidence: [B, M, K] int32, the draft's in each token; see `speculation.confidence`.
-      forwards: how many have made them.
-    """
-
-    bonus: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
-    confidence: np.ndarray
-    forwards: int
 
 
 class SpeculationCache:

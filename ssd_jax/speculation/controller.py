@@ -16,28 +16,29 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.speculation.activity import FORWARDS, Activity, Busy
-from ssd_jax.speculation.backup import BackupKind, host_kind, make
-from ssd_jax.speculation.cache import BranchTokens, CacheLookup, SpeculationCache
-from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
-from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.roles import (
+from ssd_jax.roles.activity import FORWARDS, Activity, Busy
+from ssd_jax.roles.protocols import BranchingDraft, Traits
+from ssd_jax.roles.records import (
     IDLE,
     Absence,
-    BranchingDraft,
+    BranchTokens,
+    CacheLookup,
     DraftBatch,
     Drafted,
     Promotion,
     SlotOpening,
-    Traits,
     promotion,
 )
+from ssd_jax.speculation.backup import BackupKind, host_kind, make
+from ssd_jax.speculation.cache import SpeculationCache
+from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
+from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.sequence_state import SequenceState
 from ssd_jax.speculation.tuner import FixedTuner, Tuner, teaches
 
 
 class Controller:
-    """See `roles.Drafter`.
+    """See `protocols.Drafter`.
 
     Args:
       draft: runs the branches.
@@ -101,7 +102,7 @@ class Controller:
         self._forwarded: float | None = None  # when the last forward of this expansion ended
 
     def open(self, opening: SlotOpening) -> None:
-        """See `roles.Drafter.open`."""
+        """See `protocols.Drafter.open`."""
         slot, params = opening.slot, opening.params
         self._states[slot] = SequenceState(
             fan_out=self._fan_out(),
@@ -115,8 +116,8 @@ class Controller:
         self._draft.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `roles.Drafter.prefill`. The prompt is a verification with L = 0, whose outcome is
-        the first token."""
+        """See `protocols.Drafter.prefill`. The prompt is a verification with L = 0, whose outcome
+        is the first token."""
         self._draft.prefill(slot, tokens, offset)
         self._states[slot].backup.extend(tokens)
         if last:
@@ -124,12 +125,12 @@ class Controller:
             self._prompted[slot] = tokens[-1]
 
     def gather(self, until: Callable[[], bool]) -> None:
-        """See `roles.Drafter.gather`."""
+        """See `protocols.Drafter.gather`."""
         if self._expanded.any():
             self._fill(self._draft.branch_tokens(1, until))
 
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `roles.Drafter.propose`."""
+        """See `protocols.Drafter.propose`."""
         began, rows = self._clock(), batch.slots
         if self._expanded.any() and self._absent is None:
             self._fill(self._draft.branch_tokens(1))
@@ -154,11 +155,11 @@ class Controller:
         )
 
     def proposal(self) -> Any:
-        """See `roles.Drafter.proposal`."""
+        """See `protocols.Drafter.proposal`."""
         return self._draft.proposal()
 
     def speculate(self) -> None:
-        """See `roles.Drafter.speculate`."""
+        """See `protocols.Drafter.speculate`."""
         self._learn()
         if (self._prompted >= 0).any():
             self._begin(promotion(self._draft.slots, self._draft.k))

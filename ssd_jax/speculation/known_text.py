@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ssd_jax.speculation.roles import IDLE, Promotion, padded
+from ssd_jax.roles.records import IDLE, Promotion, padded
 
 
 @dataclasses.dataclass(kw_only=True)

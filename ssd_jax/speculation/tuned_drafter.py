@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ssd_jax.roles.protocols import Drafter
+from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
 from ssd_jax.speculation.fan_out import VerificationStats
-from ssd_jax.speculation.roles import DraftBatch, Drafted, Drafter, SlotOpening
 from ssd_jax.speculation.tuner import Tuner, teaches
 
 
 class TunedDrafter:
-    """See `roles.Drafter`: lets another propose, at most as many tokens as the tuner says.
+    """See `protocols.Drafter`: lets another propose, at most as many tokens as the tuner says.
 
     A round without a proposal counts as one whose first token was rejected: so the acceptance of a
     drafter that often has nothing to say is what its K are worth.
@@ -33,25 +34,25 @@ class TunedDrafter:
         self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way
 
     def open(self, opening: SlotOpening) -> None:
-        """See `roles.Drafter.open`."""
+        """See `protocols.Drafter.open`."""
         self._lengths.pop(opening.slot, None)
         self._teaching[opening.slot] = teaches(opening.params.temperature, self._rule)
         self._drafter.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `roles.Drafter.prefill`."""
+        """See `protocols.Drafter.prefill`."""
         self._drafter.prefill(slot, tokens, offset, last=last)
 
     def speculate(self) -> None:
-        """See `roles.Drafter.speculate`."""
+        """See `protocols.Drafter.speculate`."""
         self._drafter.speculate()
 
     def gather(self, until: Callable[[], bool]) -> None:
-        """See `roles.Drafter.gather`."""
+        """See `protocols.Drafter.gather`."""
         self._drafter.gather(until)
 
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `roles.Drafter.propose`."""
+        """See `protocols.Drafter.propose`."""
         for slot in batch.slots:
             length = self._lengths.pop(slot, None)
             if length is not None and self._teaching[slot]:
@@ -63,5 +64,5 @@ class TunedDrafter:
         return drafted
 
     def proposal(self) -> Any:
-        """See `roles.Drafter.proposal`."""
+        """See `protocols.Drafter.proposal`."""
         return self._drafter.proposal()

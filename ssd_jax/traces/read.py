@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ssd_jax.engine.trace import FORMAT, LANES, PRODUCER
 from ssd_jax.errors import InputError
-from ssd_jax.speculation.activity import overlap
+from ssd_jax.roles.activity import overlap
 from ssd_jax.system.files import read_json, shown
 
 _MOST_BYTES = 96 << 20

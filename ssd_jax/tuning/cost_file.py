@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from ssd_jax.atomic import write_file
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.files import MOST_JSON, read_bytes

@@ -14,16 +14,9 @@ import numpy as np
 
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded
+from ssd_jax.roles.protocols import BranchingDraft, Drafter, Target
+from ssd_jax.roles.records import Drafted, SlotOpening, draft_batch, promotion
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.roles import (
-    BranchingDraft,
-    Drafted,
-    Drafter,
-    SlotOpening,
-    Target,
-    draft_batch,
-    promotion,
-)
 from ssd_jax.tuning.throughput import Costs, contention
 
 Clock = Callable[[], float]

@@ -11,9 +11,8 @@ import numpy as np
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.expansion import Expansion
 from ssd_jax.devices.record import Record
+from ssd_jax.roles.records import BranchTokens, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.cache import BranchTokens
-from ssd_jax.speculation.roles import SlotOpening
 from tests.runtime.by_row import Promoted, promotion_of
 
 ALL = -1

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssd_jax.speculation.roles import IDLE, DraftBatch, Promotion, draft_batch, padded, promotion
+from ssd_jax.roles.records import IDLE, DraftBatch, Promotion, draft_batch, padded, promotion
 
 
 class DraftRow(NamedTuple):

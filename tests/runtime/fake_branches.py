@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ssd_jax.roles.records import BranchTokens, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import UNKNOWN
-from ssd_jax.speculation.roles import BranchTokens, Promotion, SlotOpening
 from tests.runtime.by_row import Promoted, promoted
 
 Script = Callable[[Sequence[int], int], int]
@@ -46,7 +46,7 @@ class Expansion:
 
 
 class FakeBranchingDraft:
-    """See `roles.BranchingDraft`; it refuses whatever the protocol does not allow.
+    """See `protocols.BranchingDraft`; it refuses whatever the protocol does not allow.
 
     It drafts the script's own tokens, one above them where `wrong(position)` says so, whatever came
     before. It keeps the text of every slot and checks that each move joins on without a gap.

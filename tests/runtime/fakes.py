@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.speculation.roles import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening, Traits
+from ssd_jax.roles.protocols import Traits
+from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening
 from tests.runtime.by_row import rows_of
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ssd_jax.devices import passes
 from ssd_jax.devices.opened import open_model
 from ssd_jax.devices.target_programs import Programs, Verification
-from ssd_jax.speculation.roles import IDLE
+from ssd_jax.roles.records import IDLE
 
 
 def forwards_only(kinds=("forward",)):

@@ -8,11 +8,11 @@ import pytest
 from ssd_jax.engine import metrics
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request
+from ssd_jax.roles import activity
+from ssd_jax.roles.activity import Activity, Busy, TargetTimes, overlap
+from ssd_jax.roles.protocols import Traits
+from ssd_jax.roles.records import CacheLookup, Drafted, Outcomes
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation import activity
-from ssd_jax.speculation.activity import Activity, Busy, TargetTimes, overlap
-from ssd_jax.speculation.cache import CacheLookup
-from ssd_jax.speculation.roles import Drafted, Outcomes, Traits
 from tests.speculation.edits import Edit, edited
 
 

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from ssd_jax.engine.metrics import RowLookup, row_lookup
+from ssd_jax.roles.records import BranchTokens, SlotOpening
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.backup import NgramBackup, RandomBackup
-from ssd_jax.speculation.cache import BranchTokens
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import ListedFanOut
-from ssd_jax.speculation.roles import SlotOpening
 from tests.runtime.by_row import DraftRow, batch_of
 from tests.runtime.fake_branches import FakeBranchingDraft
 from tests.runtime.test_engine import LONG, drain, outputs, request, spell

@@ -30,9 +30,9 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.session import Session
+from ssd_jax.roles.records import IDLE
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
-from ssd_jax.speculation.roles import IDLE
 from tests import tiny
 from tests.models.golden import our_logits
 from tests.runtime import law

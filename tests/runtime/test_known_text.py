@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ssd_jax.roles.records import promotion
 from ssd_jax.speculation.known_text import KnownText, promoted
-from ssd_jax.speculation.roles import promotion
 
 PROMPT = [7, 8, 9]
 

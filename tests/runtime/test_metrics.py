@@ -3,7 +3,7 @@
 import pytest
 
 from ssd_jax.engine.metrics import REQUEST_KEYS, RequestTimes, RoundRecord, RowLookup
-from ssd_jax.speculation.activity import DraftCost
+from ssd_jax.roles.activity import DraftCost
 
 
 def times(*tokens, arrived=0.0):

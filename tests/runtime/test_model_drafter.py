@@ -11,8 +11,8 @@ from ssd_jax.devices import passes
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.model_drafter import ModelDrafter
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.roles import SlotOpening
 from tests import tiny
 from tests.models.golden import FLOAT32, parameters
 from tests.runtime.by_row import DraftRow, batch_of

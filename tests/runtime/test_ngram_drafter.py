@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ssd_jax.devices.ngram_drafter import NgramDrafter
+from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.roles import SlotOpening
 from tests.runtime.by_row import DraftRow, batch_of
 
 

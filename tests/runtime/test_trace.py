@@ -14,8 +14,8 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.trace import LANES, RowTrace, Trace
 from ssd_jax.errors import InputError
+from ssd_jax.roles.activity import Busy
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.activity import Busy
 from tests.runtime.test_activity import ACTIVITIES, LOOK, Script, Silent
 from tests.speculation.edits import Edit, edited
 

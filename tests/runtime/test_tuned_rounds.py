@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.speculation.activity import Activity, Busy
+from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from ssd_jax.engine.engine import Engine
+from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.speculation.backup import HostKind
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.roles import DraftBatch, Drafted
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 from tests.runtime.by_row import DraftRow, rows_of
 from tests.runtime.fake_branches import FakeBranchingDraft, Script

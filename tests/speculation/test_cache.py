@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
+from ssd_jax.roles.records import BranchTokens
 from ssd_jax.speculation import cache, forks
-from ssd_jax.speculation.cache import BranchTokens, SpeculationCache
+from ssd_jax.speculation.cache import SpeculationCache
 from tests.speculation.edits import Edit, edited
 
 K, M = 3, 6

@@ -11,8 +11,7 @@ from ssd_jax import config
 from ssd_jax.devices.target_programs import Verification
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import placement
-from ssd_jax.speculation.cache import BranchTokens
-from ssd_jax.speculation.roles import Drafted
+from ssd_jax.roles.records import BranchTokens, Drafted
 from ssd_jax.tuning import measuring
 from ssd_jax.tuning.measuring import Branches, measure_draft, median, verifying
 from tests.runtime.by_row import promoted

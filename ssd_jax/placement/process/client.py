@@ -1,4 +1,4 @@
-"""The engine's side of a draft in a worker: `roles.BranchingDraft` over a stream.
+"""The engine's side of a draft in a worker: `protocols.BranchingDraft` over a stream.
 
 Each round waits for the answer to the one before it, but not for long. While an answer is overdue
 nothing else is sent; when it has come, every slot catches up by a `Prefill` of the tokens that the
@@ -22,10 +22,10 @@ from ssd_jax.placement.process.connection import Connection, Told
 from ssd_jax.placement.process.hang import SILENCE, HangLimit
 from ssd_jax.placement.process.messages import Hello, Open, Prefill, Round, no_branches
 from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.roles.activity import Activity
+from ssd_jax.roles.records import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
 from ssd_jax.sampling.confidence import UNKNOWN
-from ssd_jax.speculation.activity import Activity
 from ssd_jax.speculation.known_text import KnownText, promoted
-from ssd_jax.speculation.roles import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
 
 PATIENCE = 1.0
 """Seconds that a round waits for a worker."""
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RemoteDraft:
-    """See `roles.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait.
+    """See `protocols.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait.
 
     Args:
       hello: what the worker is.
@@ -92,7 +92,7 @@ class RemoteDraft:
         self._confidence = np.full((hello.slots, hello.k), UNKNOWN, np.int32)
 
     def open(self, opening: SlotOpening) -> None:
-        """See `roles.BranchingDraft.open`."""
+        """See `protocols.BranchingDraft.open`."""
         slot = opening.slot
         self._epochs[slot] = next(self._requests)
         self._sampled[slot] = self._q_travels and opening.params.temperature > 0
@@ -101,7 +101,7 @@ class RemoteDraft:
         self._told = None  # the slot's branches are another's
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `roles.BranchingDraft.prefill`."""
+        """See `protocols.BranchingDraft.prefill`."""
         self._texts[slot].prefill(tokens, offset)
         link = self._usable()
         if link is not None:
@@ -109,7 +109,7 @@ class RemoteDraft:
                 self._teach(slot, link)
 
     def promote(self, promotion: Promotion) -> None:
-        """See `roles.BranchingDraft.promote`."""
+        """See `protocols.BranchingDraft.promote`."""
         self._flush()
         link = self._link = self._usable()
         self._unsent, self._counted = False, False
@@ -143,7 +143,7 @@ class RemoteDraft:
         self._unsent = True
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        """See `roles.BranchingDraft.draft`; waits for the worker."""
+        """See `protocols.BranchingDraft.draft`; waits for the worker."""
         drafted = np.zeros(self.slots, np.int32)
         link = self._link
         if link is None:
@@ -167,15 +167,15 @@ class RemoteDraft:
         return drafted
 
     def tokens(self) -> np.ndarray:
-        """See `roles.BranchingDraft.tokens`: known on the host."""
+        """See `protocols.BranchingDraft.tokens`: known on the host."""
         return self._proposals.tokens
 
     def confidence(self) -> np.ndarray:
-        """See `roles.BranchingDraft.confidence`: known since they were drafted."""
+        """See `protocols.BranchingDraft.confidence`: known since they were drafted."""
         return self._confidence
 
     def proposal(self) -> Any:
-        """See `roles.BranchingDraft.proposal`: point masses where q did not come in time."""
+        """See `protocols.BranchingDraft.proposal`: point masses where q did not come in time."""
         self._flush()
         self._take_q()
         return self._proposals.now()
@@ -183,7 +183,7 @@ class RemoteDraft:
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
-        """See `roles.BranchingDraft.expand`."""
+        """See `protocols.BranchingDraft.expand`."""
         link = self._link
         self._awaited = link is not None
         if link is None:
@@ -196,7 +196,7 @@ class RemoteDraft:
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `roles.BranchingDraft.branch_tokens`; without `until` no longer than its patience.
+        """See `protocols.BranchingDraft.branch_tokens`; without `until` for its patience.
 
         Returns: the same object as before where nothing has come since.
         """

@@ -26,8 +26,8 @@ from ssd_jax.placement.process.messages import (
     no_branches,
 )
 from ssd_jax.placement.process.transport import LET_IN, METHOD, TOKEN, channel_options
-from ssd_jax.speculation.activity import Activity, Busy
-from ssd_jax.speculation.roles import BranchTokens
+from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.roles.records import BranchTokens
 
 _T = TypeVar("_T")
 _KEPT = 1024  # spans of work that nobody has asked for

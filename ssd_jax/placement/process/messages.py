@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from ssd_jax.roles.activity import WORK
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import MAX_STOP_IDS
-from ssd_jax.speculation.activity import WORK
-from ssd_jax.speculation.roles import IDLE, BranchTokens, Promotion, SlotOpening
 
 MAX_WORK = 256
 """Most spans of work that an answer tells of."""
@@ -185,12 +185,12 @@ class Round(Message, frozen=True):
 
     Attributes:
       epochs: of the slots; 0 where it says nothing.
-      position, pending, committed, winner, tokens, limit: see `roles.Promotion`; `committed` are
+      position, pending, committed, winner, tokens, limit: see `records.Promotion`; `committed` are
         all tokens since the worker was last told, however many.
       drafts: tokens to draft just in time.
       sampled: whether the verification needs the q of tokens that the draft made.
       lowered: D of Saguaro sampling for each token that is drafted.
-      counts, follow, forwards: see `roles.BranchingDraft.expand`.
+      counts, follow, forwards: see `protocols.BranchingDraft.expand`.
     """
 
     number: Number
@@ -259,7 +259,7 @@ class Winner(Answer, frozen=True):
     """Tokens of records that the draft made, and their q.
 
     Attributes:
-      lengths, tokens, confidence: as `roles.BranchTokens` has them of branches.
+      lengths, tokens, confidence: as `records.BranchTokens` has them of branches.
       sampled: those of `slots` whose q was asked for.
       support, q: see `speculation.proposal.Proposal`. They are checked row by row when they are
         used.
@@ -274,7 +274,7 @@ class Winner(Answer, frozen=True):
 
 
 class Speculations(Answer, frozen=True):
-    """What the branches say so far; see `roles.BranchTokens`. No more comes after `complete`."""
+    """What the branches say so far; see `records.BranchTokens`. No more comes after `complete`."""
 
     complete: bool
     bonus: Annotated[np.ndarray, Entries("R M", -1, "V")]

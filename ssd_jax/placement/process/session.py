@@ -23,14 +23,15 @@ from ssd_jax.placement.process.messages import (
     Work,
     no_branches,
 )
-from ssd_jax.speculation.roles import IDLE, BranchingDraft, BranchTokens
+from ssd_jax.roles.protocols import BranchingDraft
+from ssd_jax.roles.records import IDLE, BranchTokens
 
 
 class GrowingDraft(BranchingDraft, Protocol):
     """A draft whose expansion can be run one forward at a time."""
 
     def grow(self, lowered: np.ndarray) -> None:
-        """One forward more of all branches; see `roles.BranchingDraft.expand`."""
+        """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
         ...
 
     def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:

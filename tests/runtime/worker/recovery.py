@@ -17,8 +17,8 @@ import time
 
 from ssd_jax.llm import LLM
 from ssd_jax.placement.process import placement
+from ssd_jax.roles.records import BranchTokens
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.roles import BranchTokens
 from tests.runtime.worker import faults
 from tests.runtime.worker.strangers import core_seconds
 

@@ -15,12 +15,12 @@ from ssd_jax.engine.request import Request
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.messages import Hello, no_branches
 from ssd_jax.placement.process.session import Session
+from ssd_jax.roles.records import IDLE, BranchTokens, Outcomes, Promotion
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.roles import IDLE, BranchTokens, Outcomes, Promotion
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.paces import Patient
 

@@ -11,9 +11,9 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Prefill, Speculations
 from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.roles.records import Moved
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.roles import Moved
 from tests.runtime.worker.scripted import HELLO, SLOTS, K, M, only_misses, request, text
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_supervisor import SETTINGS

@@ -20,8 +20,8 @@ from ssd_jax.placement.process.messages import (
     Winner,
 )
 from ssd_jax.placement.process.session import Session
+from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.roles import IDLE, SlotOpening
 from tests.runtime.worker.scripted import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)

@@ -20,8 +20,8 @@ from ssd_jax.placement.process.messages import Open, Refused
 from ssd_jax.placement.process.session import Session
 from ssd_jax.placement.process.transport import METHOD, options
 from ssd_jax.placement.process.transport import TOKEN as KEY
+from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
-from ssd_jax.speculation.roles import SlotOpening
 from tests.runtime.worker.scripted import HELLO, SLOTS, TOKEN, ScriptedDraft, only_misses
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_session import OPEN, ROUND

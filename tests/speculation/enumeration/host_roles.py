@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.roles.records import IDLE, BranchTokens, Drafted, Outcomes, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
-from ssd_jax.speculation.activity import Activity, Busy
-from ssd_jax.speculation.cache import BranchTokens
-from ssd_jax.speculation.roles import IDLE, Drafted, Outcomes, Promotion, SlotOpening
 from tests.runtime.by_row import promoted
 from tests.speculation.enumeration.chance import Key, Law, Renamed
 from tests.speculation.enumeration.filters import Model, Text, point
@@ -131,7 +130,7 @@ class Proposed:
 
 
 class ToyDraft:
-    """See `roles.BranchingDraft`: a draft elsewhere, as slow as it is said to be.
+    """See `protocols.BranchingDraft`: a draft elsewhere, as slow as it is said to be.
 
     Args:
       model: the draft's law of the next token.
@@ -352,7 +351,7 @@ class Pending:
 
 
 class ToyTarget:
-    """See `roles.Target`: verifies by the game's rule; a forward takes a second."""
+    """See `protocols.Target`: verifies by the game's rule; a forward takes a second."""
 
     max_chunk, context = 8, 64
 
