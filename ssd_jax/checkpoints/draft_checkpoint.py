@@ -222,11 +222,17 @@ def check_output_ids(
         one all ids that are embedded may be.
 
     Raises:
-      InputError: not ascending, out of range, without an id that ends a text or is special, another
-        number than the configuration says, or a tied embedding, which has a row for every id.
+      InputError: no list of integers, not ascending, out of range, without an id that ends a text
+        or is special, another number than the configuration says, or a tied embedding, which has a
+        row for every id.
     """
-    if ids is not None:
-        check_list(ids, where=where)
+    if ids is not None and (
+        ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids)
+    ):
+        raise InputError(
+            f"{where}: output ids must be a list of integers, not {ids.dtype} "
+            f"of shape {ids.shape}; write the draft again"
+        )
     count = None if ids is None else len(ids)
     if count != config.output_size:
         raise InputError(
@@ -267,19 +273,6 @@ def check_output_ids(
                 f"{where}: output ids lack {missing}, which {what}; make the draft again with them "
                 "in its map"
             )
-
-
-def check_list(ids: np.ndarray, *, where: str) -> None:
-    """Refuses output ids that are no list of integers, at least one.
-
-    Raises:
-      InputError: they are not.
-    """
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids):
-        raise InputError(
-            f"{where}: output ids must be a list of integers, not {ids.dtype} "
-            f"of shape {ids.shape}; write the draft again"
-        )
 
 
 def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
