@@ -88,16 +88,12 @@ class Stored(NamedTuple):
 def identity_of(target: DraftTarget, tied: Mapping[str, str]) -> Identity:
     """What a draft's target must be, as far as the draft depends on it.
 
-    The digest is SHA-256 over three parts, each followed by a zero byte: the configuration (JSON of
+    `tied` is the draft's tensor name -> the target's. The digest is SHA-256 over three parts, each followed by a zero byte: the configuration (JSON of
     `ModelConfig.to_hf` with sorted keys, numbers rounded to float32), the tokens of the vocabulary
     by id, and, for each tensor of the target that is tied, by name: name, shape and values rounded
     to bfloat16, row by row. So the same model in another format (a GGUF file and what
     `ssd-jax convert` makes of it) is the same target, and one with other weights is not, unless the
     tied tensors are alike.
-
-    Args:
-      target: opened, with its tokenizer.
-      tied: the draft's tensor name -> the target's.
 
     Raises:
       InputError: the target lacks a tied tensor, or its data cannot be read.
@@ -215,9 +211,7 @@ def check_output_ids(
     """Refuses a reduced vocabulary that cannot be.
 
     Args:
-      config: of the draft.
       ids: of the head's rows; None is the whole vocabulary.
-      where: names the draft in errors.
       tokenizer: the target's, which says what ids there are and which of them must be in; without
         one all ids that are embedded may be.
 
@@ -286,13 +280,7 @@ def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
 def check_stored(
     config: ModelConfig, stored: Mapping[str, Stored], tied: Mapping[str, str], *, where: str
 ) -> None:
-    """Refuses own tensors that, with the tied ones, do not make up a draft.
-
-    Args:
-      config: the draft's architecture.
-      stored: own tensors, scales of int8 ones included.
-      tied: the draft's tensor name -> the target's.
-      where: names the draft in errors.
+    """Refuses own tensors, scales included, that with the tied ones do not make up a draft.
 
     Raises:
       InputError: a tensor that is missing, surplus or there twice, or of another shape or type.

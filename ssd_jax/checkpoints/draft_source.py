@@ -63,9 +63,7 @@ def open_draft(
 
     Args:
       source: as the user named the draft.
-      path: its directory.
-      config: what its `config.json` holds.
-      target: from which it takes the tied tensors and the tokenizer.
+      config: what `config.json` of its directory holds.
 
     Raises:
       InputError: no target, because the draft was named as a model of its own; another target than
