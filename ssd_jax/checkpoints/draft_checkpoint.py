@@ -88,12 +88,12 @@ class Stored(NamedTuple):
 def identity_of(target: DraftTarget, tied: Mapping[str, str]) -> Identity:
     """What a draft's target must be, as far as the draft depends on it.
 
-    `tied` is the draft's tensor name -> the target's. The digest is SHA-256 over three parts, each followed by a zero byte: the configuration (JSON of
-    `ModelConfig.to_hf` with sorted keys, numbers rounded to float32), the tokens of the vocabulary
-    by id, and, for each tensor of the target that is tied, by name: name, shape and values rounded
-    to bfloat16, row by row. So the same model in another format (a GGUF file and what
-    `ssd-jax convert` makes of it) is the same target, and one with other weights is not, unless the
-    tied tensors are alike.
+    `tied` is the draft's tensor name -> the target's. The digest is SHA-256 over three parts, each
+    followed by a zero byte: the configuration (JSON of `ModelConfig.to_hf` with sorted keys,
+    numbers rounded to float32), the tokens of the vocabulary by id, and, for each tensor of the
+    target that is tied, by name: name, shape and values rounded to bfloat16, row by row. So the
+    same model in another format (a GGUF file and what `ssd-jax convert` makes of it) is the same
+    target, and one with other weights is not, unless the tied tensors are alike.
 
     Raises:
       InputError: the target lacks a tied tensor, or its data cannot be read.
