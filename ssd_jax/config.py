@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict, cast
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.placement import DeviceGroups, Kind, Placement, place
-from ssd_jax.sampling.params import MAX_LOGPROBS, SamplingParams, check_types
+from ssd_jax.sampling.params import MAX_LOGPROBS, check_types, documented
 from ssd_jax.speculation.backup import KINDS, BackupKind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.system.cores import Cores
+from ssd_jax.system.toml_settings import check_names
+
+VLLM = {"max_num_seqs": "slots", "max_model_len": "context", "num_speculative_tokens": "k"}
+"""Names that vLLM has for settings, which are accepted for them."""
 
 _NUMBER = re.compile("[0-9]{1,10}")
 MODES = ("ar", "sd", "ssd", "auto")
@@ -40,6 +46,10 @@ _OF_SSD = (
     "backup",
     "predict",
 )
+_TEXTS = (
+    *("target", "draft", "trace", "compile_cache", "k", "proposal_support", "budget"),
+    *("target_devices", "draft_devices", "target_cores", "draft_cores"),
+)
 _SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
 
 
@@ -47,6 +57,7 @@ def _field(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
     return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
 
 
+@documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Which model runs, how, and with what room.
@@ -181,6 +192,10 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        for name in _TEXTS:  # numbers and paths may be given as what they are
+            value = getattr(self, name)
+            if isinstance(value, int | Path) and not isinstance(value, bool):
+                object.__setattr__(self, name, str(value))
         check_types(self)
         for field in dataclasses.fields(self):
             choices, value = field.metadata["choices"], getattr(self, field.name)
@@ -390,12 +405,55 @@ class Config:
         self.fan_out_of(self.speculated)
 
 
+class Settings(TypedDict, total=False):
+    """Settings of a `Config` beside its target, as keyword arguments; numbers and paths may be
+    given as such."""
+
+    mode: str
+    draft: str | Path | None
+    k: int | str | None
+    dtype: str
+    draft_dtype: str | None
+    slots: int
+    context: int | None
+    chat_template: bool | None
+    draft_temperature: float | None
+    proposal_support: int | str | None
+    draft_placement: str | None
+    target_devices: int | str | None
+    draft_devices: int | str | None
+    draft_cores: int | str | None
+    target_cores: int | str | None
+    budget: int | str | None
+    fan_out: str | None
+    saguaro_c: float | None
+    backup: str | None
+    predict: str | None
+    verify: str
+    exact: str
+    logprobs: int | None
+    logprobs_of: str
+    trace: str | Path | None
+    compile_cache: str | Path
+    max_num_seqs: int
+    max_model_len: int
+    num_speculative_tokens: int
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """A `Config` of keyword arguments, by our names or vLLM's.
+
+    Raises:
+      InputError: an unknown name, one that is given twice, or a bad value.
+    """
+    check_names(settings, {*(field.name for field in dataclasses.fields(Config)), *VLLM})
+    for theirs, ours in VLLM.items():
+        if theirs in settings and ours in settings:
+            raise InputError(f"{theirs} and {ours} are two names of one setting; give one")
+    return Config(**{VLLM.get(name, name): value for name, value in settings.items()})
+
+
 def from_settings(kind: type, settings: dict[str, Any]) -> Any:
     """Builds a `Config` or `SamplingParams` from the settings that belong to it."""
     names = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in settings.items() if name in names})
-
-
-def setting_names() -> set[str]:
-    """Every name that a `Config` or `SamplingParams` takes."""
-    return {field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)}

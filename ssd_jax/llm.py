@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from numbers import Integral
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Unpack, cast
 
 from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
-from ssd_jax.config import DEFAULT_CONTEXT, Config, setting_names
+from ssd_jax.config import DEFAULT_CONTEXT, Config, Settings, config_of
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
-from ssd_jax.engine.sequence import check
 from ssd_jax.engine.sharing import Caller, Sharing
 from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.memory import check_fits, host_parts
+from ssd_jax.prompting import Params, Prompt, RequestMaker
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store
-from ssd_jax.system.toml_settings import check_names
 
 if TYPE_CHECKING:
     from ssd_jax.tuning.chooser import Chooser
 
 _LOG = logging.getLogger(__name__)
-
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
-"""Text, chat messages ({"role", "content"}), or token ids."""
 
 
 class LLM:
@@ -64,20 +58,18 @@ class LLM:
 
     def __init__(
         self,
-        target: str | None = None,
+        target: str | Path | None = None,
         *,
         config: Config | None = None,
         load: bool = True,
         ks: Sequence[int] = (),
         progress: Progress | None = None,
-        **settings,
+        **settings: Unpack[Settings],
     ) -> None:
-        if target is not None:
-            settings["target"] = target
-        if config is not None and settings:
+        named = {} if target is None else {"target": target}
+        if config is not None and (named or settings):
             raise InputError("give either config or settings, not both")
-        check_names(settings, setting_names())
-        self.config = config or Config(**settings)
+        self.config = config or config_of(named | settings)
         self._trace = None if self.config.trace is None else Trace(self.config.trace)
         if self._trace is not None:
             # Also when the program ends before `close`, by Ctrl-C for one.
@@ -194,6 +186,11 @@ class LLM:
             self._remember()
         if self._trace is not None and self._at_end.detach():
             self._trace.write()
+
+    def __repr__(self) -> str:
+        default, given = vars(Config()), vars(self.config)
+        changed = [f"{name}={given[name]!r}" for name in given if given[name] != default[name]]
+        return f"LLM({', '.join(changed)})"
 
     def __enter__(self) -> LLM:
         return self
@@ -347,83 +344,78 @@ class LLM:
             return keep_programs(self._store)
         return keep_nothing()
 
+    @functools.cached_property
+    def _maker(self) -> RequestMaker:
+        return RequestMaker(
+            tokenizer=self.tokenizer,
+            context=self.context,
+            logprobs=self.config.logprobs,
+            chat_template=self.config.chat_template,
+        )
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text goes through the chat template where that is on.
 
         Raises:
           InputError: messages without a chat template, or malformed ones.
         """
-        if not isinstance(prompt, str) and all(isinstance(item, Integral) for item in prompt):
-            return self._checked_ids([int(cast("int", token)) for token in prompt])
-        templated = self.config.chat_template
-        if templated is None:
-            templated = self.tokenizer.has_chat_template
-        if isinstance(prompt, str) and not templated:
-            return self.tokenizer.encode(prompt)
-        if not templated and self.config.chat_template is False:
-            raise InputError(
-                "messages need the chat template, which is switched off; give text, or leave out "
-                "--chat_template=false"
-            )
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.tokenizer.apply_chat_template(cast("list[dict[str, str]]", list(messages)))
-
-    def _checked_ids(self, ids: list[int], where: str = "") -> list[int]:
-        outside = [token for token in ids if not 0 <= token < self.tokenizer.size]
-        if outside:
-            raise InputError(
-                f"{where}token id {outside[0]} is not in the vocabulary; ids are 0 to "
-                f"{self.tokenizer.size - 1}"
-            )
-        return ids
+        return self._maker.encode(prompt)
 
     def request(
         self, prompt: Prompt, params: SamplingParams | None = None, index: int = 0
     ) -> Request:
-        """A checked request for `Engine.add`.
-
-        Raises:
-          InputError: the prompt cannot be encoded or does not fit.
-        """
-        request = Request(
-            prompt_ids=self.encode(prompt), params=params or SamplingParams(), index=index
-        )
-        check(request, self.tokenizer.eos_ids, self.context)
-        self._check_logprobs(request.params)
-        self._checked_ids([token for token, _ in request.params.logit_bias], "logit_bias: ")
-        self._checked_ids(list(request.params.stop_token_ids), "stop_token_ids: ")
-        return request
-
-    def _check_logprobs(self, params: SamplingParams) -> None:
-        most = self.config.logprobs
-        if params.logprobs is not None and (most is None or params.logprobs > most):
-            raise InputError(
-                f"logprobs = {params.logprobs} were not prepared; open the model with "
-                f"logprobs = {params.logprobs} (it has {most})"
-            )
+        """A checked request for `Engine.add`; see `RequestMaker.request`."""
+        return self._maker.request(prompt, params, index)
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params = None,
         *,
+        n: int = 1,
         mode: str | None = None,
     ) -> list[RequestOutput]:
         """Completes one prompt or several; outputs are in prompt order.
 
-        The randomness of each is keyed by its place in the list, so a batch and single calls with
-        the same `Request.index` give the same text. (Sampled under the ratio rule it has the same
-        law only, where a draft's speed decides how long it is waited for; there a seed and index
-        that come again get noise of their own.) `mode` is one of `modes`, by default the configured
-        one.
+        The randomness of each is keyed by its index, that of prompt p being p, so a batch and
+        single calls with the same `Request.index` give the same text. (Sampled under the ratio rule
+        it has the same law only, where a draft's speed decides how long it is waited for; there a
+        seed and index that come again get noise of their own.)
+
+        Args:
+          prompts: one, or any iterable of them.
+          params: of all prompts, or one for each.
+          n: texts of each prompt, which come one after the other.
+          mode: one of `modes`; None is the configured one.
         """
-        requests = [
-            self.request(prompt, params, index) for index, prompt in enumerate(as_prompts(prompts))
-        ]
+        requests = self._maker.requests(prompts, params, n)
         if not requests:
             return []
+        place = {request.index: number for number, request in enumerate(requests)}
         outputs = [event.output for event in self.run(requests, mode) if event.output is not None]
-        return sorted(outputs, key=lambda output: output.prompt_index)
+        return sorted(outputs, key=lambda output: place[output.prompt_index])
+
+    async def generate_async(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params = None,
+        *,
+        n: int = 1,
+        mode: str | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for an event loop: what several tasks ask for is decoded in one batch."""
+        return await asyncio.to_thread(self.generate, prompts, params, n=n, mode=mode)
+
+    async def stream_async(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
+    ) -> AsyncIterator[TokenEvent]:
+        """`stream` for an event loop; leaving the loop cancels it."""
+        events = self.stream(prompt, params, mode=mode)
+        try:
+            while (event := await asyncio.to_thread(next, events, None)) is not None:
+                yield event
+        finally:
+            await asyncio.to_thread(cast("Generator[TokenEvent]", events).close)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
@@ -454,15 +446,3 @@ class LLM:
             self._sharing.leave(caller)
         if failed and caller.engine.broken is not None:
             raise DeviceError(caller.engine.broken)
-
-
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts from one prompt or several.
-
-    A string, a list of messages and a list of ids are each one prompt.
-    """
-    if isinstance(prompts, np.ndarray):
-        prompts = prompts.tolist()
-    first = prompts[0] if len(prompts) else None
-    single = isinstance(prompts, str) or isinstance(first, Mapping | Integral)
-    return [cast("Prompt", prompts)] if single else cast("list[Prompt]", list(prompts))

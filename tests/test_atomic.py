@@ -74,6 +74,7 @@ def test_what_a_killed_writer_left_is_removed_by_name_or_all_of_it(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
     (tmp_path / ".c.0123abcd.partial").mkdir()
     clear_partial(tmp_path)
+    clear_partial(tmp_path / "none")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a.0123abcd.old", "a.partial"]
 
 

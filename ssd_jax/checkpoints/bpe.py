@@ -39,7 +39,7 @@ def canonical_pre_tokenizer(name: str) -> str | None:
 
 
 def byte_level_bpe(tokens: Sequence[str], merges: Sequence[str], *, pre: str) -> Tokenizer:
-    """Builds a byte-level tokenizer.
+    """A byte-level tokenizer.
 
     Args:
       tokens: by id, in GPT-2's byte alphabet.
@@ -84,7 +84,7 @@ def _pre_tokenizer(pre: str) -> PreTokenizer:
 def sentencepiece_bpe(
     tokens: Sequence[str], scores: Sequence[float], *, unknown_id: int, space_prefix: bool
 ) -> Tokenizer:
-    """Builds a sentencepiece tokenizer.
+    """A sentencepiece tokenizer.
 
     Source: the conversion in `transformers.convert_slow_tokenizer` (LlamaConverter, legacy form),
     which puts the space prefix before every stretch of text between special tokens, as llama.cpp

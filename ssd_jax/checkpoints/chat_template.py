@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ _WALL_SECONDS = 4.0
 """Of a clock on the wall, for a template that waits and does not work."""
 
 _START_SECONDS = 60.0
-_LENGTH_BYTES = 8
 _PROGRAM = Path(__file__).with_name("template_child.py")
 
 
@@ -105,13 +105,14 @@ class _Child:
         self.owner = owner
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._link: Connection
 
     def render(self, request: bytes) -> str:
         with self._lock:
             if self._process is None:
                 self._process = self._started()
             try:
-                answer = _exchange(self._process, request, _WALL_SECONDS)
+                answer = self._answer(self._process, request, _WALL_SECONDS)
             except BaseException:  # an interrupt leaves an answer that belongs to no one
                 self._drop()
                 raise
@@ -124,22 +125,27 @@ class _Child:
         return text
 
     def _started(self) -> subprocess.Popen[bytes]:
-        limits = (str(MEMORY), str(SECONDS), str(MOST_TEXT))
+        ours, theirs = socket.socketpair()
+        self._link = Connection(ours.detach())
+        told = (MEMORY, SECONDS, MOST_TEXT, theirs.fileno())
         path = os.pathsep.join(entry for entry in sys.path if entry)
         try:
             process = subprocess.Popen(
                 # -P: beside the program are modules whose names are not to hide others
-                [sys.executable, "-P", str(_PROGRAM), *limits],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-P", str(_PROGRAM), *map(str, told)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # an interrupt from the terminal is for this process
             )
         except OSError as error:
             raise SsdError(f"chat templates: {sys.executable}: {error.strerror}") from None
-        self._end = weakref.finalize(self, _end, process, self.owner)
-        if _exchange(process, None, _START_SECONDS) is None:
+        finally:
+            theirs.close()
+        self._end = weakref.finalize(self, _end, process, self._link, self.owner)
+        if self._answer(process, None, _START_SECONDS) is None:
             self._end()
             raise SsdError(
                 "the process for chat templates did not start; pass plain prompts with "
@@ -147,42 +153,30 @@ class _Child:
             )
         return process
 
+    def _answer(
+        self, process: subprocess.Popen[bytes], request: bytes | None, seconds: float
+    ) -> bytes | None:
+        """To a request, or to none; None where the process ended, or had to be."""
+        limit = threading.Timer(seconds, process.kill)
+        limit.daemon = True
+        limit.start()
+        try:
+            if request is not None:
+                self._link.send_bytes(request)
+            return self._link.recv_bytes(4 * MOST_TEXT + 1)
+        except (EOFError, OSError):
+            return None
+        finally:
+            limit.cancel()
+
     def _drop(self) -> None:
         self._end()
         self._process = None
 
 
-def _exchange(
-    process: subprocess.Popen[bytes], request: bytes | None, seconds: float
-) -> bytes | None:
-    """The answer to a request, or to none; None where the process ended, or had to be."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    limit = threading.Timer(seconds, process.kill)
-    limit.daemon = True
-    limit.start()
-    try:
-        if request is not None:
-            process.stdin.write(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
-            process.stdin.flush()
-        head = process.stdout.read(_LENGTH_BYTES)
-        length = int.from_bytes(head, "little")
-        if len(head) < _LENGTH_BYTES or length > 4 * MOST_TEXT + 1:
-            return None
-        answer = process.stdout.read(length)
-        return answer if len(answer) == length else None
-    except BrokenPipeError:
-        return None
-    finally:
-        limit.cancel()
-
-
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """Ends a process of this one; a fork only closes its copies of the pipes."""
+def _end(process: subprocess.Popen[bytes], link: Connection, owner: int) -> None:
+    """Ends a process of this one; a fork only closes its copy of the link."""
     if owner == os.getpid():
         process.kill()
         process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
+    link.close()

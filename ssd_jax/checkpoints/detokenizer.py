@@ -23,7 +23,7 @@ SPACE_MARK = "\u2581"  # sentencepiece writes a space as this character
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class TextStream(Protocol):
+class DecodeStream(Protocol):
     """Text of a growing sequence of token ids; what was returned is never taken back."""
 
     def push(self, ids: Iterable[int]) -> str:
@@ -36,7 +36,7 @@ class TextStream(Protocol):
 
 
 class Detokenizer:
-    """The `TextStream` of generated tokens; special ones are skipped.
+    """The `DecodeStream` of generated tokens; special ones are skipped.
 
     All pushed text followed by `flush()` equals `tokenizer.decode` of all ids, however they were
     cut into pushes. The cost of a push does not grow with the length of the sequence.
@@ -47,16 +47,16 @@ class Detokenizer:
         self._stream = tokenizer.open_stream()
 
     def push(self, ids: Iterable[int]) -> str:
-        """See `TextStream.push`."""
+        """See `DecodeStream.push`."""
         return self._stream.push(i for i in ids if i not in self._special_ids)
 
     def flush(self) -> str:
-        """See `TextStream.flush`."""
+        """See `DecodeStream.flush`."""
         return self._stream.flush()
 
 
 class ByteStream:
-    """The `TextStream` of a tokenizer whose tokens stand for fixed bytes.
+    """The `DecodeStream` of a tokenizer whose tokens stand for fixed bytes.
 
     Bytes that are no UTF-8 become U+FFFD, one for each maximal invalid part, as Rust and Python do.
 
@@ -71,7 +71,7 @@ class ByteStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        """See `TextStream.push`."""
+        """See `DecodeStream.push`."""
         data = b"".join(map(self._piece, ids))
         if self._strip_space and data:
             data = data.removeprefix(b" ")
@@ -79,12 +79,12 @@ class ByteStream:
         return self._utf8.decode(data)
 
     def flush(self) -> str:
-        """See `TextStream.flush`."""
+        """See `DecodeStream.flush`."""
         return self._utf8.decode(b"", final=True)
 
 
 class WindowStream:
-    """The `TextStream` of a tokenizer whose decoder looks at neighbouring tokens.
+    """The `DecodeStream` of a tokenizer whose decoder looks at neighbouring tokens.
 
     The new text is the decoded window minus its decoded beginning. The window starts one step
     before the unreturned tokens, and moves on whenever its text ends in a complete character.
@@ -96,7 +96,7 @@ class WindowStream:
         self._returned = 0  # tokens of the window whose text was returned
 
     def push(self, ids: Iterable[int]) -> str:
-        """See `TextStream.push`."""
+        """See `DecodeStream.push`."""
         return "".join(map(self._push, ids))
 
     def _push(self, token_id: int) -> str:
@@ -105,7 +105,7 @@ class WindowStream:
         return self._returning(new) if new and not new.endswith("\ufffd") else ""
 
     def flush(self) -> str:
-        """See `TextStream.flush`."""
+        """See `DecodeStream.flush`."""
         return self._returning(self._new_text())
 
     def _new_text(self) -> str:
@@ -118,7 +118,7 @@ class WindowStream:
         return new
 
 
-def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[], TextStream]:
+def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[], DecodeStream]:
     """What opens a stream for this tokenizer, chosen by its decoder."""
     decoder = backend.decoder
     description: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())

@@ -88,16 +88,12 @@ class Stored(NamedTuple):
 def identity_of(target: DraftTarget, tied: Mapping[str, str]) -> Identity:
     """What a draft's target must be, as far as the draft depends on it.
 
-    The digest is SHA-256 over three parts, each followed by a zero byte: the configuration (JSON of
-    `ModelConfig.to_hf` with sorted keys, numbers rounded to float32), the tokens of the vocabulary
-    by id, and, for each tensor of the target that is tied, by name: name, shape and values rounded
-    to bfloat16, row by row. So the same model in another format (a GGUF file and what
-    `ssd-jax convert` makes of it) is the same target, and one with other weights is not, unless the
-    tied tensors are alike.
-
-    Args:
-      target: opened, with its tokenizer.
-      tied: the draft's tensor name -> the target's.
+    `tied` is the draft's tensor name -> the target's. The digest is SHA-256 over three parts, each
+    followed by a zero byte: the configuration (JSON of `ModelConfig.to_hf` with sorted keys,
+    numbers rounded to float32), the tokens of the vocabulary by id, and, for each tensor of the
+    target that is tied, by name: name, shape and values rounded to bfloat16, row by row. So the
+    same model in another format (a GGUF file and what `ssd-jax convert` makes of it) is the same
+    target, and one with other weights is not, unless the tied tensors are alike.
 
     Raises:
       InputError: the target lacks a tied tensor, or its data cannot be read.
@@ -215,18 +211,22 @@ def check_output_ids(
     """Refuses a reduced vocabulary that cannot be.
 
     Args:
-      config: of the draft.
       ids: of the head's rows; None is the whole vocabulary.
-      where: names the draft in errors.
       tokenizer: the target's, which says what ids there are and which of them must be in; without
         one all ids that are embedded may be.
 
     Raises:
-      InputError: not ascending, out of range, without an id that ends a text or is special, another
-        number than the configuration says, or a tied embedding, which has a row for every id.
+      InputError: no list of integers, not ascending, out of range, without an id that ends a text
+        or is special, another number than the configuration says, or a tied embedding, which has a
+        row for every id.
     """
-    if ids is not None:
-        check_list(ids, where=where)
+    if ids is not None and (
+        ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids)
+    ):
+        raise InputError(
+            f"{where}: output ids must be a list of integers, not {ids.dtype} "
+            f"of shape {ids.shape}; write the draft again"
+        )
     count = None if ids is None else len(ids)
     if count != config.output_size:
         raise InputError(
@@ -269,19 +269,6 @@ def check_output_ids(
             )
 
 
-def check_list(ids: np.ndarray, *, where: str) -> None:
-    """Refuses output ids that are no list of integers, at least one.
-
-    Raises:
-      InputError: they are not.
-    """
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids):
-        raise InputError(
-            f"{where}: output ids must be a list of integers, not {ids.dtype} "
-            f"of shape {ids.shape}; write the draft again"
-        )
-
-
 def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Name and shape of every tensor of a draft."""
     from ssd_jax.models.execution import Execution
@@ -293,13 +280,7 @@ def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
 def check_stored(
     config: ModelConfig, stored: Mapping[str, Stored], tied: Mapping[str, str], *, where: str
 ) -> None:
-    """Refuses own tensors that, with the tied ones, do not make up a draft.
-
-    Args:
-      config: the draft's architecture.
-      stored: own tensors, scales of int8 ones included.
-      tied: the draft's tensor name -> the target's.
-      where: names the draft in errors.
+    """Refuses own tensors, scales included, that with the tied ones do not make up a draft.
 
     Raises:
       InputError: a tensor that is missing, surplus or there twice, or of another shape or type.

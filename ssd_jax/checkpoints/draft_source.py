@@ -22,7 +22,6 @@ from ssd_jax.checkpoints.draft_checkpoint import (
     TENSORS,
     DraftTarget,
     Stored,
-    check_list,
     check_output_ids,
     check_stored,
     identity_of,
@@ -64,9 +63,7 @@ def open_draft(
 
     Args:
       source: as the user named the draft.
-      path: its directory.
-      config: what its `config.json` holds.
-      target: from which it takes the tied tensors and the tokenizer.
+      config: what `config.json` of its directory holds.
 
     Raises:
       InputError: no target, because the draft was named as a model of its own; another target than
@@ -88,9 +85,8 @@ def open_draft(
                 f"{where} names; the files do not belong together: get both again"
             )
         output_ids = np.array(own.get_tensor(about.output_ids))
-        check_list(output_ids, where=str(path))
     _require_tied(about, target, where)
-    size = None if output_ids is None else len(output_ids)
+    size = None if output_ids is None else output_ids.size
     shape = ModelConfig.from_hf(config, where=where, output_size=size)
     try:
         check_output_ids(shape, output_ids, where=str(path), tokenizer=tokenizer)

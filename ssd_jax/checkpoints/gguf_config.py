@@ -22,12 +22,10 @@ _TOLERANCE = 1e-4
 
 
 def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> ModelConfig:
-    """The configuration that a GGUF header describes.
+    """The configuration that a GGUF header describes; `where` names the file in errors.
 
     Args:
-      header: of the file.
       divisors: the tensor `rope_freqs.weight`, [head_dim / 2], if there is one.
-      where: names the file in errors.
 
     Raises:
       InputError: an architecture or feature that the decoder lacks, or a missing key.

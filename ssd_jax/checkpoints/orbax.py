@@ -53,9 +53,9 @@ class OrbaxDirectory:
                 f"{where}: format {shown(manifest.get('format'))} is not supported, this version "
                 f"reads {_FORMAT}; {_REMEDY}"
             )
-        self._shapes = _shapes(manifest, where)
+        self._shapes, files = _stored(manifest, where)
         self._sliced: tuple[tuple[str, np.ndarray], ...] = ()
-        for name, size in _sizes(manifest, where).items():
+        for name, size in files.items():
             path = self._arrays / name
             found = path.stat().st_size if path.is_file() else 0
             if found != size:
@@ -110,34 +110,26 @@ class OrbaxDirectory:
         return array
 
 
-def _shapes(manifest: Mapping[str, Any], where: Path) -> dict[str, tuple[int, ...]]:
-    """Shape by array name.
+def _stored(
+    manifest: Mapping[str, Any], where: Path
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Shape by array name, and bytes by file, relative to the arrays' directory.
 
     Raises:
-      InputError: a manifest that says anything else under `tensors`.
+      InputError: a manifest that says anything else, or a path that leads elsewhere.
     """
-    shapes = manifest.get("tensors")
-    if isinstance(shapes, dict) and all(
+    shapes, sizes = manifest.get("tensors"), manifest.get("store")
+    if not isinstance(shapes, dict) or not all(
         isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
         for shape in shapes.values()
     ):
-        return {name: tuple(shape) for name, shape in shapes.items()}
-    raise InputError(f"{where} has no shapes of its arrays under 'tensors'; {_REMEDY}")
-
-
-def _sizes(manifest: Mapping[str, Any], where: Path) -> dict[str, int]:
-    """Bytes by file, relative to the arrays' directory.
-
-    Raises:
-      InputError: a manifest that says anything else under `store`, or a path that leads elsewhere.
-    """
-    sizes = manifest.get("store")
+        raise InputError(f"{where} has no shapes of its arrays under 'tensors'; {_REMEDY}")
     if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
         raise InputError(f"{where} has no sizes of its files under 'store'; {_REMEDY}")
     for name in sizes:
         for part in name.split("/"):
             require_plain_name(part, where)
-    return sizes
+    return {name: tuple(shape) for name, shape in shapes.items()}, sizes
 
 
 def write_checkpoint(

@@ -1,10 +1,10 @@
 """The process that renders a chat template, which is a stranger's program: Jinja in an immutable
-sandbox, with limits of memory and processor time. It imports nothing but Jinja, and ends with its
-standard input.
+sandbox, with limits of memory and processor time. It imports nothing but Jinja, and ends with the
+other end of its socket.
 
 Source: the environment of `transformers.utils.chat_template_utils` (extensions, filters, globals).
 
-Messages are a length, 8 bytes little-endian, and that many bytes. A request is the JSON of
+A request is the JSON of
 [template, special tokens, messages, whether to add the generation prompt]; an answer begins with a
 byte, 0 for a text and 1 for an error, both UTF-8.
 """
@@ -18,6 +18,7 @@ import json
 import resource
 import signal
 import sys
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from jinja2 import nodes
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     import jinja2
     from jinja2.parser import Parser
 
-_LENGTH_BYTES = 8
 _LONGEST_ERROR = 500
 
 
@@ -96,21 +96,20 @@ def _render(request: bytes, compiled, most_text: int) -> tuple[int, bytes]:
 
 def main() -> None:
     """Answers requests; the arguments are the bytes of memory, the seconds of processor time a
-    request, and the characters of an answer."""
+    request, the characters of an answer, and the socket's number."""
     memory, seconds, most_text = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    link = Connection(int(sys.argv[4]))
     compiled = functools.lru_cache(maxsize=1)(environment().from_string)
-    read, write = sys.stdin.buffer, sys.stdout.buffer
     _limit_memory(memory)
-    write.write(b"\0" * _LENGTH_BYTES)  # ready
-    write.flush()
-    while len(length := read.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
-        request = read.read(int.from_bytes(length, "little"))
-        # The signal's default action ends the process, inside a long C call too.
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        status, rest = _render(request, compiled, most_text)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        write.write((1 + len(rest)).to_bytes(_LENGTH_BYTES, "little") + bytes([status]) + rest)
-        write.flush()
+    link.send_bytes(b"ready")
+    with contextlib.suppress(EOFError, OSError):  # the other end is closed
+        while True:
+            request = link.recv_bytes()
+            # The signal's default action ends the process, inside a long C call too.
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            status, rest = _render(request, compiled, most_text)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            link.send_bytes(bytes([status]) + rest)
 
 
 if __name__ == "__main__":

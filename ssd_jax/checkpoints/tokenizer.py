@@ -22,10 +22,8 @@ class Tokenizer:
 
     Args:
       backend: of the `tokenizers` package; owned by this object from now on.
-      eos_ids: every id that ends a generation.
-      bos_id: the id that begins a text.
+      eos_ids, bos_id, chat_template: see below.
       special_tokens: texts by role (`bos_token`, `eos_token`, ...), for the chat template.
-      chat_template: Jinja source.
       where: the checkpoint's name, for error messages.
 
     Attributes:
@@ -70,7 +68,6 @@ class Tokenizer:
         """The ids of `text`; the text of a special token in it becomes that token.
 
         Args:
-          text: any text.
           add_special: add what the checkpoint puts around a text, such as a BOS.
 
         Raises:

@@ -54,11 +54,7 @@ _CONVERT = "convert the model to GGUF again"
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer:
-    """Builds the tokenizer of a GGUF file.
-
-    Args:
-      metadata: plain Python values by GGUF key.
-      where: the file's name, for error messages.
+    """The tokenizer of a GGUF file with this metadata (plain values by key); `where` names it.
 
     Raises:
       InputError: a kind of tokenizer that is not supported, or incomplete or damaged metadata.

@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from ssd_jax.config import Config, from_settings
+from ssd_jax.config import VLLM, Config, from_settings
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.toml_settings import read_toml
@@ -27,8 +27,6 @@ SPECULATION = (
 )
 SAMPLING = tuple(field.name for field in fields(SamplingParams))
 ENGINE = tuple(f.name for f in fields(Config) if f.name not in (*SPECULATION, *SAMPLING))
-VLLM = {"max_num_seqs": "slots", "max_model_len": "context", "num_speculative_tokens": "k"}
-"""Names of vLLM's, and ours for the same."""
 _HEADINGS = {"engine": ("config", *ENGINE), "speculation": SPECULATION, "sampling": SAMPLING}
 _WIDEST = 100
 _COLUMN = 22  # where the text of a flag begins

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import numbers
 import operator
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import shown
@@ -24,11 +26,22 @@ MAX_BIASED_IDS = 64
 MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""
 
+T = TypeVar("T")
+
 
 def _help(text: str) -> dict[str, Any]:
     return {"help": text}
 
 
+def documented(settings: type[T]) -> type[T]:
+    """Puts the help of a dataclass's fields into its docstring."""
+    fields = dataclasses.fields(settings)  # pyright: ignore[reportArgumentType]
+    lines = "\n".join(f"  {field.name}: {field.metadata['help']}." for field in fields)
+    settings.__doc__ = f"{inspect.cleandoc(settings.__doc__ or '')}\n\nAttributes:\n{lines}"
+    return settings
+
+
+@documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled and when it ends.
@@ -151,20 +164,28 @@ def _check(name: str, value: float, low: float, high: float, *, also: str = "") 
         )
 
 
-_ACCEPTED = {"bool": bool, "int": numbers.Integral, "float": numbers.Real, "str": str}
+_ACCEPTED = {
+    "None": type(None),
+    "bool": bool,
+    "int": numbers.Integral,
+    "float": numbers.Real,
+    "str": str,
+    "Path": os.PathLike,
+}
 
 
 def check_types(settings: Any) -> None:
     """Refuses values of the wrong type in a dataclass of settings.
 
     Raises:
-      InputError: the field, its value and the type it takes.
+      InputError: the field, its value and the types it takes.
     """
     for field in dataclasses.fields(settings):
-        kind, _, optional = str(field.type).partition(" | ")
+        kinds = str(field.type).split(" | ")
         value = getattr(settings, field.name)
-        if kind not in _ACCEPTED or (optional == "None" and value is None):
+        if not all(kind in _ACCEPTED for kind in kinds):
             continue
-        mixed_up = isinstance(value, bool) != (kind == "bool")
-        if mixed_up or not isinstance(value, _ACCEPTED[kind]):
-            raise InputError(f"{field.name} = {value!r} must be of type {kind}")
+        mixed_up = isinstance(value, bool) and "bool" not in kinds
+        if mixed_up or not isinstance(value, tuple(_ACCEPTED[kind] for kind in kinds)):
+            wanted = " or ".join(kind for kind in kinds if kind != "None")
+            raise InputError(f"{field.name} = {value!r} must be of type {wanted}")

@@ -100,7 +100,7 @@ def clear_partial(directory: Path, name: str | None = None) -> None:
 
 
 def _remove(directory: Path, pattern: str) -> None:
-    for path in directory.iterdir():
+    for path in list(directory.glob(".*")):
         if not re.fullmatch(rf"\.{pattern}", path.name):
             continue
         if path.is_dir():

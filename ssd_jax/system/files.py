@@ -1,7 +1,8 @@
 """Reading files that others wrote: regular ones only, of a size that is theirs, never trusted.
 
 Whatever is wrong with such a file is an `InputError` that names it: no caller sees an `OSError`,
-`UnicodeDecodeError` or `RecursionError`.
+`UnicodeDecodeError` or `RecursionError`. Functions take the file's `path`, the bytes that it may
+have (`most`; None is any number) and what to do about a bad one, for the error (`remedy`).
 """
 
 from __future__ import annotations
@@ -50,10 +51,6 @@ _KINDS = {
 def open_regular(path: Path, *, remedy: str = GET_AGAIN) -> io.BufferedReader:
     """Opens a regular file, or what a symbolic link to one names; it never waits for a writer.
 
-    Args:
-      path: the file.
-      remedy: what to do about one that cannot be read, for the error.
-
     Raises:
       InputError: missing, not to be read, or no regular file.
     """
@@ -67,11 +64,7 @@ def open_regular(path: Path, *, remedy: str = GET_AGAIN) -> io.BufferedReader:
 
 @contextlib.contextmanager
 def reading(path: Path, *, remedy: str = GET_AGAIN) -> Iterator[None]:
-    """Makes an `OSError` of the block an `InputError` that names the file.
-
-    Raises:
-      InputError: see there.
-    """
+    """Makes an `OSError` of the block an `InputError` that names the file."""
     try:
         yield
     except PermissionError as error:
@@ -90,11 +83,6 @@ def reading(path: Path, *, remedy: str = GET_AGAIN) -> Iterator[None]:
 def read_bytes(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> bytes:
     """All of a regular file.
 
-    Args:
-      path: the file.
-      most: bytes it may have; None is any number.
-      remedy: for the error.
-
     Raises:
       InputError: see `open_regular`, or larger than `most`.
     """
@@ -108,8 +96,6 @@ def read_bytes(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) 
 def read_text(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> str:
     """A text file in UTF-8; every end of a line is a newline.
 
-    Args: see `read_bytes`.
-
     Raises:
       InputError: see `read_bytes`, or no UTF-8, with the line.
     """
@@ -118,13 +104,7 @@ def read_text(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -
 
 
 def decode(data: bytes, path: Path, *, remedy: str, encoding: str = "utf-8") -> str:
-    """Bytes of a file as text.
-
-    Args:
-      data: of the file.
-      path: names it in the error.
-      remedy: for the error.
-      encoding: "utf-8", or "utf-8-sig", which drops a byte order mark.
+    """Bytes of a file as text; the encoding "utf-8-sig" drops a byte order mark.
 
     Raises:
       InputError: they are no UTF-8, with the line.
@@ -140,8 +120,6 @@ def decode(data: bytes, path: Path, *, remedy: str, encoding: str = "utf-8") -> 
 
 def read_json(path: Path, *, most: int = MOST_JSON, remedy: str = GET_AGAIN) -> dict[str, Any]:
     """The object in a JSON file.
-
-    Args: see `read_bytes`.
 
     Raises:
       InputError: see `read_text`, not JSON, nested deeper than `MOST_DEPTH`, or no object.
@@ -199,8 +177,6 @@ def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
 
     No more than a line is held, whatever the file unpacks to. Only a newline ends a line; it and
     a byte order mark are no part of the text.
-
-    Args: see `read_bytes`.
 
     Raises:
       InputError: see `open_regular`; more than `MOST_LINES`, a line longer than `MOST_JSON` or no

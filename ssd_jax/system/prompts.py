@@ -49,11 +49,9 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
     """Reads the JSON objects of a file (gzip where the name ends in .gz), one a line.
 
     Args:
-      path: the file.
       parse: turns an object into a value; a ValueError makes a bad line with its text.
 
-    Returns:
-      One entry for each line that is not blank, in order.
+    Returns: one entry for each line that is not blank, in order.
 
     Raises:
       InputError: the file cannot be read, is not UTF-8 text, or has more lines, longer lines or

