@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
+from ssd_jax.bench.perplexity import TeacherForced
 from ssd_jax.bench.stats import Estimate, median_interval
 from ssd_jax.bench.table import Column, build_table
-from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.rows import SamplingRows
