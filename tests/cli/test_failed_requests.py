@@ -211,7 +211,9 @@ def test_bench_reports_every_mode_with_its_acceptance(fake, prompts, monkeypatch
     estimate = stats.median_interval([2.0])
     rounds = costs.RoundCosts(draft_ms=estimate, verify_ms=estimate)
     monkeypatch.setattr(suites, "_costs", lambda job, mode, k: rounds)
+    monkeypatch.setenv("COLUMNS", "80")
     found = {"acceptance_histogram": [1, 0, 0, 2], "acceptance_by_position": [[3, 3], [2, 3]]}
+    found |= {"acceptance_length": 2.5, "hit_rate": 0.5, "hidden_draft_share": 0.9}
     flags = (f"--prompts={prompts}", "--mode=sd", "--draft=ngram", "--ks=1,3", "--warmup=0")
     status, out, err = fake(["stop"] * 9, "bench", *flags, "--json", **found)
     assert status == 0
@@ -222,5 +224,8 @@ def test_bench_reports_every_mode_with_its_acceptance(fake, prompts, monkeypatch
     assert result["costs"]["sd k=3"]["ceiling"] == 2
     assert result["settings"]["ks"] == ["1", "3"]
     assert result["versions"]["jax"]
-    for part in ("tokens/s", "accepted at position", "ceiling", "2.00x"):
+    for part in ("tokens/s", "accepted at position", "ceiling", "2.00x", "2.50", "0.50", "0.90"):
         assert part in err
+    assert max(map(len, err.splitlines())) <= 80
+    assert "\u2026" not in err
+    assert all(err.count(f"{name} ") >= 3 for name in ("sd k=1", "sd k=3"))  # names stay whole
