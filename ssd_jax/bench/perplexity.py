@@ -19,6 +19,7 @@ from rich.table import Table
 
 from ssd_jax import files
 from ssd_jax.bench.table import Column, build_table
+from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import FunctionalModel, Parameters
@@ -59,7 +60,7 @@ def measure_perplexity(
     *,
     window: int = WINDOW,
     windows: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Perplexity:
     """Scores the windows of a token stream.
 
@@ -78,8 +79,7 @@ def measure_perplexity(
     nats = []
     for number, part in enumerate(stream[: count * window].reshape(count, window)):
         nats.append(-float(np.mean(score(part), dtype=np.float64)))
-        if progress is not None:
-            progress(number + 1, count)
+        progress(number + 1, count)
     return Perplexity(window=window, nats=tuple(nats), tokens=len(stream))
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from ssd_jax.bench.perplexity import TeacherForced
 from ssd_jax.bench.stats import Estimate, median_interval
 from ssd_jax.bench.table import Column, build_table
+from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.rows import SamplingRows
@@ -121,7 +122,7 @@ def measure_supports(
     overlaps: Callable[[TargetText], np.ndarray],
     texts: Sequence[TargetText],
     supports: Sequence[int],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> list[Support]:
     """One for each N, and the whole q last.
 
@@ -134,8 +135,7 @@ def measure_supports(
     found = []
     for number, text in enumerate(texts):
         found.append(overlaps(text))
-        if progress is not None:
-            progress(number + 1, len(texts))
+        progress(number + 1, len(texts))
     every = np.concatenate(found, axis=1, dtype=np.float64).mean(axis=1)
     means = np.array([each.mean(axis=1, dtype=np.float64) for each in found])
     entries = []
