@@ -21,13 +21,11 @@ from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.vocabulary import require_same
 from ssd_jax.distill import generate
-from ssd_jax.distill.atomic import write_atomic
-from ssd_jax.distill.generate import Bar, Job
-from ssd_jax.distill.judging import Judge, Judged, Text
-from ssd_jax.distill.manifest import Manifest
-from ssd_jax.distill.plan import Completion, into_shards
+from ssd_jax.distill.generate import Bar, Completion, Job, into_shards
+from ssd_jax.distill.manifest import Manifest, write_atomic
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.rounds import Measured, mean_of, power_law, walk
+from ssd_jax.distill.scoring import Judge, Judged, Text
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps

@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ssd_jax.distill.atomic import write_atomic
+from ssd_jax.checkpoints.durable import sync_directory, write_file
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json, shown
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Writes a file beside its name, has it reach the disk, and renames it.
+
+    Raises:
+      OSError: the disk is full, or cannot be written; what was there before is as it was.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        write_file(partial, data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def clear_partial(directory: Path) -> None:
+    """Removes what writers that were killed have left."""
+    for partial in directory.glob(".*.partial"):
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink()
+
+
+@contextlib.contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Keeps other processes out of a directory while this one works in it.
+
+    Raises:
+      InputError: another one is at work there.
+    """
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another ssd-jax distill is at work in {directory}; wait for it, or give "
+                "another --out"
+            ) from None
+        yield
+
 
 MANIFEST = "manifest.json"
 _FORMAT = 1

@@ -19,13 +19,50 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
-from ssd_jax.distill.atomic import write_atomic
-from ssd_jax.distill.leaks import HeldOut
+from ssd_jax.distill.manifest import write_atomic
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
 from ssd_jax.distill.settings import Entry, PromptSettings
 from ssd_jax.errors import InputError
 from ssd_jax.files import brief, read_bytes, sha256_of
 from ssd_jax.prompts import BadLine
+
+SPAN = 13
+"""Tokens."""
+
+
+class HeldOut:
+    """The spans of held-out texts.
+
+    Args:
+      texts: of each text its spellings in tokens, the usual one first. A text's first token may
+        differ with what is before it, which matters only if the text is all that is compared.
+      span: tokens that must not be shared.
+    """
+
+    def __init__(self, texts: Iterable[Sequence[Sequence[int]]], span: int = SPAN) -> None:
+        self._spans: dict[int, set[bytes]] = {}
+        for spellings in texts:
+            if len(spellings[0]) > span:
+                self._add(_spans(spellings[0], span), span)
+                continue
+            for tokens in spellings:
+                if len(tokens):
+                    self._add(_spans(tokens, len(tokens)), len(tokens))
+
+    def leaks(self, tokens: Sequence[int]) -> bool:
+        """Whether a training text of these tokens must not be used."""
+        return any(
+            not spans.isdisjoint(_spans(tokens, length)) for length, spans in self._spans.items()
+        )
+
+    def _add(self, spans: Iterable[bytes], length: int) -> None:
+        self._spans.setdefault(length, set()).update(spans)
+
+
+def _spans(tokens: Sequence[int], length: int) -> Iterable[bytes]:
+    data, size = np.asarray(tokens, np.int32).tobytes(), 4 * length
+    return (data[begin : begin + size] for begin in range(0, len(data) - size + 1, 4))
+
 
 SPLITS = ("train", "held_out")
 

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ssd_jax.config import AUTO_BUDGETS, AUTO_K, MAX_BUDGET, MAX_K
-from ssd_jax.distill.ranges import parse_ranges
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.request import SamplingParams, check_types
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.toml_settings import check_names, read_toml
+
+_RANGE = re.compile(r"\s*(\d+)(?:-(\d+))?\s*")
+
+
+def parse_ranges(text: str, where: str) -> tuple[range, ...]:
+    """The ranges of a text such as "1-10,511-974"; both ends belong to a range.
+
+    Raises:
+      InputError: no such text, or a range that ends before it begins; the message begins with
+        `where`.
+    """
+    ranges = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first, last = (int(end or match[1]) for end in match.groups()) if match else (1, 0)
+        if last < first:
+            raise InputError(
+                f"{where}: {part.strip()!r} of {text!r} is no range; give ids such as 1-10,511-974"
+            )
+        ranges.append(range(first, last + 1))
+    return tuple(ranges)
+
 
 DTYPES = ("float32", "bfloat16")
 

@@ -13,24 +13,64 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.config_json import to_hf
+from ssd_jax.checkpoints.orbax import origin
+from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
+from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill import prompts as prompts_stage
-from ssd_jax.distill.atomic import clear_partial, only_one
 from ssd_jax.distill.generate import Bar, Job
 from ssd_jax.distill.generate import run as generate
 from ssd_jax.distill.manifest import (
     Manifest,
     check_same,
+    clear_partial,
     file_digests,
+    only_one,
     read_manifest,
     write_manifest,
 )
 from ssd_jax.distill.prompts import SPLITS, PromptFiles, read_prompts, write_prompts
 from ssd_jax.distill.settings import DistillSettings, EvaluateSettings, recorded
 from ssd_jax.distill.shards import read_shards
-from ssd_jax.distill.target import Target, open_target
 from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """The target without its weights.
+
+    Attributes:
+      sha256: of its architecture, vocabulary, chat template (its source: what it writes may depend
+        on the day), the tokens that begin and end a text, and the files that its weights came
+        from. What `ssd-jax convert` wrote of a checkpoint has the checkpoint's own.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    sha256: str
+
+
+def open_target(source: str, *, progress: Progress | None = None) -> Target:
+    """Finds a target, downloads it if need be, and reads it once for its digest.
+
+    Raises:
+      InputError: see `open_checkpoint`.
+    """
+    checkpoint = open_checkpoint(source, progress=progress)
+    tokenizer = checkpoint.load_tokenizer()
+    tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
+    files = origin(checkpoint.path)
+    template = tokenizer.chat_template
+    # Jinja reads every line end as the same, and a copy of the file may have others.
+    chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
+    ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
+    identity = [to_hf(checkpoint.config), tokens, chat, ends, sorted(files.values())]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return Target(checkpoint=checkpoint, tokenizer=tokenizer, sha256=digest)
+
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -191,7 +231,7 @@ def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses other settings of any chosen stage, and an impossible draft, before the first one
     runs."""
     if name == "train":
-        from ssd_jax.distill.training.checking import check
+        from ssd_jax.distill.training.loop import check
 
         check(*_train_sections(whole.settings), whole.target)
     if name == "evaluate":
@@ -317,9 +357,8 @@ def _make_train(whole: Distillation, manifest: Manifest) -> None:
         whole.say(f"train, made before: {manifest.data['draft']}")
         return
     clear_partial(directory)
+    from ssd_jax.distill.training.journal import picture_of, training_bar
     from ssd_jax.distill.training.loop import run as train_draft
-    from ssd_jax.distill.training.plot import picture_of
-    from ssd_jax.distill.training.progress import training_bar
 
     def begun() -> None:
         if read_manifest(directory) is None:

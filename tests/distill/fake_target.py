@@ -39,7 +39,7 @@ class FakeTarget:
     def install(self, monkeypatch) -> FakeTarget:
         monkeypatch.setattr("ssd_jax.llm.LLM", lambda **_settings: _Engine(self))
         monkeypatch.setattr(
-            "ssd_jax.distill.scores.Scorer", lambda *_a, top_n, **_k: _Scorer(self, top_n)
+            "ssd_jax.distill.scoring.Scorer", lambda *_a, top_n, **_k: _Scorer(self, top_n)
         )
         return self
 

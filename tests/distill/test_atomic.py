@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from ssd_jax.distill import atomic
-from ssd_jax.distill.atomic import only_one, write_atomic
+from ssd_jax.distill import manifest
+from ssd_jax.distill.manifest import only_one, write_atomic
 from ssd_jax.errors import InputError
 
 
@@ -13,9 +13,11 @@ def test_new_contents_come_by_renaming_a_file_that_is_whole(tmp_path, monkeypatc
     path, seen = tmp_path / "file", []
     path.write_bytes(b"old")
     os.link(path, tmp_path / "same")  # would change with it if it were written in place
-    replace = atomic.Path.replace
+    replace = manifest.Path.replace
     monkeypatch.setattr(
-        atomic.Path, "replace", lambda self, to: (seen.append(self.read_bytes()), replace(self, to))
+        manifest.Path,
+        "replace",
+        lambda self, to: (seen.append(self.read_bytes()), replace(self, to)),
     )
     write_atomic(path, b"new")
     assert (seen, path.read_bytes()) == ([b"new"], b"new")

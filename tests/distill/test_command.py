@@ -16,7 +16,7 @@ import pytest
 from ssd_jax.cli.distill import STOPPED
 from ssd_jax.cli.main import main
 from ssd_jax.distill.shards import read_shards
-from ssd_jax.distill.target import open_target
+from ssd_jax.distill.stages import open_target
 from ssd_jax.llm import LLM
 from ssd_jax.runtime.request import SamplingParams
 from tests import tiny
@@ -103,7 +103,7 @@ def test_a_killed_process_goes_on_bit_for_bit(place, finished):
 
 def test_what_is_finished_is_skipped(place, finished, monkeypatch, capsys):
     monkeypatch.setattr("ssd_jax.llm.LLM", None)
-    monkeypatch.setattr("ssd_jax.distill.scores.Scorer", None)
+    monkeypatch.setattr("ssd_jax.distill.scoring.Scorer", None)
     before = files(finished)
     assert distill(place, "finished", "--stage=generate") == 0
     assert distill(place, "finished", "--stage=prompts") == 0

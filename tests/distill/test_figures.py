@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.evaluate import figures
-from ssd_jax.distill.judging import Judged
 from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.scoring import Judged
 from ssd_jax.distill.settings import EvaluateSettings
 from ssd_jax.distill.step_costs import StepCosts
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.distill.judging import Judge, Text
+from ssd_jax.distill.scoring import Judge, Text
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from ssd_jax.opened import open_model
 from tests import tiny
@@ -81,8 +81,8 @@ def texts(laws):
 
 
 def judge(pair, texts, monkeypatch):
-    monkeypatch.setattr("ssd_jax.distill.rows._TOKENS", 128)
-    monkeypatch.setattr("ssd_jax.distill.judging._HEAD_ROWS", 50)
+    monkeypatch.setattr("ssd_jax.distill.scoring._TOKENS", 128)
+    monkeypatch.setattr("ssd_jax.distill.scoring._HEAD_ROWS", 50)
     return Judge(*pair, tokens=tiny.TOKENS, longest=LENGTH).judge(texts)
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ssd_jax.distill.plan import plan_shards
+from ssd_jax.distill.generate import plan_shards
 from ssd_jax.distill.prompts import Prompt
 from ssd_jax.distill.settings import GenerateSettings
 from ssd_jax.errors import InputError

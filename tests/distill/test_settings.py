@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.distill.ranges import parse_ranges
-from ssd_jax.distill.settings import Entry, read_settings, recorded
+from ssd_jax.distill.settings import Entry, parse_ranges, read_settings, recorded
 from ssd_jax.errors import InputError
 from tests.distill import tiny_run
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.distill.judging import Judge, Text
 from ssd_jax.distill.rounds import walk
+from ssd_jax.distill.scoring import Judge, Text
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
 import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ssd_jax.distill.manifest import write_atomic
 from ssd_jax.distill.training.losses import Sums
 from ssd_jax.files import MOST_TEXT, parse_json, read_bytes
 
@@ -64,3 +73,136 @@ def means(sums: Sums, *, known: bool = True) -> dict[str, float]:
     if known:
         found |= {"kl": sums.kl, "acceptance": sums.accepted, "agreement": sums.agreed}
     return {name: float(value) / positions for name, value in found.items()}
+
+
+PICTURE = "training.png"
+
+_TRAIN, _HELD_OUT, _FAINT = "#0072B2", "#D55E00", 0.25
+_SMOOTHED = 50
+"""Steps that a smoothed line averages, at most; a tenth of all steps, at most."""
+
+
+def picture_of(work: Path) -> str:
+    """Draws the journal of a directory of training beside it, if that can be done.
+
+    Returns: why there is no new picture; empty if there is one, or no step to draw.
+    """
+    entries = read_journal(work / METRICS)
+    if not any("held_out" not in entry for entry in entries):
+        return ""
+    try:
+        _draw(work / PICTURE, entries)
+    except ModuleNotFoundError:
+        return f"no {PICTURE}: drawing needs matplotlib; pip install 'ssd-jax[plot]'"
+    except OSError as error:
+        return f"no {PICTURE}: {error}"
+    return ""
+
+
+def _draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    steps = [entry for entry in entries if "held_out" not in entry]
+    looks = [entry for entry in entries if "held_out" in entry]
+    titles = {"loss": "loss a position"}
+    if any("acceptance" in entry for entry in steps):
+        titles["acceptance"] = "acceptance, sum of min(p, q)"
+    figure = Figure(figsize=(4.5 * len(titles), 3.6), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(titles), squeeze=False)[0]
+    for panel, (name, title) in zip(panels, titles.items(), strict=True):
+        x, y = [e["step"] for e in steps], np.array([e[name] for e in steps])
+        if len(steps):
+            panel.plot(x, y, color=_TRAIN, alpha=_FAINT, linewidth=0.8)
+            panel.plot(x, _smooth(y), color=_TRAIN, label="training text")
+        if looks:
+            points = [e["step"] for e in looks], [e["held_out"][name] for e in looks]
+            panel.plot(*points, color=_HELD_OUT, marker="o", markersize=4, label="held-out text")
+        panel.set(title=title, xlabel="step")
+        panel.grid(alpha=_FAINT)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False)
+        if name == "acceptance":
+            panel.set_ylim(0, 1)
+        else:  # it begins many times as high as it ends
+            panel.set_yscale("log")
+            panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("{x:g}")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    write_atomic(path, drawn.getvalue())
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    """A mean over the last few values."""
+    window = max(1, min(_SMOOTHED, len(values) // 10))
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
+SECONDS_BETWEEN_LINES = 30.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """After a step.
+
+    Attributes:
+      step, steps: done, and in all.
+      loss, acceptance: running means over training text; no acceptance where nothing is known of
+        the target's probabilities.
+      held_out: acceptance on held-out text at the last look; None before the first, and without.
+      tokens_per_second: of text, padding left out, in this run.
+      seconds_left: at this speed.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    acceptance: float | None
+    held_out: float | None
+    tokens_per_second: float
+    seconds_left: float
+
+    def __str__(self) -> str:
+        accepted = "" if self.acceptance is None else f"  acceptance {self.acceptance:.3f}"
+        held_out = "" if self.held_out is None else f" (held-out {self.held_out:.3f})"
+        minutes, seconds = divmod(round(self.seconds_left), 60)
+        hours, minutes = divmod(minutes, 60)
+        return (
+            f"loss {self.loss:.4f}{accepted}{held_out}  "
+            f"{self.tokens_per_second:,.0f} tokens/s  {hours}:{minutes:02}:{seconds:02} left"
+        )
+
+
+@contextlib.contextmanager
+def training_bar() -> Iterator[Callable[[Report], None]]:
+    """A bar on standard error that takes reports."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = ("training", BarColumn(bar_width=20), MofNCompleteColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+        task = bar.add_task("compiling", total=None)
+        yield lambda report: bar.update(
+            task, completed=report.step, total=report.steps, description=str(report)
+        )
+
+
+def _lines() -> Callable[[Report], None]:
+    said = time.monotonic() - SECONDS_BETWEEN_LINES
+
+    def say(report: Report) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= SECONDS_BETWEEN_LINES or report.step == report.steps:
+            said = now
+            print(f"step {report.step} of {report.steps}: {report}", file=sys.stderr, flush=True)
+
+    return say

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +16,122 @@ import jax
 import numpy as np
 
 from ssd_jax.checkpoints.draft_checkpoint import Identity, Target, identity_of
-from ssd_jax.distill.training.checking import check, check_probabilities
 from ssd_jax.distill.training.checkpoints import Checkpoints
-from ssd_jax.distill.training.export import export
-from ssd_jax.distill.training.held_out import set_aside
-from ssd_jax.distill.training.journal import METRICS, Journal, means, read_journal
-from ssd_jax.distill.training.model import first_arrays, make_draft
-from ssd_jax.distill.training.packing import Packed, Text, pack, rows_of_step
-from ssd_jax.distill.training.progress import Report
+from ssd_jax.distill.training.data import (
+    Packed,
+    Text,
+    check_output_size,
+    most_frequent,
+    pack,
+    rows_of_step,
+    set_aside,
+)
+from ssd_jax.distill.training.journal import METRICS, Journal, Report, means, read_journal
+from ssd_jax.distill.training.model import export, first_arrays, make_draft
 from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
-from ssd_jax.distill.training.step import Fixed, State, Taken, Trainer, mesh_of, schedule
-from ssd_jax.distill.training.stopping import Stop, stop_signals
-from ssd_jax.distill.training.teacher import Teacher, load_live
-from ssd_jax.distill.training.vocabulary import most_frequent
+from ssd_jax.distill.training.step import (
+    Fixed,
+    State,
+    Taken,
+    Teacher,
+    Trainer,
+    load_live,
+    mesh_of,
+    schedule,
+)
 from ssd_jax.errors import InputError
+
+
+def check(settings: TrainSettings, draft: DraftSettings, target: Target) -> None:
+    """Refuses a draft that the target cannot have, and batches that the devices cannot share.
+
+    Raises:
+      InputError: the value, what it may be, and what to change.
+    """
+    draft.config(target.checkpoint.config)
+    tokenizer = target.tokenizer
+    if draft.output_size:
+        always = tokenizer.eos_ids | tokenizer.special_ids
+        check_output_size(draft.output_size, size=tokenizer.size, always=always)
+    _check_batch(settings, min(settings.devices or jax.device_count(), jax.device_count()))
+
+
+def check_probabilities(settings: TrainSettings, packed: Packed, where: str) -> None:
+    """Refuses texts without the probabilities that the losses need.
+
+    Raises:
+      InputError: there are none; `where` names the texts.
+    """
+    wanted = settings.kl > 0 or settings.acceptance > 0
+    if settings.probabilities == "cached" and wanted and not packed.width:
+        raise InputError(
+            f"{where}: no cached probabilities, which kl and acceptance need; generate with "
+            'top_n above 0, set probabilities = "live", or train on cross_entropy alone'
+        )
+
+
+def _check_batch(settings: TrainSettings, devices: int) -> None:
+    if settings.devices > devices:
+        raise InputError(
+            f"devices = {settings.devices}, but there are {devices}; set 0 for all of them"
+        )
+    micro = settings.batch // settings.accumulation
+    if micro % devices:
+        raise InputError(
+            f"batch / accumulation = {micro} rows do not spread evenly over {devices} devices; "
+            "change batch or accumulation, or set devices"
+        )
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """Whether to stop at the next step.
+
+    Attributes:
+      why: in words, once it is asked for.
+    """
+
+    def __init__(self, max_seconds: float) -> None:
+        self._deadline = time.monotonic() + max_seconds if max_seconds else float("inf")
+        self._limit = max_seconds
+        self.why = ""
+
+    def ask(self, why: str) -> None:
+        """Asks to stop at the next step."""
+        self.why = self.why or why
+
+    def asked(self) -> bool:
+        """Whether something has asked to stop, or time is up."""
+        if time.monotonic() >= self._deadline:
+            self.ask(f"max_seconds = {self._limit:g} are over")
+        return bool(self.why)
+
+
+@contextlib.contextmanager
+def stop_signals(stop: Stop) -> Iterator[None]:
+    """SIGTERM and Ctrl-C ask to stop; the second one acts as it does elsewhere.
+
+    Does nothing outside the main thread, where signals cannot be taken.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def take(number: int, _frame: object) -> None:
+        stop.ask(signal.Signals(number).name)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in _SIGNALS:
+        signal.signal(number, take)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 DRAFT, CHECKPOINTS = "draft", "checkpoints"
 _REMEMBERED = 0.95

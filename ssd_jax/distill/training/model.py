@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,14 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import HEAD
-from ssd_jax.distill.training.packing import Batch
+from ssd_jax.checkpoints.draft_checkpoint import HEAD, SCALE, Identity, write_draft
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.distill.training.data import Batch
 from ssd_jax.distill.training.settings import DraftSettings
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.quantized import quantize
 from ssd_jax.models.sequence import sequence_hidden
 
 Arrays = dict[str, jax.Array]
@@ -137,3 +140,46 @@ def _from_scratch(name: str, shape: tuple[int, ...], layers: int, seed: int) -> 
     spread = _SPREAD / np.sqrt(2 * layers) if adds else _SPREAD
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return rng.normal(0, spread, shape).astype(np.float32)
+
+
+def export(
+    directory: Path,
+    draft: Draft,
+    trained: Mapping[str, np.ndarray],
+    *,
+    store: str,
+    target: Identity,
+    tokenizer: Tokenizer,
+) -> None:
+    """Writes the draft; one that lies there already is replaced once the new one is whole.
+
+    Args:
+      directory: of the draft checkpoint.
+      draft: that was trained.
+      trained: float32 arrays by name.
+      store: "bfloat16" or "int8", of matrices; vectors stay float32, and an embedding, whose rows
+        are only looked up, is at least bfloat16.
+      target: see `draft_checkpoint.identity_of`.
+      tokenizer: of the target.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    for name, array in trained.items():
+        array = np.asarray(array, np.float32)
+        if array.ndim == 1:
+            tensors[name] = array
+        elif store == "int8" and name != EMBEDDING:
+            rows = quantize(jnp.asarray(array))
+            tensors[name] = np.asarray(rows.values)
+            tensors[name + SCALE] = np.asarray(rows.scales)
+        else:
+            tensors[name] = array.astype(ml_dtypes.bfloat16)
+    write_draft(
+        directory,
+        config=draft.config,
+        tensors=tensors,
+        tied=draft.tied,
+        output_ids=draft.output_ids,
+        target=target,
+        tokenizer=tokenizer,
+        replace=True,
+    )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ssd_jax.distill.training.held_out import set_aside
+from ssd_jax.distill.training.data import set_aside
 from tests.distill.training.own_text import Written
 
 BEGIN = 12

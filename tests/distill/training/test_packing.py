@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ssd_jax.distill.training import packing
-from ssd_jax.distill.training.packing import PADDING, pack, rows_of_step
+from ssd_jax.distill.training import data
+from ssd_jax.distill.training.data import PADDING, pack, rows_of_step
 from ssd_jax.errors import InputError
 from tests.distill.training.own_text import Written
 
@@ -113,13 +113,13 @@ def test_rows_of_a_step_depend_on_seed_and_step_alone_and_come_once_before_any_a
 
 
 def test_rows_are_put_in_order_once_an_epoch_not_once_a_row(monkeypatch):
-    rows, epochs, order = rows_of_step(11, batch=16, seed=5, step=0), [], packing._order
+    rows, epochs, order = rows_of_step(11, batch=16, seed=5, step=0), [], data._order
 
     def counted(count, seed, epoch):
         epochs.append(epoch)
         return order(count, seed, epoch)
 
-    monkeypatch.setattr(packing, "_order", counted)
+    monkeypatch.setattr(data, "_order", counted)
     assert rows_of_step(11, batch=16, seed=5, step=0) == rows
     assert sorted(epochs) == [0, 1]
 

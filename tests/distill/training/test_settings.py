@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ssd_jax.distill.training.data import columns_of, most_frequent
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
-from ssd_jax.distill.training.vocabulary import columns_of, most_frequent
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from tests import tiny

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -198,3 +198,88 @@ def _first_fit(pieces: Sequence[_Piece], length: int) -> list[list[_Piece]]:
         if len(being_filled) > _OPEN_ROWS:
             being_filled.pop(0)
     return rows
+
+
+_BEGINNING = 8
+"""Tokens by which a passage is known: fewer than one has, as its completions differ after it."""
+
+
+def set_aside(
+    texts: Sequence[Text], *, tokens: int, seed: int, where: str
+) -> tuple[list[Text], list[Text]]:
+    """Texts to learn from, and others of at least `tokens` tokens together.
+
+    All completions of a prompt are on one side, and all of a passage of plain text, which is
+    known by how it begins.
+
+    Raises:
+      InputError: nothing would be left to learn from.
+    """
+    groups: dict[bytes, list[Text]] = {}
+    for text in texts:
+        begin = text.tokens[: text.prompt_length or _BEGINNING]
+        kind = b"prompt" if text.prompt_length else b"text"
+        groups.setdefault(kind + np.ascontiguousarray(begin).tobytes(), []).append(text)
+    order = np.random.default_rng([seed, 1]).permutation(len(groups))
+    listed, aside, size = list(groups.values()), [], 0
+    taken: set[int] = set()
+    for index in order:
+        if size >= tokens:
+            break
+        taken.add(int(index))
+        aside.extend(listed[index])
+        size += sum(len(text.tokens) for text in listed[index])
+    learnt = [text for i, group in enumerate(listed) if i not in taken for text in group]
+    if not learnt:
+        raise InputError(
+            f"{where}: {len(texts)} texts of {len(groups)} prompts leave nothing to learn from "
+            f"beside {tokens} held-out tokens; lower held_out, or generate more"
+        )
+    return learnt, aside
+
+
+def most_frequent(
+    texts: Iterable[Text], *, count: int, size: int, always: Collection[int]
+) -> np.ndarray:
+    """The ids that completions have most often.
+
+    Args:
+      texts: whose completions are counted; plain text counts whole.
+      count: ids to choose.
+      size: ids that the tokenizer has; later ones are padding.
+      always: ids that are chosen however rare, such as those that end a text.
+
+    Returns: [count] int32, ascending. Of equally frequent ids the lowest are chosen.
+
+    Raises:
+      InputError: see `check_output_size`.
+    """
+    check_output_size(count, size=size, always=always)
+    seen = np.zeros(size, np.int64)
+    for text in texts:
+        seen += np.bincount(text.tokens[text.prompt_length :], minlength=size)[:size]
+    seen[list(always)] = np.iinfo(np.int64).max
+    chosen = np.argsort(-seen, kind="stable")[:count]
+    return np.sort(chosen).astype(np.int32)
+
+
+def check_output_size(count: int, *, size: int, always: Collection[int]) -> None:
+    """Refuses a number of ids that cannot be chosen; see `most_frequent`.
+
+    Raises:
+      InputError: more ids than there are, or fewer than must be chosen.
+    """
+    if count > size:
+        raise InputError(f"output_size = {count} is more than the {size} ids of the tokenizer")
+    if count < len(set(always)):
+        raise InputError(
+            f"output_size = {count} has no room for the {len(set(always))} special ids, which are "
+            "always in it; raise it"
+        )
+
+
+def columns_of(ids: np.ndarray, size: int) -> np.ndarray:
+    """[size] int32: the place of each id in `ids`; `len(ids)` for one that is not in it."""
+    columns = np.full(size, len(ids), np.int32)
+    columns[ids] = np.arange(len(ids), dtype=np.int32)
+    return columns
