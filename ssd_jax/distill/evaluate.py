@@ -21,11 +21,11 @@ from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.vocabulary import require_same
 from ssd_jax.distill import generate
-from ssd_jax.distill.generate import Bar, Completion, Job, into_shards
+from ssd_jax.distill.generate import Bar, Completion, CompletionJob, into_shards
 from ssd_jax.distill.manifest import Manifest, write_atomic
-from ssd_jax.distill.prompts import Prompt
-from ssd_jax.distill.rounds import Measured, mean_of, power_law, walk
-from ssd_jax.distill.scoring import Judge, Judged, Text
+from ssd_jax.distill.prompts import PromptIds
+from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
+from ssd_jax.distill.scoring import GivenText, Judge, Judged
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
@@ -40,7 +40,7 @@ TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 """Of the two texts of every prompt."""
 
 
-def choose(prompts: Sequence[Prompt], settings: EvaluateSettings) -> list[Prompt]:
+def choose(prompts: Sequence[PromptIds], settings: EvaluateSettings) -> list[PromptIds]:
     """The held-out prompts that are completed, set by set.
 
     Raises:
@@ -63,14 +63,14 @@ def text_job(
     settings: EvaluateSettings,
     target: TargetSettings,
     *,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptIds],
     slots: int,
     vocabulary: int,
     limit: int,
     directory: Path,
     bar: Bar,
-) -> Job:
-    """What makes the target's text; see `generate.Job`. `prompts` are those of `choose`."""
+) -> CompletionJob:
+    """What makes the text of `prompts`, those of `choose`; see `generate.CompletionJob`."""
     made = GenerateSettings(
         max_tokens=settings.max_tokens,
         temperatures=tuple(TEMPERATURES.values()),
@@ -78,7 +78,7 @@ def text_job(
         slots=slots,
         top_n=0,
     )
-    return Job(
+    return CompletionJob(
         target=target,
         settings=made,
         prompts=prompts,
@@ -89,18 +89,18 @@ def text_job(
     )
 
 
-def write_texts(job: Job, manifest: Manifest) -> Manifest:
+def write_texts(job: CompletionJob, manifest: Manifest) -> Manifest:
     """Completes what is not completed yet; see `generate.run`."""
     return generate.run(job, manifest, _plan(job))
 
 
-def read_texts(job: Job, manifest: Manifest) -> dict[str, list[Text]]:
+def read_texts(job: CompletionJob, manifest: Manifest) -> dict[str, list[GivenText]]:
     """By the names of `TEMPERATURES`, one of each prompt.
 
     Raises:
       InputError: a damaged file.
     """
-    found: list[Text] = []
+    found: list[GivenText] = []
     samples = [
         sample
         for entry in manifest.data["shards"]
@@ -108,12 +108,12 @@ def read_texts(job: Job, manifest: Manifest) -> dict[str, list[Text]]:
     ]
     completions = [completion for shard in _plan(job) for completion in shard]
     for completion, sample in zip(completions, samples, strict=True):
-        found.append(Text(sample.tokens, len(job.prompts[completion.prompt].ids)))
+        found.append(GivenText(sample.tokens, len(job.prompts[completion.prompt].ids)))
     count = len(job.prompts)
     return {name: found[i * count : (i + 1) * count] for i, name in enumerate(TEMPERATURES)}
 
 
-def _plan(job: Job) -> list[list[Completion]]:
+def _plan(job: CompletionJob) -> list[list[Completion]]:
     count = len(job.prompts)
     completions = [
         Completion(index=turn * count + place, prompt=place, temperature=temperature)
@@ -136,7 +136,7 @@ class Evaluation:
 
     settings: EvaluateSettings
     draft: str
-    job: Job
+    job: CompletionJob
     manifest: Manifest
     path: Path
     bar: Bar
@@ -230,7 +230,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def figures(
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptIds],
     judged: Mapping[str, Sequence[Judged]],
     settings: EvaluateSettings,
     steps: StepCosts,
@@ -258,7 +258,7 @@ def figures(
 
 def _of_set(
     judged: Mapping[str, Sequence[Judged]], settings: EvaluateSettings
-) -> tuple[dict[str, Any], dict[str, Measured]]:
+) -> tuple[dict[str, Any], dict[str, MeasuredDraft]]:
     """Figures of a set, and what predictions need."""
     chances = {
         "greedy": [(one.rank == 0).astype(float) for one in judged["greedy"]],
@@ -275,7 +275,7 @@ def _of_set(
         ranks = [one.rank for one in judged[of]]
         alone, r = power_law(walks[middle], ranks, greedy=of == "greedy")
         by_length = tuple(walks[k].rates for k in walks)
-        measured[of] = Measured(by_length=by_length, alone=alone, r=r)
+        measured[of] = MeasuredDraft(by_length=by_length, alone=alone, r=r)
     overlaps = np.concatenate([one.overlap for one in judged["sampled"]])
     return {
         "prompts": len(judged["greedy"]),
@@ -298,7 +298,7 @@ def _mean(sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _predicted(
-    measured: Mapping[str, Measured], settings: EvaluateSettings, steps: StepCosts
+    measured: Mapping[str, MeasuredDraft], settings: EvaluateSettings, steps: StepCosts
 ) -> dict[str, Any]:
     """Best K and M by Theorem 7, and how many times as fast as AR they make one text."""
     costs, predicted = steps.costs, {}
@@ -326,11 +326,11 @@ def _predicted(
     return predicted
 
 
-def _rate(seen: Measured) -> float:
+def _rate(seen: MeasuredDraft) -> float:
     """One acceptance rate for all places, from the longest proposals; within (0, 1)."""
     return float(np.clip(np.mean(seen.by_length[-1]), 0.01, 0.99))
 
 
-def _hit_rate(seen: Measured, fan_out: Geometric, plan: Plan) -> float:
+def _hit_rate(seen: MeasuredDraft, fan_out: Geometric, plan: Plan) -> float:
     """After a hit."""
     return hit_rate(seen, fan_out, plan.k, plan.budget, "hit")

@@ -17,7 +17,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.distill.manifest import Manifest, clear_partial, write_atomic, write_manifest
-from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
 from ssd_jax.errors import InputError, SsdError
@@ -37,7 +37,7 @@ class Completion:
     temperature: float
 
 
-def plan_shards(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[list[Completion]]:
+def plan_shards(prompts: Sequence[PromptIds], settings: GenerateSettings) -> list[list[Completion]]:
     """Completions by shard, see `into_shards`.
 
     Raises:
@@ -48,7 +48,9 @@ def plan_shards(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[l
 
 
 def into_shards(
-    completions: Sequence[Completion], prompts: Sequence[Prompt], settings: GenerateSettings
+    completions: Sequence[Completion],
+    prompts: Sequence[PromptIds],
+    settings: GenerateSettings,
 ) -> list[list[Completion]]:
     """As many completions in each as surely fit `shard_tokens`, but at least one."""
     shards: list[list[Completion]] = []
@@ -63,7 +65,7 @@ def into_shards(
     return shards
 
 
-def _check_room(prompts: Sequence[Prompt], settings: GenerateSettings) -> None:
+def _check_room(prompts: Sequence[PromptIds], settings: GenerateSettings) -> None:
     """Refuses shards that leave slots empty for good: a shard ends before the next is begun."""
     together = min(_wanted(len(prompts), settings), settings.slots)
     longest = max(len(prompt.ids) for prompt in prompts) + settings.max_tokens
@@ -123,7 +125,7 @@ Bar = Callable[..., contextlib.AbstractContextManager[Progress | None]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class CompletionJob:
     """What generating needs.
 
     Attributes:
@@ -135,7 +137,7 @@ class Job:
 
     target: TargetSettings
     settings: GenerateSettings
-    prompts: Sequence[Prompt]
+    prompts: Sequence[PromptIds]
     vocabulary: int
     limit: int
     directory: Path
@@ -166,7 +168,7 @@ class Job:
 
 
 def run(
-    job: Job, manifest: Manifest, plan: Sequence[Sequence[Completion]] | None = None
+    job: CompletionJob, manifest: Manifest, plan: Sequence[Sequence[Completion]] | None = None
 ) -> Manifest:
     """Makes what the manifest does not have yet, or has but is damaged.
 
@@ -179,7 +181,7 @@ def run(
     Returns: the manifest, finished.
 
     Raises:
-      InputError: a model that cannot be used, or what it or the plan cannot do; see `Job.check`
+      InputError: a model that cannot be used, or what it cannot do: see `CompletionJob.check`
         and `plan_shards`.
       OSError: a full disk; what was written before is whole, and the next run goes on from there.
     """
@@ -244,7 +246,7 @@ def _is_whole(directory: Path, entry: Mapping[str, Any]) -> bool:
     return True
 
 
-def _generate(job: Job, plan: Sequence[Sequence[Completion]], record: _Record) -> None:
+def _generate(job: CompletionJob, plan: Sequence[Sequence[Completion]], record: _Record) -> None:
     from ssd_jax.compile_cache import kept_in
     from ssd_jax.config import Config
     from ssd_jax.llm import LLM
@@ -268,7 +270,9 @@ def _generate(job: Job, plan: Sequence[Sequence[Completion]], record: _Record) -
                 record.put(place, write_entry(job.directory, _name(place), data, samples))
 
 
-def _complete(llm: LLM, job: Job, completions: Sequence[Completion], count: _Count) -> list[Sample]:
+def _complete(
+    llm: LLM, job: CompletionJob, completions: Sequence[Completion], count: _Count
+) -> list[Sample]:
     """The samples of a shard, in its order."""
     from ssd_jax.runtime.request import SamplingParams
 
@@ -341,7 +345,7 @@ def _name(place: int) -> str:
     return f"shard-{place:05}.safetensors"
 
 
-def _score(job: Job, record: _Record) -> None:
+def _score(job: CompletionJob, record: _Record) -> None:
     missing = [
         (place, entry)
         for place, entry in enumerate(record.shards)
@@ -349,10 +353,12 @@ def _score(job: Job, record: _Record) -> None:
     ]
     if not missing:
         return
-    from ssd_jax.distill.scoring import Scorer
+    from ssd_jax.distill.scoring import TargetScorer
 
     with job.bar("loading weights", unit="bytes") as progress:
-        scorer = Scorer(job.target, length=job.context, top_n=job.settings.top_n, progress=progress)
+        scorer = TargetScorer(
+            job.target, length=job.context, top_n=job.settings.top_n, progress=progress
+        )
     total, done = sum(entry["generated"] for _, entry in missing), 0
     with job.bar("scoring", unit="tokens") as progress:
         for place, entry in missing:

@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.manifest import write_atomic
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
-from ssd_jax.distill.settings import Entry, PromptSettings
+from ssd_jax.distill.settings import PromptEntry, PromptSettings
 from ssd_jax.errors import InputError
 from ssd_jax.files import brief, read_bytes, sha256_of
 from ssd_jax.prompts import BadLine
@@ -68,7 +68,7 @@ SPLITS = ("train", "held_out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prompt:
+class PromptIds:
     """A prompt in the target's tokens.
 
     Attributes:
@@ -93,7 +93,7 @@ class _Read:
       hidden: spellings of each text that must not leak, if it is held out; see `HeldOut`.
     """
 
-    prompt: Prompt
+    prompt: PromptIds
     own: list[int]
     hidden: Sequence[Sequence[list[int]]]
 
@@ -122,7 +122,7 @@ class PromptFiles:
         """SHA-256 of every file, by its path in the configuration."""
         return {name: sha256_of(path) for name, path in self._paths.items() if path is not None}
 
-    def prepare(self, tokenizer: Tokenizer) -> tuple[dict[str, list[Prompt]], dict[str, Any]]:
+    def prepare(self, tokenizer: Tokenizer) -> tuple[dict[str, list[PromptIds]], dict[str, Any]]:
         """The prompts of each split, and what was counted.
 
         Raises:
@@ -130,7 +130,7 @@ class PromptFiles:
         """
         read = self._read_all(tokenizer)
         held_out = HeldOut(text for item in read["held_out"] for text in item.hidden)
-        kept: dict[str, list[Prompt]] = {}
+        kept: dict[str, list[PromptIds]] = {}
         counts: dict[str, Any] = {}
         for split in SPLITS:
             sets = {e.path: Counter(kept=0, too_long=0) for e in getattr(self._settings, split)}
@@ -186,7 +186,7 @@ class PromptFiles:
             # A blank text gives nothing away, but its one token is in every other.
             texts = [text for text in (line.own_text, *line.further) if text.strip()]
             if ids:
-                prompt = Prompt(set=name, index=index, ids=ids)
+                prompt = PromptIds(set=name, index=index, ids=ids)
                 hidden = [_spellings(text, tokenizer) for text in texts]
                 yield _Read(prompt=prompt, own=own, hidden=hidden)
 
@@ -198,7 +198,7 @@ class PromptFiles:
         cut = passages(tokens, self._settings.passage_tokens, before=before)
         for index, ids in enumerate(cut):
             own = ids[len(before) :]
-            prompt = Prompt(set=name, index=index, ids=ids, plain=True)
+            prompt = PromptIds(set=name, index=index, ids=ids, plain=True)
             yield _Read(prompt=prompt, own=own, hidden=[[own]])
 
     def _refuse_both(self) -> None:
@@ -227,7 +227,7 @@ def _spellings(text: str, tokenizer: Tokenizer) -> list[list[int]]:
     return [tokenizer.encode(spelt, add_special=False) for spelt in (text, f" {text}")]
 
 
-def write_prompts(directory: Path, prompts: dict[str, list[Prompt]]) -> dict[str, str]:
+def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[str, str]:
     """Writes `train.safetensors` and `held_out.safetensors`; returns their SHA-256 by split."""
     digests = {}
     for split, chosen in prompts.items():
@@ -247,7 +247,7 @@ def write_prompts(directory: Path, prompts: dict[str, list[Prompt]]) -> dict[str
     return digests
 
 
-def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
+def read_prompts(directory: Path, split: str, sha256: str) -> list[PromptIds]:
     """What `write_prompts` wrote of a split.
 
     Raises:
@@ -263,7 +263,7 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
         parts = np.split(arrays["ids"], ends)[:-1]
         columns = zip(parts, arrays["sets"], arrays["indices"], arrays["plain"], strict=True)
         return [
-            Prompt(set=names[of], index=int(index), ids=ids.tolist(), plain=bool(plain))
+            PromptIds(set=names[of], index=int(index), ids=ids.tolist(), plain=bool(plain))
             for ids, of, index, plain in columns
         ]
     except (InputError, ValueError, TypeError, LookupError, SafetensorError) as error:
@@ -291,7 +291,7 @@ def _counted(sets: dict[str, dict[str, int]]) -> str:
     return "; ".join([f"{total['kept']} prompts ({own})", *dropped])
 
 
-def _meet(one: Entry, two: Entry) -> bool:
+def _meet(one: PromptEntry, two: PromptEntry) -> bool:
     if one.id_ranges is None or two.id_ranges is None:
         return True
     return any(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
-from ssd_jax.distill.settings import Entry
+from ssd_jax.distill.settings import PromptEntry
 from ssd_jax.errors import InputError
 from ssd_jax.files import MOST_TEXT, decode, read_bytes
 from ssd_jax.prompts import BadLine, PromptLine, string
@@ -46,12 +46,12 @@ class Line:
         return "\n\n".join(written)
 
 
-def is_plain_text(entry: Entry) -> bool:
+def is_plain_text(entry: PromptEntry) -> bool:
     """Whether the file is cut into passages."""
     return Path(entry.path).suffix in PLAIN_TEXT
 
 
-def find(entry: Entry, directory: Path) -> Path | None:
+def find(entry: PromptEntry, directory: Path) -> Path | None:
     """The file of an entry; None is a built-in set.
 
     Raises:
@@ -71,7 +71,7 @@ def find(entry: Entry, directory: Path) -> Path | None:
     return path
 
 
-def read_lines(entry: Entry, path: Path | None) -> list[Line | BadLine]:
+def read_lines(entry: PromptEntry, path: Path | None) -> list[Line | BadLine]:
     """The lines that an entry chooses, in order, bad ones of the file among them.
 
     Raises:
@@ -96,7 +96,7 @@ def read_lines(entry: Entry, path: Path | None) -> list[Line | BadLine]:
     return chosen
 
 
-def _refuse_empty(entry: Entry, found: set[int | None]) -> None:
+def _refuse_empty(entry: PromptEntry, found: set[int | None]) -> None:
     """Refuses ranges that choose nothing, which are mistakes or meant for another file."""
     parts = zip((entry.ids or "").split(","), entry.id_ranges or (), strict=True)
     empty = [text.strip() for text, ids in parts if not any(i in ids for i in found)]

@@ -30,19 +30,19 @@ def room(longest: int) -> tuple[int, int]:
     return max(1, _TOKENS // length), length
 
 
-def batches(sizes: Sequence[int], rows: int, length: int) -> Iterator[Batch]:
+def batches(sizes: Sequence[int], rows: int, length: int) -> Iterator[TextRows]:
     """Texts of these sizes in rows, each in the first of a batch's rows that has room."""
-    batch = Batch(rows, length)
+    batch = TextRows(rows, length)
     for index, size in enumerate(sizes):
         if not batch.put(index, size):
             yield batch
-            batch = Batch(rows, length)
+            batch = TextRows(rows, length)
             batch.put(index, size)
     if batch.texts:
         yield batch
 
 
-class Batch:
+class TextRows:
     """Rows of texts.
 
     Attributes:
@@ -79,7 +79,7 @@ _HEAD_ROWS = 256
 """Positions whose logits are held at once."""
 
 
-class Scorer:
+class TargetScorer:
     """The target with its weights, run over whole texts.
 
     Args:
@@ -147,7 +147,7 @@ _HEAD_ROWS = 256
 """Positions whose logits are held at once."""
 
 
-class Text(NamedTuple):
+class GivenText(NamedTuple):
     """tokens [n] int32, of which `prompt` were given."""
 
     tokens: np.ndarray
@@ -194,7 +194,7 @@ class Judge:
         self._compare = jax.jit(self._comparison)
 
     def judge(
-        self, texts: Sequence[Text], progress: Callable[[int, int], None] | None = None
+        self, texts: Sequence[GivenText], progress: Callable[[int, int], None] | None = None
     ) -> list[Judged]:
         """One of each text, in order.
 

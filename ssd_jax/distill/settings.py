@@ -69,7 +69,7 @@ class TargetSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class PromptEntry:
     """A file of prompts, or a part of it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Entry:
     ids: str | None = None
 
     @classmethod
-    def of(cls, item: object, name: str) -> Entry:
+    def of(cls, item: object, name: str) -> PromptEntry:
         """From "PATH" or {path = "PATH", ids = "1-10"}; `name` is the list's, for messages."""
         if isinstance(item, str) and item:
             return cls(path=item)
@@ -107,15 +107,15 @@ class PromptSettings:
     """Section [prompts]: what the target is asked, and what stays unseen.
 
     Attributes:
-      train, held_out: files and built-in sets, see `Entry.of`. Without any to train, drafts are
-        only evaluated.
+      train, held_out: files and built-in sets, see `PromptEntry.of`. Without any to train, drafts
+        are only evaluated.
       directory: where files are, relative to the configuration file.
       longest: prompts of more tokens are left out.
       passage_tokens: tokens of a passage of a plain text file.
     """
 
-    train: tuple[Entry, ...] = ()
-    held_out: tuple[Entry, ...] = ()
+    train: tuple[PromptEntry, ...] = ()
+    held_out: tuple[PromptEntry, ...] = ()
     directory: str = _free(".")
     longest: int = 512
     passage_tokens: int = 128
@@ -126,7 +126,9 @@ class PromptSettings:
             items = getattr(self, name)
             if not isinstance(items, list | tuple) or not (items or name == "train"):
                 raise InputError(f"{name} is empty; list at least one file of prompts")
-            entries = tuple(x if isinstance(x, Entry) else Entry.of(x, name) for x in items)
+            entries = tuple(
+                x if isinstance(x, PromptEntry) else PromptEntry.of(x, name) for x in items
+            )
             object.__setattr__(self, name, entries)
             paths = [entry.path for entry in entries]
             twice = [path for path in paths if paths.count(path) > 1]
@@ -336,7 +338,7 @@ def _check_sets(settings: DistillSettings, where: str) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Entry) else value
+    return str(value) if isinstance(value, PromptEntry) else value
 
 
 def _at_least(settings: Any, **least: int) -> None:

@@ -20,7 +20,7 @@ from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill import prompts as prompts_stage
-from ssd_jax.distill.generate import Bar, Job
+from ssd_jax.distill.generate import Bar, CompletionJob
 from ssd_jax.distill.generate import run as generate
 from ssd_jax.distill.manifest import (
     Manifest,
@@ -39,7 +39,7 @@ from ssd_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
+class DistillTarget:
     """The target without its weights.
 
     Attributes:
@@ -53,7 +53,7 @@ class Target:
     sha256: str
 
 
-def open_target(source: str, *, progress: Progress | None = None) -> Target:
+def open_target(source: str, *, progress: Progress | None = None) -> DistillTarget:
     """Finds a target, downloads it if need be, and reads it once for its digest.
 
     Raises:
@@ -69,7 +69,7 @@ def open_target(source: str, *, progress: Progress | None = None) -> Target:
     ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
     identity = [to_hf(checkpoint.config), tokens, chat, ends, sorted(files.values())]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return Target(checkpoint=checkpoint, tokenizer=tokenizer, sha256=digest)
+    return DistillTarget(checkpoint=checkpoint, tokenizer=tokenizer, sha256=digest)
 
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Distillation:
     """
 
     settings: DistillSettings
-    target: Target
+    target: DistillTarget
     work: Path
     draft: str | None
     bar: Bar
@@ -310,7 +310,7 @@ def _plan_of_prompts(whole: Distillation, stage: str, split: str) -> Manifest:
 
 def _make_generate(whole: Distillation, manifest: Manifest) -> None:
     directory = whole.directory("generate")
-    job = Job(
+    job = CompletionJob(
         target=whole.settings.target,
         settings=whole.settings.generate,
         prompts=read_prompts(whole.directory("prompts"), "train", manifest.inputs["prompts"]),

@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli.main import main
 from ssd_jax.distill.evaluate import choose
-from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import EvaluateSettings
 from ssd_jax.errors import InputError
 from tests import tiny
@@ -221,7 +221,7 @@ def test_other_text_is_refused_with_its_keys(evaluated, place, draft, tiny_check
 
 
 def test_prompts_are_spread_over_their_set():
-    prompts = [Prompt(set=name, index=i, ids=[1]) for name in "ab" for i in range(9)]
+    prompts = [PromptIds(set=name, index=i, ids=[1]) for name in "ab" for i in range(9)]
     chosen = choose(prompts, EvaluateSettings(prompts=3))
     assert [(one.set, one.index) for one in chosen] == [(s, i) for s in "ab" for i in (0, 3, 6)]
     assert len(choose(prompts, EvaluateSettings(sets=("b",)))) == 9

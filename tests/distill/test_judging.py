@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.distill.scoring import Judge, Text
+from ssd_jax.distill.scoring import GivenText, Judge
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from ssd_jax.opened import open_model
 from tests import tiny
@@ -74,9 +74,9 @@ def texts(laws):
         tokens = rng.integers(0, 256, prompt).tolist()
         while len(tokens) < size:
             tokens.append(int(laws[0](tokens)[-1].argmax()))
-        made.append(Text(np.array(tokens, np.int32), prompt))
+        made.append(GivenText(np.array(tokens, np.int32), prompt))
     for prompt, size in ((5, 60), (30, 31)):
-        made.append(Text(rng.integers(0, tiny.TOKENS, size).astype(np.int32), prompt))
+        made.append(GivenText(rng.integers(0, tiny.TOKENS, size).astype(np.int32), prompt))
     return made
 
 

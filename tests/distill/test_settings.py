@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.distill.settings import Entry, parse_ranges, read_settings, recorded
+from ssd_jax.distill.settings import PromptEntry, parse_ranges, read_settings, recorded
 from ssd_jax.errors import InputError
 from tests.distill import tiny_run
 
@@ -39,7 +39,10 @@ def test_entries_are_paths_with_or_without_ids(tmp_path):
     given = tiny_run.settings(
         tmp_path, prompts_train='["a.jsonl", {path = "b.jsonl", ids = "1-3,7"}]'
     )
-    assert given.prompts.train == (Entry(path="a.jsonl"), Entry(path="b.jsonl", ids="1-3,7"))
+    assert given.prompts.train == (
+        PromptEntry(path="a.jsonl"),
+        PromptEntry(path="b.jsonl", ids="1-3,7"),
+    )
     assert given.directory == tmp_path
     assert given.prompts.train[1].id_ranges == (range(1, 4), range(7, 8))
 

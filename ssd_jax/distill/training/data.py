@@ -22,7 +22,7 @@ _OPEN_ROWS = 64
 """Rows that are being filled at a time."""
 
 
-class Text(Protocol):
+class TrainingText(Protocol):
     """Tokens that a target wrote, or text that it scored."""
 
     @property
@@ -46,7 +46,7 @@ class Text(Protocol):
         ...
 
 
-class Batch(NamedTuple):
+class PackedBatch(NamedTuple):
     """Rows of packed texts; a position counts if its next token is of a completion."""
 
     tokens: np.ndarray  # [B, T] int32
@@ -75,7 +75,7 @@ class Packed:
       width: N, cached probabilities a position.
     """
 
-    texts: Sequence[Text]
+    texts: Sequence[TrainingText]
     rows: Sequence[Sequence[_Piece]]
     length: int
     width: int
@@ -83,11 +83,11 @@ class Packed:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, rows: Iterable[int]) -> Batch:
+    def batch(self, rows: Iterable[int]) -> PackedBatch:
         """These rows, in whatever types their texts are; a negative index is an empty row."""
         chosen = list(rows)
         shape = (len(chosen), self.length)
-        made = Batch(
+        made = PackedBatch(
             tokens=np.zeros(shape, np.int32),
             positions=np.zeros(shape, np.int32),
             segments=np.zeros(shape, np.int32),
@@ -101,7 +101,7 @@ class Packed:
                 self._fill(made, place, self.rows[row])
         return made
 
-    def _fill(self, made: Batch, place: int, pieces: Sequence[_Piece]) -> None:
+    def _fill(self, made: PackedBatch, place: int, pieces: Sequence[_Piece]) -> None:
         begin = 0
         for number, (index, start, stop) in enumerate(pieces):
             text, size = self.texts[index], stop - start
@@ -129,7 +129,7 @@ class Packed:
         return digest.hexdigest()
 
 
-def pack(texts: Iterable[Text], *, length: int, seed: int, where: str) -> Packed:
+def pack(texts: Iterable[TrainingText], *, length: int, seed: int, where: str) -> Packed:
     """Packs texts into rows, each where it first fits, in an order that the seed gives.
 
     A text longer than a row is cut into pieces that overlap by one token, so that every next token
@@ -172,7 +172,7 @@ def _order(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _pieces(index: int, text: Text, length: int) -> list[_Piece]:
+def _pieces(index: int, text: TrainingText, length: int) -> list[_Piece]:
     size, pieces = len(text.tokens), []
     for start in range(0, max(size - 1, 0), length - 1):
         stop = min(start + length, size)
@@ -205,8 +205,8 @@ _BEGINNING = 8
 
 
 def set_aside(
-    texts: Sequence[Text], *, tokens: int, seed: int, where: str
-) -> tuple[list[Text], list[Text]]:
+    texts: Sequence[TrainingText], *, tokens: int, seed: int, where: str
+) -> tuple[list[TrainingText], list[TrainingText]]:
     """Texts to learn from, and others of at least `tokens` tokens together.
 
     All completions of a prompt are on one side, and all of a passage of plain text, which is
@@ -215,7 +215,7 @@ def set_aside(
     Raises:
       InputError: nothing would be left to learn from.
     """
-    groups: dict[bytes, list[Text]] = {}
+    groups: dict[bytes, list[TrainingText]] = {}
     for text in texts:
         begin = text.tokens[: text.prompt_length or _BEGINNING]
         kind = b"prompt" if text.prompt_length else b"text"
@@ -239,7 +239,7 @@ def set_aside(
 
 
 def most_frequent(
-    texts: Iterable[Text], *, count: int, size: int, always: Collection[int]
+    texts: Iterable[TrainingText], *, count: int, size: int, always: Collection[int]
 ) -> np.ndarray:
     """The ids that completions have most often.
 

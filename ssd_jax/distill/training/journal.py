@@ -147,7 +147,7 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class StepReport:
     """After a step.
 
     Attributes:
@@ -179,7 +179,7 @@ class Report:
 
 
 @contextlib.contextmanager
-def training_bar() -> Iterator[Callable[[Report], None]]:
+def training_bar() -> Iterator[Callable[[StepReport], None]]:
     """A bar on standard error that takes reports."""
     if not sys.stderr.isatty():
         yield _lines()
@@ -195,10 +195,10 @@ def training_bar() -> Iterator[Callable[[Report], None]]:
         )
 
 
-def _lines() -> Callable[[Report], None]:
+def _lines() -> Callable[[StepReport], None]:
     said = time.monotonic() - SECONDS_BETWEEN_LINES
 
-    def say(report: Report) -> None:
+    def say(report: StepReport) -> None:
         nonlocal said
         now = time.monotonic()
         if now - said >= SECONDS_BETWEEN_LINES or report.step == report.steps:

@@ -19,22 +19,22 @@ from ssd_jax.checkpoints.draft_checkpoint import Identity, Target, identity_of
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.data import (
     Packed,
-    Text,
+    TrainingText,
     check_output_size,
     most_frequent,
     pack,
     rows_of_step,
     set_aside,
 )
-from ssd_jax.distill.training.journal import METRICS, Journal, Report, means, read_journal
+from ssd_jax.distill.training.journal import METRICS, Journal, StepReport, means, read_journal
 from ssd_jax.distill.training.model import export, first_arrays, make_draft
 from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.distill.training.step import (
-    Fixed,
     State,
     Taken,
     Teacher,
     Trainer,
+    Untrained,
     load_live,
     mesh_of,
     schedule,
@@ -162,9 +162,9 @@ def run(
     draft: DraftSettings,
     *,
     target: Target,
-    samples: Iterable[Text],
+    samples: Iterable[TrainingText],
     work: Path,
-    progress: Callable[[Report], None] | None = None,
+    progress: Callable[[StepReport], None] | None = None,
     stop: Stop | None = None,
     saved: Callable[[], None] | None = None,
 ) -> Result:
@@ -256,12 +256,12 @@ class _Session:
     """One call of `run`, from its first step on."""
 
     trainer: Trainer
-    fixed: Fixed
+    fixed: Untrained
     packed: Packed
     looked: Packed | None
     checkpoints: Checkpoints
     journal: Journal
-    progress: Callable[[Report], None] | None
+    progress: Callable[[StepReport], None] | None
     saved: Callable[[], None] | None
 
     def __post_init__(self) -> None:
@@ -341,7 +341,7 @@ class _Session:
         if self.progress is not None:
             done, left = step - self._began, self._settings.steps - step
             self.progress(
-                Report(
+                StepReport(
                     step=step,
                     steps=self._settings.steps,
                     loss=self._loss.value,

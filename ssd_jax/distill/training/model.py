@@ -15,7 +15,7 @@ import numpy as np
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, SCALE, Identity, write_draft
 from ssd_jax.checkpoints.tokenizer import Tokenizer
-from ssd_jax.distill.training.data import Batch
+from ssd_jax.distill.training.data import PackedBatch
 from ssd_jax.distill.training.settings import DraftSettings
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -53,7 +53,7 @@ class Draft:
         return EMBEDDING if self.config.tie_embeddings else HEAD
 
     def hidden(
-        self, arrays: Arrays, batch: Batch, compute: jnp.dtype, *, rematerialise: bool
+        self, arrays: Arrays, batch: PackedBatch, compute: jnp.dtype, *, rematerialise: bool
     ) -> jax.Array:
         """[B * T, hidden] float32 after the final norm, of the batch's tokens."""
         module = self.model.module(self.model.assemble(arrays))

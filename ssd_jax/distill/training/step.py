@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.load import load_arrays
-from ssd_jax.distill.training.data import Batch, columns_of
-from ssd_jax.distill.training.losses import Known, Sums, Weights, from_all, from_top
+from ssd_jax.distill.training.data import PackedBatch, columns_of
+from ssd_jax.distill.training.losses import Sums, TopProbs, Weights, from_all, from_top
 from ssd_jax.distill.training.model import Arrays, Draft
 from ssd_jax.distill.training.settings import TrainSettings
 from ssd_jax.models.execution import Execution
@@ -48,7 +48,7 @@ class Teacher:
     live: FunctionalModel | None = None
     tokens: int = 0
 
-    def rows(self, parameters: list[jax.Array], batch: Batch) -> Rows:
+    def rows(self, parameters: list[jax.Array], batch: PackedBatch) -> Rows:
         """What is known of p at every position of a batch."""
         count = batch.tokens.size
         if self.live is None:
@@ -85,7 +85,7 @@ class Teacher:
         following = following if columns is None else columns[following]
         if self.live is None:
             place = rows.top_ids if columns is None else columns[rows.top_ids]
-            return from_top(logits, Known(place, rows.top_probs), following, counted, weights)
+            return from_top(logits, TopProbs(place, rows.top_probs), following, counted, weights)
         theirs = sequence_logits(self.live.module(parameters), rows.hidden)
         exists = jnp.arange(theirs.shape[1]) < self.tokens
         p = jax.nn.softmax(jnp.where(exists, theirs, -jnp.inf))
@@ -113,7 +113,7 @@ DATA_AXIS = "data"
 """Mesh axis over which the rows of a batch are spread."""
 
 
-class Fixed(NamedTuple):
+class Untrained(NamedTuple):
     """What training does not change."""
 
     frozen: Arrays
@@ -164,14 +164,14 @@ class Trainer:
         gradients = over_devices(self._gradients, step_rows)
         looked = over_devices(self._look, rows)
 
-        def step(state: State, fixed: Fixed, batch: Batch) -> tuple[State, Taken]:
+        def step(state: State, fixed: Untrained, batch: PackedBatch) -> tuple[State, Taken]:
             sums, total = gradients(state.trained, fixed, batch)
             mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
             trained: Any = optax.apply_updates(state.trained, updates)
             return State(trained, optimizer), Taken(sums, _norm(mean))
 
-        def look(state: State, fixed: Fixed, batch: Batch) -> Sums:
+        def look(state: State, fixed: Untrained, batch: PackedBatch) -> Sums:
             return looked(state.trained, fixed, batch)
 
         return jax.jit(step, donate_argnums=0), jax.jit(look)
@@ -196,17 +196,17 @@ class Trainer:
         placed = self.everywhere(trained)
         return State(placed, self.everywhere(self.optimizer.init(placed)))
 
-    def fixed(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> Fixed:
+    def fixed(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> Untrained:
         """What does not change, on all devices."""
         ids = self.draft.output_ids
         columns = None if ids is None else columns_of(ids, self.draft.config.vocab_size)
-        return self.everywhere(Fixed(frozen, columns, target))  # type: ignore[return-value]
+        return self.everywhere(Untrained(frozen, columns, target))  # type: ignore[return-value]
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays of a tree, whole on every device."""
         return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
-    def spread(self, batch: Batch, *, micro_batches: int | None = None) -> Batch:
+    def spread(self, batch: PackedBatch, *, micro_batches: int | None = None) -> PackedBatch:
         """A batch with its rows spread over the devices, cut into micro-batches for a step."""
         if micro_batches is None:
             return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(DATA_AXIS)))
@@ -215,15 +215,17 @@ class Trainer:
             part.reshape(micro_batches, len(part) // micro_batches, *part.shape[1:])
             for part in batch
         )
-        return jax.device_put(Batch(*cut), sharding)
+        return jax.device_put(PackedBatch(*cut), sharding)
 
-    def _gradients(self, trained: Arrays, fixed: Fixed, batch: Batch) -> tuple[Sums, Arrays]:
+    def _gradients(
+        self, trained: Arrays, fixed: Untrained, batch: PackedBatch
+    ) -> tuple[Sums, Arrays]:
         """Sums over everything that counts in the whole batch, of losses and of gradients."""
 
-        def add(total: Any, micro: Batch) -> tuple[Any, None]:
+        def add(total: Any, micro: PackedBatch) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, self._of_batch(trained, fixed, micro)), None
 
-        first = Batch(*(part[0] for part in batch))
+        first = PackedBatch(*(part[0] for part in batch))
         if batch.tokens.shape[0] == 1:
             total = self._of_batch(trained, fixed, first)
         else:
@@ -232,7 +234,9 @@ class Trainer:
             total, _ = jax.lax.scan(add, nothing, batch)
         return jax.lax.psum(total, DATA_AXIS)
 
-    def _of_batch(self, trained: Arrays, fixed: Fixed, batch: Batch) -> tuple[Sums, Arrays]:
+    def _of_batch(
+        self, trained: Arrays, fixed: Untrained, batch: PackedBatch
+    ) -> tuple[Sums, Arrays]:
         head_name = self.draft.head
         body = {name: array for name, array in trained.items() if name != head_name}
         hidden, pull_back = jax.vjp(lambda body: self._hidden(body, trained, fixed, batch), body)
@@ -242,12 +246,14 @@ class Trainer:
             gradients[head_name] = at_head
         return sums, gradients
 
-    def _look(self, trained: Arrays, fixed: Fixed, batch: Batch) -> Sums:
+    def _look(self, trained: Arrays, fixed: Untrained, batch: PackedBatch) -> Sums:
         hidden = self._hidden(trained, trained, fixed, batch)
         sums, _, _ = self._through_head(hidden, trained, fixed, batch, learning=False)
         return jax.lax.psum(sums, DATA_AXIS)
 
-    def _hidden(self, body: Arrays, trained: Arrays, fixed: Fixed, batch: Batch) -> jax.Array:
+    def _hidden(
+        self, body: Arrays, trained: Arrays, fixed: Untrained, batch: PackedBatch
+    ) -> jax.Array:
         return self.draft.hidden(
             {**fixed.frozen, **trained, **body},
             batch,
@@ -263,8 +269,8 @@ class Trainer:
         self,
         hidden: jax.Array,
         trained: Arrays,
-        fixed: Fixed,
-        batch: Batch,
+        fixed: Untrained,
+        batch: PackedBatch,
         *,
         learning: bool = True,
     ) -> tuple[Sums, jax.Array, jax.Array]:

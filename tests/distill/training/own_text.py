@@ -27,7 +27,7 @@ class Opened:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A text, as `packing.Text` has it."""
+    """A text, as `data.TrainingText` has it."""
 
     tokens: np.ndarray
     prompt_length: int

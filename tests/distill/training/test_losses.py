@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.training import losses
-from ssd_jax.distill.training.losses import Known, Weights, from_all, from_top
+from ssd_jax.distill.training.losses import TopProbs, Weights, from_all, from_top
 from tests.speculation.edits import Edit, edited
 
 POSITIONS, COLUMNS, TOP = 7, 12, 4
@@ -39,7 +39,7 @@ class Case:
 
     def top(self, weights, function=TOP_PROGRAM):
         logits, probs = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.probs))
-        return function(logits, Known(jnp.asarray(self.columns), probs), *self.args(), weights)
+        return function(logits, TopProbs(jnp.asarray(self.columns), probs), *self.args(), weights)
 
     def all(self, weights):
         logits, p = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.whole))

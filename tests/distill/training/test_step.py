@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.distill.training.data import Batch, pack
+from ssd_jax.distill.training.data import PackedBatch, pack
 from ssd_jax.distill.training.journal import means
 from ssd_jax.distill.training.model import first_arrays, make_draft
 from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
@@ -137,7 +137,7 @@ def test_the_live_target_is_what_all_cached_probabilities_say(target, texts):
     teacher, theirs = load_live(target.checkpoint, tokens=tiny.ROWS, compute="float32")
     batch = batch_of(texts)
     cached = looked(target, batch)
-    bare = Batch(
+    bare = PackedBatch(
         *batch[:5], *(np.zeros((*batch.tokens.shape, 0), d) for d in (np.int32, np.float32))
     )
     live = looked(target, bare, teacher=teacher, theirs=theirs)
