@@ -6,12 +6,12 @@ import signal
 import sys
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from ssd_jax.checkpoints.draft_checkpoint import identity_of
 from ssd_jax.distill.manifest import file_digests
 from ssd_jax.distill.training import loop
-from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.journal import METRICS, PICTURE, picture_of, read_journal
 from ssd_jax.distill.training.loop import Stop, run
 from ssd_jax.distill.training.model import export, make_draft
@@ -64,9 +64,10 @@ def journal(work):
 
 def files(work):
     """Leaves of the last checkpoint, and the exported tensors."""
-    checkpoints = Checkpoints(work / loop.CHECKPOINTS, made_with={}, keep=9)
-    path = work / loop.CHECKPOINTS / f"step-{checkpoints.steps()[-1]:08}"
-    return checkpoints._read(path), (work / loop.DRAFT / "model.safetensors").read_bytes()
+    (last,) = (work / loop.CHECKPOINTS).glob("step_20")
+    with ocp.StandardCheckpointer() as checkpointer:
+        leaves = checkpointer.restore(last.absolute() / "state")
+    return leaves, (work / loop.DRAFT / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
