@@ -32,9 +32,14 @@ from ssd_jax.distill.manifest import (
     write_manifest,
 )
 from ssd_jax.distill.prompts import SPLITS, PromptFiles, read_prompts, write_prompts
-from ssd_jax.distill.settings import DistillSettings, EvaluateSettings, recorded
+from ssd_jax.distill.settings import (
+    DistillSettings,
+    DraftSettings,
+    EvaluateSettings,
+    TrainSettings,
+    recorded,
+)
 from ssd_jax.distill.shards import read_shards
-from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
 
 
@@ -252,9 +257,7 @@ def _settings_of(settings: DistillSettings, stage: str) -> dict:
         return recorded("prompts", settings.prompts)
     if stage == "train":
         train, draft = _train_sections(settings)
-        made_with = recorded("train", train) | recorded("draft", draft)
-        of_run = {f"train.{name}" for name in RESUMABLE} | {"draft.store"}
-        return {key: value for key, value in made_with.items() if key not in of_run}
+        return recorded("train", train) | recorded("draft", draft)
     if stage == "evaluate":
         made_with = recorded("evaluate", _evaluate_section(settings))
         made_with |= {"generate.slots": settings.generate.slots}

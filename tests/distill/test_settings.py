@@ -78,7 +78,7 @@ def test_a_bad_range_is_refused(text):
         ({"prompts_train": '[{path = "a", ids = "5-1"}]'}, "train: a: '5-1' of '5-1' is no range"),
         ({"prompts_passage_tokens": "99"}, "passage_tokens = 99 is more than longest = 48"),
         ({"target_source": '""'}, "[target] source is missing"),
-        ({"target_dtype": '"int8"'}, "[target] dtype = 'int8' is unknown"),
+        ({"target_dtype": '"int8"'}, "[target] dtype = 'int8' must be one of bfloat16, float32"),
         ({"draft_layers": "[0]"}, "[draft] and [train] go together"),
         ({"draft_layers": "[0]", "train_batch": "2"}, "[train] steps is missing"),
         (

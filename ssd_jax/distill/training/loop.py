@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ssd_jax.checkpoints.draft_checkpoint import Identity, Target, identity_of
+from ssd_jax.distill.settings import DraftSettings, TrainSettings, recorded
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.data import (
     Packed,
@@ -27,8 +28,7 @@ from ssd_jax.distill.training.data import (
     set_aside,
 )
 from ssd_jax.distill.training.journal import METRICS, Journal, StepReport, means, read_journal
-from ssd_jax.distill.training.model import export, first_arrays, make_draft
-from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
+from ssd_jax.distill.training.model import draft_config, export, first_arrays, make_draft
 from ssd_jax.distill.training.step import (
     State,
     Taken,
@@ -48,7 +48,7 @@ def check(settings: TrainSettings, draft: DraftSettings, target: Target) -> None
     Raises:
       InputError: the value, what it may be, and what to change.
     """
-    draft.config(target.checkpoint.config)
+    draft_config(draft, target.checkpoint.config)
     tokenizer = target.tokenizer
     if draft.output_size:
         always = tokenizer.eos_ids | tokenizer.special_ids
@@ -62,8 +62,7 @@ def check_probabilities(settings: TrainSettings, packed: Packed, where: str) -> 
     Raises:
       InputError: there are none; `where` names the texts.
     """
-    wanted = settings.kl > 0 or settings.acceptance > 0
-    if settings.probabilities == "cached" and wanted and not packed.width:
+    if settings.compares and not packed.width:
         raise InputError(
             f"{where}: no cached probabilities, which kl and acceptance need; generate with "
             'top_n above 0, set probabilities = "live", or train on cross_entropy alone'
@@ -389,12 +388,9 @@ def _made_with(
     settings: TrainSettings, draft: DraftSettings, packed: Packed, target: Identity
 ) -> dict[str, Any]:
     """Everything that decides what is trained."""
-    of_run = dataclasses.asdict(settings)
-    of_draft = dataclasses.asdict(draft)
-    of_draft.pop("store")  # of the export alone
     return {
-        **{f"train.{name}": v for name, v in of_run.items() if name not in RESUMABLE},
-        **{f"draft.{name}": v for name, v in of_draft.items()},
+        **recorded("train", settings),
+        **recorded("draft", draft),
         "texts": packed.digest(),
         "target": target.sha256,
     }

@@ -19,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.distill.settings import TrainSettings
 from ssd_jax.distill.training.data import PackedBatch, columns_of
 from ssd_jax.distill.training.losses import Sums, TopProbs, Weights, from_all, from_top
 from ssd_jax.distill.training.model import Arrays, Draft
-from ssd_jax.distill.training.settings import TrainSettings
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits

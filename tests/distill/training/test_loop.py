@@ -11,11 +11,11 @@ import pytest
 
 from ssd_jax.checkpoints.draft_checkpoint import identity_of
 from ssd_jax.distill.manifest import file_digests
+from ssd_jax.distill.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training import loop
 from ssd_jax.distill.training.journal import METRICS, PICTURE, picture_of, read_journal
 from ssd_jax.distill.training.loop import Stop, run
 from ssd_jax.distill.training.model import export, make_draft
-from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
 from ssd_jax.opened import open_model
 from tests.distill.training import own_text

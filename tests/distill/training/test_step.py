@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from ssd_jax.distill.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training.data import PackedBatch, pack
 from ssd_jax.distill.training.journal import means
 from ssd_jax.distill.training.model import first_arrays, make_draft
-from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training.step import Teacher, Trainer, load_live, mesh_of, schedule
 from tests import tiny
 from tests.distill.training import own_text
