@@ -25,7 +25,7 @@ from ssd_jax.distill.generate import Bar, Completion, CompletionJob, into_shards
 from ssd_jax.distill.manifest import Manifest, write_atomic
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
-from ssd_jax.distill.scoring import GivenText, Judge, Judged
+from ssd_jax.distill.scoring import GivenText, Judged, judge
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
@@ -169,9 +169,11 @@ def evaluate(evaluation: Evaluation) -> dict[str, Any]:
     with evaluation.bar("loading weights", unit="bytes") as progress:
         models = (target.model, target.load(progress)), (draft.model, draft.load())
     texts = read_texts(job, evaluation.manifest)
-    judge = Judge(*models, tokens=target.tokenizer.size, longest=job.context)
+    given = [text for name in TEMPERATURES for text in texts[name]]
     with evaluation.bar("judging", unit="tokens") as progress:
-        both = judge.judge([text for name in TEMPERATURES for text in texts[name]], progress)
+        both = judge(
+            *models, given, tokens=target.tokenizer.size, longest=job.context, progress=progress
+        )
     with evaluation.bar("forwards of every width", unit="rounds") as progress:
         steps = measure_steps(
             *models,

@@ -105,7 +105,7 @@ def test_the_text_is_kept_and_so_are_figures(
     again = json.loads(path.read_text())  # other figures of the same text
     assert again["sets"]["other.jsonl"]["overlap"] == document["sets"]["other.jsonl"]["overlap"]
     assert list(again["mean"]["tokens_per_call"]["greedy"]) == ["2"]
-    monkeypatch.setattr("ssd_jax.distill.evaluate.Judge", None)
+    monkeypatch.setattr("ssd_jax.distill.evaluate.judge", None)
     capsys.readouterr()
     assert distill(place, tiny_checkpoint, *given, evaluate_ks="[2]") == 0
     shown, said = capsys.readouterr()

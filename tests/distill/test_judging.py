@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.distill.scoring import GivenText, Judge
+from ssd_jax.distill.scoring import GivenText
+from ssd_jax.distill.scoring import judge as judge_texts
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from ssd_jax.opened import open_model
 from tests import tiny
@@ -83,7 +84,7 @@ def texts(laws):
 def judge(pair, texts, monkeypatch):
     monkeypatch.setattr("ssd_jax.distill.scoring._TOKENS", 128)
     monkeypatch.setattr("ssd_jax.distill.scoring._HEAD_ROWS", 50)
-    return Judge(*pair, tokens=tiny.TOKENS, longest=LENGTH).judge(texts)
+    return judge_texts(*pair, texts, tokens=tiny.TOKENS, longest=LENGTH)
 
 
 def test_figures_are_the_sums_that_they_say(noisy, laws, texts, monkeypatch):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.rounds import walk
-from ssd_jax.distill.scoring import GivenText, Judge
+from ssd_jax.distill.scoring import GivenText, judge
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -121,7 +121,7 @@ def test_rounds_are_those_that_teacher_forcing_predicts(many):
         (many.target.model, many.loaded.parameters),
         (many.draft.model, many.draft.load()),
     )
-    judged = Judge(target, draft, tokens=many.tokenizer.size, longest=64).judge(texts)
+    judged = judge(target, draft, texts, tokens=many.tokenizer.size, longest=64)
     agreed = [(one.rank == 0).astype(float) for one in judged]
     assert 0.1 < np.mean(np.concatenate(agreed)) < 0.9
     for one, own in zip(spoken, agreed, strict=True):
