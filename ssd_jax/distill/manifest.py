@@ -17,51 +17,14 @@ from ssd_jax.checkpoints.durable import sync_directory, write_file
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json, shown
 
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Writes a file beside its name, has it reach the disk, and renames it.
-
-    Raises:
-      OSError: the disk is full, or cannot be written; what was there before is as it was.
-    """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        write_file(partial, data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def clear_partial(directory: Path) -> None:
-    """Removes what writers that were killed have left."""
-    for partial in directory.glob(".*.partial"):
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        else:
-            partial.unlink()
-
-
-@contextlib.contextmanager
-def only_one(directory: Path) -> Iterator[None]:
-    """Keeps other processes out of a directory while this one works in it.
-
-    Raises:
-      InputError: another one is at work there.
-    """
-    with (directory / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another ssd-jax distill is at work in {directory}; wait for it, or give "
-                "another --out"
-            ) from None
-        yield
-
-
 MANIFEST = "manifest.json"
 _FORMAT = 1
+_KINDS = {"stage": str, "settings": dict, "inputs": dict, "finished": bool, "data": dict}
+_INPUTS = {
+    "target": "the target",
+    "prompts": "the output of stage prompts",
+    "generate": "the output of stage generate",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,19 +68,10 @@ def read_manifest(directory: Path) -> Manifest | None:
     return Manifest(**{name: value[name] for name in _KINDS})
 
 
-_KINDS = {"stage": str, "settings": dict, "inputs": dict, "finished": bool, "data": dict}
-
-
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes it; the old one stands until the new one is whole."""
     value = {"format": _FORMAT, **dataclasses.asdict(manifest)}
     write_atomic(directory / MANIFEST, (json.dumps(value, indent=1) + "\n").encode())
-
-
-def file_digests(directory: Path) -> dict[str, str]:
-    """SHA-256 of each file of a directory, by name; empty where there is no directory."""
-    files = sorted(path for path in directory.glob("*") if path.is_file())
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
@@ -127,14 +81,12 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
       InputError: what changed, from what to what, and what to do.
     """
     changed = [
-        f"{key} is {_shown(new.settings.get(key))}, was {_shown(old.settings.get(key))}"
-        for key in sorted({*old.settings, *new.settings})
-        if old.settings.get(key) != new.settings.get(key)
+        f"{key} is {_json(now)}, was {_json(before)}"
+        for key, now, before in _differences(old.settings, new.settings)
     ]
     changed += [
-        f"{_INPUTS.get(name, name)} has sha256 {new.inputs.get(name)}, was {old.inputs.get(name)}"
-        for name in sorted({*old.inputs, *new.inputs})
-        if old.inputs.get(name) != new.inputs.get(name)
+        f"{_INPUTS.get(name, name)} has sha256 {now}, was {before}"
+        for name, now, before in _differences(old.inputs, new.inputs)
     ]
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
@@ -144,12 +96,58 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
         )
 
 
-_INPUTS = {
-    "target": "the target",
-    "prompts": "the output of stage prompts",
-    "generate": "the output of stage generate",
-}
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    both = [(name, new.get(name), old.get(name)) for name in sorted({*old, *new})]
+    return [(name, now, before) for name, now, before in both if now != before]
 
 
-def _shown(value: Any) -> str:
+def _json(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
+
+
+def file_digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of each file of a directory, by name; empty where there is no directory."""
+    files = sorted(path for path in directory.glob("*") if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@contextlib.contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Keeps other processes out of a directory while this one works in it.
+
+    Raises:
+      InputError: another one is at work there.
+    """
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another ssd-jax distill is at work in {directory}; wait for it, or give "
+                "another --out"
+            ) from None
+        yield
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Writes a file beside its name, has it reach the disk, and renames it.
+
+    Raises:
+      OSError: the disk is full, or cannot be written; what was there before is as it was.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        write_file(partial, data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def clear_partial(directory: Path) -> None:
+    """Removes what writers that were killed have left."""
+    for partial in directory.glob(".*.partial"):
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink()

@@ -16,6 +16,7 @@ import numpy as np
 from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, encode_scores
+from ssd_jax.distill.training.data import columns_of
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from ssd_jax.opened import open_model
@@ -242,9 +243,8 @@ def _judged(
         own = own[:, : p.shape[1]]
         column, shared = following, p
     else:
-        columns = np.full(p.shape[1], len(ids), np.int32)
-        columns[ids] = np.arange(len(ids))
-        column, shared = jnp.asarray(columns)[following], p[:, ids]
+        column = jnp.asarray(columns_of(ids, p.shape[1]))[following]
+        shared = p[:, ids]
     q = jax.nn.softmax(own)
     size = own.shape[1]
     known = column < size

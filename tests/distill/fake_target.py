@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ssd_jax.distill import generate
-from ssd_jax.distill.generate import CompletionJob
+from ssd_jax.distill.generate import CompletionJob, generate
 from ssd_jax.distill.manifest import Manifest, read_manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
@@ -119,7 +118,7 @@ def job(directory: Path, **changes) -> CompletionJob:
 def run(job: CompletionJob) -> Manifest:
     """Goes on with what is there, as a stage does."""
     begun = Manifest(stage="generate", settings={}, inputs={"target": "t"})
-    return generate.run(job, read_manifest(job.directory) or begun)
+    return generate(job, read_manifest(job.directory) or begun)
 
 
 def files(directory: Path) -> dict[str, bytes]:

@@ -217,9 +217,7 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
         stopped = "" if done == settings.steps else "max_seconds = 1 are over"
         (work / "draft").mkdir(exist_ok=True)
         (work / "draft" / "model.safetensors").write_text(f"{done} {draft.store}")
-        return loop.Result(
-            step=done, finished=not stopped, stopped=stopped, held_out={}, draft=work / "draft"
-        )
+        return loop.Result(step=done, stopped=stopped, held_out={}, draft=work / "draft")
 
     monkeypatch.setattr(loop, "run", run)
     shutil.rmtree(finished / "config", ignore_errors=True)

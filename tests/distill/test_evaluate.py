@@ -121,7 +121,7 @@ def test_a_whole_run_ends_with_the_trained_draft(
 
     def train(settings, _draft, *, samples, **_rest):
         assert len(list(samples)) == 2
-        return loop.Result(step=settings.steps, finished=True, stopped="", held_out={}, draft=draft)
+        return loop.Result(step=settings.steps, stopped="", held_out={}, draft=draft)
 
     monkeypatch.setattr(loop, "run", train)
     FakeTarget().install(monkeypatch)

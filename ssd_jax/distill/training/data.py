@@ -1,7 +1,8 @@
-"""Texts in rows of one length: what shares a row does not see each other, and is counted once.
+"""Texts to learn from: which are set aside, the rows they are packed into, the ids they use.
 
-Which row is in which step is a function of (seed, step) alone, so that a run that was stopped goes
-on with the rows it would have had.
+What shares a row does not see each other, and is counted once. Which row is in which step is a
+function of (seed, step) alone, so that a run that was stopped goes on with the rows it would have
+had.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ PADDING = 0
 _OPEN_ROWS = 64
 """Rows that are being filled at a time."""
 
+_BEGINNING = 8
+"""Tokens by which a passage is known: fewer than one has, as its completions differ after it."""
+
 
 class TrainingText(Protocol):
-    """Tokens that a target wrote, or text that it scored."""
+    """Tokens that a target wrote, or text that it scored; `shards.Sample` is one."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -88,9 +92,7 @@ class Packed:
         chosen = list(rows)
         shape = (len(chosen), self.length)
         made = PackedBatch(
-            tokens=np.zeros(shape, np.int32),
-            positions=np.zeros(shape, np.int32),
-            segments=np.zeros(shape, np.int32),
+            *np.zeros((3, *shape), np.int32),
             counted=np.zeros(shape, bool),
             following=np.zeros(shape, np.int32),
             top_ids=np.zeros((*shape, self.width), np.int32),
@@ -200,10 +202,6 @@ def _first_fit(pieces: Sequence[_Piece], length: int) -> list[list[_Piece]]:
     return rows
 
 
-_BEGINNING = 8
-"""Tokens by which a passage is known: fewer than one has, as its completions differ after it."""
-
-
 def set_aside(
     texts: Sequence[TrainingText], *, tokens: int, seed: int, where: str
 ) -> tuple[list[TrainingText], list[TrainingText]]:
@@ -215,33 +213,29 @@ def set_aside(
     Raises:
       InputError: nothing would be left to learn from.
     """
-    groups: dict[bytes, list[TrainingText]] = {}
+    groups: dict[tuple[bool, bytes], list[TrainingText]] = {}
     for text in texts:
-        begin = text.tokens[: text.prompt_length or _BEGINNING]
-        kind = b"prompt" if text.prompt_length else b"text"
-        groups.setdefault(kind + np.ascontiguousarray(begin).tobytes(), []).append(text)
-    order = np.random.default_rng([seed, 1]).permutation(len(groups))
-    listed, aside, size = list(groups.values()), [], 0
-    taken: set[int] = set()
-    for index in order:
+        begin = np.ascontiguousarray(text.tokens[: text.prompt_length or _BEGINNING])
+        groups.setdefault((text.prompt_length > 0, begin.tobytes()), []).append(text)
+    names, aside, size = list(groups), [], 0
+    for index in np.random.default_rng([seed, 1]).permutation(len(names)):
         if size >= tokens:
             break
-        taken.add(int(index))
-        aside.extend(listed[index])
-        size += sum(len(text.tokens) for text in listed[index])
-    learnt = [text for i, group in enumerate(listed) if i not in taken for text in group]
-    if not learnt:
+        group = groups.pop(names[index])
+        aside += group
+        size += sum(len(text.tokens) for text in group)
+    if not groups:
         raise InputError(
-            f"{where}: {len(texts)} texts of {len(groups)} prompts leave nothing to learn from "
+            f"{where}: {len(texts)} texts of {len(names)} prompts leave nothing to learn from "
             f"beside {tokens} held-out tokens; lower held_out, or generate more"
         )
-    return learnt, aside
+    return [text for group in groups.values() for text in group], aside
 
 
 def most_frequent(
     texts: Iterable[TrainingText], *, count: int, size: int, always: Collection[int]
 ) -> np.ndarray:
-    """The ids that completions have most often.
+    """The ids that completions have most often: a draft's reduced output vocabulary.
 
     Args:
       texts: whose completions are counted; plain text counts whole.

@@ -1,9 +1,11 @@
-"""`metrics.jsonl`: one line a step, and one for each look at held-out text."""
+"""How far training is: `metrics.jsonl`, one line a step and one for each look at held-out text, a
+picture of it, and a bar on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import io
 import json
 import sys
@@ -18,7 +20,14 @@ from ssd_jax.distill.manifest import write_atomic
 from ssd_jax.distill.training.losses import Sums
 from ssd_jax.files import MOST_TEXT, parse_json, read_bytes
 
-METRICS = "metrics.jsonl"
+METRICS, PICTURE = "metrics.jsonl", "training.png"
+
+SECONDS_BETWEEN_LINES = 30.0
+
+# Colours are those of Okabe and Ito.
+_TRAIN, _HELD_OUT, _FAINT = "#0072B2", "#D55E00", 0.25
+_SMOOTHED = 50
+"""Steps that a smoothed line averages, at most; a tenth of all steps, at most."""
 
 
 class Journal:
@@ -33,13 +42,12 @@ class Journal:
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
         kept = [entry for entry in read_journal(path) if entry["step"] <= step]
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-        partial.replace(path)
+        write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
-    def entries(self) -> list[dict[str, Any]]:
-        """All lines so far."""
-        return read_journal(self._path)
+    def last_look(self) -> dict[str, float]:
+        """Means at the last look at held-out text; empty without one."""
+        looks = [entry["held_out"] for entry in read_journal(self._path) if "held_out" in entry]
+        return looks[-1] if looks else {}
 
     def write(self, **entry: Any) -> None:
         """Adds a line."""
@@ -75,23 +83,18 @@ def means(sums: Sums, *, known: bool = True) -> dict[str, float]:
     return {name: float(value) / positions for name, value in found.items()}
 
 
-PICTURE = "training.png"
-
-_TRAIN, _HELD_OUT, _FAINT = "#0072B2", "#D55E00", 0.25
-_SMOOTHED = 50
-"""Steps that a smoothed line averages, at most; a tenth of all steps, at most."""
-
-
 def picture_of(work: Path) -> str:
-    """Draws the journal of a directory of training beside it, if that can be done.
+    """Draws loss and, where known, acceptance by step, of a directory of training, if it can.
 
     Returns: why there is no new picture; empty if there is one, or no step to draw.
     """
     entries = read_journal(work / METRICS)
-    if not any("held_out" not in entry for entry in entries):
+    steps = [entry for entry in entries if "held_out" not in entry]
+    if not steps:
         return ""
     try:
-        _draw(work / PICTURE, entries)
+        drawn = _draw(steps, [entry for entry in entries if "held_out" in entry])
+        write_atomic(work / PICTURE, drawn)
     except ModuleNotFoundError:
         return f"no {PICTURE}: drawing needs matplotlib; pip install 'ssd-jax[plot]'"
     except OSError as error:
@@ -99,12 +102,10 @@ def picture_of(work: Path) -> str:
     return ""
 
 
-def _draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
+def _draw(steps: Sequence[dict[str, Any]], looks: Sequence[dict[str, Any]]) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
-    steps = [entry for entry in entries if "held_out" not in entry]
-    looks = [entry for entry in entries if "held_out" in entry]
     titles = {"loss": "loss a position"}
     if any("acceptance" in entry for entry in steps):
         titles["acceptance"] = "acceptance, sum of min(p, q)"
@@ -112,9 +113,8 @@ def _draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
     panels = figure.subplots(1, len(titles), squeeze=False)[0]
     for panel, (name, title) in zip(panels, titles.items(), strict=True):
         x, y = [e["step"] for e in steps], np.array([e[name] for e in steps])
-        if len(steps):
-            panel.plot(x, y, color=_TRAIN, alpha=_FAINT, linewidth=0.8)
-            panel.plot(x, _smooth(y), color=_TRAIN, label="training text")
+        panel.plot(x, y, color=_TRAIN, alpha=_FAINT, linewidth=0.8)
+        panel.plot(x, _smooth(y), color=_TRAIN, label="training text")
         if looks:
             points = [e["step"] for e in looks], [e["held_out"][name] for e in looks]
             panel.plot(*points, color=_HELD_OUT, marker="o", markersize=4, label="held-out text")
@@ -131,7 +131,7 @@ def _draw(path: Path, entries: Sequence[dict[str, Any]]) -> None:
             panel.yaxis.set_minor_formatter("{x:g}")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
-    write_atomic(path, drawn.getvalue())
+    return drawn.getvalue()
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
@@ -141,9 +141,6 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     ends = np.arange(1, len(values) + 1)
     begins = np.maximum(ends - window, 0)
     return (sums[ends] - sums[begins]) / (ends - begins)
-
-
-SECONDS_BETWEEN_LINES = 30.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,17 +167,16 @@ class StepReport:
     def __str__(self) -> str:
         accepted = "" if self.acceptance is None else f"  acceptance {self.acceptance:.3f}"
         held_out = "" if self.held_out is None else f" (held-out {self.held_out:.3f})"
-        minutes, seconds = divmod(round(self.seconds_left), 60)
-        hours, minutes = divmod(minutes, 60)
+        left = datetime.timedelta(seconds=round(self.seconds_left))
         return (
             f"loss {self.loss:.4f}{accepted}{held_out}  "
-            f"{self.tokens_per_second:,.0f} tokens/s  {hours}:{minutes:02}:{seconds:02} left"
+            f"{self.tokens_per_second:,.0f} tokens/s  {left} left"
         )
 
 
 @contextlib.contextmanager
 def training_bar() -> Iterator[Callable[[StepReport], None]]:
-    """A bar on standard error that takes reports."""
+    """A bar on standard error that takes reports; a line now and then where that is no terminal."""
     if not sys.stderr.isatty():
         yield _lines()
         return

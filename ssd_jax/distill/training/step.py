@@ -196,7 +196,7 @@ class Trainer:
         placed = self.everywhere(trained)
         return State(placed, self.everywhere(self.optimizer.init(placed)))
 
-    def fixed(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> Untrained:
+    def untrained(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> Untrained:
         """What does not change, on all devices."""
         ids = self.draft.output_ids
         columns = None if ids is None else columns_of(ids, self.draft.config.vocab_size)

@@ -16,6 +16,10 @@ from ssd_jax.distill.training.journal import Journal, read_journal
 from ssd_jax.errors import InputError
 
 
+# Reads of one array that fails let those of the others fall, whose futures complain later.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
 def state(value):
     return {"b": jnp.full((3, 2), value, jnp.float32), "a": [jnp.int32(value), jnp.float32(0.5)]}
 

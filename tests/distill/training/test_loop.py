@@ -98,7 +98,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whol
             train(target, texts, tmp_path, progress=kill)
     assert [entry["step"] for entry in journal(tmp_path)][-1] == 14
     result = train(target, texts, tmp_path)
-    assert (result.step, result.finished) == (20, True)
+    assert (result.step, result.stopped) == (20, "")
     same(tmp_path, whole[0])
 
 
@@ -109,13 +109,12 @@ def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, text
 
     before = signal.getsignal(signal.SIGTERM)
     result = train(target, texts, tmp_path, progress=interrupt)
-    assert not result.finished
     assert result.stopped == "SIGTERM"
     assert 6 <= result.step < 10
     assert signal.getsignal(signal.SIGTERM) is before
     over = train(target, texts, tmp_path, stop=Stop(1e-9))
     assert (over.step, over.stopped) == (result.step, "max_seconds = 1e-09 are over")
-    assert train(target, texts, tmp_path).finished
+    assert train(target, texts, tmp_path).stopped == ""
     same(tmp_path, whole[0])
 
 

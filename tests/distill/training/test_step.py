@@ -50,7 +50,7 @@ def trainer(target, draft=DRAFT, teacher=None, theirs=(), **changes):
     made = make_draft(draft, target.checkpoint.config, IDS if draft.output_size else None)
     built = Trainer(made, teacher or Teacher(), settings, mesh_of(settings.devices))
     trained, frozen = first_arrays(made, draft, target.checkpoint, seed=0)
-    return built, built.first_state(trained), built.fixed(frozen, list(theirs))
+    return built, built.first_state(trained), built.untrained(frozen, list(theirs))
 
 
 def batch_of(texts, length=2 * LENGTH):
