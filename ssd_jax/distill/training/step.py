@@ -50,19 +50,12 @@ class Teacher:
 
     def rows(self, parameters: list[jax.Array], batch: PackedBatch) -> Rows:
         """What is known of p at every position of a batch."""
-        count = batch.tokens.size
-        if self.live is None:
-            hidden = jnp.zeros((count, 0), jnp.float32)
-        else:
-            parts = (batch.tokens, batch.positions, batch.segments)
+        tokens, positions, segments, *_, ids, probs = map(jnp.asarray, batch)
+        hidden = jnp.zeros((*tokens.shape, 0), jnp.float32)
+        if self.live is not None:
             module = self.live.module(parameters)
-            hidden = sequence_hidden(module, *(jnp.asarray(part) for part in parts))
-            hidden = hidden.reshape(count, -1)
-        width = batch.top_ids.shape[-1]
-        ids, probs = (
-            jnp.asarray(x).reshape(count, width) for x in (batch.top_ids, batch.top_probs)
-        )
-        return Rows(ids, probs, hidden)
+            hidden = sequence_hidden(module, tokens, positions, segments)
+        return Rows(*(x.reshape(tokens.size, x.shape[-1]) for x in (ids, probs, hidden)))
 
     def losses(
         self,
@@ -117,7 +110,7 @@ class Untrained(NamedTuple):
     """What training does not change."""
 
     frozen: Arrays
-    columns: jax.Array | None  # [vocabulary] int32, see `vocabulary.columns_of`
+    columns: jax.Array | None  # [vocabulary] int32, see `data.columns_of`
     target: list[jax.Array]  # of the live target
 
 
@@ -156,10 +149,8 @@ class Trainer:
         step_rows = PartitionSpec(None, DATA_AXIS)
 
         def over_devices(function: Callable[..., Any], batch: PartitionSpec) -> Callable[..., Any]:
-            specs = (whole, whole, batch)
-            return jax.shard_map(
-                function, mesh=self.mesh, in_specs=specs, out_specs=whole, check_vma=False
-            )
+            specs = {"in_specs": (whole, whole, batch), "out_specs": whole}
+            return jax.shard_map(function, mesh=self.mesh, check_vma=False, **specs)
 
         gradients = over_devices(self._gradients, step_rows)
         looked = over_devices(self._look, rows)
@@ -169,12 +160,12 @@ class Trainer:
             mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
             trained: Any = optax.apply_updates(state.trained, updates)
-            return State(trained, optimizer), Taken(sums, _norm(mean))
+            return State(trained, optimizer), Taken(sums, optax.global_norm(mean))
 
-        def look(state: State, fixed: Untrained, batch: PackedBatch) -> Sums:
-            return looked(state.trained, fixed, batch)
-
-        return jax.jit(step, donate_argnums=0), jax.jit(look)
+        return (
+            jax.jit(step, donate_argnums=0),
+            jax.jit(lambda state, fixed, batch: looked(state.trained, fixed, batch)),
+        )
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
@@ -320,11 +311,6 @@ class Trainer:
         (sums, at_head), at_x = jax.lax.scan(body, (nothing[0], nothing[2]), parts)
         at_x = at_x.reshape(-1, hidden.shape[1])[:count]
         return sums, jnp.zeros_like(hidden).at[order].set(at_x), at_head
-
-
-def _norm(arrays: Arrays) -> jax.Array:
-    """Of all arrays together."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(array)) for array in arrays.values()))
 
 
 def schedule(settings: TrainSettings) -> optax.Schedule:

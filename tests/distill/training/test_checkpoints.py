@@ -15,7 +15,6 @@ from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.journal import Journal, read_journal
 from ssd_jax.errors import InputError
 
-
 # Reads of one array that fails let those of the others fall, whose futures complain later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
