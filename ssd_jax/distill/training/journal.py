@@ -4,8 +4,6 @@ picture of it, and a bar on a terminal."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime
 import io
 import json
 import sys
@@ -143,40 +141,13 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return (sums[ends] - sums[begins]) / (ends - begins)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepReport:
-    """After a step.
-
-    Attributes:
-      step, steps: done, and in all.
-      loss, acceptance: running means over training text; no acceptance where nothing is known of
-        the target's probabilities.
-      held_out: acceptance on held-out text at the last look; None before the first, and without.
-      tokens_per_second: of text, padding left out, in this run.
-      seconds_left: at this speed.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    acceptance: float | None
-    held_out: float | None
-    tokens_per_second: float
-    seconds_left: float
-
-    def __str__(self) -> str:
-        accepted = "" if self.acceptance is None else f"  acceptance {self.acceptance:.3f}"
-        held_out = "" if self.held_out is None else f" (held-out {self.held_out:.3f})"
-        left = datetime.timedelta(seconds=round(self.seconds_left))
-        return (
-            f"loss {self.loss:.4f}{accepted}{held_out}  "
-            f"{self.tokens_per_second:,.0f} tokens/s  {left} left"
-        )
+ShowStep = Callable[[int, int, str], None]
+"""Shows how far training is: steps done, steps in all, a line about them."""
 
 
 @contextlib.contextmanager
-def training_bar() -> Iterator[Callable[[StepReport], None]]:
-    """A bar on standard error that takes reports; a line now and then where that is no terminal."""
+def training_bar() -> Iterator[ShowStep]:
+    """A bar on standard error; a line now and then where that is no terminal."""
     if not sys.stderr.isatty():
         yield _lines()
         return
@@ -186,19 +157,19 @@ def training_bar() -> Iterator[Callable[[StepReport], None]]:
     columns = ("training", BarColumn(bar_width=20), MofNCompleteColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
         task = bar.add_task("compiling", total=None)
-        yield lambda report: bar.update(
-            task, completed=report.step, total=report.steps, description=str(report)
+        yield lambda step, steps, line: bar.update(
+            task, completed=step, total=steps, description=line
         )
 
 
-def _lines() -> Callable[[StepReport], None]:
+def _lines() -> ShowStep:
     said = time.monotonic() - SECONDS_BETWEEN_LINES
 
-    def say(report: StepReport) -> None:
+    def say(step: int, steps: int, line: str) -> None:
         nonlocal said
         now = time.monotonic()
-        if now - said >= SECONDS_BETWEEN_LINES or report.step == report.steps:
+        if now - said >= SECONDS_BETWEEN_LINES or step == steps:
             said = now
-            print(f"step {report.step} of {report.steps}: {report}", file=sys.stderr, flush=True)
+            print(f"step {step} of {steps}: {line}", file=sys.stderr, flush=True)
 
     return say

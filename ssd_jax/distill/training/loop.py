@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import math
 import signal
 import threading
@@ -27,7 +28,7 @@ from ssd_jax.distill.training.data import (
     rows_of_step,
     set_aside,
 )
-from ssd_jax.distill.training.journal import METRICS, Journal, StepReport, means
+from ssd_jax.distill.training.journal import METRICS, Journal, ShowStep, means
 from ssd_jax.distill.training.model import draft_config, export, first_arrays, make_draft
 from ssd_jax.distill.training.step import (
     State,
@@ -138,7 +139,7 @@ def run(
     target: Target,
     samples: Iterable[TrainingText],
     work: Path,
-    progress: Callable[[StepReport], None] | None = None,
+    progress: ShowStep | None = None,
     stop: Stop | None = None,
     saved: Callable[[], None] | None = None,
 ) -> Result:
@@ -152,7 +153,7 @@ def run(
       target: opened; only the tensors that are needed are read.
       samples: texts, the same at each call; read once everything else is checked.
       work: gets `checkpoints/`, `metrics.jsonl` and `draft/`.
-      progress: called after each step.
+      progress: called after each step, with running means over training text.
       stop: asks to stop; by default `settings.max_seconds` and signals do.
       saved: called after each checkpoint.
 
@@ -228,7 +229,7 @@ class _Session:
     packed: Packed
     looked: Packed | None
     journal: Journal
-    progress: Callable[[StepReport], None] | None
+    progress: ShowStep | None
 
     def __post_init__(self) -> None:
         self._settings = self.trainer.settings
@@ -238,7 +239,7 @@ class _Session:
         self._known = self.trainer.teacher.live is not None or self.packed.width > 0
         self._held_out = self.journal.last_look().get("acceptance")
         self._tokens, self._since, self._began = 0, 0.0, 0
-        self._weight, self._sums = 0.0, {"loss": 0.0, "acceptance": 0.0}
+        self._weight, self._sums = 0.0, {"loss": 0.0, "acceptance": 0.0}  # of running means
 
     def train(
         self, state: State, first: int, stop: Stop, save: Callable[[int, State], None]
@@ -299,19 +300,16 @@ class _Session:
         for name in self._sums:
             self._sums[name] = _REMEMBERED * self._sums[name] + found.get(name, 0.0)
         if self.progress is not None:
-            done, left = step - self._began, self._settings.steps - step
-            acceptance = self._sums["acceptance"] / self._weight if self._known else None
-            self.progress(
-                StepReport(
-                    step=step,
-                    steps=self._settings.steps,
-                    loss=self._sums["loss"] / self._weight,
-                    acceptance=acceptance,
-                    held_out=self._held_out,
-                    tokens_per_second=speed,
-                    seconds_left=(now - self._since) / done * left if done else 0.0,
-                )
-            )
+            done, steps = step - self._began, self._settings.steps
+            seconds = (now - self._since) / done * (steps - step) if done else 0.0
+            loss, acceptance = (each / self._weight for each in self._sums.values())
+            line = f"loss {loss:.4f}"
+            if self._known:
+                line += f"  acceptance {acceptance:.3f}"
+            if self._held_out is not None:
+                line += f" (held-out {self._held_out:.3f})"
+            left = datetime.timedelta(seconds=round(seconds))
+            self.progress(step, steps, f"{line}  {speed:,.0f} tokens/s  {left} left")
 
     def _look_at_held_out(self, state: State, step: int) -> None:
         if self.looked is None:
