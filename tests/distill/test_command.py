@@ -75,6 +75,7 @@ def test_scores_are_kept_of_what_is_learnt(finished):
         assert greedy.any()
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_for_bit(place, finished):
     code = (
         "import os, signal, sys\n"

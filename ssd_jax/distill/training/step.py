@@ -160,7 +160,7 @@ class Trainer:
             mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
             trained: Any = optax.apply_updates(state.trained, updates)
-            return State(trained, optimizer), Taken(sums, optax.global_norm(mean))
+            return State(trained, optimizer), Taken(sums, _norm(mean))
 
         return (
             jax.jit(step, donate_argnums=0),
@@ -311,6 +311,11 @@ class Trainer:
         (sums, at_head), at_x = jax.lax.scan(body, (nothing[0], nothing[2]), parts)
         at_x = at_x.reshape(-1, hidden.shape[1])[:count]
         return sums, jnp.zeros_like(hidden).at[order].set(at_x), at_head
+
+
+def _norm(arrays: Arrays) -> jax.Array:
+    """Of all arrays together."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(array)) for array in arrays.values()))
 
 
 def schedule(settings: TrainSettings) -> optax.Schedule:
