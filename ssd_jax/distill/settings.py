@@ -327,15 +327,8 @@ class DistillSettings:
     evaluate: EvaluateSettings | None = None
 
 
-_SECTIONS = {
-    "target": TargetSettings,
-    "prompts": PromptSettings,
-    "generate": GenerateSettings,
-    "draft": DraftSettings,
-    "train": TrainSettings,
-    "evaluate": EvaluateSettings,
-}
-_OPTIONAL = ("draft", "train", "evaluate")
+_SECTIONS = {"target": TargetSettings, "prompts": PromptSettings, "generate": GenerateSettings}
+_OPTIONAL = {"draft": DraftSettings, "train": TrainSettings, "evaluate": EvaluateSettings}
 
 
 def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
@@ -348,14 +341,15 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     Raises:
       InputError: an unreadable file, or a bad section, key or value, with the section's name.
     """
-    where, tables = f"config {path}:", read_toml(path, set(_SECTIONS))
+    kinds = {**_SECTIONS, **_OPTIONAL}
+    where, tables = f"config {path}:", read_toml(path, set(kinds))
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise InputError(f"{where} {name} must be a section, [{name}]")
     sections = {
         name: read_section(kind, tables.get(name, {}), f"{where} [{name}]")
-        for name, kind in _SECTIONS.items()
-        if name in tables or name not in _OPTIONAL
+        for name, kind in kinds.items()
+        if name in tables or name in _SECTIONS
     }
     if ("draft" in tables) != ("train" in tables):
         raise InputError(f"{where} [draft] and [train] go together; give both or neither")
@@ -434,17 +428,14 @@ _FREE = {
 
 def recorded(section: str, settings: Any) -> dict[str, Any]:
     """What a stage's results depend on: each key with its section's name, and its JSON value."""
-    return {
-        key: _plain(getattr(settings, field.name))
-        for field in dataclasses.fields(settings)
-        if (key := f"{section}.{field.name}") not in _FREE
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, PromptEntry) else value
+    made_with = {}
+    for field in dataclasses.fields(settings):
+        key, value = f"{section}.{field.name}", getattr(settings, field.name)
+        if isinstance(value, tuple):
+            value = [str(one) if isinstance(one, PromptEntry) else one for one in value]
+        if key not in _FREE:
+            made_with[key] = value
+    return made_with
 
 
 def _entry(item: object, name: str) -> PromptEntry:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,21 +105,25 @@ class Distillation:
         """Where a stage keeps its files; drafts share the text, training is a draft's own."""
         return (self.own if stage == "train" else self.work) / stage
 
-    def begun(self, stage: str, *, planned: Manifest | None = None) -> Manifest | None:
+    def begun(
+        self,
+        stage: str,
+        settings: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, str] | None = None,
+    ) -> Manifest | None:
         """The manifest of a stage; None where it was not begun.
 
         Raises:
-          InputError: it was begun with other settings or inputs than those of `planned`; by
-            default with another target.
+          InputError: it was begun with another target, with other settings than these, or made from
+            other inputs.
         """
         manifest = read_manifest(self.directory(stage))
         if manifest is not None:
-            inputs = {**manifest.inputs, "target": self.target.sha256}
-            check_same(
-                self.directory(stage),
-                manifest,
-                dataclasses.replace(manifest, inputs=inputs) if planned is None else planned,
-            )
+            now = dict(manifest.inputs if inputs is None else inputs)
+            now["target"] = self.target.sha256
+            same = manifest.settings if settings is None else settings
+            planned = dataclasses.replace(manifest, settings=same, inputs=now)
+            check_same(self.directory(stage), manifest, planned)
         return manifest
 
     def finished(self, stage: str, asker: str) -> Manifest:
@@ -201,8 +205,7 @@ def run(
       InputError: bad input, other settings than the ones a stage was begun with, or an earlier
         stage that is not finished; before anything that takes long.
     """
-    chosen = [stage] if stage is not None else _stages_of(settings, draft)
-    _check_stages(settings, chosen, draft)
+    chosen = _stages_of(settings, stage, draft)
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
     if draft == DEFAULT:
@@ -220,43 +223,40 @@ def run(
             STAGES[name](whole)
 
 
-def _stages_of(settings: DistillSettings, draft: str | None) -> list[str]:
-    """Those that the configuration has all sections of.
+def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) -> list[str]:
+    """The given stage, or those that the configuration has all sections of.
 
     Raises:
-      InputError: it is for evaluating alone, and no draft is given.
+      InputError: the configuration has nothing for a stage, or nobody says which draft to evaluate.
     """
-    if not settings.prompts.train and settings.evaluate is not None and draft is None:
+    name, trains = settings.name, bool(settings.prompts.train)
+    if stage is None and not trains and settings.evaluate is not None and draft is None:
         raise InputError(
-            f"config {settings.name} evaluates drafts and trains none; say which one, with "
-            "--draft=SOURCE or --draft=default"
+            f"config {name} evaluates drafts and trains none; say which one, with --draft=SOURCE "
+            "or --draft=default"
         )
     possible = {
         "prompts": True,
-        "generate": bool(settings.prompts.train),
+        "generate": trains,
         "train": settings.train is not None,
         "evaluate": settings.evaluate is not None and (settings.train or draft) is not None,
     }
-    return [name for name in STAGES if possible[name]]
-
-
-def _check_stages(settings: DistillSettings, chosen: list[str], draft: str | None) -> None:
-    """Refuses stages that the configuration has nothing for."""
+    chosen = [one for one in STAGES if (possible[one] if stage is None else one == stage)]
     if draft is not None and "evaluate" not in chosen:
         raise InputError(
             f"draft = {draft!r} is for stage evaluate, which is not asked for; leave it out, or "
             "give --stage=evaluate and a configuration with [evaluate]"
         )
-    if "generate" in chosen and not settings.prompts.train:
-        raise InputError(
-            f"config {settings.name} lists no prompts to train on; stage generate needs them"
-        )
+    if "generate" in chosen and not trains:
+        raise InputError(f"config {name} lists no prompts to train on; stage generate needs them")
+    return chosen
 
 
 def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses other settings of any chosen stage, and an impossible draft, before the first one
     runs."""
-    planned, settings = whole.plan(name, {}), whole.settings
+    settings = whole.settings
+    planned = whole.plan(name, {})
     if name == "train" and settings.train is not None and settings.draft is not None:
         from ssd_jax.distill.training.loop import check
 
@@ -265,10 +265,7 @@ def _check_settings(whole: Distillation, name: str) -> None:
         from ssd_jax.distill.evaluate import open_pair
 
         open_pair(settings.target, whole.draft)
-    begun = read_manifest(whole.directory(name))
-    if begun is not None:
-        inputs = {**begun.inputs, **planned.inputs}
-        whole.begun(name, planned=dataclasses.replace(planned, inputs=inputs))
+    whole.begun(name, planned.settings)
 
 
 # There is no manifest before there is something to go on with: bad input binds nobody.
@@ -277,7 +274,7 @@ def _check_settings(whole: Distillation, name: str) -> None:
 def _start(whole: Distillation, stage: str, inputs: dict[str, str]) -> Manifest:
     """The manifest of a stage that is made from `inputs`, as it was left or as it begins."""
     planned = whole.plan(stage, inputs)
-    begun = whole.begun(stage, planned=planned)
+    begun = whole.begun(stage, planned.settings, planned.inputs)
     whole.directory(stage).mkdir(parents=True, exist_ok=True)
     return begun or planned
 
