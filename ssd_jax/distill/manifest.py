@@ -7,13 +7,11 @@ import dataclasses
 import fcntl
 import hashlib
 import json
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ssd_jax.checkpoints.durable import sync_directory, write_file
+from ssd_jax.atomic import write_file
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json, shown
 
@@ -71,7 +69,8 @@ def read_manifest(directory: Path) -> Manifest | None:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes it; the old one stands until the new one is whole."""
     value = {"format": _FORMAT, **dataclasses.asdict(manifest)}
-    write_atomic(directory / MANIFEST, (json.dumps(value, indent=1) + "\n").encode())
+    data = (json.dumps(value, indent=1) + "\n").encode()
+    write_file(directory / MANIFEST, data, durable=True)
 
 
 def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
@@ -127,27 +126,3 @@ def only_one(directory: Path) -> Iterator[None]:
                 "another --out"
             ) from None
         yield
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Writes a file beside its name, has it reach the disk, and renames it.
-
-    Raises:
-      OSError: the disk is full, or cannot be written; what was there before is as it was.
-    """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        write_file(partial, data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def clear_partial(directory: Path) -> None:
-    """Removes what writers that were killed have left."""
-    for partial in directory.glob(".*.partial"):
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        else:
-            partial.unlink()

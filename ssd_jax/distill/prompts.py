@@ -20,8 +20,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from ssd_jax.atomic import write_file
 from ssd_jax.checkpoints.tokenizer import Tokenizer
-from ssd_jax.distill.manifest import write_atomic
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
 from ssd_jax.distill.settings import PromptEntry, PromptSettings
 from ssd_jax.errors import InputError
@@ -213,7 +213,7 @@ def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[
                 "names": np.frombuffer(json.dumps(sets).encode(), np.uint8),
             }
         )
-        write_atomic(directory / f"{split}.safetensors", data)
+        write_file(directory / f"{split}.safetensors", data, durable=True)
         digests[split] = hashlib.sha256(data).hexdigest()
     return digests
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssd_jax.atomic import clear_partial
 from ssd_jax.checkpoints.config_json import to_hf
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.progress import Progress
@@ -21,7 +22,6 @@ from ssd_jax.distill.generate import Bar, CompletionJob, generate
 from ssd_jax.distill.manifest import (
     Manifest,
     check_same,
-    clear_partial,
     file_digests,
     only_one,
     read_manifest,

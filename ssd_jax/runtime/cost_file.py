@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import math
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssd_jax.atomic import write_file
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json
 from ssd_jax.speculation.tuning import Costs, Guess
@@ -94,20 +93,11 @@ class CostFile:
                 name: getattr(known.guess, name) for name in ("acceptance", "alone", "judged")
             },
         }
-        part = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self.path.parent, suffix=".part", delete=False
-            ) as file:
-                part = Path(file.name)
-                json.dump(kept, file)
-            part.replace(self.path)
+            write_file(self.path, json.dumps(kept).encode())
         except OSError as error:
             _LOG.warning("measured costs are not kept: %s", error)
-            if part is not None:
-                with contextlib.suppress(OSError):
-                    part.unlink()
 
 
 def _by_number(values: Any, numbers: tuple[int, ...]) -> dict[int, float]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssd_jax.atomic import new_file
 from ssd_jax.errors import InputError
 from ssd_jax.paths import require_writable
 from ssd_jax.runtime.activity import Busy
@@ -81,17 +81,12 @@ class Trace:
         """
         if not self._events:
             return
-        unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
-                file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n')
-                for place, event in enumerate(self._chrome_events()):
-                    file.write(",\n" * bool(place) + json.dumps(event))
-                file.write("\n]}\n")
-            unfinished.replace(self.path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
+        with new_file(self.path) as file:
+            file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
+            for place, event in enumerate(self._chrome_events()):
+                file.write((",\n" * bool(place) + json.dumps(event)).encode())
+            file.write(b"\n]}\n")
 
     def write_at_the_end(self) -> None:
         """Writes the file where nobody is left to be told of an error; it is logged."""

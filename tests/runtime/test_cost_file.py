@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(json, "dump", full)
+        patch.setattr(Path, "replace", full)
         file.write(KNOWN._replace(guess=Guess(acceptance=0.1)))
     assert file.read(**ASKED) == KNOWN
     assert len(list(tmp_path.iterdir())) == 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.distill.manifest import write_atomic
+from ssd_jax.atomic import write_file
 from ssd_jax.distill.training.losses import Sums
 from ssd_jax.files import MOST_TEXT, parse_json, read_bytes
 
@@ -40,7 +40,7 @@ class Journal:
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
         kept = [entry for entry in read_journal(path) if entry["step"] <= step]
-        write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        write_file(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
     def last_look(self) -> dict[str, float]:
         """Means at the last look at held-out text; empty without one."""
@@ -92,7 +92,7 @@ def picture_of(work: Path) -> str:
         return ""
     try:
         drawn = _draw(steps, [entry for entry in entries if "held_out" in entry])
-        write_atomic(work / PICTURE, drawn)
+        write_file(work / PICTURE, drawn, durable=True)
     except ModuleNotFoundError:
         return f"no {PICTURE}: drawing needs matplotlib; pip install 'ssd-jax[plot]'"
     except OSError as error:

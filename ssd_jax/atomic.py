@@ -1,0 +1,122 @@
+"""Files and directories that are whole or absent, whatever happens while they are written.
+
+Each is written beside its place, as `.NAME.HEX.partial`, and renamed at the end. An error removes
+what was written and leaves what was there before; a writer that is killed leaves the `.partial`.
+Files have the mode that the user's umask gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+@contextlib.contextmanager
+def new_file(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
+    """Has the block write a file, which takes its place at the end of the block.
+
+    Args:
+      path: of the file; its directory exists.
+      durable: whether the bytes reach the disk before the name does, and the name before the end,
+        so that a power cut, too, leaves the old file or the new one.
+
+    Raises:
+      OSError: the disk is full, or cannot be written.
+    """
+    partial = _beside(path, "partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if durable:
+        _sync(path.parent)
+
+
+def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Writes a file. See `new_file`."""
+    with new_file(path, durable=durable) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Has the block fill a directory, which takes its place at the end of the block.
+
+    A directory that is there by then goes aside, as `.NAME.HEX.old`, and is removed once the new
+    one has its name, as is what killed writers have left of it aside.
+
+    Args:
+      directory: to be written; directories above it are made.
+      durable: see `new_file`.
+
+    Yields: the directory to write to.
+
+    Raises:
+      OSError: the disk is full, or cannot be written.
+    """
+    partial = _beside(directory, "partial")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if durable:
+            for path in sorted(partial.rglob("*"), reverse=True):
+                _sync(path)
+            _sync(partial)
+        aside = _beside(directory, "old") if directory.exists() else None
+        if aside is not None:
+            directory.rename(aside)
+        try:
+            partial.rename(directory)
+        except OSError:
+            if aside is not None:
+                aside.rename(directory)
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    if durable:
+        _sync(directory.parent)
+    _remove(directory.parent, rf"{re.escape(directory.name)}\.[0-9a-f]{{8}}\.old")
+
+
+def clear_partial(directory: Path, name: str | None = None) -> None:
+    """Removes what killed writers have left in a directory; none may be at work there.
+
+    Args:
+      directory: to look in.
+      name: of the file or directory that they wrote; None is any.
+    """
+    _remove(directory, r".*\.partial" if name is None else rf"{re.escape(name)}\.\w{{8}}\.partial")
+
+
+def _remove(directory: Path, pattern: str) -> None:
+    for path in directory.iterdir():
+        if not re.fullmatch(rf"\.{pattern}", path.name):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{ending}")
+
+
+def _sync(path: Path) -> None:
+    """Has a file, or the names in a directory, reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,86 @@
+"""A file has its old contents or its new ones, for whoever looks when."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from ssd_jax.atomic import clear_partial, new_directory, new_file, write_file
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_new_contents_come_by_renaming_a_file_that_is_whole(tmp_path, monkeypatch, durable):
+    path, seen, synced = tmp_path / "file", [], []
+    path.write_bytes(b"old")
+    os.link(path, tmp_path / "same")  # would change with it if it were written in place
+    replace, sync = Path.replace, os.fsync
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (seen.append(self.read_bytes()), replace(self, to))
+    )
+    monkeypatch.setattr(os, "fsync", lambda to: (synced.append(os.fstat(to).st_ino), sync(to)))
+    write_file(path, b"new", durable=durable)
+    assert (seen, path.read_bytes()) == ([b"new"], b"new")
+    assert synced == ([path.stat().st_ino, tmp_path.stat().st_ino] if durable else [])
+    assert (tmp_path / "same").read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write_half():
+        with new_file(path) as file:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        write_half()
+    assert [(entry, entry.read_bytes()) for entry in tmp_path.iterdir()] == [(path, b"old")]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_directory_takes_the_place_of_the_one_before(tmp_path, durable):
+    path = tmp_path / "above" / "directory"
+    for number in range(2):
+        with new_directory(path, durable=durable) as partial:
+            (partial / "below").mkdir()
+            (partial / "below" / str(number)).write_text("")
+            assert path.exists() == bool(number)
+    assert [entry.name for entry in (path / "below").iterdir()] == ["1"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_old_directory_and_nothing_else(tmp_path):
+    path = tmp_path / "directory"
+    path.mkdir()
+
+    def write_half():
+        with new_directory(path) as partial:
+            (partial / "file").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert list(tmp_path.iterdir()) == [path]
+    assert not list(path.iterdir())
+
+
+def test_what_a_killed_writer_left_is_removed_by_name_or_all_of_it(tmp_path):
+    for name in (".a.0123abcd.partial", ".a.b.0123abcd.partial", ".a.0123abcd.old", "a.partial"):
+        (tmp_path / name).write_text("")
+    clear_partial(tmp_path, "a")
+    assert len(list(tmp_path.iterdir())) == 3
+    (tmp_path / ".c.0123abcd.partial").mkdir()
+    clear_partial(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.0123abcd.old", "a.partial"]
+
+
+def test_files_have_the_mode_that_the_user_asked_for(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_file(tmp_path / "file", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
