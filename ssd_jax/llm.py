@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ssd_jax.checkpoints.detokenizer import Detokenizer
-from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
-from ssd_jax.checkpoints.tokenizer import Tokenizer
-from ssd_jax.checkpoints.vocabulary import require_same
+from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
 from ssd_jax.compile_cache import keep_nothing, keep_programs, open_store
 from ssd_jax.config import DEFAULT_CONTEXT, Config, setting_names
 from ssd_jax.errors import DeviceError, InputError

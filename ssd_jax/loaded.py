@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.compat import check_sums
 from ssd_jax.config import AUTO_WIDTHS, SUPPORT, Config
 from ssd_jax.fallbacks import Fallbacks, find_fallbacks

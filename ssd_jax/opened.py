@@ -10,9 +10,9 @@ import jax
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import Target
+from ssd_jax.checkpoints.draft_checkpoint import DraftTarget
 from ssd_jax.checkpoints.load import check_tensors, load_arrays
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -90,7 +90,7 @@ def open_model(
     *,
     bitwise: bool = False,
     mesh: Mesh | None = None,
-    target: Target | None = None,
+    target: DraftTarget | None = None,
     progress: Progress | None = None,
 ) -> OpenedModel:
     """Finds a model, downloads it if need be, and checks that it can run.

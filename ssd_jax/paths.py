@@ -23,6 +23,16 @@ def user_path(text: str) -> Path:
         raise InputError(f"{text!r}: {user} has no home directory; give the whole path") from None
 
 
+def require_free(directory: Path) -> None:
+    """Refuses the place of a new directory that holds anything.
+
+    Raises:
+      InputError: it exists and is not an empty directory.
+    """
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise InputError(f"{directory} exists and is not empty; remove it or name another one")
+
+
 def require_writable(name: str, path: Path, *, replaced: bool = False) -> None:
     """Refuses the place of a file or directory that is to be written, by trying before the work
     whose result it takes; leaves nothing there.

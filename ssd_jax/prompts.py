@@ -37,21 +37,12 @@ class BadLine:
     error: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptFile:
-    """The prompts of a file in line order, blank lines left out; bad lines keep their place."""
+def parse_prompt_file(path: Path) -> list[PromptLine | BadLine]:
+    """Reads {"prompt": str} or {"messages": [...]} lines; other keys are ignored.
 
-    path: Path
-    prompts: list[PromptLine | BadLine]
-
-
-def parse_prompt_file(path: Path) -> PromptFile:
-    """Parses a file of {"prompt": str} or {"messages": [...]} lines; other keys are ignored.
-
-    Raises:
-      InputError: the file cannot be read or is not UTF-8 text.
+    See `read_json_lines`.
     """
-    return PromptFile(path=path, prompts=read_json_lines(path, prompt_line))
+    return read_json_lines(path, prompt_line)
 
 
 def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list[T | BadLine]:

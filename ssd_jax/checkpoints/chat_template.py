@@ -1,67 +1,188 @@
-"""Chat templates, rendered as Hugging Face does, in a process of their own (`TemplateProcess`)."""
+"""Chat templates, rendered as Hugging Face does, in a process of their own (`template_child`)."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ssd_jax.checkpoints.template_process import TemplateError, TemplateProcess
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.files import shown
+
+SECONDS = 2.0
+"""Of processor time that a template may take for a conversation."""
+
+MEMORY = 256 << 20
+"""Bytes that it may take; only where the system can limit them (not on macOS)."""
+
+MOST_TEXT = 16 << 20
+"""Characters that it may write."""
+
+_WALL_SECONDS = 4.0
+"""Of a clock on the wall, for a template that waits and does not work."""
+
+_START_SECONDS = 60.0
+_LENGTH_BYTES = 8
+_PROGRAM = Path(__file__).with_name("template_child.py")
 
 
 class ChatTemplate:
-    """One Jinja chat template and the special tokens that it may name."""
+    """One Jinja chat template and the special tokens that it may name.
+
+    Safe to use from several threads, and in a process that was forked from this one. Its process
+    starts at the first `render`, lives as long as this object, and ends with this program however
+    that ends.
+
+    Args:
+      source: Jinja source.
+      special_tokens: texts by role: `bos_token`, `eos_token`, ...
+      where: the checkpoint's name, for error messages.
+    """
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str], where: str) -> None:
-        """Keep the source; the process starts and compiles it at the first `render`.
-
-        Args:
-          source: Jinja source.
-          special_tokens: texts by role: `bos_token`, `eos_token`, ...
-          where: the checkpoint's name, for error messages.
-        """
-        self.source = source
+        self._source = source
         self._special_tokens = dict(special_tokens)
         self._where = where
-        self._process = TemplateProcess()
+        self._child = _Child(os.getpid())
 
     def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> str:
-        """Return the text of a conversation.
+        """The text of a conversation.
 
         Raises:
           InputError: the messages are malformed, or the template refuses them, is wrong itself, or
-            takes more time or memory than `template_process` allows.
+            takes more time or memory than it may.
+          SsdError: the process does not start.
         """
-        check_messages(messages)
+        _check_messages(messages)
+        if self._child.owner != os.getpid():  # forked: pipes and perhaps the lock are of another
+            self._child = _Child(os.getpid())
+        plain = [dict(message) for message in messages]
+        request = [self._source, self._special_tokens, plain, add_generation_prompt]
         try:
-            return self._process.render(
-                self.source,
-                self._special_tokens,
-                messages,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except TemplateError as error:
+            try:
+                data = json.dumps(request).encode()
+            except (TypeError, ValueError, RecursionError) as error:
+                raise _TemplateError(f"messages must be plain JSON values ({error})") from None
+            return self._child.render(data)
+        except _TemplateError as error:
             raise InputError(
                 f"the chat template of {self._where} failed: {error}; "
                 "change the messages, or pass a plain prompt with --chat_template=false"
             ) from None
 
 
-def check_messages(messages: object) -> None:
-    """Raise InputError unless `messages` is a list of {role, content} with string values."""
+def _check_messages(messages: object) -> None:
+    """Refuses what is no list of {role, content} with string values."""
+    wanted = "with the strings 'role' and 'content'"
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InputError(
-            "messages must be a non-empty list of objects with the strings 'role' and 'content', "
-            f"not {shown(messages)}"
+            f"messages must be a non-empty list of objects {wanted}, not {shown(messages)}"
         )
-    for position, message in enumerate(messages):
+    for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise InputError(
-                f"messages[{position}] must be an object with the strings 'role' and 'content', "
-                f"not {shown(message)}"
-            )
+            raise InputError(f"messages[{place}] must be an object {wanted}, not {shown(message)}")
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 found = shown(message[key]) if key in message else "missing"
-                raise InputError(f"messages[{position}]: {key!r} must be a string; it is {found}")
+                raise InputError(f"messages[{place}]: {key!r} must be a string; it is {found}")
+
+
+class _TemplateError(Exception):
+    """A template that failed, in words; also one that was ended because it reached a limit."""
+
+
+class _Child:
+    """The process of one owner, by its id."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(self, request: bytes) -> str:
+        with self._lock:
+            if self._process is None:
+                self._process = self._started()
+            try:
+                answer = _exchange(self._process, request, _WALL_SECONDS)
+            except BaseException:  # an interrupt leaves an answer that belongs to no one
+                self._drop()
+                raise
+            if answer is None:
+                self._drop()
+                raise _TemplateError(f"it took more than {SECONDS:g} s or {MEMORY >> 20} MB")
+        text = answer[1:].decode("utf-8", "surrogatepass")
+        if answer[0]:
+            raise _TemplateError(text)
+        return text
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        limits = (str(MEMORY), str(SECONDS), str(MOST_TEXT))
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        try:
+            process = subprocess.Popen(
+                # -P: beside the program are modules whose names are not to hide others
+                [sys.executable, "-P", str(_PROGRAM), *limits],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # an interrupt from the terminal is for this process
+            )
+        except OSError as error:
+            raise SsdError(f"chat templates: {sys.executable}: {error.strerror}") from None
+        self._end = weakref.finalize(self, _end, process, self.owner)
+        if _exchange(process, None, _START_SECONDS) is None:
+            self._end()
+            raise SsdError(
+                "the process for chat templates did not start; pass plain prompts with "
+                "--chat_template=false"
+            )
+        return process
+
+    def _drop(self) -> None:
+        self._end()
+        self._process = None
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], request: bytes | None, seconds: float
+) -> bytes | None:
+    """The answer to a request, or to none; None where the process ended, or had to be."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    limit = threading.Timer(seconds, process.kill)
+    limit.daemon = True
+    limit.start()
+    try:
+        if request is not None:
+            process.stdin.write(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
+            process.stdin.flush()
+        head = process.stdout.read(_LENGTH_BYTES)
+        length = int.from_bytes(head, "little")
+        if len(head) < _LENGTH_BYTES or length > 4 * MOST_TEXT + 1:
+            return None
+        answer = process.stdout.read(length)
+        return answer if len(answer) == length else None
+    except BrokenPipeError:
+        return None
+    finally:
+        limit.cancel()
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """Ends a process of this one; a fork only closes its copies of the pipes."""
+    if owner == os.getpid():
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

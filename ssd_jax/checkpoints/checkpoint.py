@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ssd_jax.checkpoints.draft_checkpoint import KEY
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
-from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.checkpoints.sources import resolve
-from ssd_jax.checkpoints.tensors import TensorSource
+from ssd_jax.checkpoints.tensors import Progress, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.files import read_json, reading, shown
 from ssd_jax.models.config import ModelConfig
@@ -20,7 +19,7 @@ from ssd_jax.models.config import ModelConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from ssd_jax.checkpoints.draft_checkpoint import Target
+    from ssd_jax.checkpoints.draft_checkpoint import DraftTarget
     from ssd_jax.checkpoints.tokenizer import Tokenizer
 
 _CONFIG = "config.json"
@@ -53,7 +52,7 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    source: str, *, target: Target | None = None, progress: Progress | None = None
+    source: str, *, target: DraftTarget | None = None, progress: Progress | None = None
 ) -> Checkpoint:
     """Opens a GGUF file, a Hugging Face directory, one that `ssd-jax convert` wrote, or a draft's.
 
@@ -72,7 +71,7 @@ def open_checkpoint(
         return _open(source, path, target)
 
 
-def _open(source: str, path: Path, target: Target | None) -> Checkpoint:
+def _open(source: str, path: Path, target: DraftTarget | None) -> Checkpoint:
     if not path.is_dir():
         return _open_gguf(source, path)
     if (path / MANIFEST).exists():

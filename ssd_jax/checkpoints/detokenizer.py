@@ -1,14 +1,42 @@
-"""Incremental detokenization: the text of a stream of generated tokens."""
+"""Token ids to text, one token at a time, for every kind of tokenizer.
+
+Byte-level and sentencepiece tokens each stand for fixed bytes, so their text is those bytes read as
+UTF-8: an incremental decoder gives it in constant time a token. Any other decoder is run over a
+sliding window of recent tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import codecs
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    import tokenizers
+
+    from ssd_jax.checkpoints.tokenizer import Tokenizer
+
+SPACE_MARK = "\u2581"  # sentencepiece writes a space as this character
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TextStream(Protocol):
+    """Text of a growing sequence of token ids; what was returned is never taken back."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that `ids` complete; never part of a character."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, an unfinished character as U+FFFD."""
+        ...
 
 
 class Detokenizer:
-    """Text of one growing sequence; special tokens are skipped.
+    """The `TextStream` of generated tokens; special ones are skipped.
 
     All pushed text followed by `flush()` equals `tokenizer.decode` of all ids, however they were
     cut into pushes. The cost of a push does not grow with the length of the sequence.
@@ -19,9 +47,123 @@ class Detokenizer:
         self._stream = tokenizer.open_stream()
 
     def push(self, ids: Iterable[int]) -> str:
-        """Return the text that these ids complete; never half a character."""
+        """See `TextStream.push`."""
         return self._stream.push(i for i in ids if i not in self._special_ids)
 
     def flush(self) -> str:
-        """Return what was held back at the end of the sequence; half a character is U+FFFD."""
+        """See `TextStream.flush`."""
         return self._stream.flush()
+
+
+class ByteStream:
+    """The `TextStream` of a tokenizer whose tokens stand for fixed bytes.
+
+    Bytes that are no UTF-8 become U+FFFD, one for each maximal invalid part, as Rust and Python do.
+
+    Args:
+      piece: gives a token's bytes.
+      strip_space: drop one space at the start of the text.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], *, strip_space: bool) -> None:
+        self._piece = piece
+        self._strip_space = strip_space
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """See `TextStream.push`."""
+        data = b"".join(map(self._piece, ids))
+        if self._strip_space and data:
+            data = data.removeprefix(b" ")
+            self._strip_space = False
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """See `TextStream.flush`."""
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowStream:
+    """The `TextStream` of a tokenizer whose decoder looks at neighbouring tokens.
+
+    The new text is the decoded window minus its decoded beginning. The window starts one step
+    before the unreturned tokens, and moves on whenever its text ends in a complete character.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._returned = 0  # tokens of the window whose text was returned
+
+    def push(self, ids: Iterable[int]) -> str:
+        """See `TextStream.push`."""
+        return "".join(map(self._push, ids))
+
+    def _push(self, token_id: int) -> str:
+        self._window.append(token_id)
+        new = self._new_text()
+        return self._returning(new) if new and not new.endswith("\ufffd") else ""
+
+    def flush(self) -> str:
+        """See `TextStream.flush`."""
+        return self._returning(self._new_text())
+
+    def _new_text(self) -> str:
+        before = self._decode(self._window[: self._returned])
+        return self._decode(self._window)[len(before) :]
+
+    def _returning(self, new: str) -> str:
+        self._window = self._window[self._returned :]
+        self._returned = len(self._window)
+        return new
+
+
+def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[], TextStream]:
+    """What opens a stream for this tokenizer, chosen by its decoder."""
+    decoder = backend.decoder
+    description: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
+    steps = description.get("decoders", [])
+    if description.get("type") == "ByteLevel":
+        to_bytes = _from_byte_level(backend)
+    elif _is_sentencepiece(steps):
+        to_bytes = _from_sentencepiece
+    else:
+        return lambda: WindowStream(lambda ids: backend.decode(ids, skip_special_tokens=False))
+
+    @functools.cache
+    def piece(token_id: int) -> bytes:
+        token = backend.id_to_token(token_id)
+        return b"" if token is None else to_bytes(token_id, token)  # None: a padding row
+
+    return lambda: ByteStream(piece, strip_space=len(steps) == 4)
+
+
+def _is_sentencepiece(steps: list[dict]) -> bool:
+    """Whether a decoder sequence is Llama's: marks to spaces, byte tokens to bytes, maybe Strip."""
+    replace = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    llama = [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    return steps in (llama, [*llama, strip])
+
+
+def _from_sentencepiece(_token_id: int, token: str) -> bytes:
+    """`<0x0A>` is a byte, the mark is a space."""
+    if byte := _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(byte[1])
+    return token.replace(SPACE_MARK, " ").encode()
+
+
+def _from_byte_level(backend: tokenizers.Tokenizer) -> Callable[[int, str], bytes]:
+    """Reads GPT-2's byte alphabet: printable Latin-1 is itself, other bytes start at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable}
+    byte_of |= {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+    added = backend.get_added_tokens_decoder()
+
+    def to_bytes(token_id: int, token: str) -> bytes:
+        if token_id in added or not byte_of.keys() >= set(token):  # plain text
+            return token.encode()
+        return bytes(byte_of[char] for char in token)
+
+    return to_bytes

@@ -18,36 +18,40 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
 
 from ssd_jax.atomic import clear_partial, new_directory
-from ssd_jax.checkpoints.config_json import to_hf
-from ssd_jax.checkpoints.draft_checks import HEAD, SCALE, Stored, check_output_ids, check_stored
-from ssd_jax.checkpoints.orbax import require_free
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.paths import require_free
 
 if TYPE_CHECKING:
+    import jax
+
     from ssd_jax.checkpoints.checkpoint import Checkpoint
     from ssd_jax.checkpoints.tokenizer import Tokenizer
-
-__all__ = ["HEAD", "SCALE", "Identity", "Target", "identity_of", "write_draft"]
 
 KEY = "ssd_jax_draft"
 """In `config.json`: what makes a checkpoint a draft's."""
 
 FORMAT = 1
 OUTPUT_IDS = "output_ids"
-
 CONFIG, TENSORS = "config.json", "model.safetensors"
+HEAD = "lm_head.weight"
+SCALE = "_scale"
+"""After the name of a tensor stored as int8 rows: their scales."""
+
+_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}
+"""Types of a draft's tensors, as NumPy and safetensors name them."""
+
 _BLOCK = 1 << 24
 """Elements of a tied tensor that are read at once."""
 
 
-class Target(Protocol):
+class DraftTarget(Protocol):
     """A target that is found, of which tensors can be read; `OpenedModel` is one."""
 
     @property
@@ -74,11 +78,18 @@ class Identity:
     sha256: str
 
 
-def identity_of(target: Target, tied: Mapping[str, str]) -> Identity:
+class Stored(NamedTuple):
+    """What a file says of a tensor: its shape, and its type as safetensors names it."""
+
+    shape: tuple[int, ...]
+    kind: str
+
+
+def identity_of(target: DraftTarget, tied: Mapping[str, str]) -> Identity:
     """What a draft's target must be, as far as the draft depends on it.
 
     The digest is SHA-256 over three parts, each followed by a zero byte: the configuration (JSON of
-    `config_json.to_hf` with sorted keys, numbers rounded to float32), the tokens of the vocabulary
+    `ModelConfig.to_hf` with sorted keys, numbers rounded to float32), the tokens of the vocabulary
     by id, and, for each tensor of the target that is tied, by name: name, shape and values rounded
     to bfloat16, row by row. So the same model in another format (a GGUF file and what
     `ssd-jax convert` makes of it) is the same target, and one with other weights is not, unless the
@@ -96,9 +107,9 @@ def identity_of(target: Target, tied: Mapping[str, str]) -> Identity:
     def add(text: str) -> None:
         digest.update(text.encode() + b"\0")
 
-    add(json.dumps(_in_float32(to_hf(target.checkpoint.config)), sort_keys=True))
-    vocabulary = target.tokenizer
-    add("\n".join(str(vocabulary.token(token)) for token in range(vocabulary.size)))
+    add(json.dumps(_in_float32(target.checkpoint.config.to_hf()), sort_keys=True))
+    words = target.tokenizer
+    add("\n".join(str(words.token(token)) for token in range(words.size)))
     tensors = target.checkpoint.tensors
     for name in sorted(set(tied.values())):
         if name not in tensors.names():
@@ -117,6 +128,13 @@ def identity_of(target: Target, tied: Mapping[str, str]) -> Identity:
     return Identity(source=target.checkpoint.source, sha256=digest.hexdigest())
 
 
+def _in_float32(value: Any) -> Any:
+    """Numbers of a JSON value as float32 has them: some formats store no more."""
+    if isinstance(value, dict):
+        return {key: _in_float32(item) for key, item in value.items()}
+    return float(np.float32(value)) if isinstance(value, float) else value
+
+
 def write_draft(
     directory: Path,
     *,
@@ -130,9 +148,8 @@ def write_draft(
 ) -> None:
     """Writes a draft checkpoint: all of it or nothing.
 
-    Everything is written beside `directory`, reaches the disk, and is renamed at the end. What a
-    writer to the same name that was killed has left beside it is removed, so there must be no
-    other writer to it at the same time.
+    What a writer to the same name that was killed has left beside it is removed, so there must be
+    no other writer to it at the same time.
 
     Args:
       directory: to be created; an empty one is replaced.
@@ -151,24 +168,33 @@ def write_draft(
         be, or tensors that do not make up the configuration.
       OSError: the disk is full, or cannot be written; what was there before is as it was.
     """
+    from safetensors.numpy import save
+
     where = str(directory)
     check_output_ids(config, output_ids, where=where, tokenizer=tokenizer)
-    stored = {name: Stored(array.shape, _kind(array)) for name, array in tensors.items()}
+    kinds = {
+        name: _KINDS.get(array.dtype.name, array.dtype.name) for name, array in tensors.items()
+    }
+    stored = {name: Stored(array.shape, kinds[name]) for name, array in tensors.items()}
     check_stored(config, stored, tied, where=where)
     directory = directory.expanduser().absolute()
     _require_free(directory, replace)
     directory.parent.mkdir(parents=True, exist_ok=True)
     clear_partial(directory.parent, directory.name)
+    written = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    if output_ids is not None:
+        written[OUTPUT_IDS] = np.ascontiguousarray(output_ids, np.int32)
+    about = {
+        "format": FORMAT,
+        "target": dataclasses.asdict(target),
+        "tied": dict(sorted(tied.items())),
+        "output_ids": None if output_ids is None else OUTPUT_IDS,
+    }
     with new_directory(directory, durable=True) as partial:
-        _write(partial, config, tensors, tied, output_ids, target)
+        (partial / TENSORS).write_bytes(save(written))
+        text = json.dumps(config.to_hf() | {KEY: about}, indent=1)
+        (partial / CONFIG).write_text(text + "\n", encoding="utf-8")
         _require_free(directory, replace)
-
-
-def _kind(array: np.ndarray) -> str:
-    """The type of an array, as safetensors names it where a draft may have it."""
-    return {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}.get(
-        array.dtype.name, array.dtype.name
-    )
 
 
 def _require_free(directory: Path, replace: bool) -> None:
@@ -179,32 +205,142 @@ def _require_free(directory: Path, replace: bool) -> None:
     require_free(directory)
 
 
-def _write(
-    directory: Path,
+def check_output_ids(
     config: ModelConfig,
-    tensors: Mapping[str, np.ndarray],
-    tied: Mapping[str, str],
-    output_ids: np.ndarray | None,
-    target: Identity,
+    ids: np.ndarray | None,
+    *,
+    where: str,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
-    from safetensors.numpy import save
+    """Refuses a reduced vocabulary that cannot be.
 
-    stored = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    if output_ids is not None:
-        stored[OUTPUT_IDS] = np.ascontiguousarray(output_ids, np.int32)
-    (directory / TENSORS).write_bytes(save(stored))
-    about = {
-        "format": FORMAT,
-        "target": dataclasses.asdict(target),
-        "tied": dict(sorted(tied.items())),
-        "output_ids": None if output_ids is None else OUTPUT_IDS,
-    }
-    text = json.dumps(to_hf(config) | {KEY: about}, indent=1)
-    (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
+    Args:
+      config: of the draft.
+      ids: of the head's rows; None is the whole vocabulary.
+      where: names the draft in errors.
+      tokenizer: the target's, which says what ids there are and which of them must be in; without
+        one all ids that are embedded may be.
+
+    Raises:
+      InputError: not ascending, out of range, without an id that ends a text or is special, another
+        number than the configuration says, or a tied embedding, which has a row for every id.
+    """
+    if ids is not None:
+        check_list(ids, where=where)
+    count = None if ids is None else len(ids)
+    if count != config.output_size:
+        raise InputError(
+            f"{where}: {count or 'no'} output ids for output_size = {config.output_size}; "
+            "write the draft again with as many ids as its head has rows"
+        )
+    if ids is None:
+        return
+    if config.tie_embeddings:
+        raise InputError(
+            f"{where}: a reduced output vocabulary needs a head of its own, but "
+            f"tie_word_embeddings is true; tie {HEAD!r} to the target's tensor instead"
+        )
+    size = config.vocab_size if tokenizer is None else tokenizer.size
+    wrong = ids[(ids < 0) | (ids >= size)]
+    if len(wrong):
+        raise InputError(
+            f"{where}: output id {wrong[0]} is out of range, ids are 0 to {size - 1}; the file is "
+            "damaged or was not written by ssd_jax: get it again, or train the draft again with "
+            "`ssd-jax distill`"
+        )
+    descends = np.flatnonzero(np.diff(ids.astype(np.int64)) <= 0)
+    if len(descends):
+        place = int(descends[0])
+        raise InputError(
+            f"{where}: output ids must ascend, but id {ids[place + 1]} follows {ids[place]} at "
+            f"place {place + 1}; sort them, and the head's rows with them"
+        )
+    if tokenizer is None:
+        return
+    for needed, what in (
+        (tokenizer.eos_ids, "end a text: the draft could never propose an end"),
+        (tokenizer.special_ids, "are special tokens: the draft could never propose them"),
+    ):
+        missing = sorted(needed - set(ids.tolist()))
+        if missing:
+            raise InputError(
+                f"{where}: output ids lack {missing}, which {what}; make the draft again with them "
+                "in its map"
+            )
 
 
-def _in_float32(value: Any) -> Any:
-    """Numbers of a JSON value as float32 has them: some formats store no more."""
-    if isinstance(value, dict):
-        return {key: _in_float32(item) for key, item in value.items()}
-    return float(np.float32(value)) if isinstance(value, float) else value
+def check_list(ids: np.ndarray, *, where: str) -> None:
+    """Refuses output ids that are no list of integers, at least one.
+
+    Raises:
+      InputError: they are not.
+    """
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids):
+        raise InputError(
+            f"{where}: output ids must be a list of integers, not {ids.dtype} "
+            f"of shape {ids.shape}; write the draft again"
+        )
+
+
+def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name and shape of every tensor of a draft."""
+    from ssd_jax.models.execution import Execution
+    from ssd_jax.models.functional import FunctionalModel
+
+    return FunctionalModel(config, Execution.for_platform("cpu", "float32")).wanted()
+
+
+def check_stored(
+    config: ModelConfig, stored: Mapping[str, Stored], tied: Mapping[str, str], *, where: str
+) -> None:
+    """Refuses own tensors that, with the tied ones, do not make up a draft.
+
+    Args:
+      config: the draft's architecture.
+      stored: own tensors, scales of int8 ones included.
+      tied: the draft's tensor name -> the target's.
+      where: names the draft in errors.
+
+    Raises:
+      InputError: a tensor that is missing, surplus or there twice, or of another shape or type.
+    """
+    wanted = {name: struct.shape for name, struct in wanted_of(config).items()}
+    own = {name for name in stored if not name.endswith(SCALE)}
+    for names, what in (
+        (own & tied.keys(), "both stored and tied"),
+        (wanted.keys() - own - tied.keys(), "missing"),
+        ((own | tied.keys()) - wanted.keys(), "surplus"),
+    ):
+        if names:
+            raise InputError(
+                f"{where}: tensor {min(names)!r} is {what}; a draft has each tensor of its "
+                "configuration once, stored or tied: write it again"
+            )
+    for name in sorted(own):
+        shape, kind = stored[name]
+        scales = stored.get(name + SCALE)
+        if shape != wanted[name]:
+            problem = (
+                f"has shape {shape}, the configuration says {wanted[name]}; write the draft again"
+            )
+        elif kind not in _KINDS.values():
+            problem = f"has type {kind}; a draft's are F32, BF16, or I8 with scales: write it again"
+        elif kind == "I8" and len(shape) != 2:
+            problem = (
+                f"of shape {shape} is int8, which only matrices may be; store it as F32 or BF16"
+            )
+        elif kind == "I8" and scales != Stored(shape[:1], "F32"):
+            problem = (
+                f"is int8 and needs {name + SCALE!r}, F32 of shape {shape[:1]}, not "
+                f"{scales or 'nothing'}; write the draft again"
+            )
+        else:
+            continue
+        raise InputError(f"{where}: tensor {name!r} {problem}")
+    for name in sorted(stored.keys() - own):
+        of = stored.get(name.removesuffix(SCALE))
+        if of is None or of.kind != "I8":
+            raise InputError(
+                f"{where}: {name!r} are scales of a tensor that is not stored as int8; write the "
+                "draft again"
+            )

@@ -16,18 +16,16 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint, fitting
 from ssd_jax.checkpoints.draft_checkpoint import (
     CONFIG,
     FORMAT,
-    KEY,
-    TENSORS,
-    Target,
-    identity_of,
-)
-from ssd_jax.checkpoints.draft_checks import (
     HEAD,
+    KEY,
     SCALE,
+    TENSORS,
+    DraftTarget,
     Stored,
     check_list,
     check_output_ids,
     check_stored,
+    identity_of,
     wanted_of,
 )
 from ssd_jax.checkpoints.load import check_size, check_tensors
@@ -38,7 +36,6 @@ from ssd_jax.models.config import ModelConfig
 
 _BLOCK = 1 << 24
 """Elements of the target's tensor that are read at once for rows of it."""
-
 
 _LONGEST = 4096
 """Characters of a source, which errors quote."""
@@ -52,9 +49,16 @@ class _About(NamedTuple):
     tied: Mapping[str, str]
     output_ids: str | None
 
+    @property
+    def remedy(self) -> str:
+        return (
+            f"give the target that it was made for (--target={self.source}), or train a draft for "
+            "this one with `ssd-jax distill`"
+        )
+
 
 def open_draft(
-    source: str, path: Path, config: Mapping[str, Any], target: Target | None
+    source: str, path: Path, config: Mapping[str, Any], target: DraftTarget | None
 ) -> Checkpoint:
     """A draft over its target; reads headers, output ids and, to check them, the tied tensors.
 
@@ -76,8 +80,7 @@ def open_draft(
             f"as the draft (--draft={source}) beside its target (--target={about.source})"
         )
     own = open_file(path / TENSORS)
-    tokenizer = target.tokenizer
-    output_ids = None
+    tokenizer, output_ids = target.tokenizer, None
     if about.output_ids is not None:
         if about.output_ids not in own.keys():  # noqa: SIM118 (no mapping)
             raise InputError(
@@ -132,13 +135,10 @@ class DraftTensors:
     ) -> None:
         self._own, self._tied, self._target = own, about.tied, target
         self._ids = output_ids
-        names = sorted(set(own.keys()) - {about.output_ids})
-        headers = {name: own.get_slice(name) for name in names}
-        self.stored: Mapping[str, Stored] = {
-            name: Stored(tuple(header.get_shape()), header.get_dtype())
-            for name, header in headers.items()
-        }
-        self._names = frozenset(name for name in self.stored if not name.endswith(SCALE))
+        self.stored: dict[str, Stored] = {}
+        for name in sorted(set(own.keys()) - {about.output_ids}):
+            header = own.get_slice(name)
+            self.stored[name] = Stored(tuple(header.get_shape()), header.get_dtype())
 
     def digest(self) -> str:
         """SHA-256 of the own tensors, of what is tied to what, and of the output ids."""
@@ -150,18 +150,18 @@ class DraftTensors:
         return digest.hexdigest()
 
     def names(self) -> frozenset[str]:
-        """Names of all tensors, own and tied."""
-        return self._names | self._tied.keys()
+        """See `TensorSource.names`; own and tied."""
+        return frozenset(n for n in self.stored if not n.endswith(SCALE)) | self._tied.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from headers."""
+        """See `TensorSource.shape`."""
         if name not in self._tied:
-            return tuple(self._own.get_slice(name).get_shape())
+            return self.stored[name].shape
         whole = self._target.shape(self._tied[name])
         return whole if self._ids is None or name != HEAD else (len(self._ids), *whole[1:])
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray:
-        """A tensor or a part of it; float32 where it is stored as int8."""
+        """See `TensorSource.read`; float32 where it is stored as int8."""
         part = bounds(index, self.shape(name))
         if name in self._tied:
             if self._ids is None or name != HEAD:
@@ -211,27 +211,26 @@ def _about(said: Any, where: str) -> _About:
     return about
 
 
-def _require_tied(about: _About, target: Target, where: str) -> None:
+def _require_tied(about: _About, target: DraftTarget, where: str) -> None:
     tensors = target.checkpoint.tensors.names()
     for own, name in about.tied.items():
-        if name in tensors:
-            continue
-        near = difflib.get_close_matches(name, tensors, n=1)
-        raise InputError(
-            f"{where}: {own!r} is to be {name!r} of the target, but {target.checkpoint.source} "
-            f"has no such tensor{f' (nearest: {near[0]!r})' if near else ''}; {_remedy(about)}"
-        )
+        if name not in tensors:
+            near = difflib.get_close_matches(name, tensors, n=1)
+            raise InputError(
+                f"{where}: {own!r} is to be {name!r} of the target, but {target.checkpoint.source} "
+                f"has no such tensor{f' (nearest: {near[0]!r})' if near else ''}; {about.remedy}"
+            )
 
 
 @contextlib.contextmanager
-def _naming_targets(about: _About, target: Target) -> Iterator[None]:
+def _naming_targets(about: _About, target: DraftTarget) -> Iterator[None]:
     """Where a tied tensor does not fit, either the target is another, or the map is."""
     try:
         yield
     except InputError as error:
         raise InputError(
             f"{error}; the draft was made for {about.source} (sha256 {about.sha256}), and this "
-            f"target is {target.checkpoint.source}: {_remedy(about)}"
+            f"target is {target.checkpoint.source}: {about.remedy}"
         ) from None
 
 
@@ -244,17 +243,10 @@ def _is_damaged(shape: ModelConfig, output_ids: np.ndarray | None) -> bool:
     return False
 
 
-def _require_identity(about: _About, target: Target, path: Path) -> None:
+def _require_identity(about: _About, target: DraftTarget, path: Path) -> None:
     found = identity_of(target, about.tied)
     if found.sha256 != about.sha256:
         raise InputError(
             f"{path} is a draft for another target: it was made for {about.source} "
-            f"(sha256 {about.sha256}), {found.source} has sha256 {found.sha256}; {_remedy(about)}"
+            f"(sha256 {about.sha256}), {found.source} has sha256 {found.sha256}; {about.remedy}"
         )
-
-
-def _remedy(about: _About) -> str:
-    return (
-        f"give the target that it was made for (--target={about.source}), or train a draft for "
-        "this one with `ssd-jax distill`"
-    )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ssd_jax.checkpoints.gguf_config import model_config
 from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
-from ssd_jax.checkpoints.gguf_types import SUPPORTED, StorageType, storage_type, type_name
 from ssd_jax.checkpoints.tensors import Index, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.files import GET_AGAIN, reading, shown
-from ssd_jax.models.config import ModelConfig
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -36,10 +35,21 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_OUTER_NAME = re.compile(r"(\w+)\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _ROPE_DIVISORS = "rope_freqs.weight"
 _INTERLEAVED = re.compile(r".*\.self_attn\.([qk])_proj\.(weight|bias)")
+_PLAIN = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+SUPPORTED = (*_PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""Storage types, by ggml's names."""
+_PIECE = 16384
+"""Values handed to gguf as one row. It converts 16 rows at a time; with pieces larger than a
+model's rows NumPy runs long enough without the interpreter lock for two threads to pay."""
+_ROWS = 16
+"""Pieces a call; gguf holds the result of a call twice."""
 
 
 class GGUFFile:
@@ -54,15 +64,17 @@ class GGUFFile:
         type or a tensor that is not supported.
     """
 
-    metadata: Mapping[str, Any]
-    config: ModelConfig
-
     def __init__(self, path: Path) -> None:
         header = read_header(path)
         self._path = path
         self.metadata = header.metadata
-        _refuse_parts(header.metadata, path)
-        self._types = {info.name: _type_of(info, path) for info in header.tensors.values()}
+        parts = header.metadata.get("split.count", 1)
+        if parts not in (0, 1):
+            raise InputError(
+                f"{path} is one of {shown(parts)} parts; join them with llama.cpp's "
+                "`llama-gguf-split --merge`"
+            )
+        self._types = {info.name: _storage_type(info, path) for info in header.tensors.values()}
         self._require_whole(header.tensors)
         with reading(path):
             self._bytes = np.memmap(path, mode="r").view(np.ndarray)
@@ -77,15 +89,15 @@ class GGUFFile:
             self._infos[canonical] = info
 
     def names(self) -> frozenset[str]:
-        """Canonical names of all tensors."""
+        """See `TensorSource.names`."""
         return frozenset(self._infos)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, [out, in] for matrices."""
+        """See `TensorSource.shape`."""
         return self._infos[name].shape
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray:
-        """A tensor or a part of it; only the rows and blocks that the part touches are converted.
+        """See `TensorSource.read`; only the rows and blocks that the part touches are converted.
 
         Returns: float32, or float16 and bfloat16 as stored.
         """
@@ -144,7 +156,16 @@ class GGUFFile:
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def _require_whole(self, infos: Mapping[str, TensorInfo]) -> None:
-        end = max((self._end(info) for info in infos.values()), default=0)
+        end = 0
+        for info in infos.values():
+            kind = self._types[info.name]
+            if not info.shape or info.shape[-1] % kind.block:
+                raise InputError(
+                    f"{self._path}: tensor {info.name!r} of shape {info.shape} does not divide "
+                    f"into {kind.name} blocks of {kind.block}; the file is malformed"
+                )
+            size = math.prod(info.shape[:-1]) * kind.row_bytes(info.shape[-1])
+            end = max(end, info.offset + size)
         found = self._path.stat().st_size
         if end > found:
             raise InputError(
@@ -152,42 +173,63 @@ class GGUFFile:
                 "get the file again"
             )
 
-    def _end(self, info: TensorInfo) -> int:
-        kind = self._types[info.name]
-        if not info.shape or info.shape[-1] % kind.block:
-            raise InputError(
-                f"{self._path}: tensor {info.name!r} of shape {info.shape} does not divide into "
-                f"{kind.name} blocks of {kind.block}; the file is malformed"
-            )
-        return info.offset + math.prod(info.shape[:-1]) * kind.row_bytes(info.shape[-1])
+
+@dataclasses.dataclass(frozen=True)
+class _StorageType:
+    """A supported type: `block` values are stored in `block_bytes` bytes."""
+
+    name: str
+    block: int
+    block_bytes: int
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row; `columns` is a multiple of `block`."""
+        return columns // self.block * self.block_bytes
+
+    def to_float(self, stored: np.ndarray) -> np.ndarray:
+        """Stored rows, [..., row_bytes] uint8, as numbers [..., columns].
+
+        F32, F16 and BF16 keep their type, everything else becomes float32.
+        """
+        if self.name in _PLAIN:
+            return np.array(stored, order="C").view(_PLAIN[self.name])
+        import gguf
+
+        blocks = np.ascontiguousarray(stored).reshape(-1, self.block_bytes)
+        together = math.gcd(len(blocks), _PIECE // self.block)
+        pieces = blocks.reshape(-1, together * self.block_bytes)
+        values = np.empty((len(pieces), together * self.block), np.float32)
+        kind = gguf.GGMLQuantizationType[self.name]
+        for first in range(0, len(pieces), _ROWS):
+            part = slice(first, first + _ROWS)
+            values[part] = gguf.quants.dequantize(pieces[part], kind)
+        columns = stored.shape[-1] // self.block_bytes * self.block
+        return values.reshape(*stored.shape[:-1], columns)
 
 
-def _type_of(info: TensorInfo, path: Path) -> StorageType:
-    kind = storage_type(info.type_id)
-    if kind is None:
+def _storage_type(info: TensorInfo, path: Path) -> _StorageType:
+    import gguf
+
+    try:
+        kind = gguf.GGMLQuantizationType(info.type_id)
+        name = kind.name
+    except ValueError:
+        kind, name = None, f"number {info.type_id}"
+    if kind is None or name not in SUPPORTED:
         raise InputError(
-            f"{path}: tensor {info.name!r} has type {type_name(info.type_id)}, which is not "
-            f"supported; supported: {', '.join(SUPPORTED)}"
+            f"{path}: tensor {info.name!r} has type {name}, which is not supported; supported: "
+            f"{', '.join(SUPPORTED)}"
         )
-    return kind
-
-
-def _refuse_parts(metadata: Mapping[str, Any], path: Path) -> None:
-    parts = metadata.get("split.count", 1)
-    if parts not in (0, 1):
-        raise InputError(
-            f"{path} is one of {shown(parts)} parts; join them with llama.cpp's `llama-gguf-split "
-            "--merge`"
-        )
+    return _StorageType(name, *gguf.GGML_QUANT_SIZES[kind])
 
 
 def _canonical(name: str, path: Path) -> str:
-    if match := _LAYER_NAME.fullmatch(name):
+    if match := _NAME.fullmatch(name):
         layer, part, kind = match.groups()
-        if part in _LAYER:
+        if layer is None and part in _OUTER:
+            return f"{_OUTER[part]}.{kind}"
+        if layer is not None and part in _LAYER:
             return f"model.layers.{layer}.{_LAYER[part]}.{kind}"
-    if (match := _OUTER_NAME.fullmatch(name)) and match[1] in _OUTER:
-        return f"{_OUTER[match[1]]}.{match[2]}"
     raise InputError(
         f"{path}: the decoder has no place for tensor {shown(name)}; the model has a feature that "
         "is not supported"

@@ -1,17 +1,24 @@
-"""Model configuration of a GGUF file."""
+"""Model configuration of a GGUF file.
+
+llama.cpp's converter stores Llama 3.1 RoPE scaling as one divisor per frequency
+(`rope_freqs.weight`) instead of the four numbers it was computed from; they are recovered here.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ssd_jax.checkpoints.gguf_header import Header
-from ssd_jax.checkpoints.gguf_rope import rope_scaling
 from ssd_jax.errors import InputError
 from ssd_jax.files import shown
 from ssd_jax.models.config import FAMILIES, ModelConfig
+
+_CONTEXT = 8192  # only ratios to it matter: (low, high, context) scaled together mean the same
+_TOLERANCE = 1e-4
 
 
 def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> ModelConfig:
@@ -31,7 +38,7 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
             f"{where}: GGUF architecture {shown(architecture)} is not supported; supported: "
             f"{', '.join(FAMILIES)}"
         )
-    keys = _Keys(header.metadata, architecture, where)
+    keys = _ModelKeys(header.metadata, architecture, where)
     keys.require("expert_count", (None, 0))
     keys.require("attention.sliding_window", (None, 0))
     heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
@@ -39,9 +46,13 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
     keys.require("attention.value_length", (None, head_dim))
     keys.require("rope.dimension_count", (None, head_dim))
     base = keys.number("rope.freq_base", 10000.0)
+    if "token_embd.weight" not in header.tensors:
+        raise InputError(
+            f"{where}: tensor 'token_embd.weight' is missing; the file is not a whole model"
+        )
     config = {
         "model_type": architecture,
-        "vocab_size": _rows(header, "token_embd.weight", where),
+        "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
         "intermediate_size": keys["feed_forward_length"],
         "num_hidden_layers": keys["block_count"],
@@ -50,9 +61,7 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
         "head_dim": head_dim,
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": base,
-        "rope_scaling": rope_scaling(
-            header.metadata, architecture, divisors, base=base, where=where
-        ),
+        "rope_scaling": _rope_scaling(header.metadata, architecture, divisors, base, where),
         "max_position_embeddings": keys["context_length"],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
@@ -60,20 +69,24 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
     return ModelConfig.from_hf(config, where=where)
 
 
-class _Keys:
-    """Metadata under the architecture's prefix."""
+class _ModelKeys:
+    """Metadata under the architecture's prefix.
+
+    Raises:
+      InputError: a key that is missing or has a value that is not supported.
+    """
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
-        self._metadata = metadata
-        self._prefix = architecture
-        self._where = where
+        self._metadata, self._prefix, self._where = metadata, architecture, where
+
+    def _refused(self, key: str, problem: str) -> InputError:
+        return InputError(f"{self._where}: {self._prefix}.{key}{problem}")
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self._metadata.get(f"{self._prefix}.{key}", default)
         if isinstance(value, list):
-            raise InputError(
-                f"{self._where}: {self._prefix}.{key} differs from layer to layer "
-                f"({shown(value)}), which is not supported"
+            raise self._refused(
+                key, f" differs from layer to layer ({shown(value)}), which is not supported"
             )
         return value
 
@@ -86,31 +99,89 @@ class _Keys:
     def count(self, key: str) -> int:
         value = self[key]
         if type(value) is not int or value < 1:
-            raise InputError(
-                f"{self._where}: {self._prefix}.{key} = {shown(value)} must be a positive integer"
-            )
+            raise self._refused(key, f" = {shown(value)} must be a positive integer")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """The shortest decimal that gives a float32: 1e-05, not 9.999999747378752e-06."""
         value = self[key] if default is None else self.get(key, default)
         if type(value) not in (int, float) or not 0 < value < float(np.finfo(np.float32).max):
-            raise InputError(
-                f"{self._where}: {self._prefix}.{key} = {shown(value)} must be a positive, finite "
-                "number"
-            )
+            raise self._refused(key, f" = {shown(value)} must be a positive, finite number")
         return float(str(np.float32(value)))
 
     def require(self, key: str, allowed: tuple[Any, ...]) -> None:
         value = self.get(key)
         if value not in allowed:
-            raise InputError(
-                f"{self._where}: {self._prefix}.{key} = {shown(value)} is not supported; expected "
-                f"{allowed[-1]!r}"
+            raise self._refused(
+                key, f" = {shown(value)} is not supported; expected {allowed[-1]!r}"
             )
 
 
-def _rows(header: Header, name: str, where: str) -> int:
-    if name not in header.tensors:
-        raise InputError(f"{where}: tensor {name!r} is missing; the file is not a whole model")
-    return header.tensors[name].shape[0]
+def _rope_scaling(
+    metadata: Mapping[str, Any],
+    architecture: str,
+    divisors: np.ndarray | None,
+    base: float,
+    where: str,
+) -> dict[str, Any] | None:
+    """As Hugging Face writes it in `config.json`, or None."""
+    if divisors is not None and np.any(divisors != 1):
+        return _llama3(np.asarray(divisors, np.float64), base, where)
+    kind = metadata.get(f"{architecture}.rope.scaling.type")
+    factor = metadata.get(f"{architecture}.rope.scaling.factor")
+    if factor is None:
+        factor = metadata.get(f"{architecture}.rope.scale_linear")  # before 2023-11
+    if kind is None and factor is not None:
+        kind = "linear"
+    if kind in (None, "none") or (kind == "linear" and factor in (None, 0, 1)):
+        return None
+    return {"rope_type": kind, "factor": factor}
+
+
+def _llama3(divisors: np.ndarray, base: float, where: str) -> dict[str, Any]:
+    factor = round(float(divisors.max()), 4)
+    with np.errstate(all="ignore"):  # of divisors that are none; they give no candidate that fits
+        for low, high in _candidates(divisors, base, factor):
+            made = _divisors(divisors.size, base, factor, low, high)
+            if np.allclose(made, divisors, rtol=_TOLERANCE):
+                return {
+                    "rope_type": "llama3",
+                    "original_max_position_embeddings": _CONTEXT,
+                    "factor": factor,
+                    "low_freq_factor": low,
+                    "high_freq_factor": high,
+                }
+    raise InputError(
+        f"{where}: the {divisors.size} divisors of rope_freqs.weight (from {divisors[0]:g} to "
+        f"{divisors[-1]:g}) are no Llama 3.1 RoPE scaling; only that one is supported. Use the "
+        "model's safetensors files"
+    )
+
+
+def _candidates(divisors: np.ndarray, base: float, factor: float) -> list[tuple[float, float]]:
+    """Low and high factor: those published, then those that interpolated frequencies determine."""
+    found = [(1.0, 4.0)]
+    between = (divisors > 1 + _TOLERANCE) & (divisors < factor * (1 - _TOLERANCE))
+    turns = _turns(divisors.size, base)[between]
+    if turns.size < 2:
+        return found
+    # 1/divisor = (1 - s)/factor + s, with s = (turns - low) / (high - low): a straight line.
+    smooth = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
+    if np.all(np.isfinite([turns, smooth])):
+        slope, offset = np.polyfit(turns, smooth, 1)
+        low, high = -offset / slope, (1 - offset) / slope
+        found.append((round(float(low), 4), round(float(high), 4)))
+    return found
+
+
+def _turns(count: int, base: float) -> np.ndarray:
+    """How often each frequency turns around within `_CONTEXT` positions, [count]."""
+    return _CONTEXT * base ** -(np.arange(count) / count) / (2 * math.pi)
+
+
+def _divisors(count: int, base: float, factor: float, low: float, high: float) -> np.ndarray:
+    """What llama.cpp's converter writes for these parameters, [count]."""
+    turns = _turns(count, base)
+    smooth = (turns - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    return np.where(turns > high, 1.0, np.where(turns < low, factor, between))

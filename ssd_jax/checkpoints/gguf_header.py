@@ -8,31 +8,19 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import dataclasses
 import mmap
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.files import open_regular, reading, shown
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
+"""Codes of `struct` by metadata type."""
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _DEFAULT_ALIGNMENT = 32
@@ -43,8 +31,7 @@ _LEAST_KEY, _LEAST_TENSOR = 13, 24
 """Bytes that the shortest entry takes."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """One stored tensor.
 
     `shape` is outermost first ([out, in]), `type_id` is ggml's number of the storage type, `offset`
@@ -57,8 +44,7 @@ class TensorInfo:
     offset: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     """Metadata by key (numbers, booleans, strings and lists of them) and tensors by name."""
 
     metadata: Mapping[str, Any]
@@ -114,10 +100,8 @@ def _parse(cursor: _Cursor) -> Header:
     if type(alignment) is not int or alignment < 1:
         raise ValueError(f"general.alignment is {shown(alignment)}")
     start = -(-cursor.position // alignment) * alignment
-    tensors = {
-        name: dataclasses.replace(info, offset=start + info.offset) for name, info in stored.items()
-    }
-    return Header(metadata=metadata, tensors=tensors)
+    tensors = {name: info._replace(offset=start + info.offset) for name, info in stored.items()}
+    return Header(metadata, tensors)
 
 
 def _tensor_info(cursor: _Cursor) -> TensorInfo:
@@ -129,8 +113,7 @@ def _tensor_info(cursor: _Cursor) -> TensorInfo:
     innermost_first = cursor.scalars("Q", dimensions)
     if 0 in innermost_first:
         raise ValueError(f"tensor {shown(name)} has shape {innermost_first[::-1]}")
-    type_id, offset = cursor.scalar("I"), cursor.scalar("Q")
-    return TensorInfo(name=name, shape=innermost_first[::-1], type_id=type_id, offset=offset)
+    return TensorInfo(name, innermost_first[::-1], cursor.scalar("I"), cursor.scalar("Q"))
 
 
 class _Cursor:

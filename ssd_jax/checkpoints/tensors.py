@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 Index = tuple[slice, ...]
 """One slice an axis, from the first; missing ones are whole. Steps are 1, bounds not negative."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), growing, never by two threads at once."""
 
 
 class TensorSource(Protocol):

@@ -1,14 +1,14 @@
-"""The tokenizer of a checkpoint, whatever file it came from."""
+"""The tokenizer of a checkpoint, whatever file it came from, and whether two are alike."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.checkpoints.chat_template import ChatTemplate
-from ssd_jax.checkpoints.token_decoding import TextStream, stream_opener
+from ssd_jax.checkpoints.detokenizer import stream_opener
 from ssd_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,12 +18,24 @@ if TYPE_CHECKING:
 class Tokenizer:
     """Text to token ids and back, with the special tokens and the chat template of a checkpoint.
 
+    The backend's post-processor says whether a BOS is added.
+
+    Args:
+      backend: of the `tokenizers` package; owned by this object from now on.
+      eos_ids: every id that ends a generation.
+      bos_id: the id that begins a text.
+      special_tokens: texts by role (`bos_token`, `eos_token`, ...), for the chat template.
+      chat_template: Jinja source.
+      where: the checkpoint's name, for error messages.
+
     Attributes:
       size: one more than the last id of a token, added ones included; ids from here on are padding
         rows of the model.
       eos_ids: every id that ends a generation.
       bos_id: the id that begins a text, if the checkpoint names one.
       special_ids: ids that `decode` and `Detokenizer` skip.
+      chat_template, has_chat_template: Jinja source, None if there is none, and whether there is.
+      open_stream: opens a decoder for one growing sequence; it skips no token by itself.
     """
 
     def __init__(
@@ -32,38 +44,30 @@ class Tokenizer:
         *,
         eos_ids: Iterable[int],
         bos_id: int | None = None,
-        special_tokens: dict[str, str] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         where: str,
     ) -> None:
-        """Wrap a `tokenizers` tokenizer; its post-processor says whether a BOS is added.
-
-        Args:
-          backend: the tokenizer; owned by this object from now on.
-          eos_ids: every id that ends a generation.
-          bos_id: the id that begins a text.
-          special_tokens: texts by role (`bos_token`, `eos_token`, ...), for the chat template.
-          chat_template: Jinja source.
-          where: the checkpoint's name, for error messages.
-        """
-        added = backend.get_added_tokens_decoder()
         self._backend = backend
         self._special_tokens = dict(special_tokens or {})
-        self._chat_template = (
+        self._where = where
+        self._template = (
             None
             if chat_template is None
             else ChatTemplate(chat_template, special_tokens=self._special_tokens, where=where)
         )
-        self._where = where
-        self._open_stream = stream_opener(backend)
+        self.chat_template = chat_template
+        self.has_chat_template = chat_template is not None
+        self.open_stream = stream_opener(backend)
         # There may be gaps between ids: the last one counts, not the number of tokens.
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_ids = frozenset(eos_ids)
         self.bos_id = bos_id
+        added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Return the ids of `text`; the text of a special token in it becomes that token.
+        """The ids of `text`; the text of a special token in it becomes that token.
 
         Args:
           text: any text.
@@ -82,33 +86,19 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD, padding ids nothing."""
-        stream = self._open_stream()
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, padding ids nothing."""
+        stream = self.open_stream()
         skipped = self.special_ids if skip_special else frozenset()
         return stream.push(i for i in ids if i not in skipped) + stream.flush()
 
-    def open_stream(self) -> TextStream:
-        """Return a decoder for one growing sequence; it skips no token by itself."""
-        return self._open_stream()
-
     def token(self, token_id: int) -> str | None:
-        """Return the token as the vocabulary writes it, or None for a padding row."""
+        """The token as the vocabulary writes it, or None for a padding row."""
         return self._backend.id_to_token(token_id) if token_id >= 0 else None
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the checkpoint came with a chat template."""
-        return self._chat_template is not None
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the chat template that the checkpoint came with."""
-        return None if self._chat_template is None else self._chat_template.source
 
     def apply_chat_template(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Return the ids of a conversation.
+        """The ids of a conversation.
 
         Nothing is added to what the template writes: a template that wants a BOS writes it.
 
@@ -119,24 +109,65 @@ class Tokenizer:
         Raises:
           InputError: there is no template, it fails, or the messages are malformed.
         """
-        if self._chat_template is None:
+        if self._template is None:
             raise InputError(
                 f"{self._where} has no chat template; "
                 "pass a plain prompt with --chat_template=false"
             )
-        text = self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
         return self.encode(text, add_special=False)
 
     def save(self, directory: Path) -> None:
-        """Write the files that `tokenizer_from_directory` reads back to an equal tokenizer."""
+        """Writes the files that `tokenizer_from_directory` reads back to an equal tokenizer."""
         directory.mkdir(parents=True, exist_ok=True)
         self._backend.save(str(directory / "tokenizer.json"), pretty=False)
         generation = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids)}
         _write_json(directory / "tokenizer_config.json", self._special_tokens)
         _write_json(directory / "generation_config.json", generation)
-        if self._chat_template is not None:
+        if self.chat_template is not None:
             template = directory / "chat_template.jinja"
-            template.write_text(self._chat_template.source, encoding="utf-8", newline="")
+            template.write_text(self.chat_template, encoding="utf-8", newline="")
+
+
+def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:
+    """Has a backend put this token before every text that is encoded with special tokens."""
+    from tokenizers import processors
+
+    bos = {"id": "BOS", "ids": [bos_id], "tokens": [backend.id_to_token(bos_id)]}
+    backend.post_processor = processors.TemplateProcessing(
+        single=["BOS", "$A"], pair=["BOS", "$A", "$B"], special_tokens=[bos]
+    )
+
+
+def first_difference(
+    a: Tokenizer, b: Tokenizer, *, names: tuple[str, str] = ("the first", "the second")
+) -> str | None:
+    """The lowest id whose tokens differ, in words, or None if the vocabularies are equal.
+
+    Padding rows, which hold no token, do not count. Neither does which tokens are special or end a
+    text: ids are all that a draft sends, and the target decides when to stop.
+    """
+    for token_id in range(max(a.size, b.size)):
+        found = [each.token(token_id) for each in (a, b)]
+        if found[0] != found[1]:
+            shown = ["no token" if token is None else repr(token) for token in found]
+            return f"id {token_id} is {shown[0]} in {names[0]} and {shown[1]} in {names[1]}"
+    return None
+
+
+def require_same(target: Tokenizer, draft: Tokenizer, *, target_name: str, draft_name: str) -> None:
+    """Refuses a draft of another vocabulary: speculation exchanges token ids.
+
+    Raises:
+      InputError: the vocabularies differ; it names the first difference.
+    """
+    difference = first_difference(target, draft, names=("the target", "the draft"))
+    if difference is not None:
+        raise InputError(
+            f"the draft {draft_name} ({draft.size} tokens) does not have the vocabulary of the "
+            f"target {target_name} ({target.size} tokens): {difference}; use a draft with the "
+            "target's tokenizer"
+        )
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

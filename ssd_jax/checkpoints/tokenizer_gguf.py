@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.checkpoints.byte_level import PRE_TOKENIZERS, byte_level_bpe, canonical_pre_tokenizer
-from ssd_jax.checkpoints.post_processing import begin_with
-from ssd_jax.checkpoints.sentencepiece import sentencepiece_bpe
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.bpe import (
+    PRE_TOKENIZERS,
+    byte_level_bpe,
+    canonical_pre_tokenizer,
+    sentencepiece_bpe,
+)
+from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
 from ssd_jax.files import GET_AGAIN, brief, shown
 
@@ -29,13 +32,29 @@ _ROLES = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
 }  # as templates call them; a padding token may lie among the padding rows and is not needed
+_IDS = (*_ROLES.values(), "eot_token_id", "eom_token_id")
+_SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
 _LONGEST_TOKEN = 4096
 """Characters; the longest of published vocabularies have some hundreds."""
-_SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+_KINDS: Mapping[str, type] = {
+    "ggml.model": str,
+    "ggml.pre": str,
+    "ggml.add_bos_token": bool,
+    "ggml.add_space_prefix": bool,
+    "chat_template": str,
+    **{f"ggml.{name}": int for name in _IDS},
+}
+_ITEMS: Mapping[str, tuple[type, ...]] = {
+    "ggml.tokens": (str,),
+    "ggml.merges": (str,),
+    "ggml.token_type": (int,),
+    "ggml.scores": (int, float),
+}
+_CONVERT = "convert the model to GGUF again"
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer:
-    """Build the tokenizer of a GGUF file.
+    """Builds the tokenizer of a GGUF file.
 
     Args:
       metadata: plain Python values by GGUF key.
@@ -44,84 +63,78 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     Raises:
       InputError: a kind of tokenizer that is not supported, or incomplete or damaged metadata.
     """
-    _check_types(metadata, where)
-    model = _required(metadata, "tokenizer.ggml.model", where)
+    keys = _TokenizerKeys(metadata, where)
+    model = keys.required("ggml.model")
     if model not in ("gpt2", "llama"):
         raise InputError(
             f"{where}: tokenizer.ggml.model is {shown(model)}; supported are 'gpt2' (byte-level "
             "BPE) and 'llama' (sentencepiece). Load the model from its Hugging Face directory"
         )
-    tokens = list(_required(metadata, "tokenizer.ggml.tokens", where))
-    types = list(metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens)))
-    _check_vocabulary(tokens, types, where)
-    while types and types[-1] == _UNUSED:  # padding rows at the end are no part of the vocabulary
-        tokens.pop()
-        types.pop()
-    ids = _named_ids(metadata, model, size=len(tokens), where=where)
+    tokens, types = _vocabulary(keys)
+    ids = _named_ids(keys, model, len(tokens))
+    pre = canonical_pre_tokenizer(keys.get("ggml.pre", "default"))
     if model == "gpt2":
-        backend = _byte_level(metadata, tokens, where)
+        backend = _byte_level(keys, tokens, pre)
     else:
-        backend = _sentencepiece(metadata, tokens, types, ids["unknown_token_id"], where)
-    ends = {ids[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in ids}
-    special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)}
-    special.update(ids.values())
+        backend = _sentencepiece(keys, tokens, ids["unknown_token_id"])
+    special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)} | {*ids.values()}
     _add_tokens(backend, tokens, types, special)
-    if _adds_bos(metadata, model) and "bos_token_id" in ids:
+    # Without the key, llama.cpp's default for the tokenizer.
+    adds_bos = keys.get("ggml.add_bos_token", model == "llama" or pre == "llama-bpe")
+    if adds_bos and "bos_token_id" in ids:
         begin_with(backend, ids["bos_token_id"])
+    ends = {ids[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in ids}
     return Tokenizer(
         backend,
         eos_ids=ends | {i for i in special if tokens[i] in _END_TOKENS},
         bos_id=ids.get("bos_token_id"),
         special_tokens={role: tokens[ids[name]] for role, name in _ROLES.items() if name in ids},
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=keys.get("chat_template"),
         where=where,
     )
 
 
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "ggml.model": (str,),
-    "ggml.pre": (str,),
-    "ggml.add_bos_token": (bool,),
-    "ggml.add_space_prefix": (bool,),
-    "chat_template": (str,),
-    **{f"ggml.{name}": (int,) for name in (*_ROLES.values(), "eot_token_id", "eom_token_id")},
-}
-_ITEMS: Mapping[str, tuple[type, ...]] = {
-    "ggml.tokens": (str,),
-    "ggml.merges": (str,),
-    "ggml.token_type": (int,),
-    "ggml.scores": (int, float),
-}
+class _TokenizerKeys:
+    """Values under `tokenizer.`, checked to have the types that llama.cpp gives them.
 
+    Raises:
+      InputError: one has another.
+    """
 
-def _check_types(metadata: Mapping[str, Any], where: str) -> None:
-    """Raise InputError unless what there is has the types that llama.cpp gives it."""
-    for key, kinds in _KINDS.items():
-        value = metadata.get(f"tokenizer.{key}")
-        if value is not None and type(value) not in kinds:
+    def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
+        self._metadata, self.where = metadata, where
+        for key, kind in _KINDS.items():
+            value = self.get(key)
+            if value is not None and type(value) is not kind:
+                raise InputError(
+                    f"{where}: tokenizer.{key} is {shown(value)}, which must be of type "
+                    f"{kind.__name__}; {GET_AGAIN}"
+                )
+        for key, kinds in _ITEMS.items():
+            value = self.get(key, [])
+            if not isinstance(value, list) or not {type(item) for item in value} <= set(kinds):
+                raise InputError(
+                    f"{where}: tokenizer.{key} must be a list with items of type "
+                    f"{kinds[-1].__name__}, not {shown(value)}; {GET_AGAIN}"
+                )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._metadata.get(f"tokenizer.{key}", default)
+
+    def required(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
             raise InputError(
-                f"{where}: tokenizer.{key} is {shown(value)}, which must be of type "
-                f"{kinds[0].__name__}; {GET_AGAIN}"
+                f"{self.where} has no tokenizer.{key}: its tokenizer is missing; {_CONVERT}, or "
+                "load its Hugging Face directory"
             )
-    for key, kinds in _ITEMS.items():
-        value = metadata.get(f"tokenizer.{key}", [])
-        if not isinstance(value, list) or not {type(item) for item in value} <= set(kinds):
-            raise InputError(
-                f"{where}: tokenizer.{key} must be a list with items of type {kinds[-1].__name__}, "
-                f"not {shown(value)}; {GET_AGAIN}"
-            )
+        return value
 
 
-def _required(metadata: Mapping[str, Any], key: str, where: str) -> Any:
-    if key not in metadata:
-        raise InputError(
-            f"{where} has no {key}: its tokenizer is missing; convert the model to GGUF again, "
-            "or load its Hugging Face directory"
-        )
-    return metadata[key]
-
-
-def _check_vocabulary(tokens: list[str], types: list[int], where: str) -> None:
+def _vocabulary(keys: _TokenizerKeys) -> tuple[list[str], list[int]]:
+    """Tokens and their types by id, without the padding rows at the end."""
+    where, tokens = keys.where, list(keys.required("ggml.tokens"))
+    types = list(keys.get("ggml.token_type", [_NORMAL] * len(tokens)))
     if len(types) != len(tokens):
         raise InputError(
             f"{where}: {len(types)} entries in tokenizer.ggml.token_type for {len(tokens)} tokens; "
@@ -137,69 +150,62 @@ def _check_vocabulary(tokens: list[str], types: list[int], where: str) -> None:
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))
         raise InputError(
-            f"{where}: the token {shown(twice)} stands twice in tokenizer.ggml.tokens; "
-            "convert the model to GGUF again"
+            f"{where}: the token {shown(twice)} stands twice in tokenizer.ggml.tokens; {_CONVERT}"
         )
+    while types and types[-1] == _UNUSED:
+        tokens.pop()
+        types.pop()
+    return tokens, types
 
 
-def _named_ids(metadata: Mapping[str, Any], model: str, *, size: int, where: str) -> dict[str, int]:
-    """Return the ids that the file gives a role, by the last part of their key."""
-    names = [*_ROLES.values(), "eot_token_id", "eom_token_id"]
-    given = {name: metadata.get(f"tokenizer.ggml.{name}") for name in names}
-    ids = {name: int(value) for name, value in given.items() if value is not None}
-    if model == "llama":
-        ids = _SENTENCEPIECE_IDS | ids
+def _named_ids(keys: _TokenizerKeys, model: str, size: int) -> dict[str, int]:
+    """The ids that the file gives a role, by the last part of their key."""
+    ids = dict(_SENTENCEPIECE_IDS) if model == "llama" else {}
+    ids |= {name: i for name in _IDS if (i := keys.get(f"ggml.{name}")) is not None}
     for name, token_id in ids.items():
         if not 0 <= token_id < size:
             raise InputError(
-                f"{where}: tokenizer.ggml.{name} is {token_id}, but the vocabulary has {size} "
-                "tokens; convert the model to GGUF again"
+                f"{keys.where}: tokenizer.ggml.{name} is {token_id}, but the vocabulary has {size} "
+                f"tokens; {_CONVERT}"
             )
     return ids
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str], where: str) -> tokenizers.Tokenizer:
-    name = metadata.get("tokenizer.ggml.pre", "default")
-    pre = canonical_pre_tokenizer(name)
+def _byte_level(keys: _TokenizerKeys, tokens: list[str], pre: str | None) -> tokenizers.Tokenizer:
     if pre is None:
         raise InputError(
-            f"{where}: the pre-tokenizer {shown(name)} (tokenizer.ggml.pre) is not supported; "
-            f"supported are {', '.join(PRE_TOKENIZERS)}. Load the model from its Hugging Face "
-            "directory"
+            f"{keys.where}: the pre-tokenizer {shown(keys.get('ggml.pre'))} (tokenizer.ggml.pre) "
+            f"is not supported; supported are {', '.join(PRE_TOKENIZERS)}. Load the model from its "
+            "Hugging Face directory"
         )
-    merges = _required(metadata, "tokenizer.ggml.merges", where)
     try:
-        return byte_level_bpe(tokens, merges, pre=pre)
+        return byte_level_bpe(tokens, keys.required("ggml.merges"), pre=pre)
     except ValueError as error:
         raise InputError(
-            f"{where}: tokenizer.ggml.merges does not fit the vocabulary: {brief(error)}; "
-            "convert the model to GGUF again"
+            f"{keys.where}: tokenizer.ggml.merges does not fit the vocabulary: {brief(error)}; "
+            f"{_CONVERT}"
         ) from error
 
 
 def _sentencepiece(
-    metadata: Mapping[str, Any], tokens: list[str], types: list[int], unknown_id: int, where: str
+    keys: _TokenizerKeys, tokens: list[str], unknown_id: int
 ) -> tokenizers.Tokenizer:
-    scores = _required(metadata, "tokenizer.ggml.scores", where)
+    scores = keys.required("ggml.scores")
     if len(scores) < len(tokens):
         raise InputError(
-            f"{where}: {len(scores)} entries in tokenizer.ggml.scores for {len(tokens)} tokens; "
-            "the file is damaged, fetch it again"
+            f"{keys.where}: {len(scores)} entries in tokenizer.ggml.scores for {len(tokens)} "
+            "tokens; the file is damaged, fetch it again"
         )
     if not all(map(math.isfinite, scores)):
-        raise InputError(f"{where}: tokenizer.ggml.scores has a score that is no number")
-    return sentencepiece_bpe(
-        tokens,
-        scores,
-        unknown_id=unknown_id,
-        space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
-    )
+        raise InputError(f"{keys.where}: tokenizer.ggml.scores has a score that is no number")
+    space_prefix = keys.get("ggml.add_space_prefix", True)
+    return sentencepiece_bpe(tokens, scores, unknown_id=unknown_id, space_prefix=space_prefix)
 
 
 def _add_tokens(
     backend: tokenizers.Tokenizer, tokens: list[str], types: list[int], special: set[int]
 ) -> None:
-    """Let the tokenizer find special and user-defined tokens in a text before anything else."""
+    """Has the tokenizer find special and user-defined tokens in a text before anything else."""
     from tokenizers import AddedToken
 
     backend.add_tokens(
@@ -209,10 +215,3 @@ def _add_tokens(
             if i in special or kind == _USER_DEFINED
         ]
     )
-
-
-def _adds_bos(metadata: Mapping[str, Any], model: str) -> bool:
-    """Whether a text begins with BOS; without the key, llama.cpp's default for the tokenizer."""
-    pre = canonical_pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
-    default = model == "llama" or pre == "llama-bpe"
-    return bool(metadata.get("tokenizer.ggml.add_bos_token", default))

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.checkpoints.post_processing import begin_with
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
 from ssd_jax.files import brief, read_json, read_text, shown
 
@@ -16,19 +15,11 @@ if TYPE_CHECKING:
 
 _MOST_TOKENIZER = 64 << 20
 _MOST_TEMPLATE = 1 << 20
-_ROLES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 def tokenizer_from_directory(path: Path) -> Tokenizer:
-    """Build the tokenizer of a directory with `tokenizer.json` and, as far as they exist,
+    """Builds the tokenizer of a directory with `tokenizer.json` and, as far as they exist,
     `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
     `generation_config.json` and `config.json`.
 
@@ -40,19 +31,16 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
     """
     backend = _read_backend(path)
     # Where both files name a token, tokenizer_config.json is right.
-    config = _read_json(path / "special_tokens_map.json") | _read_json(
-        path / "tokenizer_config.json"
-    )
+    config = _read_any(path / "special_tokens_map.json") | _read_any(path / "tokenizer_config.json")
     _add_tokens(backend, config, path)
-    named = _named_tokens(config, path)
+    named = {role: _content(config[role], role, path) for role in _ROLES if config.get(role)}
     ids = {role: i for role, text in named.items() if (i := backend.token_to_id(text)) is not None}
     _mark_special(backend, [named[role] for role in ids])
-    generation, model = (
-        _read_json(path / "generation_config.json"),
-        _read_json(path / "config.json"),
+    models = [_read_any(path / "generation_config.json"), _read_any(path / "config.json")]
+    eos_ids, bos_ids = (
+        [i for model in models for i in _ids(model, key, path)]
+        for key in ("eos_token_id", "bos_token_id")
     )
-    eos_ids = [*_ids(generation, "eos_token_id", path), *_ids(model, "eos_token_id", path)]
-    bos_ids = [*_ids(generation, "bos_token_id", path), *_ids(model, "bos_token_id", path)]
     if backend.post_processor is None and config.get("add_bos_token") and "bos_token" in ids:
         begin_with(backend, ids["bos_token"])
     return Tokenizer(
@@ -85,13 +73,13 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a file, or an empty one if there is no such file."""
+def _read_any(file: Path) -> dict[str, Any]:
+    """The object in a file, or an empty one if there is no such file."""
     return read_json(file) if file.exists() else {}
 
 
 def _content(token: object, key: str, path: Path) -> str:
-    """Return the text of a token that is written as a string or as an object with `content`."""
+    """The text of a token that is written as a string or as an object with `content`."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str):
         raise InputError(
@@ -101,13 +89,8 @@ def _content(token: object, key: str, path: Path) -> str:
     return text
 
 
-def _named_tokens(config: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Return the special tokens by role."""
-    return {role: _content(config[role], role, path) for role in _ROLES if config.get(role)}
-
-
 def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
-    """Add the tokens that `tokenizer.json` may leave to tokenizer_config.json."""
+    """Adds the tokens that `tokenizer.json` may leave to tokenizer_config.json."""
     from tokenizers import AddedToken
 
     entries = config.get("added_tokens_decoder") or {}
@@ -137,7 +120,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: 
 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """Make tokens of the vocabulary special; their other flags stay as they are."""
+    """Makes tokens of the vocabulary special; their other flags stay as they are."""
     from tokenizers import AddedToken
 
     added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
@@ -149,7 +132,7 @@ def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
 
 
 def _ids(config: Mapping[str, Any], key: str, path: Path) -> list[int]:
-    """Return the ids under `key`: one, a list of them, or none."""
+    """The ids under `key`: one, a list of them, or none."""
     value = config.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
@@ -160,31 +143,22 @@ def _ids(config: Mapping[str, Any], key: str, path: Path) -> list[int]:
 
 
 def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
-    """Return the Jinja source: `chat_template.jinja`, else the one in tokenizer_config.json."""
+    """The Jinja source: `chat_template.jinja`, else the one in tokenizer_config.json."""
     file = path / "chat_template.jinja"
     if file.exists():
         return read_text(file, most=_MOST_TEMPLATE)
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = _named_default(template, path)
+        by_name = {str(t.get("name")): t.get("template", 0) for t in template if type(t) is dict}
+        if "default" not in by_name:
+            raise InputError(
+                f"{path}: none of the chat templates {shown(sorted(by_name))} is named 'default'; "
+                "write the one to use to chat_template.jinja"
+            )
+        template = by_name["default"]
     if not isinstance(template, str | None):
         raise InputError(
             f"{path}/tokenizer_config.json: chat_template must be a string or a list of objects "
             "with 'name' and 'template'; fetch the file again"
         )
     return template
-
-
-def _named_default(templates: list[Any], path: Path) -> object:
-    """Return the template of that name."""
-    by_name = {
-        str(entry.get("name")): entry.get("template", 0)
-        for entry in templates
-        if isinstance(entry, Mapping)
-    }
-    if "default" not in by_name:
-        raise InputError(
-            f"{path}: none of the chat templates {shown(sorted(by_name))} is named 'default'; "
-            "write the one to use to chat_template.jinja"
-        )
-    return by_name["default"]

@@ -78,7 +78,7 @@ def _with_model(
     params: SamplingParams,
     prompts: Path,
 ) -> Comparison:
-    lines = parse_prompt_file(prompts).prompts
+    lines = parse_prompt_file(prompts)
     asked = {p.prompt_index: _prompt(lines, p, prompts) for p in pairs if p.compared}
     llm = open_llm(config)
     requests = {}

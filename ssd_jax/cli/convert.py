@@ -10,7 +10,7 @@ from absl import flags
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.errors import InputError
-from ssd_jax.paths import require_writable, user_path
+from ssd_jax.paths import require_free, require_writable, user_path
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
         raise InputError("give --out=DIRECTORY")
 
     from ssd_jax.checkpoints.checkpoint import open_checkpoint
-    from ssd_jax.checkpoints.orbax import DTYPES, require_free, write_checkpoint
+    from ssd_jax.checkpoints.orbax import DTYPES, write_checkpoint
 
     if config.dtype not in DTYPES:
         raise InputError(f"dtype = {config.dtype!r} cannot be stored; give one of {list(DTYPES)}")

@@ -137,7 +137,7 @@ def _prompts(given: Mapping[str, Any]):
         raise InputError("give one of --prompt=TEXT and --prompt_file=FILE.jsonl")
     if given["prompt"] is not None:
         return [PromptLine(prompt=given["prompt"], messages=None)]
-    prompts = parse_prompt_file(Path(given["prompt_file"])).prompts
+    prompts = parse_prompt_file(Path(given["prompt_file"]))
     if not prompts:
         raise InputError(f"{given['prompt_file']}: no prompts in the file")
     return prompts

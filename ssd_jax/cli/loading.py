@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config import Config
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ssd_jax.atomic import write_file
 from ssd_jax.bench.environment import describe
 from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
-from ssd_jax.checkpoints.vocabulary import require_same
+from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.distill.generate import Completion, CompletionJob, Shards, into_shards
 from ssd_jax.distill.manifest import Manifest
 from ssd_jax.distill.prompts import PromptIds

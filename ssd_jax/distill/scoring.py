@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.checkpoints.progress import Progress
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, encode_scores
 from ssd_jax.distill.training.data import columns_of

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.atomic import clear_partial
-from ssd_jax.checkpoints.config_json import to_hf
 from ssd_jax.checkpoints.orbax import origin
-from ssd_jax.checkpoints.progress import Progress
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.distill.generate import Bar, CompletionJob, generate
 from ssd_jax.distill.manifest import (
     Manifest,
@@ -72,7 +71,7 @@ def open_target(source: str, *, progress: Progress | None = None) -> DistillTarg
     chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
     ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
     files = sorted(origin(checkpoint.path).values())
-    sha256 = _digest([to_hf(checkpoint.config), tokens, chat, ends, files])
+    sha256 = _digest([checkpoint.config.to_hf(), tokens, chat, ends, files])
     return DistillTarget(checkpoint, tokenizer, sha256)
 
 

@@ -28,6 +28,17 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_context: int = 8192
 
+    def to_hf(self) -> dict[str, Any]:
+        """As `rope_scaling` of a `config.json`."""
+        written = {"rope_type": self.kind, "factor": self.factor}
+        if self.kind == "linear":
+            return written
+        return written | {
+            "low_freq_factor": self.low_freq_factor,
+            "high_freq_factor": self.high_freq_factor,
+            "original_max_position_embeddings": self.original_context,
+        }
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -121,6 +132,27 @@ class ModelConfig:
             qkv_bias=family == "qwen2",
             qk_norm=family == "qwen3",
         )
+
+    def to_hf(self) -> dict[str, Any]:
+        """As `config.json` spells it, in plain JSON values; `from_hf` gives the same back."""
+        scaling = self.rope_scaling
+        return {
+            "architectures": [f"{self.family.capitalize()}ForCausalLM"],
+            "model_type": self.family,
+            "hidden_act": "silu",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": None if scaling is None else scaling.to_hf(),
+            "max_position_embeddings": self.max_context,
+            "tie_word_embeddings": self.tie_embeddings,
+        }
 
 
 _MOST = 2**31 - 1

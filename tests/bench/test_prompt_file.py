@@ -14,7 +14,7 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 def parse(tmp_path, text: str) -> list:
     path = tmp_path / "p.jsonl"
     path.write_text(text, encoding="utf-8")
-    return parse_prompt_file(path).prompts
+    return parse_prompt_file(path)
 
 
 def test_prompts_and_messages_come_in_line_order(tmp_path):
@@ -78,7 +78,7 @@ def test_a_bad_line_says_where_and_why_and_the_others_stay(tmp_path, line, error
 def test_a_gzipped_file_is_read(tmp_path):
     path = tmp_path / "p.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"prompt": "a"}\n'))
-    assert parse_prompt_file(path).prompts == [PromptLine(prompt="a")]
+    assert parse_prompt_file(path) == [PromptLine(prompt="a")]
 
 
 @pytest.mark.parametrize(

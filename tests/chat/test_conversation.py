@@ -45,7 +45,7 @@ def test_whole_turns_are_left_out_from_the_oldest(room, start, first):
 def test_a_saved_conversation_is_a_prompt_file_and_loads_as_it_was(tmp_path, name):
     path = tmp_path / name
     files.save(TALK, path)
-    (prompt,) = parse_prompt_file(path).prompts
+    (prompt,) = parse_prompt_file(path)
     assert isinstance(prompt, PromptLine)
     assert prompt.messages == TALK.prompt()
     assert files.load(path) == TALK

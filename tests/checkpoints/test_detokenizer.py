@@ -6,8 +6,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from ssd_jax.checkpoints.detokenizer import Detokenizer
-from ssd_jax.checkpoints.token_decoding import WindowStream
+from ssd_jax.checkpoints.detokenizer import Detokenizer, WindowStream
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from tests.checkpoints.builders import TOKENS, metadata

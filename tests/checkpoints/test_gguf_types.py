@@ -4,8 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.gguf import GGUFFile
-from ssd_jax.checkpoints.gguf_types import SUPPORTED
+from ssd_jax.checkpoints.gguf import SUPPORTED, GGUFFile
 from ssd_jax.errors import InputError
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny

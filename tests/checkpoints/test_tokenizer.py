@@ -7,10 +7,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizer import Tokenizer, first_difference
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
-from ssd_jax.checkpoints.vocabulary import first_difference
 from ssd_jax.errors import InputError
 from tests.checkpoints.builders import TOKENS, metadata
 from tests.checkpoints.conftest import golden

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from tokenizers import AddedToken, processors
 
+from ssd_jax.checkpoints.tokenizer import first_difference
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
-from ssd_jax.checkpoints.vocabulary import first_difference
 from ssd_jax.errors import InputError
 from tests.checkpoints.builders import TOKENS, backend, directory, metadata, special
 

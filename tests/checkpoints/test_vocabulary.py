@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ssd_jax.checkpoints.gguf_header import read_header
+from ssd_jax.checkpoints.tokenizer import first_difference, require_same
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
-from ssd_jax.checkpoints.vocabulary import first_difference, require_same
 from ssd_jax.errors import InputError
 from tests.checkpoints.builders import TOKENS, metadata
 

@@ -20,7 +20,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 class Target(NamedTuple):
-    """See `draft_checkpoint.Target`."""
+    """See `draft_checkpoint.DraftTarget`."""
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer

@@ -42,7 +42,7 @@ def test_a_template_that_writes_the_date_is_the_same_on_another_day(target, monk
     for day in (1, 2):
         program = tmp_path / f"{day}.py"
         program.write_text(ANOTHER_DAY.format(day=day))
-        monkeypatch.setattr("ssd_jax.checkpoints.template_process._PROGRAM", program)
+        monkeypatch.setattr("ssd_jax.checkpoints.chat_template._PROGRAM", program)
         opened = open_target(str(target))
         shown.append(opened.tokenizer.apply_chat_template([{"role": "user", "content": "?"}]))
         digests.append(opened.sha256)

@@ -14,7 +14,7 @@ from ssd_jax.chat.conversation import load
 from ssd_jax.chat.history import HistoryFile
 from ssd_jax.checkpoints import pip_source
 from ssd_jax.checkpoints.draft_source import DraftTensors
-from ssd_jax.checkpoints.pins import Pin
+from ssd_jax.checkpoints.pip_source import Pin
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.cli import settings as command_settings

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.draft_checkpoint import Target, identity_of
+from ssd_jax.checkpoints.draft_checkpoint import DraftTarget, identity_of
 from ssd_jax.distill.settings import DraftSettings, TrainSettings, recorded
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.data import (
@@ -49,7 +49,7 @@ _REMEMBERED = 0.95
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def check(settings: TrainSettings, draft: DraftSettings, target: Target) -> None:
+def check(settings: TrainSettings, draft: DraftSettings, target: DraftTarget) -> None:
     """Refuses, before any text is read, a draft that the target cannot have, and batches that the
     devices cannot share.
 
@@ -136,7 +136,7 @@ def run(
     settings: TrainSettings,
     draft: DraftSettings,
     *,
-    target: Target,
+    target: DraftTarget,
     samples: Iterable[TrainingText],
     work: Path,
     progress: ShowStep | None = None,

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from ssd_jax.checkpoints.config_json import to_hf
 from ssd_jax.models.config import ModelConfig
 from tests.checkpoints import tiny_models as tiny
 
@@ -24,4 +23,4 @@ def test_a_configuration_survives_json(family, scaling, tied):
     config = ModelConfig.from_hf(
         tiny.hf_config(family, rope_scaling=scaling, tie_word_embeddings=tied, head_dim=96)
     )
-    assert ModelConfig.from_hf(json.loads(json.dumps(to_hf(config)))) == config
+    assert ModelConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
