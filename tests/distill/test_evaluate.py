@@ -10,6 +10,7 @@ from ssd_jax.cli.main import main
 from ssd_jax.distill.evaluate import choose
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import EvaluateSettings
+from ssd_jax.distill.step_costs import StepCosts
 from ssd_jax.errors import InputError
 from tests import tiny
 from tests.checkpoints import tiny_drafts
@@ -188,6 +189,8 @@ def test_a_draft_of_the_package_is_evaluated_without_prompts_to_train(
     tiny_drafts.write(tmp_path / "drafts" / "light", target, None, noise=0.05, layers=1)
     tiny_drafts.write(tmp_path / "drafts" / "tiny", target, None, noise=0.05, layers=2)
     monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
+    costs = StepCosts(target_ms=1.0, target={1: 1.0, 2: 1.1, 3: 1.2}, draft={1: 0.1, 2: 0.2})
+    monkeypatch.setattr("ssd_jax.distill.evaluate.measure_steps", lambda *_a, **_k: costs)
     config, out = tmp_path / "evaluation.toml", tmp_path / "out"
     config.write_text(EVALUATION.format(target=tiny_checkpoint))
     given = [f"--config={config}", f"--data={place}", f"--out={out}", "--compile_cache=off"]
