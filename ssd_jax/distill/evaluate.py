@@ -6,6 +6,7 @@ draft then run over it, and everything but the costs of forwards follows from th
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from ssd_jax.distill.generate import Completion, CompletionJob, Shards, into_sha
 from ssd_jax.distill.manifest import Manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
-from ssd_jax.distill.scoring import GivenText, Judged, judge
+from ssd_jax.distill.scoring import Judged, judge
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
@@ -124,8 +125,8 @@ def evaluate(
         sample for entry in shards for sample in decode_texts(read_file(job.directory, entry))
     ]
     places = [completion.prompt for shard in plan_texts(job) for completion in shard]
-    texts = [
-        GivenText(sample.tokens, len(job.prompts[place].ids))
+    texts = [  # of a passage, too, only what follows it is judged
+        dataclasses.replace(sample, prompt_length=len(job.prompts[place].ids))
         for sample, place in zip(samples, places, strict=True)
     ]
     size, longest = target.tokenizer.size, job.context

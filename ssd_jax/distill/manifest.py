@@ -81,11 +81,11 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
     """
     changed = [
         f"{key} is {_json(now)}, was {_json(before)}"
-        for key, now, before in _differences(old.settings, new.settings)
+        for key, now, before in differences(old.settings, new.settings)
     ]
     changed += [
         f"{_INPUTS.get(name, name)} has sha256 {now}, was {before}"
-        for name, now, before in _differences(old.inputs, new.inputs)
+        for name, now, before in differences(old.inputs, new.inputs)
     ]
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
@@ -95,7 +95,8 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
         )
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(name, new value, old value) where they differ; None stands for one that is not there."""
     both = [(name, new.get(name), old.get(name)) for name in sorted({*old, *new})]
     return [(name, now, before) for name, now, before in both if now != before]
 

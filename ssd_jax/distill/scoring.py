@@ -180,13 +180,6 @@ class TargetScorer:
         return ids, jnp.exp(likeliest - jax.nn.logsumexp(own, axis=-1, keepdims=True))
 
 
-class GivenText(NamedTuple):
-    """tokens [n] int32, of which `prompt` were given."""
-
-    tokens: np.ndarray
-    prompt: int
-
-
 class Judged(NamedTuple):
     """Of each token of a completion [m], as p and q at temperature 1 have it.
 
@@ -205,7 +198,7 @@ class Judged(NamedTuple):
 def judge(
     target: tuple[FunctionalModel, Parameters],
     draft: tuple[FunctionalModel, Parameters],
-    texts: Sequence[GivenText],
+    texts: Sequence[Sample],
     *,
     tokens: int,
     longest: int,
@@ -215,7 +208,7 @@ def judge(
 
     Args:
       target, draft: models and their parameters.
-      texts: with a completion of at least one token each.
+      texts: with a prompt and a completion of at least one token each.
       tokens: ids of the tokenizer; columns of a head beyond them are padding.
       longest: tokens of the longest text that the programs are for.
       progress: called with (tokens done, tokens).
@@ -227,10 +220,10 @@ def judge(
 
     found = TextRunner([target, draft], compare, longest=longest).run(
         [text.tokens for text in texts],
-        [range(text.prompt - 1, len(text.tokens) - 1) for text in texts],
+        [text.learnt for text in texts],
         progress,
     )
-    ends = np.cumsum([len(text.tokens) - text.prompt for text in texts])[:-1]
+    ends = np.cumsum([len(text.learnt) for text in texts])[:-1]
     return [Judged(*one) for one in zip(*(np.split(x, ends) for x in found), strict=True)]
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.rounds import walk
-from ssd_jax.distill.scoring import GivenText, judge
+from ssd_jax.distill.scoring import judge
+from ssd_jax.distill.shards import Sample
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -112,8 +113,9 @@ def test_rounds_are_those_that_teacher_forcing_predicts(many):
     spoken = outputs(many, asked, "sd")
     assert {one.finish_reason for one in spoken} == {"stop", "length"}
     texts = [
-        GivenText(
-            np.array([*request.prompt_ids, *one.token_ids], np.int32), len(request.prompt_ids)
+        Sample(
+            tokens=np.array([*request.prompt_ids, *one.token_ids], np.int32),
+            prompt_length=len(request.prompt_ids),
         )
         for request, one in zip(asked, spoken, strict=True)
     ]

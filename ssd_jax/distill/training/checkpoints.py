@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ssd_jax.distill.manifest import differences
 from ssd_jax.errors import InputError
 from ssd_jax.files import brief
 
@@ -115,11 +116,9 @@ class Checkpoints:
         return found
 
     def _require_same(self, before: Mapping[str, Any]) -> None:
-        now = self._made_with
         changed = [
-            f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
-            for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key)
+            f"{key} was {old!r}, is {new!r}"
+            for key, new, old in differences(before, self._made_with)
         ]
         if changed:
             raise InputError(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from ssd_jax.distill.shards import Sample
 from ssd_jax.errors import InputError
 
 PADDING = 0
@@ -24,30 +25,6 @@ _OPEN_ROWS = 64
 
 _BEGINNING = 8
 """Tokens by which a passage is known: fewer than one has, as its completions differ after it."""
-
-
-class TrainingText(Protocol):
-    """Tokens that a target wrote, or text that it scored; `shards.Sample` is one."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """[n] of an integer type, prompt then completion."""
-        ...
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens that are prompt; 0 for plain text."""
-        ...
-
-    @property
-    def top_ids(self) -> np.ndarray | None:
-        """[n, N] of an integer type: likeliest ids of the token after each."""
-        ...
-
-    @property
-    def top_probs(self) -> np.ndarray | None:
-        """[n, N] float16 or float32: their probabilities, by the target at temperature 1."""
-        ...
 
 
 class PackedBatch(NamedTuple):
@@ -79,7 +56,7 @@ class Packed:
       width: N, cached probabilities a position.
     """
 
-    texts: Sequence[TrainingText]
+    texts: Sequence[Sample]
     rows: Sequence[Sequence[_Piece]]
     length: int
     width: int
@@ -131,7 +108,7 @@ class Packed:
         return digest.hexdigest()
 
 
-def pack(texts: Iterable[TrainingText], *, length: int, seed: int, where: str) -> Packed:
+def pack(texts: Iterable[Sample], *, length: int, seed: int, where: str) -> Packed:
     """Packs texts into rows, each where it first fits, in an order that the seed gives.
 
     A text longer than a row is cut into pieces that overlap by one token, so that every next token
@@ -174,7 +151,7 @@ def _order(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _pieces(index: int, text: TrainingText, length: int) -> list[_Piece]:
+def _pieces(index: int, text: Sample, length: int) -> list[_Piece]:
     size, pieces = len(text.tokens), []
     for start in range(0, max(size - 1, 0), length - 1):
         stop = min(start + length, size)
@@ -203,8 +180,8 @@ def _first_fit(pieces: Sequence[_Piece], length: int) -> list[list[_Piece]]:
 
 
 def set_aside(
-    texts: Sequence[TrainingText], *, tokens: int, seed: int, where: str
-) -> tuple[list[TrainingText], list[TrainingText]]:
+    texts: Sequence[Sample], *, tokens: int, seed: int, where: str
+) -> tuple[list[Sample], list[Sample]]:
     """Texts to learn from, and others of at least `tokens` tokens together.
 
     All completions of a prompt are on one side, and all of a passage of plain text, which is
@@ -213,7 +190,7 @@ def set_aside(
     Raises:
       InputError: nothing would be left to learn from.
     """
-    groups: dict[tuple[bool, bytes], list[TrainingText]] = {}
+    groups: dict[tuple[bool, bytes], list[Sample]] = {}
     for text in texts:
         begin = np.ascontiguousarray(text.tokens[: text.prompt_length or _BEGINNING])
         groups.setdefault((text.prompt_length > 0, begin.tobytes()), []).append(text)
@@ -233,7 +210,7 @@ def set_aside(
 
 
 def most_frequent(
-    texts: Iterable[TrainingText], *, count: int, size: int, always: Collection[int]
+    texts: Iterable[Sample], *, count: int, size: int, always: Collection[int]
 ) -> np.ndarray:
     """The ids that completions have most often: a draft's reduced output vocabulary.
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from ssd_jax.checkpoints.draft_checkpoint import DraftTarget, identity_of
 from ssd_jax.distill.settings import DraftSettings, TrainSettings, recorded
+from ssd_jax.distill.shards import Sample
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.data import (
     Packed,
-    TrainingText,
     check_output_size,
     most_frequent,
     pack,
@@ -137,7 +137,7 @@ def run(
     draft: DraftSettings,
     *,
     target: DraftTarget,
-    samples: Iterable[TrainingText],
+    samples: Iterable[Sample],
     work: Path,
     progress: ShowStep | None = None,
     stop: Stop | None = None,

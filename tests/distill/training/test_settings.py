@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.settings import DraftSettings, TrainSettings, read_section
+from ssd_jax.distill.shards import Sample
 from ssd_jax.distill.training.data import columns_of, most_frequent
 from ssd_jax.distill.training.model import draft_config
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from tests import tiny
-from tests.distill.training.own_text import Written
 
 TARGET = ModelConfig.from_hf(tiny.config("llama"))
 
@@ -76,7 +76,7 @@ def test_a_draft_from_scratch_may_be_of_another_family_and_width():
 
 
 def test_the_output_vocabulary_is_the_most_frequent_ids_and_the_special_ones():
-    text = Written(np.array([1, 1, 1, 5, 5, 9, 7, 7, 7], np.int32), 3)
+    text = Sample(tokens=np.array([1, 1, 1, 5, 5, 9, 7, 7, 7], np.int32), prompt_length=3)
     ids = most_frequent([text], count=4, size=20, always=[19])
     np.testing.assert_array_equal(ids, [5, 7, 9, 19])  # what is of the prompt does not count
     assert ids.dtype == np.int32
