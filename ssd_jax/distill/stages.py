@@ -40,6 +40,15 @@ EVALUATION = "evaluation.json"
 """Name of the figures of the trained draft."""
 
 
+_SECTIONS = {
+    "prompts": ("prompts",),
+    "generate": ("target", "generate"),
+    "train": ("train", "draft"),
+    "evaluate": ("target", "evaluate"),
+}
+"""Of a configuration, on which a stage's results depend."""
+
+
 class Stopped(Exception):  # noqa: N818 (no error)
     """A stage ended early, as it was asked to; its text says why."""
 
@@ -140,25 +149,23 @@ class Distillation:
         return manifest
 
     def plan(self, stage: str, inputs: dict[str, str]) -> Manifest:
-        """What the manifest of a stage would say now that is made from the target and `inputs`."""
-        settings, name = self.settings, self.settings.name
-        if stage == "prompts":
-            made_with = recorded("prompts", settings.prompts)
-        elif stage == "train":
-            if settings.train is None or settings.draft is None:
-                raise InputError(
-                    f"config {name} has no [draft] and [train]; stage train needs them"
-                )
-            made_with = recorded("train", settings.train) | recorded("draft", settings.draft)
-        elif stage == "evaluate":
-            if settings.evaluate is None:
-                raise InputError(f"config {name} has no [evaluate]; stage evaluate needs it")
-            made_with = recorded("target", settings.target)
-            made_with |= recorded("evaluate", settings.evaluate)
-            made_with |= {"generate.slots": settings.generate.slots}
-        else:
-            made_with = recorded("target", settings.target)
-            made_with |= recorded("generate", settings.generate)
+        """What the manifest of a stage would say now that is made from the target and `inputs`.
+
+        Raises:
+          InputError: the configuration lacks a section of the stage.
+        """
+        sections = {name: getattr(self.settings, name) for name in _SECTIONS[stage]}
+        missing = [f"[{name}]" for name in sorted(sections) if sections[name] is None]
+        if missing:
+            raise InputError(
+                f"config {self.settings.name} has no {' and '.join(missing)}; stage {stage} needs "
+                f"{'them' if len(missing) > 1 else 'it'}"
+            )
+        made_with: dict[str, Any] = {}
+        for name, settings in sections.items():
+            made_with |= recorded(name, settings)
+        if stage == "evaluate":
+            made_with["generate.slots"] = self.settings.generate.slots
         inputs = {"target": self.target.sha256, **inputs}
         return Manifest(stage=stage, settings=made_with, inputs=inputs)
 
