@@ -80,7 +80,7 @@ def _spans(tokens: Sequence[int], length: int) -> Iterator[bytes]:
     return (data[begin : begin + size] for begin in range(0, len(data) - size + 1, 4))
 
 
-class _Read(NamedTuple):
+class _Candidate(NamedTuple):
     """A prompt before the choice, and what is compared: `own` tokens of what is learnt from, if it
     trains, and `hidden`, spellings of each text that must not leak, if it is held out."""
 
@@ -163,7 +163,7 @@ class PromptFiles:
 
     def _read(
         self, entry: PromptEntry, lines: dict[PromptEntry, list[Line]], tokenizer: Tokenizer
-    ) -> Iterator[_Read]:
+    ) -> Iterator[_Candidate]:
         if entry not in lines:
             path = self._paths[entry.path]
             assert path is not None
@@ -171,7 +171,7 @@ class PromptFiles:
             tokens = tokenizer.encode(read_plain(path), add_special=False)
             for index, ids in enumerate(passages(tokens, self._passage, before=before)):
                 own = ids[len(before) :]
-                yield _Read(
+                yield _Candidate(
                     PromptIds(set=entry.path, index=index, ids=ids, plain=True), own, [[own]]
                 )
             return
@@ -184,7 +184,7 @@ class PromptFiles:
                 if text.strip()  # a blank text gives nothing away, but its token is in every other
             ]
             if ids:
-                yield _Read(PromptIds(set=entry.path, index=index, ids=ids), own, hidden)
+                yield _Candidate(PromptIds(set=entry.path, index=index, ids=ids), own, hidden)
 
 
 def encode(line: Line, tokenizer: Tokenizer) -> list[int]:

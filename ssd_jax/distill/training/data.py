@@ -46,7 +46,7 @@ class _Piece(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class PackedTexts:
     """Texts and the rows they were packed into.
 
     Attributes:
@@ -108,7 +108,7 @@ class Packed:
         return digest.hexdigest()
 
 
-def pack(texts: Iterable[Sample], *, length: int, seed: int, where: str) -> Packed:
+def pack(texts: Iterable[Sample], *, length: int, seed: int, where: str) -> PackedTexts:
     """Packs texts into rows, each where it first fits, in an order that the seed gives.
 
     A text longer than a row is cut into pieces that overlap by one token, so that every next token
@@ -137,7 +137,7 @@ def pack(texts: Iterable[Sample], *, length: int, seed: int, where: str) -> Pack
         )
     order = np.random.default_rng(seed).permutation(len(pieces))
     rows = _first_fit([pieces[i] for i in order], length)
-    return Packed(given, rows, length, widths.pop())
+    return PackedTexts(given, rows, length, widths.pop())
 
 
 def rows_of_step(count: int, *, batch: int, seed: int, step: int) -> list[int]:

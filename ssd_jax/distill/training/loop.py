@@ -21,7 +21,7 @@ from ssd_jax.distill.settings import DraftSettings, TrainSettings, recorded
 from ssd_jax.distill.shards import Sample
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.data import (
-    Packed,
+    PackedTexts,
     check_output_size,
     most_frequent,
     pack,
@@ -226,8 +226,8 @@ class _Session:
 
     trainer: Trainer
     untrained: Untrained
-    packed: Packed
-    looked: Packed | None
+    packed: PackedTexts
+    looked: PackedTexts | None
     journal: Journal
     progress: ShowStep | None
 
