@@ -24,6 +24,7 @@ eval-draft: $(VENV)/.installed
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 $(VENV)/.installed: pyproject.toml

@@ -9,9 +9,10 @@ from ssd_jax.compat import avoid_wrong_sums
 
 if TYPE_CHECKING:
     from ssd_jax.config import Config
+    from ssd_jax.engine.request import RequestOutput, TokenEvent
     from ssd_jax.errors import InputError, SsdError
     from ssd_jax.llm import LLM
-    from ssd_jax.runtime.request import RequestOutput, SamplingParams, TokenEvent
+    from ssd_jax.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,9 +32,9 @@ _HOME = {
     "Config": "ssd_jax.config",
     "InputError": "ssd_jax.errors",
     "SsdError": "ssd_jax.errors",
-    "RequestOutput": "ssd_jax.runtime.request",
-    "SamplingParams": "ssd_jax.runtime.request",
-    "TokenEvent": "ssd_jax.runtime.request",
+    "RequestOutput": "ssd_jax.engine.request",
+    "SamplingParams": "ssd_jax.sampling.params",
+    "TokenEvent": "ssd_jax.engine.request",
 }
 
 

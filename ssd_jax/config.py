@@ -7,12 +7,12 @@ import re
 from typing import Any, Literal, cast
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.cores import Cores
-from ssd_jax.runtime.placement import DeviceGroups, Kind, Placement, place
-from ssd_jax.runtime.request import MAX_LOGPROBS, SamplingParams, check_types
+from ssd_jax.placement.placement import DeviceGroups, Kind, Placement, place
+from ssd_jax.sampling.params import MAX_LOGPROBS, SamplingParams, check_types
 from ssd_jax.speculation.backup import KINDS, BackupKind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
 from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.system.cores import Cores
 
 _NUMBER = re.compile("[0-9]{1,10}")
 MODES = ("ar", "sd", "ssd", "auto")

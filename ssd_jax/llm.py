@@ -18,22 +18,23 @@ from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
-from ssd_jax.compile_cache import keep_nothing, keep_programs, open_store
 from ssd_jax.config import DEFAULT_CONTEXT, Config, setting_names
+from ssd_jax.devices.opened import OpenedModel, open_model
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
+from ssd_jax.engine.sequence import check
+from ssd_jax.engine.sharing import Caller, Sharing
+from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.loaded import Loaded, load
 from ssd_jax.memory import check_fits, host_parts
-from ssd_jax.opened import OpenedModel, open_model
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.occurrences import Occurrences
-from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams, TokenEvent
-from ssd_jax.runtime.sequence import check
-from ssd_jax.runtime.sharing import Caller, Sharing
-from ssd_jax.runtime.trace import Trace
-from ssd_jax.toml_settings import check_names
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store
+from ssd_jax.system.toml_settings import check_names
 
 if TYPE_CHECKING:
-    from ssd_jax.choosing import Chooser
+    from ssd_jax.tuning.chooser import Chooser
 
 _LOG = logging.getLogger(__name__)
 
@@ -161,10 +162,10 @@ class LLM:
         for line in self.fallbacks:
             _LOG.warning(line)
         if self.config.chooses:
-            from ssd_jax.choosing import chooser  # few need it
+            from ssd_jax.tuning.chooser import open_chooser  # few need it
 
             try:
-                self._chooser = chooser(self._loaded, self.target, self.draft, self.context)
+                self._chooser = open_chooser(self._loaded, self.target, self.draft, self.context)
             except BaseException:
                 self._loaded.close()
                 self._loaded = None

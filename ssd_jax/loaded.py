@@ -15,29 +15,28 @@ import jax
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.compat import check_sums
 from ssd_jax.config import AUTO_WIDTHS, SUPPORT, Config
-from ssd_jax.fallbacks import Fallbacks, find_fallbacks
-from ssd_jax.opened import OpenedModel
-from ssd_jax.runtime.branch_draft import BranchDraft
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
-from ssd_jax.runtime.expansion_programs import ExpansionPrograms
-from ssd_jax.runtime.model_drafter import ModelDrafter
-from ssd_jax.runtime.ngram_drafter import NgramDrafter
-from ssd_jax.runtime.placement import Placement
-from ssd_jax.runtime.programs import Programs, Verification
-from ssd_jax.runtime.roles import Drafter
-from ssd_jax.runtime.submesh_draft import PATIENCE, SubmeshDraft
-from ssd_jax.runtime.target import DeviceTarget
-from ssd_jax.runtime.tuned_drafter import TunedDrafter
-from ssd_jax.runtime.worker.messages import Hello
-from ssd_jax.runtime.worker.settings import WorkerSettings
-from ssd_jax.speculation.tuner import Fixed, Tuner
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.fallbacks import Fallbacks, find_fallbacks
+from ssd_jax.devices.model_drafter import ModelDrafter
+from ssd_jax.devices.ngram_drafter import NgramDrafter
+from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.target import DeviceTarget
+from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.placement.placement import Placement
+from ssd_jax.placement.process.messages import Hello
+from ssd_jax.placement.process.settings import WorkerSettings
+from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
+from ssd_jax.roles.protocols import Drafter
+from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 
 if TYPE_CHECKING:
-    from ssd_jax.compile_cache import ProgramStore
-    from ssd_jax.runtime.worker.client import RemoteDraft
-    from ssd_jax.runtime.worker.placement import DraftWorker
+    from ssd_jax.placement.process.client import RemoteDraft
+    from ssd_jax.placement.process.placement import DraftWorker
+    from ssd_jax.system.compile_cache import ProgramStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +145,10 @@ class Loaded:
 
     def _controller(self, k: int) -> Controller:
         config, draft = self.config, self.branching()
-        settle = None if isinstance(draft, BranchDraft) else draft.settled
         # What a draft in this process has done is known by no clock.
         activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
         if self.tuner is None:
-            tuner = Fixed(Plan.of_branches(k, config.branches))
+            tuner = FixedTuner(SpeculationPlan.of_branches(k, config.branches))
         else:
             tuner = self.tuner("ssd", k)
         return Controller(
@@ -162,7 +160,7 @@ class Loaded:
             tokens=self.tokens,
             lowers=config.saguaro_c not in (None, 1),
             rule=config.verify,
-            settle=settle,
+            elsewhere=not isinstance(draft, BranchDraft),
             activity=activity,
         )
 
@@ -211,13 +209,13 @@ def load(
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
         if draft is not None and elsewhere:
-            from ssd_jax.runtime.worker.placement import DraftWorker  # gRPC takes time to import
+            from ssd_jax.placement.process.placement import DraftWorker  # gRPC takes time to import
 
             worker = DraftWorker(
                 _worker_settings(config, draft, room, drafting, store, draft_cores)
             )
             on_failure.callback(worker.close)
-            worker.start()
+            worker.supervisor.start()
         parameters = pool.submit(target.load, progress)
         draft_loads = pool.submit(draft.load).result if draft and not elsewhere else None
         programs = Programs(
@@ -232,7 +230,7 @@ def load(
             ),
         )
         if worker is not None:
-            worker.check()
+            worker.supervisor.check()
         inline = None
         if draft is not None:
             inline = _inline(draft, room, drafting, config.budgets, draft_loads or draft.load)
@@ -241,10 +239,10 @@ def load(
                 inline.parameters()
         loaded = parameters.result()
         if worker is not None:
-            worker.check()
+            worker.supervisor.check()
         fallbacks = find_fallbacks(config.exact, programs, loaded, draft and draft.model)
         if worker is not None:
-            worker.wait_ready()
+            worker.supervisor.wait_ready()
         on_failure.pop_all()
     return Loaded(
         config=config,

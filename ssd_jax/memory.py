@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from ssd_jax.config import SUPPORT, Config
+from ssd_jax.devices.passes import page_size
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.host_memory import memory_limit
-from ssd_jax.runtime.passes import page_size
+from ssd_jax.system.host_memory import memory_limit
 
 if TYPE_CHECKING:
-    from ssd_jax.opened import OpenedModel
-    from ssd_jax.runtime.placement import Placement
+    from ssd_jax.devices.opened import OpenedModel
+    from ssd_jax.placement.placement import Placement
 
 Parts = dict[str, int]
 """Bytes by what they are for."""

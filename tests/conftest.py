@@ -1,6 +1,7 @@
 """Shared fixtures; virtual CPU devices, asked for before JAX starts, stand for accelerators."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -9,6 +10,35 @@ import jax
 import pytest
 
 from tests import tiny
+from tests.selection import is_fast
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fast", action="store_true", help="only files that compile and start nothing"
+    )
+    parser.addoption("--slowest", type=Path, metavar="FILE", help="gets the 50 slowest tests")
+
+
+def pytest_ignore_collect(collection_path, config):
+    if config.getoption("fast") and collection_path.match("test_*.py"):
+        return None if is_fast(collection_path) else True
+    return None
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Seconds of tests with their fixtures, the slowest first; each fixture counts once."""
+    path = config.getoption("slowest")
+    if path is None:
+        return
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid] += report.duration
+    path.parent.mkdir(parents=True, exist_ok=True)
+    slowest = seconds.most_common(50)
+    path.write_text("".join(f"{duration:8.2f} s  {test}\n" for test, duration in slowest))
 
 
 @pytest.fixture(scope="session", autouse=True)

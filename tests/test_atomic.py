@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.atomic import clear_partial, new_directory, new_file, write_file
+from ssd_jax.system.atomic import clear_partial, new_directory, new_file, write_file
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -15,7 +15,7 @@ import pytest
 
 from ssd_jax import LLM, compat
 from ssd_jax.errors import SsdError
-from ssd_jax.runtime.worker import loading
+from ssd_jax.placement.process import loading
 
 OPTION = "--xla_cpu_experimental_ynn_fusion_type"
 PRODUCTS = f"{OPTION}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
@@ -97,7 +97,9 @@ def test_a_wrong_sum_is_refused_before_weights_load_here_and_in_a_worker(
     monkeypatch, tiny_checkpoint
 ):
     monkeypatch.setattr(np, "array_equal", lambda *_: False)
-    monkeypatch.setattr("ssd_jax.opened.load_arrays", lambda *_args, **_kw: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "ssd_jax.devices.opened.load_arrays", lambda *_args, **_kw: pytest.fail("loaded")
+    )
     compat.check_sums.cache_clear()
     with pytest.raises(SsdError, match="wrong sums"):
         LLM(str(tiny_checkpoint), dtype="float32", compile_cache="off")

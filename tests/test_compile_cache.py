@@ -15,11 +15,18 @@ import jax.numpy as jnp
 import pytest
 from jax._src import compilation_cache
 
-from ssd_jax import LLM, compile_cache
+from ssd_jax import LLM
 from ssd_jax.cli.main import main
-from ssd_jax.compile_cache import ProgramStore, keep_nothing, keep_programs, kept_in, open_store
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.placement import Placement
+from ssd_jax.placement.placement import Placement
+from ssd_jax.system import compile_cache
+from ssd_jax.system.compile_cache import (
+    ProgramStore,
+    keep_nothing,
+    keep_programs,
+    kept_in,
+    open_store,
+)
 
 PROGRAM = bytes(range(256)) * 40
 

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from ssd_jax import LLM, compat, fallbacks
+from ssd_jax import LLM, compat
 from ssd_jax.cli.main import main
-from ssd_jax.fallbacks import find_fallbacks
+from ssd_jax.devices import fallbacks
+from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import MODEL_AXIS
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax import files
 from ssd_jax.errors import InputError
+from ssd_jax.system import files
 
 MEMORY = Path("/proc/self/mem")  # a regular file that cannot be read
 

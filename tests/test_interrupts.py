@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ssd_jax.interrupts import PATIENCE, Deferred
+from ssd_jax.system.interrupts import PATIENCE, Deferred
 
 
 @pytest.fixture

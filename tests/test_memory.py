@@ -7,7 +7,7 @@ import pytest
 
 from ssd_jax import LLM, InputError, memory
 from ssd_jax.memory import host_parts
-from ssd_jax.runtime.placement import Placement
+from ssd_jax.placement.placement import Placement
 
 SMALL = {"dtype": "float32", "context": 64, "slots": 2, "compile_cache": "off"}
 

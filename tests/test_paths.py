@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.paths import require_writable, user_path
+from ssd_jax.system.paths import require_writable, user_path
 
 
 def test_a_path_is_that_of_the_user():

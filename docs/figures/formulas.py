@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from ssd_jax.speculation.fan_out import Geometric
+from ssd_jax.speculation.fan_out import GeometricFanOut
 
 Law = tuple[float, ...]
 
@@ -33,7 +33,7 @@ def missed(a: float, k: int, budget: int, r: float = 1.0) -> float:
 
 def fan_out(a: float, k: int, budget: int) -> tuple[int, ...]:
     """F_0..F_K as the engine rounds them."""
-    return Geometric(acceptance=a).counts(k, budget, "hit")
+    return GeometricFanOut(acceptance=a).counts(k, budget, "hit")
 
 
 def lowered(q: Law, count: int, c: float) -> Law:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -12,6 +13,9 @@ from rich.text import Text
 
 from ssd_jax.bench.run import BenchResult
 from ssd_jax.bench.table import Column, build_table, number_cell
+
+_Line = tuple[str, str, Sequence[float | None]]
+"""Variant, what is shown, and its shares."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,57 +49,41 @@ def acceptance_json(entries: Sequence[Acceptance]) -> list[dict[str, Any]]:
 
 def acceptance_table(entries: Sequence[Acceptance]) -> Table:
     """Two lines a variant: the shares of rounds by tokens, and of tokens accepted by position."""
-    most = max(len(entry.histogram) for entry in entries)
-    lines = [line for entry in entries for line in _lines(entry)]
+    lines: list[_Line] = []
+    for entry in entries:
+        rounds = [count / entry.rounds for count in entry.histogram]
+        places = [accepted / judged if judged else None for accepted, judged in entry.by_position]
+        lines.append((entry.variant, "rounds by tokens", rounds))
+        lines.append(("", "accepted at position", places))
     columns: list[Column[_Line]] = [
-        Column(title="variant", cell=lambda line: Text(line.variant, style="cyan"), justify="left"),
-        Column(title="", cell=lambda line: Text(line.what), justify="left"),
+        Column(title="variant", cell=lambda line: Text(line[0], style="cyan"), justify="left"),
+        Column(title="", cell=lambda line: Text(line[1]), justify="left"),
     ]
-    columns += [Column(title=str(n + 1), cell=_share(n)) for n in range(most)]
+    most = max(len(entry.histogram) for entry in entries)
+    columns += [Column(title=str(n + 1), cell=partial(_share, n)) for n in range(most)]
     return build_table(columns, lines, title="acceptance")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Line:
-    variant: str
-    what: str
-    shares: Sequence[float | None]
-
-
-def _lines(entry: Acceptance) -> list[_Line]:
-    positions = [accepted / judged if judged else None for accepted, judged in entry.by_position]
-    return [
-        _Line(entry.variant, "rounds by tokens", [n / entry.rounds for n in entry.histogram]),
-        _Line("", "accepted at position", positions),
-    ]
-
-
-def _share(place: int):
-    def cell(line: _Line) -> str | None:
-        value = line.shares[place] if place < len(line.shares) else None
-        return number_cell(value, "{:.2f}")
-
-    return cell
+def _share(place: int, line: _Line) -> str | None:
+    return number_cell(line[2][place] if place < len(line[2]) else None, "{:.2f}")
 
 
 def _of(variant: str, result: BenchResult) -> Acceptance | None:
-    metrics = [repeat.metrics for runs in result.of(variant) for repeat in runs.results]
-    metrics = [each for each in metrics if each.get("acceptance_histogram")]
+    runs = [repeat.metrics for runs in result.of(variant) for repeat in runs.results]
+    metrics = [each for each in runs if each.get("acceptance_histogram")]
     if not metrics:
         return None
-    histograms = [each["acceptance_histogram"] for each in metrics]
-    histogram = tuple(map(sum, zip_longest(*histograms, fillvalue=0)))
-    positions = [each["acceptance_by_position"] for each in metrics]
-    by_position = tuple(
-        (sum(accepted for accepted, _ in column), sum(judged for _, judged in column))
-        for column in zip_longest(*positions, fillvalue=(0, 0))
-    )
+    histograms = zip_longest(*(each["acceptance_histogram"] for each in metrics), fillvalue=0)
+    histogram = tuple(map(sum, histograms))
+    positions = zip_longest(*(each["acceptance_by_position"] for each in metrics), fillvalue=(0, 0))
     rounds = sum(histogram)
-    tokens = sum((place + 1) * count for place, count in enumerate(histogram))
     return Acceptance(
         variant=variant,
         rounds=rounds,
-        length=tokens / rounds,
+        length=sum(tokens * count for tokens, count in enumerate(histogram, start=1)) / rounds,
         histogram=histogram,
-        by_position=by_position,
+        by_position=tuple(
+            (sum(accepted for accepted, _ in column), sum(judged for _, judged in column))
+            for column in positions
+        ),
     )

@@ -3,13 +3,18 @@
 *Paper accounting*: the target has the same cores in all modes, and the draft of SSD has others.
 *Equal hardware*: AR and SD have the cores of both. The two groups of cores swap roles halfway,
 since they may differ, and each mode counts with its own best K.
+
+Models run in processes of their own, each pinned before JAX starts there, so that its threads are
+as many as its cores.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -17,18 +22,51 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench import stats
-from ssd_jax.bench.pinned import PinnedModel
-from ssd_jax.bench.prompts import Prompt
-from ssd_jax.bench.run import BenchResult, Variant, joined, run_paired
+from ssd_jax.bench.prompts import BenchPrompt
+from ssd_jax.bench.report import speeds
+from ssd_jax.bench.run import BenchResult, Variant, joined, prompt_result, run_paired
 from ssd_jax.bench.stats import Estimate
 from ssd_jax.bench.table import Column, build_table, estimate_cell
 from ssd_jax.config import NGRAM_K, Config
-from ssd_jax.runtime.cores import shown
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.errors import InputError, SsdError
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
+
+
+def core_groups(
+    target_cores: str | None, draft_cores: str | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The cores of the two roles, as given; else the halves of those that can be used.
+
+    Raises:
+      InputError: cores that overlap or cannot be used, or fewer than two.
+    """
+    cores = Cores.parse(target_cores, draft_cores)
+    for name, asked in (("target_cores", cores.target), ("draft_cores", cores.draft)):
+        if asked is not None:
+            require_usable(name, asked)
+    usable = usable_cores()
+    if len(usable) < 2:
+        raise InputError(
+            f"suite = 'accounting' gives target and draft cores of their own, and there "
+            f"{'is core ' + shown(usable) if usable else 'are none that can be set'}; use "
+            "--suite=prompts"
+        )
+    if cores.target is None and cores.draft is None:
+        half = sorted(usable)[: len(usable) // 2]
+        return tuple(half), tuple(sorted(usable - {*half}))
+    target = cores.target or tuple(sorted(usable - {*(cores.draft or ())}))
+    draft = cores.draft or tuple(sorted(usable - {*target}))
+    if not target or not draft:
+        raise InputError(
+            f"target_cores = {target_cores!r} and draft_cores = {draft_cores!r} "
+            f"leave one of the two without cores; there are {shown(usable)}"
+        )
+    return target, draft
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class AccountingPlan:
     """What is measured.
 
     Attributes:
@@ -53,35 +91,88 @@ class Plan:
             k=str(self.ks[0]),
         )
 
-    def sd(self, cores: tuple[int, ...]) -> Config:
+    def sd(self, cores: tuple[int, ...], **changes: Any) -> Config:
         """Both on the same cores."""
-        return dataclasses.replace(self._without_ssd(), mode="sd", target_cores=shown(cores))
+        of_ssd = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup")
+        plain = dict.fromkeys((*of_ssd, "predict")) | {"mode": "sd", "k": str(self.ks[0])}
+        return dataclasses.replace(self.config, **plain | {"target_cores": shown(cores)} | changes)
 
     def ngram(self, cores: tuple[int, ...]) -> Config:
         """The target alone."""
-        models = ("draft_dtype", "draft_temperature", "proposal_support")
-        return dataclasses.replace(
-            self._without_ssd(),
-            mode="sd",
-            draft="ngram",
-            target_cores=shown(cores),
-            k=str(NGRAM_K),
-            **dict.fromkeys(models),
-        )
+        of_models = ("draft_dtype", "draft_temperature", "proposal_support")
+        return self.sd(cores, draft="ngram", k=str(NGRAM_K), **dict.fromkeys(of_models))
 
-    def _without_ssd(self) -> Config:
-        ours = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup")
-        return dataclasses.replace(
-            self.config,
-            mode="sd",
-            k=str(self.ks[0]),
-            **dict.fromkeys((*ours, "predict")),
-        )
+
+class PinnedModel:
+    """An `LLM` in a process that ends with `close`, or with this one.
+
+    Args:
+      config: its settings; `target_cores` says where it runs.
+      params: of every prompt.
+      ks: values of K to prepare beside the configured one.
+    """
+
+    def __init__(self, config: Config, params: SamplingParams, *, ks: Sequence[int] = ()) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, config, params, tuple(ks)))
+        self._process.daemon = True
+        self._process.start()
+        theirs.close()
+
+    def wait_ready(self) -> None:
+        """Waits until it is loaded.
+
+        Raises:
+          SsdError: it cannot be.
+        """
+        self._answer()
+
+    def variant(self, mode: str, k: int | None) -> Variant:
+        """Runs prompts there in a mode of `LLM.engine_of`."""
+        return lambda prompt: self._answer((prompt, mode, k))
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._pipe.close()
+        self._process.join(timeout=10)
+        self._process.kill()
+
+    def _answer(self, question: tuple[BenchPrompt, str, int | None] | None = None) -> Any:
+        try:
+            if question is not None:
+                self._pipe.send(question)
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise SsdError(
+                f"a measuring process ended with exit status {self._process.exitcode}; with "
+                "several models in memory at once the machine may be too small"
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _serve(pipe: Connection, config: Config, params: SamplingParams, ks: tuple[int, ...]) -> None:
+    """Answers with a result for each (prompt, mode, K); whatever fails is an answer, too."""
+    from ssd_jax.llm import LLM
+
+    try:
+        with LLM(config=config, ks=ks) as llm:
+            pipe.send(None)
+            while True:
+                prompt, mode, k = pipe.recv()
+                pipe.send(prompt_result(llm, prompt, params, mode, k))
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        return
+    except Exception as error:
+        pipe.send(error)
 
 
 def measure(
-    plan: Plan,
-    prompts: Sequence[Prompt],
+    plan: AccountingPlan,
+    prompts: Sequence[BenchPrompt],
     *,
     warmup: int,
     progress: Callable[[int, int], None] | None = None,
@@ -107,26 +198,17 @@ def measure(
             with ExitStack() as half:
                 apart = opened(plan.ssd(target, draft), half)
                 ngram = opened(plan.ngram(target), half)
-                halves.append(
-                    run_paired(
-                        _variants(plan, apart, ngram, equal),
-                        prompts,
-                        warmup=warmup,
-                        repeats=1,
-                        progress=progress,
-                    )
-                )
+                variants = {"ar": apart.variant("ar", None), "n-gram": ngram.variant("sd", None)}
+                variants |= {
+                    f"{mode} k={k}": apart.variant(mode, k)
+                    for mode in ("sd", "ssd")
+                    for k in plan.ks
+                }
+                variants["ar, all cores"] = equal.variant("ar", None)
+                variants |= {f"sd k={k}, all cores": equal.variant("sd", k) for k in plan.ks}
+                result = run_paired(variants, prompts, warmup=warmup, repeats=1, progress=progress)
+                halves.append(result)
     return joined(halves)
-
-
-def _variants(
-    plan: Plan, apart: PinnedModel, ngram: PinnedModel, equal: PinnedModel
-) -> dict[str, Variant]:
-    found = {"ar": apart.variant("ar", None), "n-gram": ngram.variant("sd", None)}
-    found |= {f"sd k={k}": apart.variant("sd", k) for k in plan.ks}
-    found |= {f"ssd k={k}": apart.variant("ssd", k) for k in plan.ks}
-    found["ar, all cores"] = equal.variant("ar", None)
-    return found | {f"sd k={k}, all cores": equal.variant("sd", k) for k in plan.ks}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,37 +230,36 @@ class Gain:
 
 def gains(result: BenchResult) -> list[Gain]:
     """What SSD gains by each way to count."""
-    speeds = {name: _speeds(result, name) for name in result.variants}
-    ssd = _fastest(speeds, [name for name in speeds if name.startswith("ssd ")])
+    by_variant = {name: speeds(result, name) for name in result.variants}
+
+    def fastest(names: Sequence[str]) -> str:
+        return max(names, key=lambda name: _median(by_variant[name]))
+
+    def against(name: str) -> Estimate | None:
+        return stats.ratio_interval(*stats.paired(by_variant[ssd], by_variant[name]))
+
+    ssd = fastest([name for name in by_variant if name.startswith("ssd ")])
+    sds = [name for name in by_variant if name.startswith("sd ")]
+    equal = [name for name in sds if name.endswith(", all cores")]
     found = []
-    for name, end in (("paper accounting", ""), ("equal hardware", ", all cores")):
-        sds = [n for n in speeds if n.startswith("sd ") and n.endswith(", all cores") == bool(end)]
-        sd = _fastest(speeds, sds)
-        found.append(
-            Gain(
-                name=name,
-                sd=sd,
-                ssd=ssd,
-                over_sd=stats.ratio_interval(*stats.paired(speeds[ssd], speeds[sd])),
-                over_ar=stats.ratio_interval(*stats.paired(speeds[ssd], speeds[f"ar{end}"])),
-            )
-        )
+    for name, ar, names in (
+        ("paper accounting", "ar", [name for name in sds if name not in equal]),
+        ("equal hardware", "ar, all cores", equal),
+    ):
+        sd = fastest(names)
+        over = {"over_sd": against(sd), "over_ar": against(ar)}
+        found.append(Gain(name=name, sd=sd, ssd=ssd, **over))
     return found
-
-
-def gains_json(found: Sequence[Gain]) -> list[dict[str, Any]]:
-    """For `json.dumps`."""
-    return [dataclasses.asdict(gain) for gain in found]
 
 
 def gains_table(found: Sequence[Gain]) -> Table:
     """A line for each way to count."""
     columns: list[Column[Gain]] = [
-        Column(title="", cell=lambda row: Text(row.name, style="cyan"), justify="left"),
-        Column(title="fastest sd", cell=lambda row: row.sd, justify="left"),
-        Column(title="fastest ssd", cell=lambda row: row.ssd, justify="left"),
-        Column(title="ssd/sd", cell=lambda row: estimate_cell(row.over_sd, "{:.2f}x")),
-        Column(title="ssd/ar", cell=lambda row: estimate_cell(row.over_ar, "{:.2f}x")),
+        Column("", lambda row: Text(row.name, style="cyan"), "left"),
+        Column("fastest sd", lambda row: row.sd, "left"),
+        Column("fastest ssd", lambda row: row.ssd, "left"),
+        Column("ssd/sd", lambda row: estimate_cell(row.over_sd, "{:.2f}x")),
+        Column("ssd/ar", lambda row: estimate_cell(row.over_ar, "{:.2f}x")),
     ]
     notes = [
         "paper accounting: ar and sd have the target's cores, ssd those of the draft beside them",
@@ -187,18 +268,6 @@ def gains_table(found: Sequence[Gain]) -> Table:
     return build_table(columns, found, title="what ssd gains", notes=notes)
 
 
-def _speeds(result: BenchResult, variant: str) -> Mapping[tuple[str, int], float | None]:
-    return {
-        runs.prompt.key: runs.median(lambda one: one.decode_tokens_per_second)
-        for runs in result.of(variant)
-    }
-
-
-def _fastest(
-    speeds: Mapping[str, Mapping[tuple[str, int], float | None]], names: Sequence[str]
-) -> str:
-    def median(name: str) -> float:
-        found = [speed for speed in speeds[name].values() if speed is not None]
-        return float(np.median(found)) if found else 0.0
-
-    return max(names, key=median)
+def _median(speeds: Mapping[tuple[str, int], float | None]) -> float:
+    found = [speed for speed in speeds.values() if speed is not None]
+    return float(np.median(found)) if found else 0.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssd_jax.bench.environment import Device, cpu_affinity
+from ssd_jax.system.environment import Device, cpu_affinity
 
 SMALLEST_BUFFER = 256 << 20
 LARGEST_BUFFER = 2 << 30

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from ssd_jax import files
-from ssd_jax.bench.report import SCHEMA_VERSION, json_safe
 from ssd_jax.bench.table import Column, build_table
 from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.system import files
 
 WINDOW = 1024
-
-Score = Callable[[np.ndarray], np.ndarray]
-"""Tokens [window] int32 -> log p of each but the first, [window - 1]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +53,7 @@ class Perplexity:
 
 
 def measure_perplexity(
-    score: Score,
+    score: Callable[[np.ndarray], np.ndarray],
     tokens: Sequence[int],
     *,
     window: int = WINDOW,
@@ -68,7 +63,7 @@ def measure_perplexity(
     """Scores the windows of a token stream.
 
     Args:
-      score: gives the log-probabilities within one window.
+      score: of a window [window] int32 gives log p of each token but the first, [window - 1].
       tokens: the stream.
       window: tokens of a window, at least 2.
       windows: use only so many, from the start.
@@ -105,8 +100,8 @@ def count_windows(tokens: int, *, window: int, windows: int | None = None) -> in
     return tokens // window if windows is None else min(tokens // window, windows)
 
 
-class Scorer:
-    """`Score` of a model.
+class TextScorer:
+    """Scores of a model for `measure_perplexity`.
 
     Args:
       model: static description.
@@ -148,35 +143,14 @@ def read_text(path: Path) -> str:
     return files.read_text(path, most=files.MOST_TEXT, remedy="give a text file in UTF-8 as --text")
 
 
-def perplexity_json(
-    result: Perplexity, *, settings: Mapping[str, Any], environment: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The whole result as an object for `json.dumps`; see `report.bench_json`."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "suite": "perplexity",
-        **environment,
-        "settings": dict(settings),
-        "perplexity": result.value,
-        "predicted": result.predicted,
-        **dataclasses.asdict(result),
-    }
-    return json_safe(document)
-
-
 def perplexity_table(result: Perplexity, *, dtype: str) -> Table:
     """One line: dtype, perplexity, windows, tokens predicted."""
-    columns: tuple[Column[Perplexity], ...] = (
-        Column(title="dtype", cell=lambda _: dtype, justify="left"),
-        Column(title="perplexity", cell=lambda row: f"{row.value:.3f}"),
-        Column(title="windows", cell=lambda row: str(len(row.nats))),
-        Column(title="tokens predicted", cell=lambda row: str(row.predicted)),
-    )
-    return build_table(
-        columns,
-        [result],
-        title=f"perplexity, windows of {result.window} tokens that do not overlap",
-        notes=[
-            f"each token of a window but its first is predicted; {result.tokens} tokens in the text"
-        ],
-    )
+    columns: list[Column[Perplexity]] = [
+        Column("dtype", lambda _: dtype, "left"),
+        Column("perplexity", lambda row: f"{row.value:.3f}"),
+        Column("windows", lambda row: str(len(row.nats))),
+        Column("tokens predicted", lambda row: str(row.predicted)),
+    ]
+    title = f"perplexity, windows of {result.window} tokens that do not overlap"
+    note = f"each token of a window but its first is predicted; {result.tokens} tokens in the text"
+    return build_table(columns, [result], title=title, notes=[note])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, PromptLine, prompt_line, read_json_lines, string
+from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines, string
 
 BUILT_IN = ("mt_bench", "humaneval", "gsm8k")
 """Names of the sets in the package; `prompt_sets/LICENSES.md` says what is in them."""
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prompt:
+class BenchPrompt:
     """One prompt of a set: exactly one of `text` and `messages` is given.
 
     Attributes:
@@ -61,7 +61,7 @@ class Prompt:
         return "\n\n".join(message["content"] for message in self.messages or [])
 
 
-def load_prompts(spec: str) -> list[Prompt]:
+def load_prompts(spec: str) -> list[BenchPrompt]:
     """Prompts of the built-in sets and files that `spec` names.
 
     Args:
@@ -171,13 +171,13 @@ def _choose(item: str) -> tuple[str, int | None]:
     return name, limit
 
 
-def _first(name: str, lines: list[PromptLine | BadLine], limit: int | None) -> list[Prompt]:
+def _first(name: str, lines: list[PromptLine | BadLine], limit: int | None) -> list[BenchPrompt]:
     if not lines:
         raise InputError(f"{name}: no prompts in the file")
     if limit is not None and limit > len(lines):
         raise InputError(f"{name}:{limit} asks for more than its {len(lines)} prompts; lower N")
     return [
-        Prompt(set=name, index=index, text=line.prompt, messages=line.messages)
+        BenchPrompt(set=name, index=index, text=line.prompt, messages=line.messages)
         for index, line in enumerate(lines[:limit])
         if isinstance(line, PromptLine)
     ]

@@ -1,67 +1,117 @@
-"""A bench result as a table for people and as JSON for programs."""
+"""Paired runs as a line of figures for each variant: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from ssd_jax.bench.run import BenchResult
+from ssd_jax.bench import stats
+from ssd_jax.bench.run import BenchResult, PairedRuns, PromptResult, first_difference
 from ssd_jax.bench.stats import FEWEST_FOR_INTERVAL, Estimate
-from ssd_jax.bench.summary import VariantSummary, prompt_rows, summarize
 from ssd_jax.bench.table import Column, build_table, estimate_cell, number_cell
 
 SCHEMA_VERSION = 1
 """Of the JSON of every suite; goes up when a key changes its meaning or goes away."""
+ITL_PERCENTS = (50, 95, 99)
 
 
-def bench_json(
-    result: BenchResult, *, settings: Mapping[str, Any], environment: Mapping[str, Any]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VariantSummary:
+    """Figures of one variant over all prompts; None where nothing was measured.
+
+    Attributes:
+      variant: its name.
+      prompts: number of prompts.
+      tokens: generated tokens of all prompts and repeats.
+      decode_tokens_per_second: median over prompts (each the median of its repeats).
+      ratio: the same against the base, paired by prompt; None for the base.
+      ttft_ms: median over prompts.
+      itl_ms: P50, P95, P99 over every token of every repeat.
+      identical: prompts whose token ids equal the base's in every repeat. For the base itself, its
+        repeats are compared; None if it has one only.
+      metrics: medians over prompts of the numbers in `PromptResult.metrics`.
+    """
+
+    variant: str
+    prompts: int
+    tokens: int
+    decode_tokens_per_second: Estimate | None
+    ratio: Estimate | None
+    ttft_ms: Estimate | None
+    itl_ms: list[float] | None
+    identical: int | None
+    metrics: Mapping[str, Estimate]
+
+
+def summarize(result: BenchResult) -> list[VariantSummary]:
+    """One summary for each variant, in order."""
+    return [_summary(result, name) for name in result.variants]
+
+
+def speeds(result: BenchResult, variant: str) -> dict[tuple[str, int], float | None]:
+    """Decoding speed of a variant by prompt."""
+    return _by_prompt(result.of(variant), lambda one: one.decode_tokens_per_second)
+
+
+def speed_ratio(result: BenchResult, variant: str, base: str) -> Estimate | None:
+    """Decoding speed of one variant against another, paired by prompt."""
+    return stats.ratio_interval(*stats.paired(speeds(result, variant), speeds(result, base)))
+
+
+def bench_content(result: BenchResult) -> dict[str, Any]:
+    """What a `document` says of paired runs."""
+    variants = []
+    for summary in summarize(result):
+        variants.append(dataclasses.asdict(summary))
+        itl = variants[-1].pop("itl_ms") or [None] * len(ITL_PERCENTS)
+        variants[-1] |= {f"itl_p{n}_ms": ms for n, ms in zip(ITL_PERCENTS, itl, strict=True)}
+    base = {runs.prompt.key: runs for runs in result.of(result.variants[0])}
+    rows = [
+        {
+            "set": runs.prompt.set,
+            "index": runs.prompt.index,
+            "variant": runs.variant,
+            "tokens": [len(one.token_ids) for one in runs.results],
+            "decode_tokens_per_second": [one.decode_tokens_per_second for one in runs.results],
+            "ttft_ms": [one.ttft_ms for one in runs.results],
+            "itl_p50_p95_p99_ms": [_itl([one]) for one in runs.results],
+            "first_difference": _first_difference(runs, base[runs.prompt.key]),
+            "token_ids": list(runs.results[0].token_ids),
+            "metrics": [dict(one.metrics) for one in runs.results],
+        }
+        for runs in result.runs
+    ]
+    return {"base": result.variants[0], "variants": variants, "prompts": rows}
+
+
+def document(
+    suite: str, *, settings: Mapping[str, Any], environment: Mapping[str, Any], **content: Any
 ) -> dict[str, Any]:
-    """The whole result as an object for `json.dumps`.
+    """What a suite has found as an object for `json.dumps`.
 
     Args:
-      result: from `run_paired`.
-      settings: how it was run, such as flags; values must be fit for JSON.
+      suite: its name.
+      settings: how it was run, such as flags.
       environment: from `environment.describe`.
+      content: what it found; see `json_safe`.
     """
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "suite": "prompts",
-        **environment,
-        "settings": dict(settings),
-        "base": result.variants[0],
-        "variants": [_variant(summary) for summary in summarize(result)],
-        "prompts": prompt_rows(result),
-    }
-    return json_safe(document)
-
-
-def bench_table(result: BenchResult) -> Table:
-    """The figures of each variant; columns that no variant has a value for are left out."""
-    summaries = summarize(result)
-    sets = Counter(prompt.set for prompt in result.prompts)
-    count = len(result.prompts)
-    repeats = len(result.runs[0].results)
-    return build_table(
-        _COLUMNS,
-        summaries,
-        title=(
-            f"{_plural(count, 'prompt')} ({', '.join(f'{n} {s}' for s, n in sets.items())}), "
-            f"{_plural(repeats, 'repeat')}"
-        ),
-        notes=_notes(result, summaries),
-    )
+    head = {"schema_version": SCHEMA_VERSION, "suite": suite, **environment}
+    return json_safe({**head, "settings": dict(settings), **content})
 
 
 def json_safe(value: Any) -> Any:
-    """A copy in JSON's own types: NumPy's numbers as Python's, NaN and infinities as null."""
+    """A copy in JSON's own types: records as objects, NumPy's numbers as Python's, NaN and
+    infinities as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -71,52 +121,105 @@ def json_safe(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _variant(summary: VariantSummary) -> dict[str, Any]:
-    document = dataclasses.asdict(summary)
-    itl = document.pop("itl_ms") or (None, None, None)
-    names = ("itl_p50_ms", "itl_p95_ms", "itl_p99_ms")
-    return document | dict(zip(names, itl, strict=True))
+def bench_table(result: BenchResult) -> Table:
+    """The figures of each variant; columns that no variant has a value for are left out."""
+    summaries = summarize(result)
+    sets = Counter(prompt.set for prompt in result.prompts)
+    counts = ", ".join(f"{count} {name}" for name, count in sets.items())
+    prompts = _plural(len(result.prompts), "prompt")
+    title = f"{prompts} ({counts}), {_plural(len(result.runs[0].results), 'repeat')}"
+    return build_table(_COLUMNS, summaries, title=title, notes=_notes(result, summaries))
 
 
-def _identical(summary: VariantSummary) -> Text | None:
-    if summary.identical is None:
+def _summary(result: BenchResult, variant: str) -> VariantSummary:
+    runs, name = result.of(variant), result.variants[0]
+    base = {each.prompt.key: each for each in result.of(name)}
+    is_base = variant == name
+    results = [one for each in runs for one in each.results]
+    equal = [_first_difference(each, base[each.prompt.key]) is None for each in runs]
+    metrics = {
+        key: _estimate(_by_prompt(runs, lambda one, key=key: _number(one.metrics.get(key))))
+        for key in dict.fromkeys(key for one in results for key in one.metrics)
+    }
+    return VariantSummary(
+        variant=variant,
+        prompts=len(runs),
+        tokens=sum(len(one.token_ids) for one in results),
+        decode_tokens_per_second=_estimate(speeds(result, variant)),
+        ratio=None if is_base else speed_ratio(result, variant, name),
+        ttft_ms=_estimate(_by_prompt(runs, lambda one: one.ttft_ms)),
+        itl_ms=_itl(results),
+        identical=None if is_base and len(runs[0].results) == 1 else sum(equal),
+        metrics={key: found for key, found in metrics.items() if found is not None},
+    )
+
+
+def _by_prompt(
+    runs: Sequence[PairedRuns], value: Callable[[PromptResult], float | None]
+) -> dict[tuple[str, int], float | None]:
+    return {each.prompt.key: each.median(value) for each in runs}
+
+
+def _estimate(values: Mapping[tuple[str, int], float | None]) -> Estimate | None:
+    return stats.median_interval([value for value in values.values() if value is not None])
+
+
+def _itl(results: Sequence[PromptResult]) -> list[float] | None:
+    return stats.percentiles([ms for one in results for ms in one.itl_ms], ITL_PERCENTS)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
-    if summary.identical == summary.prompts:
+    return float(value) if math.isfinite(value) else None
+
+
+def _first_difference(runs: PairedRuns, base: PairedRuns) -> int | None:
+    """The earliest place where a repeat leaves the base's first repeat."""
+    reference = base.results[0].token_ids
+    places = [first_difference(one.token_ids, reference) for one in runs.results]
+    return min((place for place in places if place is not None), default=None)
+
+
+def _identical(row: VariantSummary) -> Text | None:
+    if row.identical is None:
+        return None
+    if row.identical == row.prompts:
         return Text("yes", style="green")
-    return Text(f"no\n{summary.identical}/{summary.prompts}", style="red")
+    return Text(f"no\n{row.identical}/{row.prompts}", style="red")
 
 
-def _itl(place: int):
-    return lambda row: number_cell(row.itl_ms and row.itl_ms[place], "{:.1f}")
+def _gap(title: str, place: int) -> Column[VariantSummary]:
+    def cell(row: VariantSummary) -> str | None:
+        return None if row.itl_ms is None else f"{row.itl_ms[place]:.1f}"
+
+    return Column(title, cell)
+
+
+def _metric(title: str, name: str) -> Column[VariantSummary]:
+    return Column(title, lambda row: _median(row.metrics.get(name), "{:.2f}"))
 
 
 def _median(estimate: Estimate | None, form: str) -> str | None:
     return number_cell(estimate and estimate.median, form)
 
 
-def _metric(name: str):
-    return lambda row: _median(row.metrics.get(name), "{:.2f}")
-
-
 _COLUMNS: tuple[Column[VariantSummary], ...] = (
-    Column(title="variant", cell=lambda row: Text(row.variant, style="cyan"), justify="left"),
-    Column(
-        title="tokens/s", cell=lambda row: estimate_cell(row.decode_tokens_per_second, "{:.1f}")
-    ),
-    Column(title="ratio", cell=lambda row: estimate_cell(row.ratio, "{:.2f}x")),
-    Column(title="first\ntoken ms", cell=lambda row: _median(row.ttft_ms, "{:.0f}")),
-    Column(title="gap ms\nP50", cell=_itl(0)),
-    Column(title="\nP95", cell=_itl(1)),
-    Column(title="\nP99", cell=_itl(2)),
-    Column(title="accepted\nlength", cell=_metric("acceptance_length")),
-    Column(title="hit\nrate", cell=_metric("hit_rate")),
-    Column(title="hidden\ndraft", cell=_metric("hidden_draft_share")),
-    Column(title="same\nids", cell=_identical),
+    Column("variant", lambda row: Text(row.variant, style="cyan"), "left"),
+    Column("tokens/s", lambda row: estimate_cell(row.decode_tokens_per_second, "{:.1f}")),
+    Column("ratio", lambda row: estimate_cell(row.ratio, "{:.2f}x")),
+    Column("first\ntoken ms", lambda row: _median(row.ttft_ms, "{:.0f}")),
+    _gap("gap ms\nP50", 0),
+    _gap("\nP95", 1),
+    _gap("\nP99", 2),
+    _metric("accepted\nlength", "acceptance_length"),
+    _metric("hit\nrate", "hit_rate"),
+    _metric("hidden\ndraft", "hidden_draft_share"),
+    Column("same\nids", _identical),
 )
 
 
-def _notes(result: BenchResult, summaries: list[VariantSummary]) -> list[str]:
-    count = len(result.prompts)
+def _notes(result: BenchResult, summaries: Sequence[VariantSummary]) -> list[str]:
     notes = ["tokens/s: decoding, no prefill; medians over prompts; gap: time between tokens"]
     if len(summaries) > 1:
         notes.append(f"ratio: of tokens/s against {result.variants[0]}, paired by prompt")
@@ -125,7 +228,7 @@ def _notes(result: BenchResult, summaries: list[VariantSummary]) -> list[str]:
         notes.append("same ids: in every repeat")
     if any("hidden_draft_share" in summary.metrics for summary in summaries):
         notes.append("hidden draft: share of the draft's time beside the target's")
-    if count < FEWEST_FOR_INTERVAL:
+    if len(result.prompts) < FEWEST_FOR_INTERVAL:
         notes.append(f"no 95% intervals: they need {FEWEST_FOR_INTERVAL} prompts or more")
     else:
         notes.append("second lines: 95% bootstrap intervals of the medians")

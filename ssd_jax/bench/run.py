@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssd_jax.bench.prompts import Prompt
+from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.errors import InputError
+from ssd_jax.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from ssd_jax.llm import LLM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,22 +33,11 @@ class PromptResult:
     """
 
     token_ids: tuple[int, ...]
-    ttft_ms: float | None
-    itl_ms: tuple[float, ...]
-    decode_tokens_per_second: float | None
+    ttft_ms: float | None = None
+    itl_ms: tuple[float, ...] = ()
+    decode_tokens_per_second: float | None = None
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     failed: bool = False
-
-    @classmethod
-    def of_failure(cls, token_ids: Sequence[int]) -> PromptResult:
-        """What there is of a request that ended with finish_reason `error`."""
-        return cls(
-            token_ids=tuple(token_ids),
-            ttft_ms=None,
-            itl_ms=(),
-            decode_tokens_per_second=None,
-            failed=True,
-        )
 
     @classmethod
     def from_times(
@@ -72,7 +66,25 @@ class PromptResult:
         )
 
 
-Variant = Callable[[Prompt], PromptResult]
+def prompt_result(
+    llm: LLM, prompt: BenchPrompt, params: SamplingParams, mode: str, k: int | None
+) -> PromptResult:
+    """Runs one prompt alone and notes when each token came, if it ends as it should."""
+    request = llm.request(prompt.content, params, prompt.index)
+    started, ids, times = time.perf_counter(), [], []
+    for event in llm.run([request], mode, k):
+        now = time.perf_counter()
+        ids += event.token_ids
+        times += [now] * len(event.token_ids)
+        if event.output is not None and event.output.finish_reason == "error":
+            return PromptResult(token_ids=tuple(ids), failed=True)
+        if event.output is not None:
+            metrics = event.output.metrics
+            return PromptResult.from_times(ids, started=started, token_times=times, metrics=metrics)
+    raise AssertionError("a request ends with an output")
+
+
+Variant = Callable[[BenchPrompt], PromptResult]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +92,7 @@ class PairedRuns:
     """All repeats of one variant on one prompt."""
 
     variant: str
-    prompt: Prompt
+    prompt: BenchPrompt
     results: tuple[PromptResult, ...]
 
     def median(self, value: Callable[[PromptResult], float | None]) -> float | None:
@@ -100,7 +112,7 @@ class BenchResult:
     """
 
     variants: tuple[str, ...]
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[BenchPrompt, ...]
     runs: tuple[PairedRuns, ...]
 
     @property
@@ -120,7 +132,7 @@ class BenchResult:
 
 def run_paired(
     variants: Mapping[str, Variant],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     *,
     warmup: int,
     repeats: int,
@@ -141,11 +153,18 @@ def run_paired(
     Raises:
       InputError: no variants, no prompts, repeats below 1, warmup below 0.
     """
-    _check(variants, prompts, warmup, repeats)
+    if not variants or not prompts:
+        raise InputError("bench needs at least one variant and one prompt")
+    if len({prompt.key for prompt in prompts}) < len(prompts):
+        raise InputError("bench pairs results by prompt: each (set, index) may come once")
+    if repeats < 1 or warmup < 0:
+        raise InputError(
+            f"repeats = {repeats} and warmup = {warmup}: give repeats >= 1 and warmup >= 0"
+        )
     total = len(variants) * (warmup + repeats * len(prompts))
     done = 0
 
-    def run(name: str, prompt: Prompt) -> PromptResult:
+    def run(name: str, prompt: BenchPrompt) -> PromptResult:
         nonlocal done
         result = variants[name](prompt)
         done += 1
@@ -176,14 +195,11 @@ def run_paired(
 
 def joined(results: Sequence[BenchResult]) -> BenchResult:
     """One result of several that ran the same variants on the same prompts."""
-    first = results[0]
-    return dataclasses.replace(
-        first,
-        runs=tuple(
-            dataclasses.replace(same[0], results=sum((runs.results for runs in same), ()))
-            for same in zip(*(result.runs for result in results), strict=True)
-        ),
+    runs = tuple(
+        dataclasses.replace(same[0], results=sum((each.results for each in same), ()))
+        for same in zip(*(result.runs for result in results), strict=True)
     )
+    return dataclasses.replace(results[0], runs=runs)
 
 
 def alternating_orders(names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -205,16 +221,3 @@ def first_difference(ids: Sequence[int], base: Sequence[int]) -> int | None:
         if one != other:
             return index
     return None if len(ids) == len(base) else min(len(ids), len(base))
-
-
-def _check(
-    variants: Mapping[str, Variant], prompts: Sequence[Prompt], warmup: int, repeats: int
-) -> None:
-    if not variants or not prompts:
-        raise InputError("bench needs at least one variant and one prompt")
-    if len({prompt.key for prompt in prompts}) < len(prompts):
-        raise InputError("bench pairs results by prompt: each (set, index) may come once")
-    if repeats < 1 or warmup < 0:
-        raise InputError(
-            f"repeats = {repeats} and warmup = {warmup}: give repeats >= 1 and warmup >= 0"
-        )

@@ -12,7 +12,6 @@ Key = TypeVar("Key", bound=Hashable)
 
 RESAMPLES = 5000
 SEED = 0
-CONFIDENCE = 0.95
 FEWEST_FOR_INTERVAL = 6
 """Between the least and the greatest of n values lies the median with probability 1 - 2^(1-n):
 below six values nothing made of them covers it with 95%."""
@@ -20,14 +19,7 @@ below six values nothing made of them covers it with 95%."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A median and its 95% interval; `low` and `high` are None below six values.
-
-    Attributes:
-      median: of the values.
-      low: lower end of the interval.
-      high: upper end of the interval.
-      count: number of values.
-    """
+    """A median of `count` values and its 95% interval; no interval below six values."""
 
     median: float
     low: float | None
@@ -47,18 +39,18 @@ def median_interval(values: Sequence[float], *, seed: int = SEED) -> Estimate | 
     data = np.asarray(values, np.float64)
     if not data.size:
         return None
-    median = float(np.median(data))
-    if data.size < FEWEST_FOR_INTERVAL:
-        return Estimate(median=median, low=None, high=None, count=data.size)
-    draws = np.random.default_rng(seed).integers(data.size, size=(RESAMPLES, data.size))
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(np.median(data[draws], axis=1), (tail, 100 - tail))
-    return Estimate(median=median, low=float(low), high=float(high), count=data.size)
+    low = high = None
+    if data.size >= FEWEST_FOR_INTERVAL:
+        from scipy.stats import bootstrap  # 0.5 s, which no other command should wait for
+
+        found = bootstrap(
+            (data,), np.median, n_resamples=RESAMPLES, method="percentile", rng=seed
+        ).confidence_interval
+        low, high = float(found.low), float(found.high)
+    return Estimate(median=float(np.median(data)), low=low, high=high, count=data.size)
 
 
-def ratio_interval(
-    values: Sequence[float], base: Sequence[float], *, seed: int = SEED
-) -> Estimate | None:
+def ratio_interval(values: Sequence[float], base: Sequence[float]) -> Estimate | None:
     """The median of values[i] / base[i] with its interval; whole pairs are resampled.
 
     Raises:
@@ -68,8 +60,7 @@ def ratio_interval(
         raise ValueError(f"{len(values)} values do not pair with {len(base)}")
     if any(divisor <= 0 for divisor in base):
         raise ValueError("a ratio needs a positive base")
-    pairs = zip(values, base, strict=True)
-    return median_interval([value / divisor for value, divisor in pairs], seed=seed)
+    return median_interval([value / divisor for value, divisor in zip(values, base, strict=True)])
 
 
 def paired(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
 from ssd_jax.bench.bandwidth import Bandwidth
-from ssd_jax.bench.report import SCHEMA_VERSION, json_safe
 from ssd_jax.bench.stats import Estimate, median_interval, ratio_interval
-from ssd_jax.bench.table import Column, build_table, number_cell
+from ssd_jax.bench.table import Column, build_table, interval, number_cell
 from ssd_jax.errors import InputError
 
 WIDTHS = range(1, 18)
@@ -39,9 +37,9 @@ class StepRow:
 class StepResult:
     """All widths, in the order given."""
 
-    rows: tuple[StepRow, ...]
     weight_bytes: int
     repeats: int
+    steps: tuple[StepRow, ...]
 
 
 def time_steps(
@@ -78,102 +76,53 @@ def time_steps(
     for run in runs.values():
         for _ in range(warmup):
             run()
-    seconds: dict[int, list[float]] = {width: [] for width in widths}
+    ms: dict[int, list[float]] = {width: [] for width in widths}
     for repeat in range(repeats):
         for width in widths if repeat % 2 == 0 else reversed(widths):
             start = clock()
             runs[width]()
-            seconds[width].append(clock() - start)
+            ms[width].append(1e3 * (clock() - start))
         if progress is not None:
             progress(repeat + 1, repeats)
-    return StepResult(
-        rows=tuple(_row(width, seconds, weight_bytes) for width in widths),
-        weight_bytes=weight_bytes,
-        repeats=repeats,
-    )
+    steps = []
+    for width in widths:
+        estimate = median_interval(ms[width])
+        assert estimate is not None  # repeats >= 1
+        steps.append(
+            StepRow(
+                width=width,
+                ms=estimate,
+                ratio=ratio_interval(ms[width], ms[1]) if 1 in ms else None,
+                gb_per_s=weight_bytes / estimate.median / 1e6,
+            )
+        )
+    return StepResult(steps=tuple(steps), weight_bytes=weight_bytes, repeats=repeats)
 
 
-def step_json(
-    result: StepResult,
-    bandwidth: Bandwidth,
-    *,
-    settings: Mapping[str, Any],
-    environment: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The whole result as an object for `json.dumps`; see `report.bench_json`."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "suite": "step",
-        **environment,
-        "settings": dict(settings),
-        "weight_bytes": result.weight_bytes,
-        "repeats": result.repeats,
-        "bandwidth": dataclasses.asdict(bandwidth),
-        "steps": [dataclasses.asdict(row) for row in result.rows],
-    }
-    return json_safe(document)
-
-
-def step_table(result: StepResult, bandwidth: Bandwidth) -> Table:
+def step_table(result: StepResult, memory: Bandwidth) -> Table:
     """The cost of each width, with the machine's bandwidth below."""
-    columns: tuple[Column[StepRow], ...] = (
-        Column(title="tokens", cell=lambda row: str(row.width)),
-        Column(title="ms", cell=lambda row: f"{row.ms.median:.2f}"),
-        Column(title="95% interval", cell=_interval),
-        Column(
-            title="/ 1 token",
-            cell=lambda row: number_cell(row.ratio and row.ratio.median, "{:.2f}x"),
-        ),
-        Column(title="weights GB/s", cell=lambda row: f"{row.gb_per_s:.1f}"),
-        Column(
-            title="of read",
-            cell=lambda row: f"{row.gb_per_s / bandwidth.read_gb_per_s:.0%}",
-        ),
-        Column(
-            title="of copy",
-            cell=lambda row: f"{row.gb_per_s / bandwidth.copy_gb_per_s:.0%}",
-        ),
-    )
-    return build_table(
-        columns,
-        result.rows,
-        title=f"one forward, {result.weight_bytes / 1e6:.0f} MB of weights, "
-        f"median of {result.repeats}",
-        notes=_notes(result, bandwidth),
-    )
-
-
-def _row(width: int, seconds: Mapping[int, list[float]], weight_bytes: int) -> StepRow:
-    times = seconds[width]
-    ms = median_interval([1e3 * value for value in times])
-    assert ms is not None  # repeats >= 1
-    return StepRow(
-        width=width,
-        ms=ms,
-        ratio=ratio_interval(times, seconds[1]) if 1 in seconds else None,
-        gb_per_s=weight_bytes / ms.median / 1e6,
-    )
-
-
-def _interval(row: StepRow) -> str | None:
-    if row.ms.low is None or row.ms.high is None:
-        return None
-    return f"{row.ms.low:.2f}-{row.ms.high:.2f}"
-
-
-def _notes(result: StepResult, bandwidth: Bandwidth) -> list[str]:
-    where = "device memory"
-    if bandwidth.threads is not None:
-        plural = "" if bandwidth.threads == 1 else "s"
-        where = f"{bandwidth.threads} CPU thread{plural}"
-    notes = [
-        f"memory, {where}, {bandwidth.buffer_bytes >> 20} MiB touched:",
-        f"  read {bandwidth.read_gb_per_s:.1f} GB/s (reduced to one value; weights are only read)",
-        f"  copy {bandwidth.copy_gb_per_s:.1f} GB/s (bytes read + bytes written)",
+    columns: list[Column[StepRow]] = [
+        Column("tokens", lambda row: str(row.width)),
+        Column("ms", lambda row: f"{row.ms.median:.2f}"),
+        Column("95% interval", lambda row: interval(row.ms, "{:.2f}", "-")),
+        Column("/ 1 token", lambda row: number_cell(row.ratio and row.ratio.median, "{:.2f}x")),
+        Column("weights GB/s", lambda row: f"{row.gb_per_s:.1f}"),
+        Column("of read", lambda row: f"{row.gb_per_s / memory.read_gb_per_s:.0%}"),
+        Column("of copy", lambda row: f"{row.gb_per_s / memory.copy_gb_per_s:.0%}"),
     ]
-    if bandwidth.cache_bytes and result.weight_bytes < bandwidth.cache_bytes:
+    where = "device memory"
+    if memory.threads is not None:
+        where = f"{memory.threads} CPU thread{'' if memory.threads == 1 else 's'}"
+    notes = [
+        f"memory, {where}, {memory.buffer_bytes >> 20} MiB touched:",
+        f"  read {memory.read_gb_per_s:.1f} GB/s (reduced to one value; weights are only read)",
+        f"  copy {memory.copy_gb_per_s:.1f} GB/s (bytes read + bytes written)",
+    ]
+    if memory.cache_bytes and result.weight_bytes < memory.cache_bytes:
         notes.append(
-            f"  the weights may stay in the {bandwidth.cache_bytes >> 20} MiB cache: "
+            f"  the weights may stay in the {memory.cache_bytes >> 20} MiB cache: "
             "forwards may beat memory"
         )
-    return notes
+    weights = f"{result.weight_bytes / 1e6:.0f} MB of weights"
+    title = f"one forward, {weights}, median of {result.repeats}"
+    return build_table(columns, result.steps, title=title, notes=notes)

@@ -8,29 +8,29 @@ Penalties, logit biases and banned tokens do not enter.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from ssd_jax.bench.report import SCHEMA_VERSION, json_safe
 from ssd_jax.bench.stats import Estimate, median_interval
 from ssd_jax.bench.table import Column, build_table
 from ssd_jax.bench.teacher_forcing import TeacherForced
+from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.rows import SamplingRows
-from ssd_jax.speculation.outputs import Outputs
-from ssd_jax.speculation.probs import likeliest_probs, sampled_probs
-from ssd_jax.speculation.settings import Sampling
+from ssd_jax.roles.records import SlotOpening
+from ssd_jax.sampling.outputs import Outputs
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.probs import likeliest_probs, sampled_probs
+from ssd_jax.sampling.settings import Sampling
 
 SUPPORTS = (16, 64, 256)
 
 
-class Text(NamedTuple):
+class TargetText(NamedTuple):
     """tokens [n] int32, of which `prompt` were given."""
 
     tokens: np.ndarray
@@ -88,7 +88,7 @@ class Overlaps:
         )
         self._compare = jax.jit(self._comparison)
 
-    def __call__(self, text: Text) -> np.ndarray:
+    def __call__(self, text: TargetText) -> np.ndarray:
         """[number of N and one more, tokens that the target wrote], float32."""
         context = text.tokens[:-1]
         chunks = zip(*(forced.logits(context) for forced in self._forced), strict=True)
@@ -114,13 +114,13 @@ def _rows(params: SamplingParams, rows: int, vocab: int) -> Sampling:
     """The same settings for every row."""
     made = SamplingRows(rows, vocab)
     for row in range(rows):
-        made.set(row, params, 0, [], 0)
+        made.set(SlotOpening(row, params))
     return made.on_device()
 
 
 def measure_supports(
-    overlaps: Callable[[Text], np.ndarray],
-    texts: Sequence[Text],
+    overlaps: Callable[[TargetText], np.ndarray],
+    texts: Sequence[TargetText],
     supports: Sequence[int],
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Support]:
@@ -154,33 +154,14 @@ def measure_supports(
     return entries
 
 
-def supports_json(
-    entries: Sequence[Support],
-    *,
-    judged: int,
-    settings: Mapping[str, Any],
-    environment: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The whole result as an object for `json.dumps`; see `report.bench_json`."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "suite": "support",
-        **environment,
-        "settings": dict(settings),
-        "judged": judged,
-        "supports": [dataclasses.asdict(entry) for entry in entries],
-    }
-    return json_safe(document)
-
-
 def supports_table(entries: Sequence[Support], *, judged: int) -> Table:
     """A line for each N."""
-    columns: tuple[Column[Support], ...] = (
-        Column(title="N", cell=lambda row: "full" if row.n is None else str(row.n)),
-        Column(title="acceptance", cell=lambda row: f"{row.acceptance:.4f}"),
-        Column(title="lost", cell=lambda row: _shown(row.lost)),
-        Column(title="lost by text", cell=lambda row: _interval(row.by_text)),
-    )
+    columns: list[Column[Support]] = [
+        Column("N", lambda row: "full" if row.n is None else str(row.n)),
+        Column("acceptance", lambda row: f"{row.acceptance:.4f}"),
+        Column("lost", lambda row: _shown(row.lost)),
+        Column("lost by text", lambda row: _by_text(row.by_text)),
+    ]
     return build_table(
         columns,
         entries,
@@ -192,7 +173,7 @@ def supports_table(entries: Sequence[Support], *, judged: int) -> Table:
     )
 
 
-def _interval(estimate: Estimate) -> str:
+def _by_text(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return _shown(estimate.median)
     return f"{_shown(estimate.median)} ({_shown(estimate.low)} to {_shown(estimate.high)})"

@@ -1,21 +1,26 @@
-"""Tables that show a column only where some row has a value for it."""
+"""The tables of all commands: whole at any width, and without columns that have no value."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Generic, Literal, TypeVar
 
 from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench.stats import Estimate
 
 Row = TypeVar("Row")
+_GAP = 2  # between columns: the padding of a cell and the line of the box, which is not seen
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Column(Generic[Row]):
     """A column: its title, and what a row shows in it (None: nothing)."""
 
@@ -33,7 +38,8 @@ def build_table(
 ) -> Table:
     """A table of the columns that have a value in some row.
 
-    Where space is short the left-justified columns are wrapped.
+    Where they do not fit side by side the last ones follow below, beside the names of the rows
+    again: these are the first column, and those after it as long as they are left-justified.
 
     Args:
       columns: in order.
@@ -41,29 +47,69 @@ def build_table(
       title: a line above.
       notes: lines below.
     """
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
-    cells = [[column.cell(row) for row in rows] for column in columns]
-    shown = [i for i, found in enumerate(cells) if any(cell is not None for cell in found)]
-    for i in shown:
-        justify = columns[i].justify
-        table.add_column(
-            columns[i].title, justify=justify, no_wrap=justify == "right", overflow="fold"
-        )
-    for number in range(len(rows)):
-        table.add_row(*(_cell(cells[i][number]) for i in shown))
+    made = [(column, [column.cell(row) for row in rows]) for column in columns]
+    shown = [each for each in made if any(cell is not None for cell in each[1])]
     page = Table.grid()  # rich would wrap a title and a caption at the width of the table
     if title:
         page.add_row(Text(f"{title}\n", style="bold"))
-    page.add_row(table)
+    page.add_row(_Folded([column for column, _ in shown], [list(map(_text, c)) for _, c in shown]))
     if notes:
         page.add_row(Text("\n" + "\n".join(notes), style="dim"))
     return page
+
+
+class _Folded:
+    """Columns with their cells, in as many parts as the width asks for."""
+
+    def __init__(self, columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> None:
+        self._columns, self._cells = columns, cells
+        self._widths = [
+            max(
+                map(
+                    cell_len, "\n".join([column.title, *(text.plain for text in texts)]).split("\n")
+                )
+            )
+            for column, texts in zip(columns, cells, strict=True)
+        ]
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        del console
+        whole = min(sum(self._widths) + _GAP * (len(self._widths) - 1), options.max_width)
+        return Measurement(whole, whole)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | str]:
+        del console
+        names = len(list(takewhile(lambda column: column.justify == "left", self._columns))) or 1
+        parts = [list(range(names))]
+        for place in range(names, len(self._columns)):
+            width = sum(self._widths[i] + _GAP for i in [*parts[-1], place]) - _GAP
+            if width > options.max_width and len(parts[-1]) > names:
+                parts.append([*range(names)])
+            parts[-1].append(place)
+        for number, part in enumerate(parts):
+            if number:
+                yield ""
+            yield self._part(part)
+
+    def _part(self, places: Sequence[int]) -> Table:
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+            header_style="bold",
+        )
+        for place in places:
+            column = self._columns[place]
+            table.add_column(
+                column.title,
+                justify=column.justify,
+                no_wrap=column.justify == "right",
+                overflow="fold",
+            )
+        for row in zip(*(self._cells[place] for place in places), strict=True):
+            table.add_row(*row)
+        return table
 
 
 def estimate_cell(estimate: Estimate | None, form: str) -> Text | None:
@@ -75,11 +121,15 @@ def estimate_cell(estimate: Estimate | None, form: str) -> Text | None:
     """
     if estimate is None:
         return None
-    text = Text(form.format(estimate.median))
-    if estimate.low is not None and estimate.high is not None:
-        low, high = (form.format(value).rstrip("x") for value in (estimate.low, estimate.high))
-        text.append(f"\n{low}-{high}", style="dim")
-    return text
+    text, ends = Text(form.format(estimate.median)), interval(estimate, form.rstrip("x"), "-")
+    return text if ends is None else text.append(f"\n{ends}", style="dim")
+
+
+def interval(estimate: Estimate, form: str, between: str) -> str | None:
+    """The ends of an estimate's interval; None where there is none."""
+    if estimate.low is None or estimate.high is None:
+        return None
+    return form.format(estimate.low) + between + form.format(estimate.high)
 
 
 def number_cell(value: float | None, form: str) -> str | None:
@@ -87,7 +137,7 @@ def number_cell(value: float | None, form: str) -> str | None:
     return None if value is None else form.format(value)
 
 
-def _cell(cell: str | Text | None) -> Text:
+def _text(cell: str | Text | None) -> Text:
     if cell is None:
         return Text("-", style="dim")
     return cell if isinstance(cell, Text) else Text(cell)

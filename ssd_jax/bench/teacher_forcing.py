@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.devices.passes import ProgramSpec
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.runtime.passes import Job
 
 
 class TeacherForced:
@@ -38,7 +38,7 @@ class TeacherForced:
             jax.ShapeDtypeStruct((self.width,), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.int32),
         )
-        self._program = Job(self._chunk, arguments, (1,)).compile(model.mesh)
+        self._program = ProgramSpec(self._chunk, arguments, (1,)).compile(model.mesh)
 
     def logits(self, text: np.ndarray) -> Iterator[jax.Array]:
         """Of the token that follows each of a text [n] int32, n at most `longest`: chunks of

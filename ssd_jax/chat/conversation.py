@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, prompt_line, read_json_lines
+from ssd_jax.system.prompts import BadLine, prompt_line, read_json_lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,7 @@ class Conversation:
     def prompt(self, first: int = 0) -> list[dict[str, str]]:
         """Chat messages for the model: the system message, and the others from `first` on."""
         system = [] if self.system is None else [Message(role="system", content=self.system)]
-        sent = [*system, *self.messages[first:]]
-        return [{"role": message.role, "content": message.content} for message in sent]
+        return [{"role": m.role, "content": m.content} for m in (*system, *self.messages[first:])]
 
     def first_that_fits(self, size: Callable[[int], int], room: int, start: int = 0) -> int:
         """Leaves out the oldest turns, whole, as far as needed.
@@ -120,12 +119,9 @@ def load(path: Path) -> Conversation:
 def _conversation(line: Mapping[str, Any]) -> Conversation:
     if prompt_line(line).messages is None:
         raise ValueError('needs "messages"; a "prompt" is no conversation')
-    raw: Sequence[Mapping[str, Any]] = line["messages"]
     messages = [
-        Message(
-            role=item["role"], content=item["content"], stopped=item.get("stopped", False) is True
-        )
-        for item in raw
+        Message(role=item["role"], content=item["content"], stopped=item.get("stopped") is True)
+        for item in line["messages"]
     ]
     system = messages.pop(0).content if messages[0].role == "system" else None
     return Conversation(system=system, messages=tuple(messages))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Iterable, Iterator
 
 from ssd_jax.errors import InputError
 
@@ -59,6 +60,19 @@ class Command:
     name: str
     argument: str = ""
     forced: bool = False
+
+
+def entries(lines: Iterable[str]) -> Iterator[str]:
+    """Entries of lines, raw; the end of the lines ends an open one."""
+    raw: str | None = None
+    for line in lines:
+        ended = line.removesuffix("\n").removesuffix("\r")
+        raw = ended if raw is None else f"{raw}\n{ended}"
+        if not is_open(raw):
+            yield raw
+            raw = None
+    if raw is not None:
+        yield raw
 
 
 def is_open(raw: str) -> bool:

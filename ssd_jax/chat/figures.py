@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from ssd_jax.bench.table import Column, build_table, number_cell
-from ssd_jax.runtime.request import RequestOutput
+from ssd_jax.engine.request import RequestOutput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,17 +57,16 @@ def figures(answers: Sequence[Answer]) -> Figures:
     outputs = [answer.output for answer in answers]
     decoded = seconds = rounds = committed = hits = looked_up = 0.0
     for output in outputs:
-        speed, histogram = (
-            output.metrics[k] for k in ("tokens_per_second", "acceptance_histogram")
-        )
+        found = output.metrics
+        speed, histogram = found["tokens_per_second"], found["acceptance_histogram"]
         if speed:
             decoded += len(output.token_ids) - 1
             seconds += (len(output.token_ids) - 1) / speed
         for tokens, count in enumerate(histogram or (), start=1):
             rounds += count
             committed += tokens * count
-        if output.metrics["hit_rate"] is not None:
-            misses, rate = sum(output.metrics["fallbacks"].values()), output.metrics["hit_rate"]
+        if found["hit_rate"] is not None:
+            misses, rate = sum(found["fallbacks"].values()), found["hit_rate"]
             count = round(misses / (1 - rate)) if misses else sum(histogram)
             looked_up += count
             hits += count - misses
@@ -107,35 +106,29 @@ def summary(answer: Answer, context: int) -> str:
 
 def stats_table(answers: Sequence[Answer], context: int) -> Table:
     """The last answer beside the session; modes apart, so that their speeds can be compared."""
-    modes = dict.fromkeys(answer.mode for answer in answers)
     shown = {f"last answer ({answers[-1].mode})": figures(answers[-1:])}
-    for mode in modes:
+    for mode in dict.fromkeys(answer.mode for answer in answers):
         shown[f"session, {mode}"] = figures([a for a in answers if a.mode == mode])
-    rows: list[tuple[str, list[str | None]]] = [
-        ("answers", [f"{f.answers}" for f in shown.values()]),
-        ("answers stopped", [f"{f.stopped}" for f in shown.values()]),
-        ("prompt tokens", [f"{f.prompt_tokens}" for f in shown.values()]),
-        ("answer tokens", [f"{f.answer_tokens}" for f in shown.values()]),
-        (
-            "decoding, tokens/s",
-            [number_cell(f.tokens_per_second, "{:.1f}") for f in shown.values()],
-        ),
-        (
-            "first token, ms (median)",
-            [number_cell(f.first_token_ms, "{:.0f}") for f in shown.values()],
-        ),
-        (
-            "acceptance length, tokens/forward",
-            [number_cell(f.acceptance_length, "{:.2f}") for f in shown.values()],
-        ),
-        (f"context used, of {context} tokens", [f"{answers[-1].context_used}"]),
+    rows = [
+        (title, [number_cell(getattr(each, name), form) for each in shown.values()])
+        for title, name, form in _ROWS
+        if name != "hit_rate" or any(each.hit_rate is not None for each in shown.values())
     ]
-    if any(f.hit_rate is not None for f in shown.values()):
-        rates = [number_cell(f.hit_rate, "{:.2f}") for f in shown.values()]
-        rows.insert(-1, ("hit rate", rates))
-    columns = [Column[tuple[str, list[str | None]]](title="", cell=lambda r: r[0], justify="left")]
+    rows.append((f"context used, of {context} tokens", [f"{answers[-1].context_used}"]))
+    columns: list[Column[_StatsRow]] = [Column("", lambda row: row[0], "left")]
     for place, title in enumerate(shown):
-        columns.append(
-            Column(title=title, cell=lambda r, p=place: r[1][p] if p < len(r[1]) else "")
-        )
+        columns.append(Column(title, lambda row, at=place: row[1][at] if at < len(row[1]) else ""))
     return build_table(columns, rows)
+
+
+_StatsRow = tuple[str, list[str | None]]
+_ROWS = (
+    ("answers", "answers", "{}"),
+    ("answers stopped", "stopped", "{}"),
+    ("prompt tokens", "prompt_tokens", "{}"),
+    ("answer tokens", "answer_tokens", "{}"),
+    ("decoding, tokens/s", "tokens_per_second", "{:.1f}"),
+    ("first token, ms (median)", "first_token_ms", "{:.0f}"),
+    ("acceptance length, tokens/forward", "acceptance_length", "{:.2f}"),
+    ("hit rate", "hit_rate", "{:.2f}"),
+)

@@ -9,18 +9,19 @@ from collections.abc import Callable
 from rich.table import Table
 
 from ssd_jax.chat import conversation as files
-from ssd_jax.chat.answering import answer
 from ssd_jax.chat.conversation import Conversation
 from ssd_jax.chat.entry import COMMANDS, Command, parse
 from ssd_jax.chat.figures import Answer, stats_table, summary
 from ssd_jax.chat.screen import Screen
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request, RequestOutput
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
-from ssd_jax.paths import user_path
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.paths import user_path
 
 
-class Session:
+class ChatSession:
     """One chat with a loaded model.
 
     An answer belongs to the conversation once its first word is there; what was asked before is
@@ -108,7 +109,7 @@ class Session:
         self._ready()
         engine = self._llm.engine_of(self._mode)
         with self._screen.answering(f"reading {len(ids)} tokens"):
-            output = answer(engine, request, on_text=self._screen.words, stopped=self._stopped)
+            output = self._run(engine, request)
         self.failed += output.finish_reason == "error"
         done = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
         if output.finish_reason in ("cancelled", "error") and not output.text:
@@ -118,6 +119,22 @@ class Session:
         self._answers.append(done)
         self.conversation = asked.said("assistant", output.text, stopped=done.stopped)
         self._screen.note(summary(done, self._llm.context))
+
+    def _run(self, engine: Engine, request: Request) -> RequestOutput:
+        """Runs a request to its end, alone in the engine, or until it is stopped.
+
+        The engine is stepped here, not through `LLM.run`, to look for a stop between the chunks of
+        a long prefill, which have no event, and to have the output of a stopped request too.
+        """
+        request_id = engine.add(request)
+        while True:
+            if self._stopped():
+                engine.cancel(request_id)
+            for event in engine.step():
+                if event.text:
+                    self._screen.words(event.text)
+                if event.output is not None:
+                    return event.output
 
     def _fitting(self, asked: Conversation) -> tuple[int, list[int]]:
         """Where the prompt starts so that there is room for an answer, and its ids."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.files import shown
+from ssd_jax.system.files import shown
 
 SECONDS = 2.0
 """Of processor time that a template may take for a conversation."""

@@ -13,8 +13,8 @@ from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
 from ssd_jax.checkpoints.sources import resolve
 from ssd_jax.checkpoints.tensors import Progress, TensorSource
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json, reading, shown
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.system.files import read_json, reading, shown
 
 if TYPE_CHECKING:
     import numpy as np

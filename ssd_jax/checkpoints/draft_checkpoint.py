@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import ml_dtypes
 import numpy as np
 
-from ssd_jax.atomic import clear_partial, new_directory
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.paths import require_free
+from ssd_jax.system.atomic import clear_partial, new_directory
+from ssd_jax.system.paths import require_free
 
 if TYPE_CHECKING:
     import jax

@@ -15,7 +15,7 @@ from ssd_jax.checkpoints.gguf_config import model_config
 from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
 from ssd_jax.checkpoints.tensors import Index, bounds
 from ssd_jax.errors import InputError
-from ssd_jax.files import GET_AGAIN, reading, shown
+from ssd_jax.system.files import GET_AGAIN, reading, shown
 
 _OUTER = {
     "token_embd": "model.embed_tokens",

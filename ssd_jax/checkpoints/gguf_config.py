@@ -14,8 +14,8 @@ import numpy as np
 
 from ssd_jax.checkpoints.gguf_header import Header
 from ssd_jax.errors import InputError
-from ssd_jax.files import shown
 from ssd_jax.models.config import FAMILIES, ModelConfig
+from ssd_jax.system.files import shown
 
 _CONTEXT = 8192  # only ratios to it matter: (low, high, context) scaled together mean the same
 _TOLERANCE = 1e-4

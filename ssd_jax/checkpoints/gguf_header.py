@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import open_regular, reading, shown
+from ssd_jax.system.files import open_regular, reading, shown
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from ssd_jax.atomic import new_directory
 from ssd_jax.checkpoints.tensors import Index, Progress, bounds
 from ssd_jax.errors import InputError
-from ssd_jax.files import brief, read_json, require_plain_name, sha256_of, shown
-from ssd_jax.paths import require_free
+from ssd_jax.system.atomic import new_directory
+from ssd_jax.system.files import brief, read_json, require_plain_name, sha256_of, shown
+from ssd_jax.system.paths import require_free
 
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.checkpoint import Checkpoint

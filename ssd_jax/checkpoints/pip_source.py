@@ -23,11 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ssd_jax.atomic import new_file, write_file
-from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.errors import InputError
-from ssd_jax.files import (
+from ssd_jax.system.atomic import new_file, write_file
+from ssd_jax.system.cache_dir import cache_dir
+from ssd_jax.system.files import (
     GET_AGAIN,
     open_regular,
     read_json,

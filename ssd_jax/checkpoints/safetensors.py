@@ -11,7 +11,14 @@ import numpy as np
 
 from ssd_jax.checkpoints.tensors import Index, bounds
 from ssd_jax.errors import InputError
-from ssd_jax.files import GET_AGAIN, brief, open_regular, read_json, require_plain_name, shown
+from ssd_jax.system.files import (
+    GET_AGAIN,
+    brief,
+    open_regular,
+    read_json,
+    require_plain_name,
+    shown,
+)
 
 SINGLE = "model.safetensors"
 SHARDED = "model.safetensors.index.json"

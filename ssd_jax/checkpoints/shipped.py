@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY, TENSORS, DraftTarget, identity_of
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json
+from ssd_jax.system.files import read_json
 
 DEFAULT = "default"
 """Instead of a draft's source: the one that comes with the package."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from ssd_jax.checkpoints import pip_source
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.errors import InputError
-from ssd_jax.files import reading, sha256_of
-from ssd_jax.paths import user_path
+from ssd_jax.system.files import reading, sha256_of
+from ssd_jax.system.paths import user_path
 
 _HASH = "#sha256="
 _FORMS = (

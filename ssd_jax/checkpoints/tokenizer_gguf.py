@@ -14,7 +14,7 @@ from ssd_jax.checkpoints.bpe import (
 )
 from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
-from ssd_jax.files import GET_AGAIN, brief, shown
+from ssd_jax.system.files import GET_AGAIN, brief, shown
 
 if TYPE_CHECKING:
     import tokenizers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
-from ssd_jax.files import brief, read_json, read_text, shown
+from ssd_jax.system.files import brief, read_json, read_text, shown
 
 if TYPE_CHECKING:
     import tokenizers

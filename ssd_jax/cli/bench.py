@@ -7,24 +7,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
 from rich.console import Console
 
-from ssd_jax.bench.environment import describe, headline
+from ssd_jax.bench.accounting import core_groups
 from ssd_jax.bench.perplexity import WINDOW, count_windows, read_text
-from ssd_jax.bench.prompts import Prompt, load_prompts
+from ssd_jax.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.bench.support import SUPPORTS
 from ssd_jax.cli import settings, suites
-from ssd_jax.cli.failed import failure
-from ssd_jax.cli.loading import load, open_llm
+from ssd_jax.cli.loading import failure, load, open_llm
 from ssd_jax.config import MAX_K, MODES
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.environment import describe, headline
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
-_NOWHERE = dict.fromkeys(("draft_placement", "target_cores", "draft_cores"))
+_FLAGS: settings.OwnFlags = {
+    "suite": ("str", "prompts", f"what to measure: {', '.join(suites.SUITES)}"),
+    "modes": ("list", [], "decoding modes to compare; default: ar and --mode"),
+    "ks": ("list", [], "values of K to compare; default: --k alone"),
+    "prompts": (
+        "str",
+        "mt_bench:4,humaneval:4,gsm8k:4",
+        "prompt sets (name[:count], comma-separated) or a JSONL file",
+    ),
+    "warmup": ("int", 1, "unrecorded prompts of each mode first"),
+    "repeats": ("int", 1, "passes over all prompts"),
+    "step_repeats": ("int", 30, "forwards of each width"),
+    "supports": (
+        "list",
+        list(map(str, SUPPORTS)),
+        "values of N of the support suite, beside the whole q",
+    ),
+    "text": ("str", None, "text file of the perplexity suite"),
+    "window": ("int", WINDOW, "tokens of a perplexity window"),
+    "windows": ("int", None, "perplexity windows, from the start; default: all"),
+    "json": ("bool", False, "JSON on standard output, too"),
+}
 _OF = {
     "modes": ("prompts", "accounting"),
     "ks": ("prompts", "accounting"),
@@ -38,49 +58,43 @@ _OF = {
     "windows": ("perplexity",),
 }
 """The suites that a flag is for, where it is not for all."""
+_NOWHERE = dict.fromkeys(("draft_placement", "target_cores", "draft_cores"))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags()
-    _define(values)
+    values = settings.new_flags(_FLAGS, max_tokens=128)
     given = dict(settings.parse(values, "bench", arguments))
     with settings.naming_file(given):
-        ks = _check(given, {name: values[name].default for name in given})
-    apart = given["suite"] == "accounting"  # its models run in processes of their own
+        ks = _check(given)
+    suite = given["suite"]
+    apart = suite == "accounting"  # its models run in processes of their own
     config = settings.config_of(given | _NOWHERE if apart else given)
     params = settings.params_of(given)
-    with_prompts = given["suite"] in ("accounting", "prompts", "support")
-    prompts = load_prompts(given["prompts"]) if with_prompts else []
-    text = read_text(Path(given["text"])) if given["suite"] == "perplexity" else None
+    prompts = load_prompts(given["prompts"]) if suite in _OF["prompts"] else []
+    text = read_text(Path(given["text"])) if suite == "perplexity" else None
     with open_llm(config, ks=ks) as llm:
         _check_fits(llm, prompts, params)
         tokens = () if text is None else _tokens(llm, text, given)
-        if given["suite"] == "overhead":
+        if suite == "overhead":
             suites.check_overhead(llm)
         if not apart:
             load(llm)
         environment = describe()
         given["budget"] = llm.config.budget  # as it holds where the draft is
-        shown = {
-            name: value
-            for name, value in given.items()
-            if name not in ("help", "h") and value != []
-        }
-        job = suites.Job(
+        job = suites.BenchJob(
             llm=llm,
             prompts=prompts,
             ks=ks,
             text=tokens,
             given=given,
-            settings=shown,
+            params=params,
             environment=environment,
         )
-        found = suites.SUITES[given["suite"]](job)
+        found = suites.SUITES[suite](job)
         found.document["fallbacks"] = list(llm.fallbacks)
     console = Console(stderr=bool(given["json"]))
-    console.print(headline(environment), style="dim", highlight=False)
-    for line in found.document["fallbacks"]:
+    for line in (headline(environment), *found.document["fallbacks"]):
         console.print(line, style="dim", highlight=False)
     for table in found.tables:
         console.print(table)
@@ -91,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check(given: dict[str, Any], defaults: Mapping[str, Any]) -> list[int]:
+def _check(given: dict[str, Any]) -> list[int]:
     """Refuses flags that cannot be, or not in this suite; settles modes and returns the Ks."""
     suite = given["suite"]
     if suite not in suites.SUITES:
@@ -106,7 +120,7 @@ def _check(given: dict[str, Any], defaults: Mapping[str, Any]) -> list[int]:
         _check_support(given)
     for name in _OF.keys() - settings.names_from_file(given):
         of, asked = _OF[name], given[name]
-        if asked != defaults[name] and suite not in of:
+        if asked != _FLAGS[name][1] and suite not in of:
             asked = ",".join(asked) if isinstance(asked, list) else asked
             raise InputError(
                 f"{name} = {asked!r} is for --suite={' and '.join(of)}, and this is "
@@ -127,7 +141,7 @@ def _check(given: dict[str, Any], defaults: Mapping[str, Any]) -> list[int]:
     return ks
 
 
-def _check_fits(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+def _check_fits(llm: LLM, prompts: Sequence[BenchPrompt], params: SamplingParams) -> None:
     for prompt in prompts:
         try:
             llm.request(prompt.content, params)
@@ -157,7 +171,7 @@ def _check_accounting(given: Mapping[str, Any]) -> None:
             f"draft_placement = {given['draft_placement']!r}: suite = 'accounting' gives the draft "
             "a process of its own; leave it out"
         )
-    suites.core_groups(given)
+    core_groups(given["target_cores"], given["draft_cores"])
 
 
 def _check_support(given: dict[str, Any]) -> None:
@@ -189,8 +203,7 @@ def _check_support(given: dict[str, Any]) -> None:
 def _settle_modes(given: dict[str, Any]) -> None:
     """Modes to compare: as given, else the one of --mode, beside autoregressive as the base."""
     modes = given["modes"] or list(dict.fromkeys(("ar", given["mode"])))
-    unknown = set(modes) - set(MODES)
-    if unknown:
+    if set(modes) - set(MODES):
         raise InputError(f"modes = {','.join(modes)!r}: each is one of {list(MODES)}")
     given["modes"] = modes
     given["mode"] = next((mode for mode in ("auto", "ssd", "sd") if mode in modes), "ar")
@@ -204,36 +217,3 @@ def _ks(given: Mapping[str, Any]) -> list[int]:
     if not all(1 <= k <= MAX_K for k in ks):
         raise InputError(f"ks = {','.join(given['ks'])!r}: each is 1 to {MAX_K}")
     return ks
-
-
-def _define(values: settings.Flags) -> None:
-    flags.DEFINE_string(
-        "suite", "prompts", f"what to measure: {', '.join(suites.SUITES)}", flag_values=values
-    )
-    flags.DEFINE_list(
-        "modes", [], "decoding modes to compare; default: ar and --mode", flag_values=values
-    )
-    flags.DEFINE_list("ks", [], "values of K to compare; default: --k alone", flag_values=values)
-    flags.DEFINE_string(
-        "prompts",
-        "mt_bench:4,humaneval:4,gsm8k:4",
-        "prompt sets (name[:count], comma-separated) or a JSONL file",
-        flag_values=values,
-    )
-    flags.DEFINE_integer("warmup", 1, "unrecorded prompts of each mode first", flag_values=values)
-    flags.DEFINE_integer("repeats", 1, "passes over all prompts", flag_values=values)
-    flags.DEFINE_integer("step_repeats", 30, "forwards of each width", flag_values=values)
-    flags.DEFINE_list(
-        "supports",
-        [str(n) for n in SUPPORTS],
-        "values of N of the support suite, beside the whole q",
-        flag_values=values,
-    )
-    flags.DEFINE_string("text", None, "text file of the perplexity suite", flag_values=values)
-    flags.DEFINE_integer("window", WINDOW, "tokens of a perplexity window", flag_values=values)
-    flags.DEFINE_integer(
-        "windows", None, "perplexity windows, from the start; default: all", flag_values=values
-    )
-    flags.DEFINE_boolean("json", False, "JSON on standard output, too", flag_values=values)
-    values["max_tokens"].default = 128
-    values["max_tokens"].unparse()

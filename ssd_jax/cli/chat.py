@@ -7,57 +7,53 @@ import io
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
 from rich.console import Console
 
-from ssd_jax.chat.history import HistoryFile
-from ssd_jax.chat.reader import PipeReader, Reader, TerminalReader
+from ssd_jax.chat.entry import entries
 from ssd_jax.chat.screen import Screen
-from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.cli import settings
-from ssd_jax.cli.loading import load, open_llm
-from ssd_jax.cli.names import short
+from ssd_jax.cli.loading import load, open_llm, short
 from ssd_jax.config import Config
 from ssd_jax.errors import DeviceError, InputError, SsdError
-from ssd_jax.interrupts import Deferred
-from ssd_jax.paths import require_writable, user_path
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.cache_dir import cache_dir
+from ssd_jax.system.interrupts import Deferred
+from ssd_jax.system.paths import require_writable, user_path
 
 if TYPE_CHECKING:
-    from ssd_jax.chat.session import Session
+    from ssd_jax.chat.session import ChatSession
+    from ssd_jax.chat.terminal import TerminalReader
     from ssd_jax.llm import LLM
 
-_MAX_TOKENS = 1024
+_FLAGS: settings.OwnFlags = {
+    "system": ("str", None, "system message of the chat"),
+    "history": (
+        "str",
+        "auto",
+        "file of what was typed, for the arrow keys; auto is in the user's cache, off keeps none",
+    ),
+}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags()
-    flags.DEFINE_string("system", None, "system message of the chat", flag_values=values)
-    flags.DEFINE_string(
-        "history",
-        "auto",
-        "file of what was typed, for the arrow keys; auto is in the user's cache, off keeps none",
-        flag_values=values,
-    )
-    values["max_tokens"].default = _MAX_TOKENS
-    values["max_tokens"].unparse()
-    given = settings.parse(values, "chat", arguments)
+    given = settings.parse(settings.new_flags(_FLAGS, max_tokens=1024), "chat", arguments)
     config, params = settings.config_of(given), settings.params_of(given)
     if config.chat_template is False:
         raise InputError("chat needs the chat template; leave out --chat_template=false")
     history = _history(given)
     with open_llm(config) as llm:
         _check_template(llm, given["system"], params)
-        from ssd_jax.chat.session import Session  # bad flags must not wait for JAX
+        from ssd_jax.chat.session import ChatSession  # bad flags must not wait for JAX
 
         console, interrupts = Console(stderr=True), Deferred(signal.SIGINT)
         piped = not sys.stdin.isatty()
         if not piped:
             load(llm)
-        session = Session(
+        session = ChatSession(
             llm,
             params,
             Screen(sys.stdout, console),
@@ -68,11 +64,9 @@ def run(arguments: Sequence[str]) -> int:
         )
         if piped:
             return _answer_lines(session)
-        reader = TerminalReader(
-            history,
-            plain=console.is_dumb_terminal,
-            colour=console.color_system is not None and not console.no_color,
-        )
+        from ssd_jax.chat.terminal import TerminalReader  # a pipe needs no line editing
+
+        reader = TerminalReader(history)
         title, hint = _greeting(llm)
         console.print(title, style="bold", markup=False, highlight=False)
         console.print(hint, style="dim", markup=False, highlight=False)
@@ -82,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _history(given: Mapping[str, Any]) -> HistoryFile | None:
+def _history(given: Mapping[str, Any]) -> Path | None:
     """Where entries are kept.
 
     Raises:
@@ -92,12 +86,12 @@ def _history(given: Mapping[str, Any]) -> HistoryFile | None:
     if not place:
         raise InputError("history is empty; give a file, auto or off")
     if place in ("auto", "off"):
-        return None if place == "off" else HistoryFile(cache_dir() / "chat_history")
+        return None if place == "off" else cache_dir() / "chat_history"
     path = user_path(place)
     if path.is_dir():
         raise InputError(f"history = '{path}' is a directory; give a file, auto or off")
     require_writable("history", path)
-    return HistoryFile(path)
+    return path
 
 
 def _check_template(llm: LLM, system: str | None, params: SamplingParams) -> None:
@@ -124,7 +118,9 @@ def _k(config: Config) -> str:
     return "auto" if config.chooses_k else str(config.speculated)
 
 
-def _talk(session: Session, reader: Reader, interrupts: Deferred, console: Console) -> None:
+def _talk(
+    session: ChatSession, reader: TerminalReader, interrupts: Deferred, console: Console
+) -> None:
     """A conversation at a terminal, until its user leaves."""
     leaving = False
     while True:
@@ -152,16 +148,13 @@ def _talk(session: Session, reader: Reader, interrupts: Deferred, console: Conso
             console.print(str(error), style="red", markup=False, highlight=False)
 
 
-def _answer_lines(session: Session) -> int:
+def _answer_lines(session: ChatSession) -> int:
     """Answers what standard input holds; 2 where an entry was refused."""
     if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are refused by name
         sys.stdin.reconfigure(errors="surrogateescape")
-    reader = PipeReader(sys.stdin)
-    try:
-        while session.take(reader.read()):
-            pass
-    except EOFError:
-        pass
+    for raw in entries(sys.stdin):
+        if not session.take(raw):
+            break
     if session.failed:
         raise SsdError(f"{session.failed} answers ended with finish_reason error; ask again")
     return InputError.exit_status if session.refused else 0

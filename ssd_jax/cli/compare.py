@@ -8,20 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
 from rich.console import Console
 
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, progress_bar
-from ssd_jax.compare.findings import Comparison, Finding, compare
-from ssd_jax.compare.judges import ModelJudge, check_fits, without_model
-from ssd_jax.compare.outputs import read_outputs
-from ssd_jax.compare.pairs import Pair, pair_up
-from ssd_jax.compare.report import comparison_json, comparison_table
+from ssd_jax.compare.judges import Finding, ModelJudge, check_fits, without_model
+from ssd_jax.compare.pairs import Pair, pair_up, read_outputs
+from ssd_jax.compare.report import Comparison, compare, comparison_json, comparison_table
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
 
 if TYPE_CHECKING:
     from ssd_jax.llm import Prompt
@@ -29,17 +26,22 @@ if TYPE_CHECKING:
 _FILES = ("A.jsonl", "B.jsonl")
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    values = settings.new_flags()
-    flags.DEFINE_string(
-        "prompt_file",
+_FLAGS: settings.OwnFlags = {
+    "prompt_file": (
+        "str",
         None,
         "prompts of both runs; with the settings of both, margins and verdicts follow",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean("json", False, "one JSON object on standard output", flag_values=values)
-    given = settings.parse(values, "compare", arguments, files=_FILES)
+    ),
+    "json": ("bool", False, "one JSON object on standard output"),
+}
+_OF_A_MODE = frozenset({*settings.SPECULATION, "slots", "trace"} - {"verify"})
+"""Settings of a run that decide no verdict: they are accepted, and not looked at."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags(_FLAGS)
+    given = settings.parse(values, "compare", arguments, files=_FILES, hidden=_OF_A_MODE)
     config, params = settings.config_of(given), settings.params_of(given)
     pairs = pair_up(*(read_outputs(Path(given[name])) for name in _FILES))
     names = _names(given)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from absl import flags
-
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.errors import InputError
-from ssd_jax.paths import require_free, require_writable, user_path
+from ssd_jax.system.paths import require_free, require_writable, user_path
+
+_USED = ("target", "dtype", "out", "config")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags()
-    flags.DEFINE_string("out", None, "directory to write; must not exist", flag_values=values)
-    given = settings.parse(values, "convert", arguments)
+    values = settings.new_flags({"out": ("str", None, "directory to write; must not exist")})
+    given = settings.parse(
+        values, "convert", arguments, hidden=[name for name in values if name not in _USED]
+    )
     config = settings.config_of(given)
-    settings.require_used(values, "convert", ("target", "dtype", "out", "config"))
+    settings.require_used(values, "convert", _USED)
     if not given["out"]:
         raise InputError("give --out=DIRECTORY")
 

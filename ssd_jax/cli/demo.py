@@ -5,23 +5,23 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from absl import flags
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from ssd_jax.bench.demo import SpeedRow, draft_cost, summary_table
-from ssd_jax.checkpoints.cache_dir import cache_dir
+from ssd_jax.bench.table import Column, build_table, number_cell
 from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
 from ssd_jax.cli import settings
-from ssd_jax.cli.failed import failure
-from ssd_jax.cli.loading import load, open_llm, progress_bar
-from ssd_jax.cli.names import short
+from ssd_jax.cli.loading import failure, load, open_llm, progress_bar, short
 from ssd_jax.config import Config
+from ssd_jax.engine.request import RequestOutput
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import RequestOutput, SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.cache_dir import cache_dir
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -31,18 +31,18 @@ _K, _BUDGET = "4", "16"
 _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
 
 
-class _Answer(NamedTuple):
+class DemoAnswer(NamedTuple):
+    """What a mode, with whatever else tells rows apart, has said."""
+
     name: str
     output: RequestOutput
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags()
-    flags.DEFINE_string("prompt", _PROMPT, "what to ask", flag_values=values)
-    for name, default in (("max_tokens", 128), ("mode", "sd")):
-        values[name].default = default
-        values[name].unparse()
+    values = settings.new_flags(
+        {"prompt": ("str", _PROMPT, "what to ask")}, max_tokens=128, mode="sd"
+    )
     given = dict(settings.parse(values, "demo", arguments))
     ssd, notes = None, []
     if given["mode"] == "sd" and given["draft"] is None:
@@ -71,10 +71,8 @@ def run(arguments: Sequence[str]) -> int:
             answers.append(_answer(llm, "ssd", given["prompt"], params, console))
         cost = draft_cost(answers[-1].output.metrics, ssd.speculated, ssd.branches)
         notes += [] if cost is None else [cost]
-    rows = [_row(answer, answers[0].output) for answer in answers]
     console.print()
-    tokens = len(answers[0].output.token_ids)
-    console.print(summary_table(rows, title=f"{tokens} tokens", notes=notes))
+    console.print(speed_table(answers, notes=notes))
     if ssd is not None and ssd.trace is not None:
         console.print(_picture(Path(ssd.trace)), highlight=False, soft_wrap=True)
     failed = [answer.name for answer in answers if answer.output.finish_reason == "error"]
@@ -85,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _has_draft(given: dict[str, Any]) -> bool:
     """Whether a draft comes with the package for the target."""
-    from ssd_jax.opened import open_source  # bad flags must not wait for JAX
+    from ssd_jax.devices.opened import open_source  # bad flags must not wait for JAX
 
     source = settings.config_of(given | {"mode": "ar"}).target
     with progress_bar("downloading", unit="bytes") as progress:
@@ -117,7 +115,9 @@ def _ssd(given: dict[str, Any], *, draft: str, k: str, budget: str) -> Config:
     )
 
 
-def _answer(llm: LLM, mode: str, prompt: str, params: SamplingParams, console: Console) -> _Answer:
+def _answer(
+    llm: LLM, mode: str, prompt: str, params: SamplingParams, console: Console
+) -> DemoAnswer:
     """Streams an answer, after a short one: first runs of programs are slow."""
     llm.generate(prompt, SamplingParams(max_tokens=12, ignore_eos=True), mode=mode)
     name = _name(mode, llm.config)
@@ -129,7 +129,7 @@ def _answer(llm: LLM, mode: str, prompt: str, params: SamplingParams, console: C
         output = event.output or output
     console.print()
     assert output is not None
-    return _Answer(name, output)
+    return DemoAnswer(name, output)
 
 
 def _picture(trace: Path) -> str:
@@ -157,17 +157,48 @@ def _name(mode: str, config: Config) -> str:
     return f"{mode} ({draft}, k={config.speculated})"
 
 
-def _row(answer: _Answer, base: RequestOutput) -> SpeedRow:
-    metrics = answer.output.metrics
-    speed, first = metrics["tokens_per_second"], base.metrics["tokens_per_second"]
-    is_base = answer.output is base
-    return SpeedRow(
-        mode=answer.name,
-        tokens_per_second=speed,
-        ratio=None if is_base or not (speed and first) else speed / first,
-        first_token_ms=metrics["ttft_ms"],
-        acceptance_length=metrics["acceptance_length"],
-        hit_rate=metrics["hit_rate"],
-        hidden_draft_share=metrics["hidden_draft_share"],
-        identical=None if is_base else answer.output.token_ids == base.token_ids,
+def speed_table(answers: Sequence[DemoAnswer], *, notes: Sequence[str] = ()) -> Table:
+    """A row for each answer, of which the first is what the others are compared with."""
+    base = answers[0].output
+
+    def ratio(row: DemoAnswer) -> float | None:
+        speed, first = (out.metrics["tokens_per_second"] for out in (row.output, base))
+        return speed / first if row.output is not base and speed and first else None
+
+    def identical(row: DemoAnswer) -> Text | None:
+        if row.output is base:
+            return None
+        same = row.output.token_ids == base.token_ids
+        return Text("yes", style="green") if same else Text("no", style="red")
+
+    def metric(title: str, name: str, form: str) -> Column[DemoAnswer]:
+        return Column(title, lambda row: number_cell(row.output.metrics[name], form))
+
+    columns: list[Column[DemoAnswer]] = [
+        Column("mode", lambda row: Text(row.name, style="cyan"), "left"),
+        metric("tokens\n/s", "tokens_per_second", "{:.1f}"),
+        Column("ratio", lambda row: number_cell(ratio(row), "{:.2f}x")),
+        metric("first\ntoken\nms", "ttft_ms", "{:.0f}"),
+        metric("accepted\nlength", "acceptance_length", "{:.2f}"),
+        metric("hit\nrate", "hit_rate", "{:.2f}"),
+        metric("hidden\ndraft", "hidden_draft_share", "{:.2f}"),
+        Column("identical", identical),
+    ]
+    return build_table(columns, answers, title=f"{len(base.token_ids)} tokens", notes=notes)
+
+
+def draft_cost(metrics: Mapping[str, Any], k: int, branches: int) -> str | None:
+    """What a draft on devices of its own costs beside the target, in words; None if unknown.
+
+    Args:
+      metrics: of an SSD run.
+      k, branches: K and M.
+    """
+    step, verify = metrics["step_ms"], metrics["verify_ms"]
+    if not step or not verify:
+        return None
+    fits = "which hides them" if k * step <= verify else "so it waits for its draft"
+    return (
+        f"a round has {k} draft forwards of {branches} branches, {step:.0f} ms each;\n"
+        f"the target verifies in {verify:.0f} ms, {fits}"
     )

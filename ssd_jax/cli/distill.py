@@ -11,7 +11,7 @@ from absl import flags
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.errors import InputError
-from ssd_jax.paths import require_writable, user_path
+from ssd_jax.system.paths import require_writable, user_path
 
 STOPPED = 3
 """Exit status of a command that ended early, as it was asked to, and can go on."""
@@ -32,11 +32,11 @@ def run(arguments: Sequence[str]) -> int:
     """
     from rich.console import Console
 
-    from ssd_jax.checkpoints.cache_dir import cache_dir
     from ssd_jax.compat import check_sums
-    from ssd_jax.compile_cache import keep_programs, open_store
     from ssd_jax.distill.settings import read_settings
     from ssd_jax.distill.stages import STAGES, Stopped, run
+    from ssd_jax.system.cache_dir import cache_dir
+    from ssd_jax.system.compile_cache import keep_programs, open_store
 
     values = settings.Flags()
     for name, text in _FLAGS.items():

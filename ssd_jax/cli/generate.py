@@ -9,44 +9,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
-
 from ssd_jax.cli import settings
-from ssd_jax.cli.failed import failure
-from ssd_jax.cli.loading import load, open_llm, progress_bar
+from ssd_jax.cli.loading import failure, load, open_llm, progress_bar
 from ssd_jax.config import MODES, Config
+from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
-from ssd_jax.runtime.request import Request, RequestOutput, TokenEvent
+from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    values = settings.new_flags()
-    flags.DEFINE_string("prompt", None, "text to complete", flag_values=values)
-    flags.DEFINE_string(
-        "prompt_file",
-        None,
-        'JSONL file, one {"prompt": ...} or {"messages": [...]} a line',
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "json", False, "one JSON object a prompt on standard output", flag_values=values
-    )
-    flags.DEFINE_string(
-        "compare",
+_FLAGS: settings.OwnFlags = {
+    "prompt": ("str", None, "text to complete"),
+    "prompt_file": ("str", None, 'JSONL file, one {"prompt": ...} or {"messages": [...]} a line'),
+    "json": ("bool", False, "one JSON object a prompt on standard output"),
+    "compare": (
+        "str",
         None,
         "run the prompts in this mode, too, and show on standard error where the texts part",
-        flag_values=values,
-    )
-    given = settings.parse(values, "generate", arguments)
+    ),
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    given = settings.parse(settings.new_flags(_FLAGS), "generate", arguments)
     config, params = settings.config_of(given), settings.params_of(given)
     _check_other(config, given["compare"])
     prompts = _prompts(given)
-    write = _JsonLines() if given["json"] else _Text(len(prompts))
+    write = _JsonLines() if given["json"] else _TextLines(len(prompts))
     good: list[tuple[int, PromptLine]] = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, BadLine):
@@ -106,8 +98,7 @@ def _compare(
 
     from ssd_jax.cli.compare import judged
     from ssd_jax.compare.judges import ModelJudge
-    from ssd_jax.compare.outputs import Output
-    from ssd_jax.compare.pairs import pair_up
+    from ssd_jax.compare.pairs import Output, pair_up
     from ssd_jax.compare.report import comparison_table
 
     again: list[RequestOutput] = []
@@ -168,7 +159,7 @@ class _JsonLines:
             self._next += 1
 
 
-class _Text:
+class _TextLines:
     """Text for a person: one prompt streams; of several, each is printed when it ends."""
 
     def __init__(self, prompts: int) -> None:

@@ -1,4 +1,4 @@
-"""Opening and loading a model with progress bars on standard error."""
+"""What several commands do: open and load a model, show progress, and tell of failures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config import Config
+from ssd_jax.errors import SsdError
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -36,6 +38,27 @@ def load(llm: LLM) -> None:
         llm.load(progress=progress)
     if llm.choice is not None:
         print(llm.choice, file=sys.stderr)
+
+
+def short(source: str) -> str:
+    """A model's source without the directories that it is in."""
+    path = Path(source)
+    return path.name if path.exists() else source
+
+
+def failure(names: Sequence[str], runs: int, what: str) -> SsdError:
+    """The error of a command of which some requests ended with finish_reason `error`.
+
+    Args:
+      names: of those that failed.
+      runs: how many ran.
+      what: they are, in the plural.
+    """
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return SsdError(
+        f"{len(names)} of {runs} {what} ended with finish_reason error ({shown}): their text is "
+        "incomplete, run them again"
+    )
 
 
 @contextlib.contextmanager

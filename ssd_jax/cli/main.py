@@ -26,6 +26,8 @@ COMMANDS = {
     "distill": "train a small draft on a target's own text",
     "demo": "answer one prompt and show the speed",
     "trace": "draw what --trace wrote: target and draft, round by round",
+    "models": "list the models that are on this machine",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
 _INTERRUPTED = 130
 _UNUSABLE = {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+import shutil
+import textwrap
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +17,55 @@ from absl import flags
 
 from ssd_jax.config import Config, from_settings
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.toml_settings import read_toml
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.toml_settings import read_toml
 
+SPECULATION = (
+    *("mode", "draft", "k", "draft_dtype", "draft_temperature", "proposal_support", "verify"),
+    *("budget", "fan_out", "saguaro_c", "backup", "predict", "draft_placement"),
+    *("target_devices", "draft_devices", "target_cores", "draft_cores"),
+)
+SAMPLING = tuple(field.name for field in fields(SamplingParams))
+ENGINE = tuple(f.name for f in fields(Config) if f.name not in (*SPECULATION, *SAMPLING))
+VLLM = {"max_num_seqs": "slots", "max_model_len": "context", "num_speculative_tokens": "k"}
+"""Names of vLLM's, and ours for the same."""
+_HEADINGS = {"engine": ("config", *ENGINE), "speculation": SPECULATION, "sampling": SAMPLING}
+_WIDEST = 100
+_COLUMN = 22  # where the text of a flag begins
 _NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
 _WHAT = {"int": "an integer", "float": "a number", "bool": "true or false", "string": "text"}
 """By type of flag: what its values are."""
+_DEFINE = {
+    "bool": flags.DEFINE_boolean,
+    "int": flags.DEFINE_integer,
+    "float": flags.DEFINE_float,
+    "str": flags.DEFINE_string,
+    "list": flags.DEFINE_list,
+    "tuple[str, ...]": flags.DEFINE_multi_string,
+    "tuple[int, ...]": flags.DEFINE_multi_integer,
+    "tuple[tuple[int, float], ...]": flags.DEFINE_multi_string,
+}
+
+OwnFlags = Mapping[str, tuple[str, Any, str]]
+"""Flags of a command by name: the type of their values (see `_DEFINE`), default, and help."""
 
 
 class Flags(flags.FlagValues):
-    """Flags without absl's own: files of flags, and names that may be wrong."""
+    """Flags without absl's own: files of flags, and names that may be wrong.
+
+    A flag is known by its name with any of its underscores as dashes, too, and by vLLM's name for
+    it. Iterating gives each flag once, by its name.
+    """
+
+    def __setitem__(self, name: str, flag: flags.Flag) -> None:
+        for known in (name, *(theirs for theirs, ours in VLLM.items() if ours == name)):
+            for marks in itertools.product("_-", repeat=known.count("_")):
+                between = (*marks, "")
+                pieces = zip(known.split("_"), between, strict=True)
+                super().__setitem__("".join(itertools.chain(*pieces)), flag)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in super().__iter__() if self[name].name == name)
 
     def read_flags_from_files(self, argv: Sequence[str], force_gnu: bool = True) -> list[str]:
         """The arguments as they are; see `flags.FlagValues`."""
@@ -34,6 +76,14 @@ class Flags(flags.FlagValues):
         return list(argv)
 
 
+class HelpShown(SystemExit):
+    """The end of a command that has shown its `flags`, of which `listed` are its own."""
+
+    def __init__(self, flags: Flags, listed: Sequence[str]) -> None:
+        super().__init__(0)
+        self.flags, self.listed = flags, listed
+
+
 class ConfigFile(str):
     """The path of a TOML file, and which settings are from there."""
 
@@ -41,16 +91,31 @@ class ConfigFile(str):
     names: frozenset[str]
 
 
-def new_flags() -> Flags:
-    """A flag set with every engine and sampling setting, and `--config`."""
-    values = Flags()
-    flags.DEFINE_string(
-        "config", None, "TOML file of settings; flags override it", flag_values=values
-    )
+def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
+    """A flag set with a command's own flags, every engine and sampling setting, and `--config`.
+
+    `defaults` are of engine and sampling settings.
+    """
+    values = own_flags(own or {})
+    own_flags({"config": ("str", None, "TOML file of settings; flags override it")}, values)
     # A name of both, such as logprobs, is one flag: the engine is prepared for what is asked.
-    both = {field.name: field for kind in (Config, SamplingParams) for field in fields(kind)}
-    for field in both.values():
-        _define(field, values)
+    for field in {
+        field.name: field for kind in (Config, SamplingParams) for field in fields(kind)
+    }.values():
+        text, choices = field.metadata["help"], field.metadata.get("choices")
+        if choices:
+            text = f"{text}: {', '.join(choices)}"
+        default = defaults.get(field.name, field.default)
+        default = list(default) if isinstance(default, tuple) else default
+        own_flags({field.name: (str(field.type).removesuffix(" | None"), default, text)}, values)
+    return values
+
+
+def own_flags(own: OwnFlags, values: Flags | None = None) -> Flags:
+    """A flag set with these flags, or one that has them beside its others."""
+    values = Flags() if values is None else values
+    for name, (kind, default, text) in own.items():
+        _DEFINE[kind](name, default, text, flag_values=values)
     return values
 
 
@@ -61,6 +126,7 @@ def parse(
     *,
     files: Sequence[str] = (),
     config_of_flags: bool = True,
+    hidden: Container[str] = (),
 ) -> Mapping[str, Any]:
     """Parses the command line over the TOML file it names.
 
@@ -70,21 +136,23 @@ def parse(
       arguments: what follows it.
       files: names of the arguments it takes beside flags, for messages.
       config_of_flags: whether what `--config` names sets flags; else it is a file like any other.
+      hidden: flags that its help leaves out, since they mean nothing for it.
 
     Returns: every flag's value by name, and every file as given by its name in `files`.
 
     Raises:
       InputError: an unknown flag, a value of the wrong type, stray or missing arguments, or a bad
         configuration file.
-      SystemExit: `--help`, after printing it.
+      HelpShown: `--help`.
     """
     flags.DEFINE_boolean("help", False, "show this help", flag_values=values, short_name="h")
     values.set_gnu_getopt()  # flags may come after files
     rest = _parsed(values, [command, *arguments])[1:]
     usage = " ".join(["ssd-jax", command, *files, "[--flag=value ...]"])
     if values["help"].value:
-        print(f"usage: {usage}\n\n{_help(values)}")
-        raise SystemExit(0)
+        listed = [name for name in values if name != "help" and name not in hidden]
+        print(f"usage: {usage}\n\n{_help(values, listed)}")
+        raise HelpShown(values, listed)
     for file in [*rest, values["config"].value if "config" in values else None]:
         if file is not None and "\0" in file:
             raise InputError(f"{file!r} has a character of code 0, which no path has; leave it out")
@@ -194,29 +262,11 @@ def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError
     return InputError(f"{name} = {value!r} is not understood; give {_WHAT[kind]}")
 
 
-def _define(field: Field, values: Flags) -> None:
-    text = field.metadata["help"]
-    choices = field.metadata.get("choices")
-    if choices:
-        text = f"{text}: {', '.join(choices)}"
-    kind = str(field.type).removesuffix(" | None")
-    define = {
-        "bool": flags.DEFINE_boolean,
-        "int": flags.DEFINE_integer,
-        "float": flags.DEFINE_float,
-        "str": flags.DEFINE_string,
-        "tuple[str, ...]": flags.DEFINE_multi_string,
-        "tuple[int, ...]": flags.DEFINE_multi_integer,
-        "tuple[tuple[int, float], ...]": flags.DEFINE_multi_string,
-    }[kind]
-    default = list(field.default) if isinstance(field.default, tuple) else field.default
-    define(field.name, default, text, flag_values=values)
-
-
 def _read_config(values: Flags) -> None:
     """Sets the flags that are not given to what the TOML file says."""
     path = ConfigFile(values["config"].value)
-    read = read_toml(Path(path), set(values) - {"config", "help", "h"})
+    read = read_toml(Path(path), {*values, *VLLM} - {"config", "help"})
+    read = {VLLM.get(name, name): value for name, value in read.items()}
     path.names = frozenset(name for name in read if not values[name].present)
     for name in path.names:
         _set(values, name, read[name], f"config {path}: ")
@@ -235,14 +285,30 @@ def _set(values: Flags, name: str, value: Any, where: str) -> None:
         raise InputError(f"{where}{_wrong_type(values, error)}") from None
 
 
-def _help(values: Flags) -> str:
-    lines = []
-    for name in sorted(set(values) - {"help", "h"}):
-        flag = values[name]
-        default = _shown(flag.default)
-        text = " ".join(flag.help.split())
-        lines.append(f"  --{name:18} {text}{default and f' (default {default})'}")
-    return "\n".join([*lines, f"  --{'help':18} {values['help'].help}"])
+def _help(values: Flags, listed: Sequence[str]) -> str:
+    """The command's own flags, then those of each heading."""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    headings = _HEADINGS if {*SAMPLING} <= {*values} else {}
+    known = {name for names in headings.values() for name in names}
+    lines = [_described(values, name, width) for name in listed if name not in known]
+    lines.append(_described(values, "help", width))
+    for heading, names in headings.items():
+        if of_it := [name for name in names if name in listed]:
+            lines += ["", f"{heading}:", *(_described(values, name, width) for name in of_it)]
+    return "\n".join(lines)
+
+
+def _described(values: Flags, name: str, width: int) -> str:
+    default = _shown(values[name].default)
+    text = values[name].help + (f" (default {default})" if default and name != "help" else "")
+    start = f"  --{name:{_COLUMN - 5}} "
+    return textwrap.fill(
+        text,
+        max(width, 2 * _COLUMN),
+        initial_indent=start,
+        subsequent_indent=" " * _COLUMN,
+        break_on_hyphens=False,
+    )
 
 
 def _shown(default: Any) -> str:

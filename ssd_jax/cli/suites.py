@@ -10,29 +10,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from ssd_jax.bench import accounting, overhead, perplexity, report, step, support
+from ssd_jax.bench import accounting, costs, perplexity, report, support
 from ssd_jax.bench.acceptance import acceptance, acceptance_json, acceptance_table
 from ssd_jax.bench.bandwidth import measure_bandwidth
-from ssd_jax.bench.costs import costs_json, costs_table, time_round
-from ssd_jax.bench.generation import prompt_result
-from ssd_jax.bench.prompts import Prompt
-from ssd_jax.bench.run import BenchResult, Variant, run_paired
-from ssd_jax.bench.summary import speed_ratio
-from ssd_jax.cli.failed import failure
-from ssd_jax.cli.loading import progress_bar
-from ssd_jax.cli.settings import params_of
+from ssd_jax.bench.prompts import BenchPrompt
+from ssd_jax.bench.run import BenchResult, prompt_result, run_paired
+from ssd_jax.bench.step import step_table, time_steps
+from ssd_jax.cli.loading import failure, progress_bar
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.cores import Cores, require_usable, shown, usable_cores
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
-OVERHEAD_PROMPT = [1] * 40
-"""Of the sequences of suite overhead."""
+_OVERHEAD_PROMPT = [1] * 40
+_POSITIVE = re.compile("[1-9][0-9]{0,8}")
 
 
-class Report(NamedTuple):
+class SuiteReport(NamedTuple):
     """What a suite has found.
 
     Attributes:
@@ -45,15 +40,9 @@ class Report(NamedTuple):
     failures: Sequence[str] = ()
     runs: int = 0
 
-    @classmethod
-    def of_runs(cls, tables: list[Table], document: dict[str, Any], result: BenchResult) -> Report:
-        """Of prompts through variants."""
-        runs = sum(len(each.results) for each in result.runs)
-        return cls(tables, document, result.failures, runs)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class BenchJob:
     """What a suite works with.
 
     Attributes:
@@ -62,22 +51,41 @@ class Job:
       ks: values of K to compare; empty for the configured one.
       text: tokens of the text of suite perplexity.
       given: every flag's value.
-      settings: those worth recording.
+      params: of every request.
       environment: from `environment.describe`.
     """
 
     llm: LLM
-    prompts: Sequence[Prompt]
+    prompts: Sequence[BenchPrompt]
     ks: Sequence[int]
     text: Sequence[int]
     given: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    params: SamplingParams
     environment: Mapping[str, Any]
 
+    def document(self, **content: Any) -> dict[str, Any]:
+        """For `json.dumps`, with the settings worth recording."""
+        shown = {name: v for name, v in self.given.items() if name != "help" and v != []}
+        suite = self.given["suite"]
+        return report.document(suite, settings=shown, environment=self.environment, **content)
 
-def prompts(job: Job) -> Report:
+    def runs(self, result: BenchResult, tables: list[Table], **content: Any) -> SuiteReport:
+        """The report of prompts through variants."""
+        if accepted := acceptance(result):
+            tables.insert(0, acceptance_table(accepted))
+            content["acceptance"] = acceptance_json(accepted)
+        document = self.document(**report.bench_content(result), **content)
+        runs = sum(len(each.results) for each in result.runs)
+        return SuiteReport([report.bench_table(result), *tables], document, result.failures, runs)
+
+
+def prompts(job: BenchJob) -> SuiteReport:
     """Prompt sets in every mode, paired; then what a round costs by its parts."""
-    variants = {name: _variant(job, mode, k) for name, (mode, k) in _variants(job).items()}
+    llm, modes = job.llm, _modes(job)
+    variants = {
+        name: lambda prompt, mode=mode, k=k: prompt_result(llm, prompt, job.params, mode, k)
+        for name, (mode, k) in modes.items()
+    }
     with progress_bar("prompts", unit="runs") as progress:
         result = run_paired(
             variants,
@@ -86,106 +94,61 @@ def prompts(job: Job) -> Report:
             repeats=job.given["repeats"],
             progress=progress,
         )
-    document = report.bench_json(result, settings=job.settings, environment=job.environment)
-    tables = [report.bench_table(result)]
-    if accepted := acceptance(result):
-        tables.append(acceptance_table(accepted))
-        document["acceptance"] = acceptance_json(accepted)
-    costs = {}
-    for name, (mode, k) in _variants(job).items():
+    rounds = {}
+    for name, (mode, k) in modes.items():
         if mode == "sd":
-            found, ssd = _costs(job, mode, k), name.replace("sd", "ssd", 1)
-            gain = speed_ratio(result, ssd, name) if ssd in variants else None
-            costs[name] = dataclasses.replace(found, gain=gain)
-    if costs:
-        tables.append(costs_table(costs))
-        document["costs"] = costs_json(costs)
-    return Report.of_runs(tables, document, result)
+            ssd = name.replace("sd", "ssd", 1)
+            gain = report.speed_ratio(result, ssd, name) if ssd in variants else None
+            rounds[name] = dataclasses.replace(_costs(job, mode, k), gain=gain)
+    if not rounds:
+        return job.runs(result, [])
+    return job.runs(result, [costs.costs_table(rounds)], costs=costs.costs_json(rounds))
 
 
-def _variants(job: Job) -> dict[str, tuple[str, int | None]]:
+def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
     """(mode, K) by name; K is None without a draft."""
+    config = job.llm.config
     found: dict[str, tuple[str, int | None]] = {}
     for mode in job.given["modes"]:
-        if mode == "ar":
-            found["ar"] = ("ar", None)
+        if mode in ("ar", "auto"):
+            found[mode] = (mode, None)
             continue
-        if mode == "auto":
-            found["auto"] = ("auto", None)
-            continue
-        for k in job.ks or [job.llm.config.speculated]:
-            chosen = job.llm.config.chooses_k and k == job.llm.config.speculated
+        for k in job.ks or [config.speculated]:
+            chosen = config.chooses_k and k == config.speculated
             found[f"{mode} k={'auto' if chosen else k}"] = (mode, k)
     return found
 
 
-def _variant(job: Job, mode: str, k: int | None) -> Variant:
-    params = params_of(job.given)
-    return lambda prompt: prompt_result(job.llm, prompt, params, mode, k)
-
-
-def accountings(job: Job) -> Report:
-    """AR, SD and SSD with the cores counted in two ways, in processes of their own."""
-    config, given = job.llm.config, job.given
-    ks = tuple(job.ks) or (config.speculated,)
-    plan = accounting.Plan(config=config, groups=core_groups(given), ks=ks, params=params_of(given))
-    with progress_bar("prompts", unit="runs") as progress:
-        result = accounting.measure(plan, job.prompts, warmup=given["warmup"], progress=progress)
-    found = accounting.gains(result)
-    document = report.bench_json(result, settings=job.settings, environment=job.environment)
-    document |= {"suite": "accounting", "gains": accounting.gains_json(found)}
-    tables = [report.bench_table(result), accounting.gains_table(found)]
-    if accepted := acceptance(result):
-        tables.insert(1, acceptance_table(accepted))
-        document["acceptance"] = acceptance_json(accepted)
-    return Report.of_runs(tables, document, result)
-
-
-def core_groups(given: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The cores of the two roles, as given; else the halves of those that can be used.
-
-    Raises:
-      InputError: cores that overlap or cannot be used, or fewer than two.
-    """
-    cores = Cores.parse(given["target_cores"], given["draft_cores"])
-    for name, asked in (("target_cores", cores.target), ("draft_cores", cores.draft)):
-        if asked is not None:
-            require_usable(name, asked)
-    usable = usable_cores()
-    if len(usable) < 2:
-        raise InputError(
-            f"suite = 'accounting' gives target and draft cores of their own, and there "
-            f"{'is core ' + shown(usable) if usable else 'are none that can be set'}; use "
-            "--suite=prompts"
-        )
-    if cores.target is None and cores.draft is None:
-        half = sorted(usable)[: len(usable) // 2]
-        return tuple(half), tuple(sorted(usable - {*half}))
-    target = cores.target or tuple(sorted(usable - {*(cores.draft or ())}))
-    draft = cores.draft or tuple(sorted(usable - {*target}))
-    if not target or not draft:
-        raise InputError(
-            f"target_cores = {given['target_cores']!r} and draft_cores = {given['draft_cores']!r} "
-            f"leave one of the two without cores; there are {shown(usable)}"
-        )
-    return target, draft
-
-
-def _costs(job: Job, mode: str, k: int | None):
+def _costs(job: BenchJob, mode: str, k: int | None) -> costs.RoundCosts:
     import jax
 
     # Always k tokens, and nothing to learn from: these rounds are no text's.
     roles = dataclasses.replace(job.llm.loaded, tuner=None).roles(mode, k or 0)
     assert roles.drafter is not None
-    return time_round(
+    return costs.time_round(
         roles.target,
         roles.drafter,
-        lambda drafted: jax.block_until_ready(drafted.proposal),
-        params_of(job.given),
+        jax.block_until_ready,
+        job.params,
     )
 
 
-def steps(job: Job) -> Report:
+def accountings(job: BenchJob) -> SuiteReport:
+    """AR, SD and SSD with the cores counted in two ways, in processes of their own."""
+    config, given = job.llm.config, job.given
+    plan = accounting.AccountingPlan(
+        config=config,
+        groups=accounting.core_groups(given["target_cores"], given["draft_cores"]),
+        ks=tuple(job.ks) or (config.speculated,),
+        params=job.params,
+    )
+    with progress_bar("prompts", unit="runs") as progress:
+        result = accounting.measure(plan, job.prompts, warmup=given["warmup"], progress=progress)
+    found = accounting.gains(result)
+    return job.runs(result, [accounting.gains_table(found)], gains=found)
+
+
+def steps(job: BenchJob) -> SuiteReport:
     """A forward of 1, 2, 3, ... tokens."""
     import jax
 
@@ -208,32 +171,32 @@ def steps(job: Job) -> Report:
         return run_once
 
     with progress_bar("forwards of every width", unit="rounds") as progress:
-        result = step.time_steps(
+        result = time_steps(
             forward,
             weight_bytes=sum(parameter.nbytes for parameter in parameters),
             repeats=job.given["step_repeats"],
             progress=progress,
         )
-    bandwidth = measure_bandwidth(jax.devices()[0])
-    document = step.step_json(result, bandwidth, settings=job.settings, environment=job.environment)
-    return Report([step.step_table(result, bandwidth)], document)
+    memory = measure_bandwidth(jax.devices()[0])
+    document = job.document(**dataclasses.asdict(result), bandwidth=memory)
+    return SuiteReport([step_table(result, memory)], document)
 
 
 def check_overhead(llm: LLM) -> None:
     """Raises: InputError: the context is too short for suite overhead."""
     try:
-        llm.request(OVERHEAD_PROMPT)
+        llm.request(_OVERHEAD_PROMPT)
     except InputError as error:
         raise InputError(f"suite = 'overhead': {error}") from None
 
 
-def overheads(job: Job) -> Report:
+def overheads(job: BenchJob) -> SuiteReport:
     """The engine's decode step against its own programs in a bare loop."""
-    from ssd_jax.runtime.rows import SamplingRows
+    from ssd_jax.devices.sampling_rows import SamplingRows
 
     llm = job.llm
     programs, parameters = llm.loaded.programs, llm.loaded.parameters
-    pages, prompt = programs.new_pages(), len(OVERHEAD_PROMPT)
+    pages, prompt = programs.new_pages(), len(_OVERHEAD_PROMPT)
     length = prompt  # of the engine's sequences; the bare loop works at the same length
     forward, accept = programs["forward", 0], programs["accept", programs.slots, 0]
     nothing = programs.verification.blank(programs.slots)
@@ -248,7 +211,7 @@ def overheads(job: Job) -> Report:
         if not llm.engine.has_work:
             length = prompt
             for slot in range(programs.slots):
-                llm.engine.add(llm.request(OVERHEAD_PROMPT, endless, slot))
+                llm.engine.add(llm.request(_OVERHEAD_PROMPT, endless, slot))
             for _ in range(2 * programs.slots):
                 llm.engine.step()
         llm.engine.step()
@@ -263,40 +226,28 @@ def overheads(job: Job) -> Report:
     for _ in range(3):
         engine_step()
         bare_step()
-    result = overhead.time_overhead(engine_step, bare_step)
-    document = overhead.overhead_json(result, settings=job.settings, environment=job.environment)
-    return Report([overhead.overhead_table(result)], document)
+    result = costs.time_overhead(engine_step, bare_step)
+    return SuiteReport([costs.overhead_table(result)], job.document(**dataclasses.asdict(result)))
 
 
-def perplexities(job: Job) -> Report:
+def perplexities(job: BenchJob) -> SuiteReport:
     """How well the model predicts a text."""
     llm, window = job.llm, job.given["window"]
-    score = perplexity.Scorer(
-        llm.loaded.programs.model,
-        llm.loaded.parameters,
-        window=window,
-        tokens=llm.tokenizer.size,
-    )
+    model, parameters = llm.loaded.programs.model, llm.loaded.parameters
+    score = perplexity.TextScorer(model, parameters, window=window, tokens=llm.tokenizer.size)
     with progress_bar("perplexity", unit="windows") as progress:
         result = perplexity.measure_perplexity(
-            score,
-            job.text,
-            window=window,
-            windows=job.given["windows"],
-            progress=progress,
+            score, job.text, window=window, windows=job.given["windows"], progress=progress
         )
-    document = perplexity.perplexity_json(
-        result, settings=job.settings, environment=job.environment
-    )
-    return Report([perplexity.perplexity_table(result, dtype=llm.config.dtype)], document)
+    about = {"perplexity": result.value, "predicted": result.predicted}
+    document = job.document(**about, **dataclasses.asdict(result))
+    return SuiteReport([perplexity.perplexity_table(result, dtype=llm.config.dtype)], document)
 
 
-def supports(job: Job) -> Report:
+def supports(job: BenchJob) -> SuiteReport:
     """What cutting q to its likeliest tokens costs, on texts that the target writes."""
-    llm, params, sizes = job.llm, params_of(job.given), numbers(job.given, "supports")
-    requests = [
-        llm.request(prompt.content, params, index) for index, prompt in enumerate(job.prompts)
-    ]
+    llm, sizes = job.llm, numbers(job.given, "supports")
+    requests = [llm.request(each.content, job.params, i) for i, each in enumerate(job.prompts)]
     texts, failed = {}, []
     with progress_bar("texts", unit="texts") as progress:
         for event in llm.run(requests, "ar"):
@@ -306,7 +257,7 @@ def supports(job: Job) -> Report:
                 index = event.output.prompt_index
                 prompt = requests[index].prompt_ids
                 tokens = np.array([*prompt, *event.output.token_ids], np.int32)
-                texts[index] = support.Text(tokens, len(prompt))
+                texts[index] = support.TargetText(tokens, len(prompt))
                 progress(len(texts), len(requests))
     if len(failed) == len(requests):
         raise failure(failed, len(requests), "texts")
@@ -321,7 +272,7 @@ def supports(job: Job) -> Report:
         tokens=llm.tokenizer.size,
         longest=max(len(text.tokens) for text in texts.values()),
         supports=sizes,
-        params=params,
+        params=job.params,
         draft_temperature=llm.config.draft_temperature,
     )
     with progress_bar("acceptance", unit="texts") as progress:
@@ -329,13 +280,9 @@ def supports(job: Job) -> Report:
             overlaps, [texts[index] for index in sorted(texts)], sizes, progress
         )
     judged = sum(len(text.tokens) - text.prompt for text in texts.values())
-    document = support.supports_json(
-        found, judged=judged, settings=job.settings, environment=job.environment
-    )
-    return Report([support.supports_table(found, judged=judged)], document, failed, len(requests))
-
-
-_POSITIVE = re.compile("[1-9][0-9]{0,8}")
+    table = support.supports_table(found, judged=judged)
+    document = job.document(judged=judged, supports=found)
+    return SuiteReport([table], document, failed, len(requests))
 
 
 def numbers(given: Mapping[str, Any], name: str) -> list[int]:
@@ -349,7 +296,7 @@ def numbers(given: Mapping[str, Any], name: str) -> list[int]:
     return [int(each) for each in given[name]]
 
 
-SUITES: dict[str, Callable[[Job], Report]] = {
+SUITES: dict[str, Callable[[BenchJob], SuiteReport]] = {
     "prompts": prompts,
     "accounting": accountings,
     "step": steps,

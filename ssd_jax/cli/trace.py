@@ -5,33 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
-
 from ssd_jax.cli import settings
 from ssd_jax.errors import InputError
-from ssd_jax.paths import require_writable
+from ssd_jax.system.paths import require_writable
 from ssd_jax.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
 from ssd_jax.traces.read import read_trace
+
+_FLAGS: settings.OwnFlags = {
+    "output": ("str", None, "the picture; default: FILE.png"),
+    "from": ("int", None, f"first round to draw; default: {WARM_UP}, after a warm-up"),
+    "rounds": ("int", ROUNDS, "rounds to draw"),
+    "engine": (
+        "str",
+        None,
+        "engine to draw, such as 'ssd k=4'; default: the last one with a draft of its own",
+    ),
+}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.Flags()
-    flags.DEFINE_string("output", None, "the picture; default: FILE.png", flag_values=values)
-    flags.DEFINE_integer(
-        "from",
-        None,
-        f"first round to draw; default: {WARM_UP}, after a warm-up",
-        flag_values=values,
-    )
-    flags.DEFINE_integer("rounds", ROUNDS, "rounds to draw", flag_values=values)
-    flags.DEFINE_string(
-        "engine",
-        None,
-        "engine to draw, such as 'ssd k=4'; default: the last one with a draft of its own",
-        flag_values=values,
-    )
-    given = settings.parse(values, "trace", arguments, files=["FILE"])
+    given = settings.parse(settings.own_flags(_FLAGS), "trace", arguments, files=["FILE"])
     path = Path(given["FILE"])
     if given["output"] == "":
         raise InputError("output is empty; give a file such as trace.png, or leave it out")

@@ -1,20 +1,107 @@
-"""Verdicts on differences, from settings alone or from the target's own scores."""
+"""Whether rounding explains a fork: from settings alone, or from the target's own scores."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
-from ssd_jax.compare.findings import Finding, Judge
 from ssd_jax.compare.pairs import Pair
-from ssd_jax.compare.verdict import LIMITS, Verdict, judge
+from ssd_jax.engine.request import Request
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import Request, SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from ssd_jax.compare.scores import Scorer
+    from ssd_jax.compare.scores import ForkScorer
     from ssd_jax.llm import LLM
+
+Verdict = Literal["float", "law", "sampled", "unknown"]
+"""float: the target finds the two tokens equal up to rounding. law: it does not, so at least one
+of the runs did not keep to its law: a bug, or other settings. sampled: two draws of the same law.
+unknown: nothing is known about the target there.
+"""
+
+LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "int8": 0.5}
+"""Margins, in logits, below which a dtype's rounding may decide between two tokens.
+
+Between passes of different widths over one text, differences of logits among the five likeliest
+tokens moved by at most 0.00008 (float32), 0.26 (bfloat16) and 0.14 (int8) on SmolLM2-135M. int8 has
+bfloat16's limit: its attention runs in bfloat16.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One of the two tokens, as the target sees it.
+
+    Attributes:
+      score: allowed logit, plus temperature times noise where sampled; -inf if banned.
+      may_stay: whether top-k, top-p and min-p keep it, or would if the logits were rounded in its
+        favour.
+      may_go: whether they drop it, or would if the logits were rounded against it.
+    """
+
+    score: float
+    may_stay: bool
+    may_go: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The target's view of a fork: tokens `a` and `b`, and the `best` score of those that may be
+    drawn."""
+
+    a: Candidate
+    b: Candidate
+    best: float
+
+    @property
+    def margin(self) -> float:
+        """Difference between the scores; infinite if a token is banned."""
+        if math.isinf(self.a.score) or math.isinf(self.b.score):
+            return math.inf
+        return abs(self.a.score - self.b.score)
+
+
+def judge(scores: Scores, limit: float, *, certain: bool, bitwise: bool) -> Verdict:
+    """The verdict on a fork.
+
+    Args:
+      scores: from the target, after the common text.
+      limit: from `LIMITS`.
+      certain: whether both runs surely had the settings that the scores are of. If not, and neither
+        token is near the best, then the settings are to blame, and nothing is known.
+      bitwise: whether both runs promised bitwise exactness, which leaves nothing to rounding.
+    """
+    ahead, behind = sorted((scores.a, scores.b), key=lambda token: token.score, reverse=True)
+    # Whether rounding could make it the target's choice.
+    chosen = (each.may_stay and scores.best - each.score < limit for each in (ahead, behind))
+    if not any(chosen):
+        return "law" if certain else "unknown"
+    close = scores.margin < limit or ahead.may_go
+    return "float" if close and ahead.may_stay and behind.may_stay and not bitwise else "law"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Where two runs part, and why.
+
+    Attributes:
+      verdict: None where a run has no answer.
+      margin: between the target's scores of the two tokens, in logits; infinite if one is banned,
+        None if it is not known.
+      texts: of the two tokens; None where there is no token or no tokenizer.
+    """
+
+    pair: Pair
+    verdict: Verdict | None
+    margin: float | None = None
+    texts: tuple[str | None, str | None] = (None, None)
+
+
+Judge = Callable[[Pair], Finding]
 
 
 def without_model(params: SamplingParams, verify: str) -> Judge:
@@ -29,7 +116,7 @@ class ModelJudge:
     Args:
       llm: the target.
       requests: as both runs had them, by prompt index.
-      certain: whether both runs surely had these settings; see `verdict.judge`.
+      certain: whether both runs surely had these settings; see `judge`.
     """
 
     def __init__(self, llm: LLM, requests: Mapping[int, Request], *, certain: bool) -> None:
@@ -53,15 +140,14 @@ class ModelJudge:
     def bitwise(self) -> bool:
         """Whether both runs promised bitwise exactness: as this model does if they were its own,
         else as the settings demand."""
-        if self._certain:
-            return self._llm.loaded.exact == "bitwise"
-        return self._llm.config.exact == "bitwise"
+        promised = self._llm.loaded if self._certain else self._llm.config
+        return promised.exact == "bitwise"
 
     @functools.cached_property
-    def _scorer(self) -> Scorer:
-        from ssd_jax.compare.scores import Scorer
+    def _scorer(self) -> ForkScorer:
+        from ssd_jax.compare.scores import ForkScorer  # with JAX
 
-        return Scorer(self._llm, self.limit)
+        return ForkScorer(self._llm, self.limit)
 
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self._llm.tokenizer.decode([token], skip_special=False)

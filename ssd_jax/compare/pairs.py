@@ -1,21 +1,65 @@
-"""Two runs' outputs side by side, prompt by prompt."""
+"""Two runs' outputs side by side, prompt by prompt, from engines or from files."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from ssd_jax.bench.run import first_difference
-from ssd_jax.compare.outputs import Output
+from ssd_jax.engine.request import RequestOutput
 from ssd_jax.errors import InputError
+from ssd_jax.system.prompts import BadLine, read_json_lines, string
 
 Kind = Literal["identical", "fork", "end", "refused", "missing"]
 """identical: the same ids. fork: both have a token where they part. end: one text goes on where
 the other ended. refused, missing: one run or both refused the prompt or failed amid it, or one has
 no line for it.
 """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a run said to one prompt.
+
+    Attributes:
+      token_ids: generated ids; empty if the prompt was refused.
+      finish_reason: why the text ended; None if the prompt was refused.
+      error: why there is no answer, or none that is whole.
+    """
+
+    prompt_index: int
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Output:
+        """From an engine's output."""
+        return cls._ended(output.prompt_index, tuple(output.token_ids), output.finish_reason)
+
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> Output:
+        """From what `ssd-jax generate --json` wrote.
+
+        Raises:
+          ValueError: something else.
+        """
+        index = _id(line.get("prompt_index"), '"prompt_index"')
+        if "error" in line:
+            return cls(prompt_index=index, error=string(line["error"], '"error"'))
+        ids = line.get("token_ids")
+        if not isinstance(ids, list):
+            raise ValueError('"token_ids" must be a list of token ids')
+        tokens = tuple(_id(token, f"token_ids[{place}]") for place, token in enumerate(ids))
+        return cls._ended(index, tokens, string(line.get("finish_reason"), '"finish_reason"'))
+
+    @classmethod
+    def _ended(cls, index: int, tokens: tuple[int, ...], reason: str) -> Output:
+        error = "the run failed amid its text" if reason == "error" else None
+        return cls(prompt_index=index, token_ids=tokens, finish_reason=reason, error=error)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,13 +70,16 @@ class Pair:
     a: Output | None
     b: Output | None
 
+    @property
+    def compared(self) -> bool:
+        """Whether both runs answered."""
+        return all(output is not None and output.error is None for output in (self.a, self.b))
+
     @functools.cached_property
     def position(self) -> int | None:
         """Index from 0 of the first output token that differs; one missing counts as different."""
-        if not self.compared:
+        if not self.compared or self.a is None or self.b is None:
             return None
-        assert self.a is not None
-        assert self.b is not None
         return first_difference(self.a.token_ids, self.b.token_ids)
 
     @property
@@ -45,11 +92,6 @@ class Pair:
         if self.position is None:
             return "identical"
         return "end" if None in self.tokens else "fork"
-
-    @property
-    def compared(self) -> bool:
-        """Whether both runs answered."""
-        return all(output is not None and output.error is None for output in (self.a, self.b))
 
     @property
     def tokens(self) -> tuple[int | None, int | None]:
@@ -67,6 +109,29 @@ class Pair:
         return output.token_ids[self.position]
 
 
+def read_outputs(path: Path) -> dict[int, Output]:
+    """The outputs of a file of JSON lines by prompt index.
+
+    Raises:
+      InputError: the file cannot be read, has no output, one twice, or a line that is none; with
+        the line's number.
+    """
+    outputs: dict[int, Output] = {}
+    for line in read_json_lines(path, Output.of_line):
+        if isinstance(line, BadLine):
+            raise InputError(
+                f"{line.where}: {line.error}; give the lines that ssd-jax generate --json wrote"
+            )
+        if line.prompt_index in outputs:
+            raise InputError(
+                f"{path}: prompt_index {line.prompt_index} comes twice; give the output of one run"
+            )
+        outputs[line.prompt_index] = line
+    if not outputs:
+        raise InputError(f"{path}: no outputs; give what ssd-jax generate --json wrote")
+    return outputs
+
+
 def pair_up(a: Mapping[int, Output], b: Mapping[int, Output]) -> list[Pair]:
     """Pairs of all prompts that either run has, in prompt order.
 
@@ -75,12 +140,15 @@ def pair_up(a: Mapping[int, Output], b: Mapping[int, Output]) -> list[Pair]:
     """
     pairs = [Pair(prompt_index=index, a=a.get(index), b=b.get(index)) for index in sorted({*a, *b})]
     if not any(pair.compared for pair in pairs):
+        spans = (f"{min(run)} to {max(run)}" if run else "none" for run in (a, b))
         raise InputError(
             "no prompt has an answer in both; give two runs of the same prompts "
-            f"(prompt_index {_span(a)} against {_span(b)})"
+            f"(prompt_index {' against '.join(spans)})"
         )
     return pairs
 
 
-def _span(outputs: Mapping[int, Output]) -> str:
-    return f"{min(outputs)} to {max(outputs)}" if outputs else "none"
+def _id(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be an integer from 0 on")
+    return value

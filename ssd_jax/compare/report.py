@@ -1,8 +1,12 @@
-"""A comparison as a table for people and as JSON for programs."""
+"""A comparison: a verdict on every pair that is not identical, as a table and as JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -10,33 +14,117 @@ from rich.text import Text
 
 from ssd_jax.bench.report import SCHEMA_VERSION, json_safe
 from ssd_jax.bench.table import Column, build_table, number_cell
-from ssd_jax.compare.findings import Comparison, Finding
-from ssd_jax.compare.outputs import Output
+from ssd_jax.compare.judges import Finding, Judge
+from ssd_jax.compare.pairs import Pair
+from ssd_jax.errors import InputError
 
 _STYLES = {"float": "green", "sampled": "green", "law": "red", "unknown": "yellow"}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two runs compared.
+
+    Attributes:
+      names: of A and B.
+      pairs: of all prompts.
+      findings: of the pairs that are not identical, in prompt order.
+      limit: margins below it are explained by rounding; None without a model.
+      bitwise: whether the runs promised bitwise exactness.
+    """
+
+    names: tuple[str, str]
+    pairs: tuple[Pair, ...]
+    findings: tuple[Finding, ...]
+    limit: float | None = None
+    bitwise: bool = False
+
+    @property
+    def compared(self) -> int:
+        """Prompts that both runs answered."""
+        return sum(pair.compared for pair in self.pairs)
+
+    @property
+    def identical(self) -> int:
+        """Prompts that both answered with the same ids."""
+        return sum(pair.kind == "identical" for pair in self.pairs)
+
+    @property
+    def positions(self) -> list[int]:
+        """Where texts part, ascending."""
+        return sorted(pair.position for pair in self.pairs if pair.position is not None)
+
+    @property
+    def median_position(self) -> float | None:
+        """The median of `positions`."""
+        return statistics.median(self.positions) if self.positions else None
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """How many findings have each verdict."""
+        return Counter(finding.verdict for finding in self.findings if finding.verdict)
+
+    @property
+    def one_sided(self) -> int:
+        """Prompts that only one run answered."""
+        return sum(
+            not pair.compared
+            and any(output is not None and output.error is None for output in (pair.a, pair.b))
+            for pair in self.pairs
+        )
+
+    @property
+    def exit_status(self) -> int:
+        """0 if every difference is lawful, 2 if prompts are missing, 1 if one is not or may not."""
+        if self.verdicts["law"]:
+            return 1
+        if self.one_sided:
+            return InputError.exit_status
+        return 1 if self.verdicts["unknown"] else 0
+
+
+def compare(
+    names: tuple[str, str],
+    pairs: Sequence[Pair],
+    judged: Judge,
+    *,
+    limit: float | None = None,
+    bitwise: bool = False,
+) -> Comparison:
+    """Judges every pair that is not identical; `judged` is asked about forks and early ends."""
+    findings = tuple(
+        judged(pair) if pair.compared else Finding(pair=pair, verdict=None)
+        for pair in pairs
+        if pair.kind != "identical"
+    )
+    return Comparison(
+        names=names, pairs=tuple(pairs), findings=findings, limit=limit, bitwise=bitwise
+    )
+
+
 def comparison_table(comparison: Comparison) -> Table | Text:
     """Identical share, first forks, and a line for every difference."""
+    same, of, positions = comparison.identical, comparison.compared, comparison.positions
+    title = f"{same} of {of} prompts identical ({same / of:.0%})"
+    if positions:
+        median = f"{comparison.median_position:g} in the median"
+        title += f"\nfirst difference: token {positions[0]} at the earliest, {median}"
     if not comparison.findings:
-        return Text(_title(comparison), style="bold")
+        return Text(title, style="bold")
     one, other = comparison.names
     columns: list[Column[Finding]] = [
-        Column(title="prompt", cell=lambda row: str(row.pair.prompt_index)),
-        Column(title="position", cell=lambda row: number_cell(row.pair.position, "{}")),
-        Column(title=one, cell=lambda row: _side(row, 0), justify="left"),
-        Column(title=other, cell=lambda row: _side(row, 1), justify="left"),
-        Column(title="margin", cell=lambda row: number_cell(row.margin, "{:.2g}")),
-        Column(title="verdict", cell=_verdict, justify="left"),
+        Column("prompt", lambda row: str(row.pair.prompt_index)),
+        Column("position", lambda row: number_cell(row.pair.position, "{}")),
+        Column(one, lambda row: _side(row, 0), "left"),
+        Column(other, lambda row: _side(row, 1), "left"),
+        Column("margin", lambda row: number_cell(row.margin, "{:.2g}")),
+        Column("verdict", _verdict, "left"),
     ]
-    return build_table(
-        columns, comparison.findings, title=_title(comparison), notes=_notes(comparison)
-    )
+    return build_table(columns, comparison.findings, title=title, notes=_notes(comparison))
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as an object for `json.dumps`; infinite margins are null."""
-    positions = comparison.positions
     document = {
         "schema_version": SCHEMA_VERSION,
         "a": comparison.names[0],
@@ -46,7 +134,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "identical": comparison.identical,
         "identical_share": comparison.identical / comparison.compared,
         "first_fork_median": comparison.median_position,
-        "first_fork_earliest": positions[0] if positions else None,
+        "first_fork_earliest": next(iter(comparison.positions), None),
         "verdicts": {verdict: comparison.verdicts[verdict] for verdict in _STYLES},
         "limit": comparison.limit,
         "bitwise": comparison.bitwise,
@@ -58,9 +146,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def _difference(finding: Finding) -> dict[str, Any]:
     pair = finding.pair
     sides = {
-        name: None
-        if output is None
-        else {
+        name: output
+        and {
             "token_id": pair.tokens[place],
             "text": finding.texts[place],
             "tokens": len(output.token_ids),
@@ -79,20 +166,9 @@ def _difference(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _title(comparison: Comparison) -> str:
-    same, of = comparison.identical, comparison.compared
-    title = f"{same} of {of} prompts identical ({same / of:.0%})"
-    positions = comparison.positions
-    if not positions:
-        return title
-    first, median = positions[0], comparison.median_position
-    return f"{title}\nfirst difference: token {first} at the earliest, {median:g} in the median"
-
-
 def _notes(comparison: Comparison) -> list[str]:
-    verdicts, notes = comparison.verdicts, []
-    if comparison.findings:
-        notes.append("position: index of the token, from 0; margin: between the two, in logits")
+    verdicts, missing = comparison.verdicts, comparison.one_sided
+    notes = ["position: index of the token, from 0; margin: between the two, in logits"]
     if verdicts["float"]:
         notes.append(
             f"float: the target finds both equal up to rounding (margin below {comparison.limit:g},"
@@ -114,8 +190,9 @@ def _notes(comparison: Comparison) -> list[str]:
             if comparison.limit is None
             else "unknown: the target with these settings says neither; give those of both runs"
         )
-    if comparison.one_sided:
-        notes.append(_one_sided(comparison.one_sided))
+    if missing:
+        has = "prompt has" if missing == 1 else "prompts have"
+        notes.append(f"{missing} {has} an answer in one run only")
     return notes
 
 
@@ -127,22 +204,13 @@ def _side(finding: Finding, place: int) -> str | Text | None:
         return Text("no line", style="dim")
     if output.error is not None:
         return Text("failed" if output.finish_reason == "error" else "refused", style="dim")
-    if token is None:
-        return _end(finding, output)
-    return f"{token}" if text is None else f"{token} {json.dumps(text, ensure_ascii=False)}"
+    if token is not None:
+        return f"{token}" if text is None else f"{token} {json.dumps(text, ensure_ascii=False)}"
+    ends = finding.pair.position is not None
+    return Text(f"ends ({output.finish_reason})", style="dim") if ends else None
 
 
-def _end(finding: Finding, output: Output) -> Text | None:
-    if finding.pair.position is None:
-        return None
-    return Text(f"ends ({output.finish_reason})", style="dim")
-
-
-def _verdict(finding: Finding) -> Text | None:
+def _verdict(finding: Finding) -> Text:
     if finding.verdict is None:
         return Text(finding.pair.kind, style="yellow")
     return Text(finding.verdict, style=_STYLES[finding.verdict])
-
-
-def _one_sided(count: int) -> str:
-    return f"{count} prompt{' has' if count == 1 else 's have'} an answer in one run only"

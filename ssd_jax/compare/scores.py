@@ -10,27 +10,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.compare.verdict import Candidate, Scores
-from ssd_jax.runtime.request import Request
-from ssd_jax.runtime.rows import SamplingRows
-from ssd_jax.runtime.sequence import stop_ids
-from ssd_jax.runtime.target import pad_chunk
-from ssd_jax.speculation import keys
-from ssd_jax.speculation.history import History
-from ssd_jax.speculation.keys import Purpose
-from ssd_jax.speculation.probs import allowed_logits, sampled_probs
-from ssd_jax.speculation.settings import Sampling, sampling_of
+from ssd_jax.compare.judges import Candidate, Scores
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.target import pad_chunk
+from ssd_jax.engine.request import Request
+from ssd_jax.engine.sequence import stop_ids
+from ssd_jax.roles.records import SlotOpening
+from ssd_jax.sampling import keys
+from ssd_jax.sampling.history import History
+from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.probs import allowed_logits, sampled_probs
+from ssd_jax.sampling.settings import Sampling, sampling_of
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 
-class Scorer:
+class ForkScorer:
     """Scores of tokens under a loaded target; runs its compiled prefill, whatever the length.
 
     Args:
       llm: the model; its programs are used, its engines are not.
-      limit: see `verdict.LIMITS`.
+      limit: see `judges.LIMITS`.
     """
 
     def __init__(self, llm: LLM, limit: float) -> None:
@@ -75,7 +76,7 @@ class Scorer:
         stops = sorted(stop_ids(request, self._tokenizer.eos_ids)) if params.min_tokens else []
         before = min(len(request.prompt_ids) + params.min_tokens, self._programs.context)
         rows = SamplingRows(1, self._programs.model.config.vocab_size)
-        rows.set(0, params, request.index, stops, before)
+        rows.set(SlotOpening(0, params, request.index, stops, before))
         return rows.on_device()
 
 

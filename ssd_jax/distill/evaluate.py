@@ -16,11 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssd_jax.atomic import write_file
-from ssd_jax.bench.environment import describe
 from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.tokenizer import require_same
+from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.distill.generate import Completion, CompletionJob, Shards, into_shards
 from ssd_jax.distill.manifest import Manifest
 from ssd_jax.distill.prompts import PromptIds
@@ -30,10 +29,11 @@ from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetS
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json
-from ssd_jax.opened import OpenedModel, open_model
-from ssd_jax.speculation.fan_out import Geometric
-from ssd_jax.speculation.tuning import ar, best_sd, best_ssd, hit_rate
+from ssd_jax.speculation.fan_out import GeometricFanOut
+from ssd_jax.system.atomic import write_file
+from ssd_jax.system.environment import describe
+from ssd_jax.system.files import read_json
+from ssd_jax.tuning.throughput import ar, best_sd, best_ssd, hit_rate
 
 FORMAT = 1
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
@@ -251,7 +251,7 @@ def _predicted(
     for of, seen in measured.items():
         # One acceptance rate for all places, from the longest proposals.
         rate = float(np.clip(np.mean(seen.by_length[-1]), 0.01, 0.99))
-        fan_out = Geometric(acceptance=rate, r=seen.r)
+        fan_out = GeometricFanOut(acceptance=rate, r=seen.r)
         plain, sd = best_sd(costs, seen, settings.ks)
         branching, ssd = best_ssd(
             costs, seen, fan_out, ks=settings.ks, budgets=settings.budgets, waits=(True, False)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssd_jax.atomic import clear_partial, write_file
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
 from ssd_jax.errors import InputError, SsdError
+from ssd_jax.system.atomic import clear_partial, write_file
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -225,9 +225,9 @@ def _complete_shards(
     job: CompletionJob, shards: dict[int, list[Completion]], note: Callable[[int, Entry], Any]
 ) -> None:
     """Generates shards by their places, and notes each when its file is written."""
-    from ssd_jax.compile_cache import kept_in
     from ssd_jax.config import Config
     from ssd_jax.llm import LLM
+    from ssd_jax.system.compile_cache import kept_in
 
     config = Config(
         target=job.target.source,
@@ -256,7 +256,7 @@ def _complete(
     llm: LLM, job: CompletionJob, completions: Sequence[Completion], count: _Count
 ) -> list[Sample]:
     """The samples of a shard, in its order."""
-    from ssd_jax.runtime.request import SamplingParams
+    from ssd_jax.sampling.params import SamplingParams
 
     settings = job.settings
     params = {

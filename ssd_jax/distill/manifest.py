@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ssd_jax.atomic import write_file
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json, shown
+from ssd_jax.system.atomic import write_file
+from ssd_jax.system.files import read_json, shown
 
 MANIFEST = "manifest.json"
 _FORMAT = 1

@@ -20,13 +20,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from ssd_jax.atomic import write_file
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
 from ssd_jax.distill.settings import PromptEntry, PromptSettings
 from ssd_jax.errors import InputError
-from ssd_jax.files import brief, read_bytes, sha256_of
-from ssd_jax.prompts import BadLine
+from ssd_jax.system.atomic import write_file
+from ssd_jax.system.files import brief, read_bytes, sha256_of
+from ssd_jax.system.prompts import BadLine
 
 SPLITS = ("train", "held_out")
 SPAN = 13

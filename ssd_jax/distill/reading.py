@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
 from ssd_jax.distill.settings import PromptEntry
 from ssd_jax.errors import InputError
-from ssd_jax.files import MOST_TEXT, decode, read_bytes
-from ssd_jax.prompts import BadLine, PromptLine, string
+from ssd_jax.system.files import MOST_TEXT, decode, read_bytes
+from ssd_jax.system.prompts import BadLine, PromptLine, string
 
 PLAIN_TEXT = (".txt", ".md", ".rst")
 """Endings of the names of plain text files."""

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssd_jax.speculation.fan_out import WEIGHT, After
-from ssd_jax.speculation.measured import Exponent, Ranks
+from ssd_jax.speculation.fan_out import After, Ranks, exponent
 
 _MOST_PREPARED = 16
 """Places of a bonus token that are told apart."""
@@ -103,7 +102,7 @@ def walk(chances: Sequence[np.ndarray], k: int, *, tail: int | None = None) -> R
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredDraft:
-    """What was found of a draft; see `tuning.Seen`.
+    """What was found of a draft; see `throughput.Seen`.
 
     Attributes:
       by_length: by L from 1, rates of the places 1..L.
@@ -115,7 +114,7 @@ class MeasuredDraft:
     r: float
 
     def rates(self, length: int, after: After) -> list[float]:
-        """See `tuning.Seen.rates`; the same after hits and misses, which the draft drafts alike."""
+        """See `Seen.rates`; the same after hits and misses, which the draft drafts alike."""
         del after
         return list(self.by_length[length - 1]) if length else []
 
@@ -155,7 +154,7 @@ def power_law(rounds: Rounds, ranks: Sequence[np.ndarray], *, greedy: bool) -> t
     for rank in range(_MOST_PREPARED):
         seen.looked[rank] = int(counted[rank:].sum())
         seen.found[rank] = int(counted[rank])
-    r = Exponent(weight=WEIGHT).of(seen)
+    r = exponent(seen)
     total = float(weights.sum())
     if not total:
         return 1.0, r

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, encode_scores
 from ssd_jax.distill.training.data import columns_of
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
-from ssd_jax.opened import open_model
 
 _TOKENS = 4096
 """Of a forward."""

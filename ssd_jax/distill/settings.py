@@ -20,9 +20,9 @@ from msgspec import Meta
 from ssd_jax.config import AUTO_BUDGETS, AUTO_K, MAX_BUDGET, MAX_K
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import FAMILIES
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
-from ssd_jax.toml_settings import check_names, read_toml
+from ssd_jax.system.toml_settings import check_names, read_toml
 
 # A description goes on where an error has named key and value.
 NotNegative = Annotated[int, Meta(ge=0, description="must be at least 0")]

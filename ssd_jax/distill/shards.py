@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 
 from ssd_jax.distill.manifest import read_manifest
 from ssd_jax.errors import InputError
-from ssd_jax.files import brief, read_bytes, require_plain_name, sha256_of, shown
+from ssd_jax.system.files import brief, read_bytes, require_plain_name, sha256_of, shown
 
 STAGE = "generate"
 

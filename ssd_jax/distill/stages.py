@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.atomic import clear_partial
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices.opened import OpenedSource, open_source
 from ssd_jax.distill.generate import Bar, CompletionJob, generate
 from ssd_jax.distill.manifest import (
     Manifest,
@@ -31,7 +31,7 @@ from ssd_jax.distill.prompts import report as counted
 from ssd_jax.distill.settings import DistillSettings, GenerateSettings, recorded
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
-from ssd_jax.opened import OpenedSource, open_source
+from ssd_jax.system.atomic import clear_partial
 
 if TYPE_CHECKING:
     from rich.table import Table

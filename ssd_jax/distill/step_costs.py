@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.bench.step import time_steps
+from ssd_jax.devices import passes
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.runtime import passes
-from ssd_jax.speculation.tuning import Costs
+from ssd_jax.tuning.throughput import Costs
 
 Model = tuple[FunctionalModel, Parameters]
 
@@ -78,10 +78,10 @@ def measure_steps(
         repeats=repeats,
         progress=progress,
     )
-    ratios = [row.ratio.median if row.ratio is not None else 1.0 for row in timed.rows]
+    ratios = [row.ratio.median if row.ratio is not None else 1.0 for row in timed.steps]
     found = list(zip(runs, ratios, strict=True))
     return StepCosts(
-        target_ms=timed.rows[0].ms.median,
+        target_ms=timed.steps[0].ms.median,
         target={tokens: ratio for (of, tokens), ratio in found if of is target},
         draft={tokens: ratio for (of, tokens), ratio in found if of is draft},
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ssd_jax.errors import InputError
-from ssd_jax.files import shown
+from ssd_jax.system.files import shown
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 _NO_ROPE_SCALING = (None, "default")

@@ -1,5 +1,1 @@
-"""The algorithm: sampling law, randomness, proposals, verification, records and their branches.
-
-Pure functions of arrays, and pure host code (fan-out, speculation cache, backups, n-grams); nothing
-here knows of devices or models.
-"""
+"""SSD on the host: speculation cache, fan-out, backups, waiting, the controller. No JAX."""

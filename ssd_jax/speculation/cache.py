@@ -1,110 +1,71 @@
-"""The speculation cache of one sequence: branches prepared for outcomes, found by their path.
+"""The speculation cache: branches prepared for the outcomes of the verifications under way.
 
-A verification starts at its pending token, at an absolute position `start`, and its outcome (k, t*)
-commits s_1..s_k, t* after it. Those tokens are the path of the branch that was prepared for this
-outcome; the branch's own tokens are what it proposes next. A branch is good for as long as the
-committed text stays on path and tokens, whichever round that is. Pure host code.
+A verification has the outcome (k, t*): it keeps s_1..s_k of its record and draws t* behind them. A
+branch was prepared for one outcome, and its tokens are what is proposed next if that comes true.
+One look-up serves all rows of a batch. Pure host code over arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any
 
+import numpy as np
 
-class Entry(NamedTuple):
-    """A branch.
-
-    Attributes:
-      row: its number on the draft.
-      path: s_1..s_k, t* of its outcome, at least t*.
-      rank: place of t* among the bonus tokens prepared for this k, from 0.
-      tokens: what it proposes, as far as known.
-      confidence: the draft's in each of them; see `fan_out.FanOut.counts`.
-    """
-
-    row: int
-    path: tuple[int, ...]
-    rank: int = 0
-    tokens: tuple[int, ...] = ()
-    confidence: tuple[int, ...] = ()
-
-    @property
-    def k(self) -> int:
-        """Accepted tokens of its outcome."""
-        return len(self.path) - 1
-
-
-class Hit(NamedTuple):
-    """The branch that the committed text is on.
-
-    Attributes:
-      used: its tokens that are committed already; the last of them is then the pending token.
-    """
-
-    entry: Entry
-    used: int
+from ssd_jax.roles.records import BranchTokens, CacheLookup
+from ssd_jax.speculation.forks import Forks, forks
 
 
 class SpeculationCache:
-    """Branches of one verification, all of them still possible.
+    """Branches of B rows, M of each. Of branches for the same outcome the lowest one counts: to
+    look at their tokens would bias them.
 
-    Args:
-      start: position of the sequence's first pending token, the last one of its prompt.
+    Attributes:
+      branches: as far as they have come; None is none.
     """
 
-    def __init__(self, start: int) -> None:
-        self._start = start
-        self._committed: list[int] = []  # after start
-        self._entries: dict[int, Entry] = {}  # by row; each agrees with what is committed
+    def __init__(self, slots: int, branches: int) -> None:
+        self._nothing = Forks(*(np.full((slots, branches), -1, np.int32) for _ in range(2)))
+        self._forks = self._nothing
+        self.branches: BranchTokens | None = None
 
-    def fill(self, start: int, entries: Iterable[Entry]) -> None:
-        """Replaces all branches by those prepared for the verification that starts at `start`, with
-        the tokens that they have so far.
+    def prepare(self, counts: np.ndarray) -> None:
+        """Begins anew, with branches of fan-outs F [B, K + 1] that have no tokens yet."""
+        self._forks = forks(counts, self._nothing.k.shape[1])
+        self.branches = None
 
-        Late ones are taken for what they are still worth. Ones older than the branches held, or
-        past the committed text, are ignored. Of branches with the same path the lowest row stays:
-        to look at their tokens would bias them.
-        """
-        passed = start - self._start
-        if not 0 <= passed <= len(self._committed):
-            return
-        self._start, self._committed = start, self._committed[passed:]
-        by_path: dict[tuple[int, ...], Entry] = {}
-        for entry in sorted(entries, key=lambda entry: entry.row):
-            by_path.setdefault(entry.path, entry)
-        self._entries = {entry.row: entry for entry in by_path.values() if self._fits(entry)}
+    def fill(self, branches: BranchTokens) -> None:
+        """Takes what the branches have speculated so far."""
+        self.branches = branches
 
-    def prepared(self, start: int) -> bool:
-        """Whether a branch is held of the verification that starts at `start`."""
-        return start == self._start and bool(self._entries)
+    def clear(self) -> None:
+        """Holds no branch."""
+        self._forks, self.branches = self._nothing, None
 
-    def advance(self, committed: Iterable[int]) -> None:
-        """Takes newly committed tokens, the last of which is pending; drops what is off their path.
+    def held(self) -> np.ndarray:
+        """Whether there is any branch, [B] bool."""
+        return np.asarray(self._there().any(axis=1))
 
-        Between rounds this makes the outcome known: `find` then looks it up.
-        """
-        self._committed.extend(committed)
-        self._drop_stale()
+    def look_up(self, k: np.ndarray, bonus: np.ndarray) -> CacheLookup:
+        """Finds the branches of outcomes: k [B] accepted tokens (-1: none), then `bonus` [B]."""
+        rows = len(k)
+        branch, rank = (np.full(rows, -1, np.int32) for _ in range(2))
+        there = self._there()
+        row, place = np.nonzero(there & (self._forks.k == k[:, None]) & (k >= 0)[:, None])
+        wasted = np.zeros(rows, np.int32)
+        if self.branches is not None:
+            match = (self.branches.bonus[row, place] == bonus[row]).astype(bool)
+            for array, found in ((branch, place), (rank, self._forks.rank[row, place])):
+                array[row[match][::-1]] = found[match][::-1]  # the first one comes last
+            wasted = (self.branches.lengths * there).sum(axis=1, dtype=np.int32)
+        prepared = np.bincount(row, minlength=rows).astype(np.int32)
+        return CacheLookup(branch, k, prepared, rank, wasted)
 
-    def find(self) -> Hit | None:
-        """The branch that goes on from the pending token, if one was prepared.
+    def tokens(self, row: int, branch: int) -> Any:
+        """The tokens of a branch, as far as they have come, [n] int32."""
+        assert self.branches is not None
+        return self.branches.tokens[row, branch, : self.branches.lengths[row, branch]]
 
-        Where none was prepared for exactly this text, one that the text has run along will do if
-        it has a token left.
-        """
-        size, best = len(self._committed), None
-        for entry in self._entries.values():
-            used = size - len(entry.path)
-            usable = used == 0 or 0 < used < len(entry.tokens)
-            if usable and (best is None or used < best.used):
-                best = Hit(entry, used)
-        return best
-
-    def _drop_stale(self) -> None:
-        self._entries = {row: entry for row, entry in self._entries.items() if self._fits(entry)}
-
-    def _fits(self, entry: Entry) -> bool:
-        """Whether branch and committed text agree as far as both go."""
-        prepared, committed = [*entry.path, *entry.tokens], self._committed
-        return prepared[: len(committed)] == committed[: len(prepared)]
+    def _there(self) -> np.ndarray:
+        if self.branches is None:
+            return np.zeros_like(self._forks.k, bool)
+        return np.asarray((self._forks.k >= 0) & (self.branches.bonus >= 0), bool)

@@ -12,22 +12,24 @@ and the M best outcomes get a branch. q is the draft's before Saguaro sampling. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import ClassVar
 
-from ssd_jax.speculation.fan_out import FIRST_GUESS, WEIGHT, After, Verified, odds, rate
-from ssd_jax.speculation.measured import Measured, Ranks
-
-EDGES = (0.1, 0.25, 0.45, 0.65, 0.8, 0.9, 0.97)
-"""Probabilities that bound the classes of confidence 0 to 7."""
-
-UNKNOWN = -1
-"""Class of a token that the draft did not make, or said nothing about."""
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds, weighed
+from ssd_jax.speculation.fan_out import (
+    After,
+    Classes,
+    Counts,
+    FanOut,
+    MeasuredFanOut,
+    Ranks,
+    VerificationStats,
+)
 
 _GUESSES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.84, 0.91, 0.97)  # of a(q), for each class
 
 
-class Confidence:
+class ConfidenceFanOut(FanOut):
     """See the module. a and rho are learned in few classes, from guesses that are soon outweighed.
 
     Where the confidence in a token is not known, and to plan with before tokens are drawn, outcomes
@@ -41,20 +43,16 @@ class Confidence:
     reads_confidence: ClassVar[bool] = True
 
     def __init__(self, *, acceptance: float = FIRST_GUESS, weight: float = WEIGHT) -> None:
-        self._measured = Measured(acceptance=acceptance, weight=weight)
+        self._measured = MeasuredFanOut(acceptance=acceptance, weight=weight)
         self._weight = weight / 2  # one guess a class
-        self._accepted: Counter[int] = Counter()  # by class
-        self._judged: Counter[int] = Counter()
+        self._by_class = AcceptanceEstimator(weight=self._weight)
         self._before_last, self._last = Ranks(), Ranks()
 
     def acceptance(self, confidence: int) -> float:
         """a(q) of a class, within [.01, .99]."""
-        known = self._accepted[confidence] + self._weight * _GUESSES[confidence]
-        return rate(known, self._judged[confidence] + self._weight)
+        return self._by_class.rate(confidence, _GUESSES[confidence])
 
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
         own = confidence[:length]
         if len(own) < length or UNKNOWN in own:
@@ -71,22 +69,19 @@ class Confidence:
         best[length] += 1
         return tuple(best[k] for k in range(length + 1))
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         """See `FanOut.observe`."""
         self._measured.observe(verified)
         accepted, length, _, prepared, rank, confidence = verified
         (self._last if accepted == length else self._before_last).observe(prepared, rank)
-        judged = [each for each in confidence[: min(accepted + 1, length)] if each != UNKNOWN]
-        kept = [each for each in confidence[:accepted] if each != UNKNOWN]
-        self._judged.update(judged)
-        self._accepted.update(kept)
+        self._by_class.observe(accepted, confidence[:length])
 
     def _shares(self, ranks: Ranks, count: int) -> list[float]:
         """rho of `count` ranks; it never rises. The guess is 1/2, 1/6, 1/12 and so on."""
         shares, left, most = [], 1.0, 1.0
         for rank in range(count):
-            guessed = self._weight / (rank + 2)  # of those that no earlier rank had
-            found = (ranks.found[rank] + guessed) / (ranks.looked[rank] + self._weight)
+            guess = 1 / (rank + 2)  # of those that no earlier rank had
+            found = weighed(ranks.found[rank], ranks.looked[rank], guess, self._weight)
             most = min(most, left * found)
             shares.append(most)
             left *= 1 - found

@@ -8,22 +8,31 @@ carries the last proposed token. Pure host code.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
+
+from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds
 
 After = Literal["hit", "miss"]
 """Where the tokens being verified came from: a prepared branch, or a backup or nothing."""
 
+Counts = tuple[int, ...]
+"""F_0..F_L."""
+
+Classes = Sequence[int]
+"""The draft's confidence in each proposed token, see `confidence`; empty where nothing is known."""
+
 LEAST_BUDGET = 2
 """Branches a sequence needs: one for k = L, and one for anything else."""
 
-FIRST_GUESS, WEIGHT = 0.8, 8.0
-"""The acceptance rate before anything is known, and the number of tokens that it is worth."""
 
-_LIMITS = (0.01, 0.99)
+_LEAST, _MOST = 0.3, 3.0  # r
+_HALVINGS = 12
 
 
-class Verified(NamedTuple):
+class VerificationStats(NamedTuple):
     """What became of a verification.
 
     Attributes:
@@ -40,7 +49,7 @@ class Verified(NamedTuple):
     after: After
     prepared: int = 0
     rank: int | None = None
-    confidence: Sequence[int] = ()
+    confidence: Classes = ()
 
 
 class FanOut(Protocol):
@@ -52,45 +61,34 @@ class FanOut(Protocol):
       reads_confidence: whether it looks at the draft's confidence in the proposed tokens.
     """
 
-    reads_confidence: ClassVar[bool]
+    reads_confidence: ClassVar[bool] = False
 
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """F_0..F_L: they sum to `budget`, F_L >= 1, the others may be 0.
 
         Args:
           length: L in 0..K, proposed tokens that are being verified.
           budget: M, at least 1.
           after: where those tokens came from.
-          confidence: the draft's in each of them, as a class of `confidence.EDGES`; empty where
-            nothing is known of it, and where branches are planned before the tokens are drawn.
+          confidence: of each of them; empty, too, where branches are planned before the tokens are
+            drawn.
         """
         ...
 
-    def observe(self, verified: Verified) -> None:
-        """Learns from a verification of this sequence."""
-        ...
+    def observe(self, verified: VerificationStats) -> None:
+        """Learns from a verification of this sequence, if there is anything to learn."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Uniform:
+class UniformFanOut(FanOut):
     """The same for every k; what does not divide goes to the smallest k."""
 
-    reads_confidence: ClassVar[bool] = False
-
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
         return divide([1.0] * (length + 1), budget)
 
-    def observe(self, verified: Verified) -> None:
-        """See `FanOut.observe`; there is nothing to learn."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Listed:
+class ListedFanOut(FanOut):
     """What the user says. With L < K, F_k is kept for k < L and the rest goes to k = L.
 
     With a budget other than the lists' sum, in proportion to them.
@@ -99,23 +97,16 @@ class Listed:
       hit, miss: K + 1 counts each, the last one at least 1.
     """
 
-    reads_confidence: ClassVar[bool] = False
+    hit: Counts
+    miss: Counts
 
-    hit: tuple[int, ...]
-    miss: tuple[int, ...]
-
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
         listed = self.hit if after == "hit" else self.miss
         return divide([*listed[:length], sum(listed[length:])], budget)
 
-    def observe(self, verified: Verified) -> None:
-        """See `FanOut.observe`; there is nothing to learn."""
 
-
-class Geometric:
+class GeometricFanOut(FanOut):
     """F_k proportional to P(k)^(1/(1+r)), where each token is accepted with the same probability a.
 
     With P(k) = a^k (1-a) for k < L and P(L) = a^L this is Theorem 12 of the paper:
@@ -128,47 +119,124 @@ class Geometric:
       r: exponent of the power law.
     """
 
-    reads_confidence: ClassVar[bool] = False
-
     def __init__(self, *, acceptance: float = FIRST_GUESS, r: float = 1.0) -> None:
-        self._r = r
-        self._accepted: dict[After, float] = dict.fromkeys(("hit", "miss"), acceptance * WEIGHT)
-        self._judged: dict[After, float] = dict.fromkeys(("hit", "miss"), WEIGHT)
+        self._r, self._acceptance = r, AcceptanceEstimator(guess=acceptance)
 
     def acceptance(self, after: After) -> float:
         """The estimate of a, within [.01, .99]."""
-        return rate(self._accepted[after], self._judged[after])
+        return self._acceptance.rate(after)
 
-    def counts(
-        self, length: int, budget: int, after: After, confidence: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
-        chances = odds([self.acceptance(after)] * length)
-        return divide([p ** (1 / (1 + self._r)) for p in chances], budget)
+        return _by_power_law(odds([self.acceptance(after)] * length), self._r, budget)
 
-    def observe(self, verified: Verified) -> None:
-        """See `FanOut.observe`; tokens after the first rejected one were not judged."""
-        accepted, length, after, *_ = verified
-        self._accepted[after] += accepted
-        self._judged[after] += min(accepted + 1, length)
+    def observe(self, verified: VerificationStats) -> None:
+        """See `FanOut.observe`."""
+        self._acceptance.observe(verified.accepted, [verified.after] * verified.length)
 
 
-def rate(accepted: float, judged: float) -> float:
-    """An acceptance rate, within [.01, .99]."""
-    low, high = _LIMITS
-    return min(max(accepted / judged, low), high)
+class MeasuredFanOut(FanOut):
+    """F_k proportional to P(k)^(1/(1+r)), with P and r as observed.
+
+    Theorem 12 without its two assumptions, that every token is accepted with the same probability
+    and that r is known. P(k) comes from how often the token of each place was accepted, given that
+    it was judged: so records of any length are measured together, and P(k) is right for every L. A
+    place of which little is known is taken for an average one. Hits and misses are learned apart;
+    what ranks are found at is learned together.
+
+    Args:
+      acceptance: the rate before anything was observed.
+      weight: how many observations each guess is worth.
+    """
+
+    def __init__(self, *, acceptance: float = FIRST_GUESS, weight: float = WEIGHT) -> None:
+        kinds: tuple[After, ...] = ("hit", "miss")
+        self._by_place = {
+            after: AcceptanceEstimator(guess=acceptance, weight=weight) for after in kinds
+        }
+        self._ranks, self._weight = Ranks(), weight
+        self._r: float | None = None  # of `_ranks`, once worked out
+
+    @property
+    def r(self) -> float:
+        """The exponent of the miss rate."""
+        if self._r is None:
+            self._r = exponent(self._ranks, weight=self._weight)
+        return self._r
+
+    def rates(self, length: int, after: After) -> list[float]:
+        """How often the tokens of places 1..L are accepted, each once it is judged."""
+        by_place = self._by_place[after]
+        average = by_place.average
+        return [by_place.rate(place, average) for place in range(length)]
+
+    def odds(self, length: int, after: After) -> list[float]:
+        """P(k) for k = 0..L."""
+        return odds(self.rates(length, after))
+
+    def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
+        """See `FanOut.counts`."""
+        return _by_power_law(self.odds(length, after), self.r, budget)
+
+    def observe(self, verified: VerificationStats) -> None:
+        """See `FanOut.observe`."""
+        self._by_place[verified.after].observe(verified.accepted, range(verified.length))
+        self._ranks.observe(verified.prepared, verified.rank)
+        self._r = None
 
 
-def odds(rates: Sequence[float]) -> list[float]:
-    """P(k) for k = 0..L, if token i, once it is judged, is accepted with rates[i - 1]."""
-    found, reached = [], 1.0
-    for a in rates:
-        found.append(reached * (1 - a))
-        reached *= a
-    return [*found, reached]
+class Ranks:
+    """Where bonus tokens were found among those prepared for them.
+
+    Attributes:
+      looked, found: by place, from 0: how often a bonus token was not at any place before, though
+        this place had one prepared; and how often it was this one.
+    """
+
+    def __init__(self) -> None:
+        self.looked: Counter[int] = Counter()
+        self.found: Counter[int] = Counter()
+
+    def observe(self, prepared: int, rank: int | None) -> None:
+        """Takes one look-up; see `VerificationStats`."""
+        self.looked.update(range(prepared if rank is None else rank + 1))
+        if rank is not None:
+            self.found[rank] += 1
 
 
-def share(weights: Sequence[float], total: int) -> tuple[int, ...]:
+def exponent(ranks: Ranks, *, weight: float = WEIGHT) -> float:
+    """r of the power law, within [.3, 3]: F prepared bonus tokens miss with probability F^-r.
+
+    Up to a constant factor, which is how often one of them misses: fan-outs do not depend on it. So
+    r is the likeliest exponent of what comes behind the first place, where the bonus token passes
+    place F - 1 with probability ((F - 1) / F)^r. A few look-ups (`weight`) that agree with r = 1 go
+    before.
+    """
+    seen: list[tuple[int, float, float]] = [(1, weight, weight / 2)]  # (1/2)^1 misses
+    seen += [(place, n, ranks.found[place]) for place, n in ranks.looked.items() if place]
+    low, high = _LEAST, _MOST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _slope(seen, middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _slope(seen: Iterable[tuple[int, float, float]], r: float) -> float:
+    """Derivative by r of the log-likelihood; it falls as r rises."""
+    total = 0.0
+    for place, looked, found in seen:
+        passed = (place / (place + 1)) ** r
+        gained = found * passed / (1 - passed) - (looked - found)
+        total += gained * math.log((place + 1) / place)
+    return total
+
+
+def _by_power_law(chances: Sequence[float], r: float, budget: int) -> Counts:
+    """F_k proportional to P(k)^(1/(1+r)), Theorem 12 for any P."""
+    return divide([p ** (1 / (1 + r)) for p in chances], budget)
+
+
+def share(weights: Sequence[float], total: int) -> Counts:
     """Divides `total` in proportion to the weights, by largest remainder.
 
     Of equal remainders the first wins, so larger weights never get less.
@@ -185,7 +253,7 @@ def share(weights: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def divide(weights: Sequence[float], budget: int) -> tuple[int, ...]:
+def divide(weights: Sequence[float], budget: int) -> Counts:
     """`share`, with at least 1 for the last."""
     counts = share(weights, budget)
     return counts if counts[-1] else (*share(weights[:-1], budget - 1), 1)

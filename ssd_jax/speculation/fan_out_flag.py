@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ssd_jax.errors import InputError
-from ssd_jax.speculation.confidence import Confidence
-from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut, Geometric, Listed, Uniform
-from ssd_jax.speculation.measured import Measured
+from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.fan_out import (
+    LEAST_BUDGET,
+    Counts,
+    FanOut,
+    GeometricFanOut,
+    ListedFanOut,
+    MeasuredFanOut,
+    UniformFanOut,
+)
 
 _POLICIES: dict[str, Callable[[], FanOut]] = {
-    "uniform": Uniform,
-    "geometric": Geometric,
-    "measured": Measured,
-    "confidence": Confidence,
+    "uniform": UniformFanOut,
+    "geometric": GeometricFanOut,
+    "measured": MeasuredFanOut,
+    "confidence": ConfidenceFanOut,
 }
 
 
@@ -36,38 +43,34 @@ def parse(text: str, k: int, budget: int) -> FanOut:
         )
     if text in _POLICIES:
         return _POLICIES[text]()
-    example = ",".join(map(str, Uniform().counts(k, budget, "hit")))
+    example = ",".join(map(str, UniformFanOut().counts(k, budget, "hit")))
     if "," not in text:
         raise InputError(
             f"fan_out = {text!r} is unknown; give {', '.join(_POLICIES)}, or {k + 1} integers "
             f"that sum to the budget, such as {example}"
         )
-    hit, slash, miss = text.partition("/")
-    prepared = _listed(text, hit, k, budget, example)
-    return Listed(prepared, _listed(text, miss, k, budget, example) if slash else prepared)
+    parts = [_listed(text, part, k, budget, example) for part in text.split("/", 1)]
+    return ListedFanOut(parts[0], parts[-1])
 
 
-def _listed(text: str, part: str, k: int, budget: int, example: str) -> tuple[int, ...]:
+def _listed(text: str, part: str, k: int, budget: int, example: str) -> Counts:
     """One list of `fan_out = text`, checked."""
-
-    def refuse(what: str) -> InputError:
-        return InputError(f"fan_out = {text!r}: {what}; give a list such as {example}")
-
-    counts = []
+    remedy, counts = f"give a list such as {example}", []
     for word in part.split(","):
         try:
             counts.append(int(word))
         except ValueError:
-            raise refuse(f"{word!r} is not an integer") from None
+            raise InputError(f"fan_out = {text!r}: {word!r} is not an integer; {remedy}") from None
+    wrong = None
     if len(counts) != k + 1:
-        raise refuse(f"{part!r} has {len(counts)} entries, and k = 0..{k} needs {k + 1}")
-    if min(counts) < 0:
-        raise refuse(f"{min(counts)} is negative")
-    if counts[-1] < 1:
-        raise refuse(f"the entry of k = {k} is {counts[-1]} and must be at least 1")
-    if sum(counts) != budget:
-        raise InputError(
-            f"fan_out = {text!r}: {part!r} sums to {sum(counts)}, and budget = {budget}; give "
-            f"--budget={sum(counts)}, or a list such as {example}"
-        )
+        wrong = f"{part!r} has {len(counts)} entries, and k = 0..{k} needs {k + 1}"
+    elif min(counts) < 0:
+        wrong = f"{min(counts)} is negative"
+    elif counts[-1] < 1:
+        wrong = f"the entry of k = {k} is {counts[-1]} and must be at least 1"
+    elif sum(counts) != budget:
+        wrong = f"{part!r} sums to {sum(counts)}, and budget = {budget}"
+        remedy = f"give --budget={sum(counts)}, or a list such as {example}"
+    if wrong is not None:
+        raise InputError(f"fan_out = {text!r}: {wrong}; {remedy}")
     return tuple(counts)

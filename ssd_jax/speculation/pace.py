@@ -10,9 +10,9 @@ noise (`runtime.occurrences`). Pure host code.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Literal
 
 Work = Literal["branches", "record"]
@@ -20,78 +20,21 @@ Work = Literal["branches", "record"]
 
 _MEMORY = 32
 _OLD = 64  # rounds after which a speed that nobody has measured again is forgotten
-_FIRST_GUESS, _WEIGHT = 0.8, 8.0
-_LIMITS = (0.01, 0.99)
 
 
-class Returns:
-    """What rounds have brought to one sequence.
-
-    They are no other's: where no time is looked at, two requests with the same seed and index share
-    their noise, and a length that looked at what it has done to the one would bias the other.
-
-    A proposed token is expected to be accepted, if those before it are, as often as it was so far,
-    starting with 0.8 worth 8 tokens.
-    """
-
-    def __init__(self) -> None:
-        self._accepted, self._judged = _FIRST_GUESS * _WEIGHT, _WEIGHT
-        self._rounds: deque[int] = deque(maxlen=_MEMORY)
-        self._after: dict[bool, deque[int]] = {hit: deque(maxlen=_MEMORY) for hit in (True, False)}
-        self._looks: dict[bool, deque[bool]] = {
-            empty: deque([True], maxlen=_MEMORY) for empty in (True, False)
-        }
-
-    def observe(self, accepted: int, length: int) -> None:
-        """Takes a verification; tokens after the first rejected one were not judged."""
-        self._accepted += accepted
-        self._judged += min(accepted + 1, length)
-
-    def round(self, tokens: int, *, hit: bool, empty: bool, found: bool) -> None:
-        """Takes a round.
-
-        Args:
-          tokens: that it committed.
-          hit: whether its proposal was a branch.
-          empty: whether there was none, so that all branches were for one token.
-          found: whether its outcome was prepared for.
-        """
-        self._rounds.append(tokens)
-        self._after[hit].append(tokens)
-        self._looks[empty].append(found)
-
-    def tokens(self, length: int) -> float:
-        """Expected tokens of a round with `length` proposed ones, bonus included: 1 + a + ..."""
-        low, high = _LIMITS
-        a = min(max(self._accepted / self._judged, low), high)
-        return sum(a**i for i in range(length + 1))
-
-    def usual(self, length: int) -> float:
-        """Tokens of a round lately; before the first one those expected of `length` proposed."""
-        return fmean(self._rounds) if self._rounds else self.tokens(length)
-
-    def next_round(self, *, empty: bool) -> float:
-        """Tokens that the next round is expected to gain by a hit, after one that verifies nothing
-        or something."""
-        hit, other = (self._after[kind] for kind in (True, False))
-        if not hit or not other:
-            return 0.0
-        gain = fmean(hit) - fmean(other)
-        return max(gain, 0.0) * fmean(self._looks[empty])
+def _recent() -> deque[float]:
+    return deque(maxlen=_MEMORY)
 
 
 class Pace:
     """Seconds of the last rounds and forwards; until both are known, waiting always pays."""
 
     def __init__(self) -> None:
-        self._rounds: deque[float] = deque(maxlen=_MEMORY)
-        self._forwards: dict[Work, deque[float]] = {
-            "branches": deque(maxlen=_MEMORY),
-            "record": deque(maxlen=_MEMORY),
-        }
-        self._delays: deque[float] = deque(maxlen=_MEMORY)
+        self._rounds = _recent()
+        self._forwards: defaultdict[Work, deque[float]] = defaultdict(_recent)
+        self._delays = _recent()
         self._since = 0  # rounds without a record that was drafted just in time
-        self._steps: dict[int, deque[float]] = {}
+        self._steps: defaultdict[int, deque[float]] = defaultdict(_recent)  # by M
 
     def round(self, seconds: float) -> None:
         """Takes a round, from its beginning to the next one's."""
@@ -105,7 +48,7 @@ class Pace:
         """Takes a draft forward, of M branches a sequence where that is known."""
         self._forwards[work].append(seconds)
         if branches is not None:
-            self._steps.setdefault(branches, deque(maxlen=_MEMORY)).append(seconds)
+            self._steps[branches].append(seconds)
 
     def drafted(self, delay: float) -> None:
         """Takes what a record that was drafted just in time took beside its forwards: the way there

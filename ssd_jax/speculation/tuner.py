@@ -1,4 +1,4 @@
-"""Chooses K and M while decoding, from what rounds have shown so far.
+"""What decides K and M of the next rounds.
 
 A choice looks at outcomes of past rounds, at times and at lengths: never at noise, nor at a token
 that is yet to be drafted. So it may change what is prepared and how long proposals are, and not the
@@ -8,19 +8,39 @@ that `teaches` lets it. Pure host code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from ssd_jax.speculation.fan_out import WEIGHT, After, FanOut, Verified
-from ssd_jax.speculation.measured import Measured
-from ssd_jax.speculation.tuning import Costs, Guess, Plan, best_sd, best_ssd
+from ssd_jax.speculation.fan_out import VerificationStats
 
 Steps = Callable[[], Mapping[int, float]]
 """Seconds of a forward of M branches, by M, as far as they were observed."""
 
-_EVERY = 16  # rounds between two choices
-_REMEMBERED = 2048  # judged tokens of earlier starts that count, so that a new habit is learned
-_LATELY = 64  # rounds for which the times of an M are taken as they were
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeculationPlan:
+    """What the next rounds are to be like.
+
+    Attributes:
+      k: most tokens of a proposal.
+      budget: M, branches a sequence; 0 without branches.
+      longer: one forward more, so that branches of k = L have K tokens, too.
+    """
+
+    k: int
+    budget: int = 0
+    longer: bool = False
+
+    @property
+    def forwards(self) -> int:
+        """n, of the branches."""
+        return self.k + self.longer
+
+    @classmethod
+    def of_branches(cls, k: int, budget: int) -> SpeculationPlan:
+        """With K = 1 a forward more, for every branch of k = L would be empty otherwise."""
+        return cls(k=k, budget=budget, longer=k == 1)
 
 
 def teaches(temperature: float, rule: str) -> bool:
@@ -42,7 +62,7 @@ def teaches(temperature: float, rule: str) -> bool:
 class Tuner(Protocol):
     """Decides what the next rounds are like."""
 
-    def plan(self, *, rows: int, steps: Steps) -> Plan:
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """Called once a round, before its branches are divided.
 
         Args:
@@ -51,148 +71,16 @@ class Tuner(Protocol):
         """
         ...
 
-    def observe(self, verified: Verified) -> None:
-        """Learns from a verification of any sequence that `teaches`."""
-        ...
+    def observe(self, verified: VerificationStats) -> None:
+        """Learns, if it does, from a verification of any sequence that `teaches`."""
 
 
-class Fixed:
+class FixedTuner(Tuner):
     """Always the same plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SpeculationPlan) -> None:
         self._plan = plan
 
-    def plan(self, *, rows: int, steps: Steps) -> Plan:
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
         return self._plan
-
-    def observe(self, verified: Verified) -> None:
-        """See `Tuner.observe`; there is nothing to learn."""
-
-
-class Observed:
-    """See `tuning.Seen`: a guess, and what the verifications observed since have shown.
-
-    Args:
-      guess: what is assumed before; worth 8 observations of each kind.
-    """
-
-    def __init__(self, guess: Guess) -> None:
-        self._guess = guess
-        self._measured = Measured(acceptance=guess.acceptance)
-        self._accepted = self._judged = 0
-        self._missed = self._expected = 0.0
-
-    @property
-    def r(self) -> float:
-        """See `tuning.Seen.r`."""
-        return self._measured.r
-
-    @property
-    def alone(self) -> float:
-        """See `tuning.Seen.alone`: misses over what the law with c = 1 would have missed."""
-        return (self._missed + WEIGHT * self._guess.alone) / (self._expected + WEIGHT)
-
-    def rates(self, length: int, after: After) -> list[float]:
-        """See `tuning.Seen.rates`."""
-        return self._measured.rates(length, after)
-
-    def observe(self, verified: Verified) -> None:
-        """Takes a verification. Where nothing was proposed there is no acceptance to learn."""
-        self._measured.observe(verified)
-        self._accepted += verified.accepted
-        self._judged += min(verified.accepted + 1, verified.length)
-        if verified.prepared:
-            self._missed += verified.rank is None
-            self._expected += verified.prepared**-self.r
-
-    @property
-    def judged(self) -> int:
-        """Proposed tokens that were judged."""
-        return self._judged
-
-    @property
-    def guess(self) -> Guess:
-        """What to assume the next time: of this time's texts and of those before."""
-        before = max(min(self._guess.judged, _REMEMBERED), WEIGHT)
-        accepted = self._accepted + before * self._guess.acceptance
-        new = self._judged / (self._judged + before)
-        return Guess(
-            acceptance=accepted / (self._judged + before),
-            alone=min((1 - new) * self._guess.alone + new * self.alone, 1.0),
-            judged=self._guess.judged + self._judged,
-        )
-
-
-class SdTuner:
-    """See `Tuner`: the fastest K of mode sd."""
-
-    def __init__(self, costs: Costs, seen: Observed, *, ks: Sequence[int]) -> None:
-        self._costs, self._seen, self._ks = costs, seen, tuple(ks)
-        self._rounds, self._plan = 0, Plan(k=max(ks))
-
-    def plan(self, *, rows: int, steps: Steps) -> Plan:
-        """See `Tuner.plan`."""
-        if self._rounds % _EVERY == 0:
-            self._plan, _ = best_sd(self._costs, self._seen, self._ks, rows=max(rows, 1))
-        self._rounds += 1
-        return self._plan
-
-    def observe(self, verified: Verified) -> None:
-        """See `Tuner.observe`."""
-        self._seen.observe(verified)
-
-
-class SsdTuner:
-    """See `Tuner`: the fastest K and M of mode ssd, with T_s as it is lately.
-
-    Args:
-      costs: measured at the start.
-      seen: what is known of the acceptance, learned further here.
-      fan_out: a policy like those of the sequences; it learns from all that teach.
-      ks, budgets: what can be chosen.
-      waits: see `tuning.best_ssd`.
-    """
-
-    def __init__(
-        self,
-        costs: Costs,
-        seen: Observed,
-        fan_out: FanOut,
-        *,
-        ks: Sequence[int],
-        budgets: Sequence[int],
-        waits: Sequence[bool],
-    ) -> None:
-        self._costs, self._seen, self._fan_out = costs, seen, fan_out
-        self._ks, self._budgets = tuple(ks), tuple(budgets)
-        self._waits = tuple(waits)
-        self._rounds, self._plan = 0, Plan.of_branches(max(ks), max(budgets))
-        self._planned: dict[int, int] = {}  # by M, the last round that had it
-
-    def plan(self, *, rows: int, steps: Steps) -> Plan:
-        """See `Tuner.plan`."""
-        if self._rounds % _EVERY == 0:
-            self._plan, _ = best_ssd(
-                self._costs.observed(self._lately(steps())),
-                self._seen,
-                self._fan_out,
-                ks=self._ks,
-                budgets=self._budgets,
-                waits=self._waits,
-                rows=max(rows, 1),
-            )
-        self._planned[self._plan.budget] = self._rounds
-        self._rounds += 1
-        return self._plan
-
-    def _lately(self, steps: Mapping[int, float]) -> dict[int, float]:
-        """Those of M that were planned lately: how slow another was may not be so any more."""
-        since = self._rounds - _LATELY
-        lately = {m for m, planned in self._planned.items() if planned >= since}
-        return {m: seconds for m, seconds in steps.items() if m in lately}
-
-    def observe(self, verified: Verified) -> None:
-        """See `Tuner.observe`."""
-        self._seen.observe(verified)
-        self._fan_out.observe(verified)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.activity import FORWARDS
+from ssd_jax.roles.activity import FORWARDS
 from ssd_jax.traces.read import EngineLanes, Slice
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssd_jax.engine.trace import FORMAT, LANES, PRODUCER
 from ssd_jax.errors import InputError
-from ssd_jax.files import read_json, shown
-from ssd_jax.runtime.activity import overlap
-from ssd_jax.runtime.trace import FORMAT, LANES, PRODUCER
+from ssd_jax.roles.activity import overlap
+from ssd_jax.system.files import read_json, shown
 
 _MOST_BYTES = 96 << 20
 

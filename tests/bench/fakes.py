@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ssd_jax.bench.prompts import Prompt
+from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.bench.run import PromptResult
 
 
-def prompts(count: int) -> list[Prompt]:
-    return [Prompt(set="fake", index=index, text=f"prompt {index}") for index in range(count)]
+def prompts(count: int) -> list[BenchPrompt]:
+    return [BenchPrompt(set="fake", index=index, text=f"prompt {index}") for index in range(count)]
 
 
 def result(
@@ -25,11 +25,11 @@ def result(
 
 
 def recorded(
-    name: str, log: list[tuple[str, int]], run: Callable[[Prompt], PromptResult] | None = None
-) -> Callable[[Prompt], PromptResult]:
+    name: str, log: list[tuple[str, int]], run: Callable[[BenchPrompt], PromptResult] | None = None
+) -> Callable[[BenchPrompt], PromptResult]:
     """A variant that notes (its name, the prompt's index) when it is called."""
 
-    def variant(prompt: Prompt) -> PromptResult:
+    def variant(prompt: BenchPrompt) -> PromptResult:
         log.append((name, prompt.index))
         return run(prompt) if run else result()
 

@@ -6,15 +6,13 @@ import sys
 
 import pytest
 
-from ssd_jax.bench.accounting import Plan, gains, measure
-from ssd_jax.bench.pinned import PinnedModel
+from ssd_jax.bench.accounting import AccountingPlan, PinnedModel, core_groups, gains, measure
 from ssd_jax.bench.run import joined
 from ssd_jax.cli.main import main
-from ssd_jax.cli.suites import core_groups
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.runtime.cores import usable_cores
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.cores import usable_cores
 from tests.bench import fakes
 
 cores = pytest.mark.skipif(
@@ -27,7 +25,7 @@ CONFIG = Config(
 
 def plan(**changes):
     given = {"config": CONFIG, "groups": ((0, 1), (2,)), "ks": (2, 4), "params": SamplingParams()}
-    return Plan(**given | changes)
+    return AccountingPlan(**given | changes)
 
 
 class Models:
@@ -112,19 +110,19 @@ def test_results_are_joined_by_prompt_and_variant():
 @cores
 def test_cores_are_halves_or_as_given_and_never_shared():
     usable = sorted(usable_cores())
-    first, second = core_groups({"target_cores": None, "draft_cores": None})
+    first, second = core_groups(None, None)
     assert sorted([*first, *second]) == usable
     last = str(usable[-1])
-    target, draft = core_groups({"target_cores": None, "draft_cores": last})
+    target, draft = core_groups(None, last)
     assert (target, draft) == (tuple(usable[:-1]), (usable[-1],))
     everything = ",".join(map(str, usable))
     for given in (
-        {"target_cores": last, "draft_cores": last},
-        {"target_cores": everything, "draft_cores": None},
-        {"target_cores": "9999", "draft_cores": None},
+        (last, last),
+        (everything, None),
+        ("9999", None),
     ):
         with pytest.raises(InputError):
-            core_groups(given)
+            core_groups(*given)
 
 
 @pytest.mark.parametrize(

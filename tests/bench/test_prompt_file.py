@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import BadLine, PromptLine, parse_prompt_file
+from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, Prompt, load_prompts
+from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, BenchPrompt, load_prompts
 from ssd_jax.errors import InputError
 
 
@@ -47,7 +47,7 @@ def user(text: str) -> list[dict[str, str]]:
 )
 def test_every_format_is_read(tmp_path, line, text, messages):
     path = write(tmp_path / "p.jsonl", line)
-    assert load_prompts(path) == [Prompt(set=path, index=0, text=text, messages=messages)]
+    assert load_prompts(path) == [BenchPrompt(set=path, index=0, text=text, messages=messages)]
 
 
 def test_a_gzipped_file_is_read(tmp_path):

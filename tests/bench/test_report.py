@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ssd_jax.bench import environment, report
+from ssd_jax.bench import report
 from ssd_jax.bench.costs import RoundCosts, costs_json, costs_table
-from ssd_jax.bench.demo import SpeedRow, draft_cost, summary_table
+from ssd_jax.bench.report import speed_ratio, summarize
 from ssd_jax.bench.run import BenchResult, run_paired
 from ssd_jax.bench.stats import median_interval
-from ssd_jax.bench.summary import speed_ratio, summarize
+from ssd_jax.system import environment
 from tests.bench import fakes
 
 
@@ -89,7 +89,7 @@ def test_one_different_token_makes_a_prompt_not_identical_and_is_located():
     table = rendered(report.bench_table(result))
     assert "7/8" in table
     assert "yes" not in table
-    rows = report.bench_json(result, settings={}, environment={})["prompts"]
+    rows = report.bench_content(result)["prompts"]
     forks = {(row["variant"], row["index"]): row["first_difference"] for row in rows}
     assert forks.pop(("sd", 3)) == 2
     assert set(forks.values()) == {None}
@@ -116,10 +116,11 @@ def test_the_json_has_every_key_and_survives_a_round_trip():
         "greedy": True,
         "step_ms": np.float32(4),
     }
-    document = report.bench_json(
-        measure(metrics=metrics, repeats=2),
+    document = report.document(
+        "prompts",
         settings={"max_tokens": 3},
         environment=environment.describe(),
+        **report.bench_content(measure(metrics=metrics, repeats=2)),
     )
     document = json.loads(json.dumps(document, allow_nan=False))
     assert set(document) == {
@@ -178,7 +179,8 @@ def test_a_column_shows_only_where_a_variant_has_a_value():
     assert "hidden" not in rich
 
 
-def test_the_widest_table_fits_100_columns_with_nothing_cut():
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_widest_table_is_whole_with_nothing_cut(width):
     metrics = {"acceptance_length": 2.5, "hit_rate": 0.85, "hidden_draft_share": 0.9}
     result = measure(metrics=metrics, ids=lambda index: [index, index])
     named = dataclasses.replace(
@@ -191,55 +193,16 @@ def test_the_widest_table_fits_100_columns_with_nothing_cut():
             for runs in result.runs
         ),
     )
-    table = rendered(report.bench_table(named))
-    assert max(map(len, table.splitlines())) <= 100
+    table = rendered(report.bench_table(named), width)
+    assert max(map(len, table.splitlines())) <= width
     assert "…" not in table
-    for shown in ("13.5", "2.00x", "2.50", "0.85", "0.90", "0/8", "[default]"):
+    for shown in ("13.5", "2.00x", "2.50", "0.85", "0.90", "0/8", "ssd draft=[default] k=8"):
         assert shown in table
 
 
 def test_few_prompts_are_told_to_have_no_interval():
     assert "need 6 prompts" in rendered(report.bench_table(measure(count=5)))
     assert "need 6 prompts" not in rendered(report.bench_table(measure(count=6)))
-
-
-def test_the_demo_table_has_only_columns_with_values():
-    rows = [
-        SpeedRow(mode="ar", tokens_per_second=30.0),
-        SpeedRow(mode="sd", tokens_per_second=45.0, ratio=1.5, identical=True),
-    ]
-    table = rendered(summary_table(rows, title="SmolLM2"))
-    assert "SmolLM2" in table
-    assert "1.50x" in table
-    assert "hit" not in table
-    assert "yes" in table
-    assert "no" in rendered(summary_table([SpeedRow(mode="sd", identical=False)]))
-
-
-def test_the_widest_demo_table_fits_a_terminal_with_nothing_cut():
-    row = SpeedRow(
-        mode="ssd (own int8, k=3)",
-        tokens_per_second=121.4,
-        ratio=11.72,
-        first_token_ms=1190,
-        acceptance_length=12.95,
-        hit_rate=1.0,
-        hidden_draft_share=0.62,
-        identical=True,
-    )
-    table = rendered(summary_table([row], notes=["a note"]), width=80)
-    for shown in (row.mode, "121.4", "11.72x", "1190", "12.95", "1.00", "0.62", "yes", "a note"):
-        assert shown in table
-    assert all(word in table for word in ("tokens", "token", "length", "identical"))
-
-
-@pytest.mark.parametrize(("step", "words"), [(20, "which hides them"), (30, "it waits for its")])
-def test_a_draft_is_said_to_be_hidden_where_its_forwards_fit_under_a_verification(step, words):
-    cost = draft_cost({"step_ms": step, "verify_ms": 85.0}, 4, 8)
-    assert cost is not None
-    assert words in cost
-    assert f"4 draft forwards of 8 branches, {step} ms each" in cost
-    assert draft_cost({"step_ms": None, "verify_ms": 85.0}, 4, 8) is None
 
 
 def test_what_ssd_gained_stands_beside_the_ceiling():

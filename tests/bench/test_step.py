@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ssd_jax.bench import bandwidth, step
+from ssd_jax.bench import bandwidth, report, step
 from ssd_jax.bench.bandwidth import Bandwidth
 from ssd_jax.errors import InputError
 
@@ -47,8 +48,8 @@ def steps(machine: Machine, **options) -> step.StepResult:
 
 def test_each_width_has_its_time_ratio_and_bandwidth():
     result = steps(Machine(), repeats=8)
-    assert [row.width for row in result.rows] == list(range(1, 18))
-    for row in result.rows:
+    assert [row.width for row in result.steps] == list(range(1, 18))
+    for row in result.steps:
         assert row.ms.median == pytest.approx(10 + row.width)
         assert row.ratio.median == pytest.approx((10 + row.width) / 11)
         assert row.gb_per_s == pytest.approx(110 / (10 + row.width))
@@ -64,7 +65,7 @@ def test_widths_take_turns_and_the_order_goes_back_and_forth():
 def test_a_slowly_drifting_machine_does_not_bend_the_ratios():
     # Over the run the machine becomes 1.7 times as slow.
     result = steps(Machine(drift=0.7 / 357), repeats=20, warmup=1)
-    for row in result.rows:
+    for row in result.steps:
         assert row.ratio.median == pytest.approx((10 + row.width) / 11, rel=0.02)
 
 
@@ -81,7 +82,7 @@ def test_all_widths_are_made_before_any_is_timed():
 
 
 def test_without_width_1_there_is_no_ratio():
-    assert [row.ratio for row in steps(Machine(), widths=[2, 3], repeats=1).rows] == [None, None]
+    assert [row.ratio for row in steps(Machine(), widths=[2, 3], repeats=1).steps] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,12 @@ def test_weights_that_fit_the_cache_are_pointed_out():
 
 
 def test_the_json_has_every_width_and_the_bandwidth():
-    document = step.step_json(
-        steps(Machine(), repeats=6), BANDWIDTH, settings={"slots": 1}, environment={"device": "x"}
+    document = report.document(
+        "step",
+        settings={"slots": 1},
+        environment={"device": "x"},
+        **dataclasses.asdict(steps(Machine(), repeats=6)),
+        bandwidth=BANDWIDTH,
     )
     document = json.loads(json.dumps(document, allow_nan=False))
     assert set(document) == {

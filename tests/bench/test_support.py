@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ssd_jax.bench import support
-from ssd_jax.bench.support import Overlaps, Support, Text, measure_supports
+from ssd_jax.bench import report, support
+from ssd_jax.bench.support import Overlaps, Support, TargetText, measure_supports
 from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 
@@ -73,7 +73,7 @@ def test_acceptance_is_that_of_whole_forwards(target, length, temperatures, outp
     )
     for seed in range(2):
         tokens = np.random.default_rng(seed).integers(0, tiny.TOKENS, length).astype(np.int32)
-        found = overlaps(Text(tokens, 9))
+        found = overlaps(TargetText(tokens, 9))
         p = law(whole(target, tokens)[:, : tiny.TOKENS], temperature)
         logits = whole(made, tokens)
         q = law(logits[:, : tiny.TOKENS] if outputs is None else logits, own or temperature)
@@ -92,7 +92,7 @@ def whole(made, tokens):
 
 
 def test_losses_are_weighed_by_tokens_and_told_by_text():
-    texts = [Text(np.zeros(size, np.int32), 1) for size in (2, 4)]
+    texts = [TargetText(np.zeros(size, np.int32), 1) for size in (2, 4)]
     values = {1: np.array([[0.2], [0.5]]), 3: np.array([[0.6, 0.6, 0.9], [0.7, 0.8, 0.9]])}
     seen = []
     cut, full = measure_supports(
@@ -110,7 +110,7 @@ def test_losses_are_weighed_by_tokens_and_told_by_text():
 
 
 def test_table_and_json_say_what_was_lost():
-    texts = [Text(np.zeros(3, np.int32), 1)] * 6
+    texts = [TargetText(np.zeros(3, np.int32), 1)] * 6
     entries = measure_supports(lambda _: np.array([[0.5, 0.5], [0.5, 0.75]]), texts, [4])
     page = io.StringIO()
     Console(width=100, file=page, color_system=None).print(
@@ -118,7 +118,7 @@ def test_table_and_json_say_what_was_lost():
     )
     for part in ("full", "0.5000", "0.6250", "0.1250 (0.1250 to 0.1250)", "12 tokens"):
         assert part in page.getvalue()
-    document = support.supports_json(entries, judged=12, settings={}, environment={})
+    document = report.document("support", settings={}, environment={}, judged=12, supports=entries)
     document = json.loads(json.dumps(document, allow_nan=False))
     assert [entry["n"] for entry in document["supports"]] == [4, None]
     assert document["suite"] == "support"

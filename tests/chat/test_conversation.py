@@ -9,7 +9,7 @@ import pytest
 from ssd_jax.chat import conversation as files
 from ssd_jax.chat.conversation import Conversation
 from ssd_jax.errors import InputError
-from ssd_jax.prompts import PromptLine, parse_prompt_file
+from ssd_jax.system.prompts import PromptLine, parse_prompt_file
 
 TALK = (
     Conversation(system="be brief")

@@ -4,9 +4,8 @@ import io
 
 from rich.console import Console
 
-from ssd_jax.chat.history import HistoryFile
-from ssd_jax.chat.screen import Screen, printable
-from ssd_jax.chat.wrap import WordWrap
+from ssd_jax.chat.screen import Screen, WordWrap, printable
+from ssd_jax.chat.terminal import HistoryFile
 
 TEXT = "The quick brown fox\n  jumps over the lazy dog, and then\tsleeps for a while."
 
@@ -59,23 +58,28 @@ def test_words_go_to_standard_output_as_they_are_and_end_with_a_line():
     assert err.getvalue() == "[a note that is longer than a line]\n"
 
 
+def kept(path):
+    """What is in the file, oldest first."""
+    return list(HistoryFile(path).load_history_strings())[::-1]
+
+
 def test_entries_of_several_lines_come_back_in_another_session(tmp_path):
     path = tmp_path / "new" / "history"
     for entry in ("one", "two\nlines", "\udcff"):
-        HistoryFile(path).append(entry)
-    assert HistoryFile(path).read() == ["one", "two\nlines", "\udcff"]
+        HistoryFile(path).store_string(entry)
+    assert kept(path) == ["one", "two\nlines", "\udcff"]
     assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_history_that_has_grown_long_is_cut(tmp_path):
     path = tmp_path / "history"
     path.write_text("".join(f'"{i}"\n' for i in range(2500)) + "damaged\n3\n")
-    assert HistoryFile(path).read() == [str(i) for i in range(1500, 2500)]
+    assert kept(path) == [str(i) for i in range(1500, 2500)]
     assert len(path.read_text().splitlines()) == 1000
 
 
 def test_a_history_that_cannot_be_kept_is_done_without(tmp_path):
     (tmp_path / "file").write_text("")
     history = HistoryFile(tmp_path / "file" / "history")
-    history.append("one")
-    assert history.read() == []
+    history.store_string("one")
+    assert kept(tmp_path / "file" / "history") == []

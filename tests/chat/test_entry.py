@@ -4,8 +4,7 @@ import io
 
 import pytest
 
-from ssd_jax.chat.entry import COMMANDS, Command, is_open, parse
-from ssd_jax.chat.reader import PipeReader
+from ssd_jax.chat.entry import COMMANDS, Command, entries, is_open, parse
 from ssd_jax.errors import InputError
 
 
@@ -58,20 +57,15 @@ def test_every_command_is_written_as_it_is_called():
         assert bool(rest) == spec.takes
 
 
-def entries(text):
-    reader, found = PipeReader(io.StringIO(text)), []
-    while True:
-        try:
-            found.append(reader.read())
-        except EOFError:
-            return [parse(raw) for raw in found]
+def parsed(text):
+    return [parse(raw) for raw in entries(io.StringIO(text))]
 
 
 def test_lines_are_joined_by_a_backslash_or_by_quotes():
     text = 'one\ntwo\\\nthree\r\n"""\nfour\n\nfive\n"""\nsix'
-    assert entries(text) == ["one", "two\nthree", "four\n\nfive", "six"]
+    assert parsed(text) == ["one", "two\nthree", "four\n\nfive", "six"]
 
 
 def test_the_end_of_the_input_ends_an_open_entry():
-    assert entries("one\\\n") == ["one"]
-    assert entries('"""one\ntwo') == ["one\ntwo"]
+    assert parsed("one\\\n") == ["one"]
+    assert parsed('"""one\ntwo') == ["one\ntwo"]

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from ssd_jax.chat.figures import Answer, figures, stats_table, summary
-from ssd_jax.runtime import metrics
-from ssd_jax.runtime.request import FinishReason, RequestOutput
+from ssd_jax.engine import metrics
+from ssd_jax.engine.request import FinishReason, RequestOutput
 
 
 def answer(tokens, *, mode="ar", reason: FinishReason = "stop", prompt=10, **found):

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from ssd_jax.chat.screen import Screen
-from ssd_jax.chat.session import Session
+from ssd_jax.chat.session import ChatSession
 from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests.runtime.fakes import FakeTarget
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -32,7 +32,7 @@ class Chat:
     def __init__(self, llm, params=GREEDY, **settings):
         self.words, self.rest = io.StringIO(), io.StringIO()
         console = Console(file=self.rest, width=200)
-        self.session = Session(llm, params, Screen(self.words, console), **settings)
+        self.session = ChatSession(llm, params, Screen(self.words, console), **settings)
 
     def __call__(self, *entries):
         """What is said, beside the answers, about these entries."""

@@ -22,12 +22,12 @@ from ssd_jax.checkpoints.draft_checkpoint import (
     identity_of,
     write_draft,
 )
+from ssd_jax.devices.opened import open_model, open_source
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.quantized import quantize
 from ssd_jax.models.sharding import MODEL_AXIS
-from ssd_jax.opened import open_model, open_source
 from tests import tiny
 from tests.checkpoints import tiny_drafts, tiny_gguf, tiny_models
 from tests.checkpoints.tiny_drafts import EMBEDDING, Target, open_target

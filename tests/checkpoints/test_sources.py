@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.checkpoints.cache_dir import cache_dir
 from ssd_jax.checkpoints.sources import resolve
 from ssd_jax.errors import InputError
+from ssd_jax.system.cache_dir import cache_dir
 
 
 def test_a_path_is_itself(tmp_path):

@@ -38,37 +38,16 @@ class Terminal:
         start = self._read_to
         deadline = time.monotonic() + PATIENCE
         while (found := self.seen.find(text, start)) < 0:
-            assert self._receive(deadline), f"ended without {text!r}: {self.seen!r}"
+            assert self._receive(deadline), f"ended without {text!r}: {self._shown}"
         self._read_to = found + len(text)
         return self.seen[start : self._read_to]
 
-    def wait_for_more(self) -> None:
-        """Until anything more appears."""
+    def wait_for_more(self, least: int = 1) -> None:
+        """Until so many characters more have appeared."""
         deadline = time.monotonic() + PATIENCE
-        while len(self.seen) <= self._read_to:
-            assert self._receive(deadline), f"ended: {self.seen!r}"
+        while len(self.seen) < self._read_to + least:
+            assert self._receive(deadline), f"ended: {self._shown}"
         self._read_to = len(self.seen)
-
-    def press_until(self, key: str, text: str | None) -> None:
-        """Presses a key, again after a while, until `text` appears; None: until the end.
-
-        Python's readline notices a Ctrl-C that comes right after another key, or right after the
-        prompt, at the next key only.
-        """
-        start = self._read_to
-        pause = 1.0 if text is not None else 20.0  # a Ctrl-C while it ends would be its end
-        for _ in range(round(PATIENCE / pause)):
-            self.type(key)
-            deadline = time.monotonic() + pause
-            while select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                if not self._receive(deadline):
-                    assert text is None, f"ended without {text!r}: {self.seen!r}"
-                    return
-                found = -1 if text is None else self.seen.find(text, start)
-                if text is not None and found >= 0:
-                    self._read_to = found + len(text)
-                    return
-        raise AssertionError(f"pressed for {PATIENCE} s without {text!r}: {self.seen!r}")
 
     def type(self, text: str) -> None:
         """Presses keys."""
@@ -87,9 +66,14 @@ class Terminal:
         self._process.wait()
         os.close(self._master)
 
+    @property
+    def _shown(self) -> str:
+        """The ends of what was seen, for messages."""
+        return f"{self.seen[:300]!r} ... {self.seen[-300:]!r}"
+
     def _receive(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"nothing came in {PATIENCE} s after {self.seen!r}"
+        assert ready, f"nothing came in {PATIENCE} s after {self._shown}"
         try:
             data = os.read(self._master, 65536)
         except OSError:  # Linux: the last one has closed the terminal

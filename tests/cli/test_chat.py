@@ -56,7 +56,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, tmp_path):
     assert "talkative, mode ar, context 100000 tokens" in chat.wait_for("> ")
     chat.type("hello\r")
     chat.wait_for("hello\r\n")
-    chat.wait_for_more()
+    chat.wait_for_more(100)  # of the answer
     chat.type(CTRL_C)
     chat.wait_for("stopped]")
     path = tmp_path / "talk.jsonl"
@@ -73,8 +73,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, tmp_path):
     assert "\x1b" not in chat.seen  # a simple terminal gets no escape sequence
 
 
-def test_the_prompt_has_editing_history_and_a_way_out(terminal):
-    pytest.importorskip("readline")
+def test_the_prompt_has_editing_history_and_a_way_out(terminal, tmp_path):
     chat = terminal("--max_tokens=4", TERM="xterm-256color", NO_COLOR="1")
     chat.wait_for("leaves")
     chat.wait_for("> ")
@@ -83,20 +82,29 @@ def test_the_prompt_has_editing_history_and_a_way_out(terminal):
     chat.wait_for("> ")
     chat.type("half a messa")
     chat.wait_for("half a messa")
-    chat.press_until(CTRL_C, "> ")  # clears
+    chat.type(CTRL_C)  # clears
+    chat.wait_for("> ")
     chat.type('"""\rseveral\rlines"""\r')
     chat.wait_for("[4 tokens")
     chat.wait_for("> ")
-    chat.type(f"{UP}{UP}\r")
+    chat.type(f"{4 * UP}\r")  # through the three lines of the last one
     chat.wait_for("session, ar")
     chat.wait_for("> ")
-    chat.press_until(CTRL_C, "Ctrl-C again leaves")
+    chat.type("\x1b[200~pasted\nwhole\x1b[201~\r")
+    chat.wait_for("[4 tokens")
     chat.wait_for("> ")
-    chat.press_until(CTRL_C, None)
+    chat.type(CTRL_C)
+    chat.wait_for("Ctrl-C again leaves")
+    chat.wait_for("> ")
+    chat.type(CTRL_C)
     assert chat.ended() == 0
     assert "Traceback" not in chat.seen
     assert "half" not in chat.seen.split("half a messa")[1]
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", chat.seen)
+    history = tmp_path / "history"
+    entries = [json.loads(line) for line in history.read_text().splitlines()]
+    assert entries == ["/stats ", '"""\nseveral\nlines"""', "/stats ", "pasted\nwhole"]
+    assert history.stat().st_mode & 0o077 == 0
 
 
 @pytest.fixture

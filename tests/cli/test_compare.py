@@ -124,7 +124,7 @@ def test_generate_compares_two_modes(tiny_checkpoint, prompt_file, answers, caps
 
 def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
     """The first token of the first run is not what the target said."""
-    from ssd_jax.runtime.sequence import Sequence
+    from ssd_jax.engine.sequence import Sequence
 
     commit, calls = Sequence.commit, []
 

@@ -9,9 +9,9 @@ import jax
 import pytest
 
 from ssd_jax.cli.main import main
+from ssd_jax.engine.metrics import empty
+from ssd_jax.engine.request import RequestOutput, TokenEvent
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.metrics import empty
-from ssd_jax.runtime.request import RequestOutput, TokenEvent
 
 SMALL = ("--dtype=float32", "--context=300", "--compile_cache=off")
 

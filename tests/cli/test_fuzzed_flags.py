@@ -14,14 +14,14 @@ import sys
 
 import pytest
 
-from ssd_jax import compile_cache, llm
+from ssd_jax import llm
 from ssd_jax.bench import accounting
 from ssd_jax.checkpoints import orbax
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config import Config
 from ssd_jax.distill import stages
-from ssd_jax.runtime import cores
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system import compile_cache, cores
 
 SETTINGS = [field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)]
 OWN = {
@@ -36,7 +36,10 @@ OWN = {
     "distill": ["stage", "out", "data", "draft", "compile_cache"],
     "demo": ["prompt"],
     "trace": ["output", "from", "rounds", "engine"],
+    "models": ["json"],
+    "completion": ["help"],
 }
+NO_MODEL = ("trace", "distill", "models", "completion")
 FILES = {
     "good.jsonl": b'{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n',
     "long.jsonl": json.dumps({"prompt": "a" * 3000}).encode(),
@@ -129,6 +132,8 @@ def starts(command, place, target):
         "distill": [[f"--config={place}/distill.toml"]],
         "demo": [[]],
         "trace": [[answers[0]]],
+        "models": [[]],
+        "completion": [["bash"], ["zsh"], ["csh"]],
     }[command]
 
 
@@ -137,7 +142,7 @@ def command_line(rng, place, target):
     values = [*WORDS, str(target), str(place), *(f"{place}/{name}" for name in FILES)]
     arguments = [*rng.choice(starts(command, place, target))]
     names = OWN[command]
-    if command not in ("trace", "distill"):
+    if command not in NO_MODEL:
         arguments.insert(0, f"--target={target}")
         names = rng.choice([names, [*SETTINGS, "config"]])
         if rng.random() < 0.4:
@@ -161,7 +166,7 @@ def command_line(rng, place, target):
     if rng.random() < 0.1:
         rng.shuffle(arguments)
     # Without a target of its own a command would download the default one.
-    tail = [] if command in ("trace", "distill") else [f"--slots={rng.choice([1, 1, 1, 2])}"]
+    tail = [] if command in NO_MODEL else [f"--slots={rng.choice([1, 1, 1, 2])}"]
     own = any(argument.startswith("--target=") for argument in arguments)
     return command, arguments + tail + ([] if own or not tail else [f"--target={target}"])
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from ssd_jax.cli.main import main
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.metrics import REQUEST_KEYS
 from ssd_jax.errors import DeviceError
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.metrics import REQUEST_KEYS
 from tests.runtime.fakes import FakeTarget, Letters
 
 COMMON = ("--dtype=float32", "--context=200", "--max_tokens=5", "--compile_cache=off")

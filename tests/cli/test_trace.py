@@ -7,7 +7,7 @@ import json
 
 from ssd_jax.cli.main import main
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.traces.read import read_trace
 from tests.runtime.test_trace import check_schema
 

@@ -1,7 +1,6 @@
 """Outputs and pairs in one line."""
 
-from ssd_jax.compare.outputs import Output
-from ssd_jax.compare.pairs import Pair
+from ssd_jax.compare.pairs import Output, Pair
 
 
 def said(*ids, index=0, reason="length"):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ssd_jax.compare.outputs import read_outputs
+from ssd_jax.compare.pairs import read_outputs
 from ssd_jax.errors import InputError
 
 GOOD = {"prompt_index": 0, "token_ids": [1, 2], "text": "x", "finish_reason": "stop", "metrics": {}}

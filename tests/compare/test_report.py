@@ -6,9 +6,9 @@ import math
 import pytest
 from rich.console import Console
 
-from ssd_jax.compare.findings import Finding, compare
+from ssd_jax.compare.judges import Finding
 from ssd_jax.compare.pairs import pair_up
-from ssd_jax.compare.report import comparison_json, comparison_table
+from ssd_jax.compare.report import compare, comparison_json, comparison_table
 from tests.compare.builders import refused, said
 
 

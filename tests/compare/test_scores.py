@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from ssd_jax.compare.judges import ModelJudge
-from ssd_jax.compare.outputs import Output
-from ssd_jax.compare.scores import Scorer
-from ssd_jax.compare.verdict import LIMITS
+from ssd_jax.compare.judges import LIMITS, ModelJudge
+from ssd_jax.compare.pairs import Output
+from ssd_jax.compare.scores import ForkScorer
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.compare.builders import pair, said
 
@@ -44,7 +43,7 @@ def llm(tiny_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scorer(llm):
-    return Scorer(llm, LIMITS["float32"])
+    return ForkScorer(llm, LIMITS["float32"])
 
 
 def answers(llm, mode, max_tokens=16):
@@ -95,13 +94,15 @@ def test_banned_and_truncated_tokens_may_not_stay(llm, scorer):
 def test_rounding_decides_at_the_edge_of_a_filter(llm, filtered):
     """Two tokens with nearly all the mass, the second just below what the filter keeps."""
     bias = {65: 20.0, 66: 20.0}
-    even = Scorer(llm, 1e-3).scores(llm.request("a", SamplingParams(logit_bias=bias)), (), 65, 66)
+    even = ForkScorer(llm, 1e-3).scores(
+        llm.request("a", SamplingParams(logit_bias=bias)), (), 65, 66
+    )
     bias[65] += even.b.score - even.a.score
     bias[66] += math.log(filtered.get("min_p", 1.0)) - 1e-4
     request = llm.request("a", SamplingParams(temperature=1.0, logit_bias=bias, **filtered))
-    edge = Scorer(llm, 1e-3).scores(request, (), 65, 66)
+    edge = ForkScorer(llm, 1e-3).scores(request, (), 65, 66)
     assert (edge.b.may_stay, edge.b.may_go) == (True, True)
-    exact = Scorer(llm, 1e-6).scores(request, (), 65, 66)
+    exact = ForkScorer(llm, 1e-6).scores(request, (), 65, 66)
     assert (exact.b.may_stay, exact.b.may_go) == (False, True)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ssd_jax.compare.verdict import Candidate, Scores, judge
+from ssd_jax.compare.judges import Candidate, Scores, judge
 
 
 def token(score, *, stay=True, go=False):

@@ -18,7 +18,7 @@ from ssd_jax.cli.main import main
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.stages import open_target
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.distill import tiny_run
 

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.scoring import judge as judge_texts
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
-from ssd_jax.opened import open_model
 from tests import tiny
 from tests.checkpoints import tiny_drafts
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
-from ssd_jax.speculation.tuning import tokens
+from ssd_jax.tuning.throughput import tokens
 
 
 def simulate(chances, k, tail, rng):

@@ -17,8 +17,8 @@ from ssd_jax.checkpoints.orbax import write_checkpoint
 from ssd_jax.distill import prompts as distill_prompts
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.shards import Sample, encode_scores, encode_texts
-from ssd_jax.runtime.activity import Busy
-from ssd_jax.runtime.trace import RowTrace, Trace
+from ssd_jax.engine.trace import RowTrace, Trace
+from ssd_jax.roles.activity import Busy
 from tests import tiny
 from tests.checkpoints import tiny_drafts
 from tests.fuzz import gguf_bytes

@@ -11,7 +11,7 @@ from absl import flags
 from ssd_jax.bench.perplexity import read_text
 from ssd_jax.bench.prompts import parse_line
 from ssd_jax.chat.conversation import load
-from ssd_jax.chat.history import HistoryFile
+from ssd_jax.chat.terminal import HistoryFile
 from ssd_jax.checkpoints import pip_source
 from ssd_jax.checkpoints.draft_source import DraftTensors
 from ssd_jax.checkpoints.pip_source import Pin
@@ -19,15 +19,15 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.cli import settings as command_settings
 from ssd_jax.cli.settings import config_of, new_flags, params_of
-from ssd_jax.compare.outputs import read_outputs
+from ssd_jax.compare.pairs import read_outputs
+from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.distill.manifest import read_manifest
 from ssd_jax.distill.prompts import read_prompts
 from ssd_jax.distill.reading import read_lines, read_plain
 from ssd_jax.distill.settings import PromptEntry, read_settings
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
-from ssd_jax.opened import OpenedModel, open_model
-from ssd_jax.prompts import parse_prompt_file, read_json_lines
+from ssd_jax.system.prompts import parse_prompt_file, read_json_lines
 from ssd_jax.traces.read import read_trace
 
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
@@ -86,7 +86,7 @@ def _lines(path: Path) -> None:
         lambda: parse_prompt_file(path / "z.jsonl.gz"),
         lambda: load(path / "talk.jsonl"),
         lambda: read_outputs(path / "run.jsonl"),
-        lambda: HistoryFile(path / "run.jsonl").read(),
+        lambda: HistoryFile(path / "run.jsonl").load_history_strings(),
     )
 
 

@@ -10,13 +10,13 @@ import jax
 import pytest
 
 from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.devices import branch_draft
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.passes import ProgramSpec
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.runtime import branch_draft
-from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
-from ssd_jax.runtime.expansion_programs import ExpansionPrograms
-from ssd_jax.runtime.passes import Job
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.models.golden import FLOAT32, parameters
 from tests.runtime.branch_rounds import ALL, Outcome, Request, Rounds, Seen
@@ -138,14 +138,14 @@ def compiled(
         jax.debug.callback(lambda: ran.append(tokens.shape[1]))
         return hidden(self, tokens, *rest)
 
-    def compile_quickly(job: Job, _mesh: None):
+    def compile_quickly(job: ProgramSpec, _mesh: None):
         jitted = jax.jit(job.function, donate_argnums=job.donate, compiler_options=QUICKLY)
         return jitted.lower(*job.arguments).compile()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CausalLM, "hidden", counted)
         if quickly:
-            patch.setattr(Job, "compile", compile_quickly)
+            patch.setattr(ProgramSpec, "compile", compile_quickly)
         base = DraftPrograms(
             model, slots=SLOTS, context=CONTEXT, tokens=tiny.TOKENS, drafting=drafting
         )
@@ -177,7 +177,7 @@ def branches(seen: Seen, slot: int) -> list[tuple[int, int, Speculation]]:
     found = []
     proposed = record(seen, slot).tokens
     for number, k, rank in seen.branches(slot):
-        text = (*seen.texts[slot], *proposed[:k], int(seen.news.bonus[slot, number]))
+        text = (*seen.texts[slot], *proposed[:k], int(seen.told.bonus[slot, number]))
         row = slot * seen.budget + number
         one = Speculation.of(seen.expansion.records, row, seen.requests[slot], slot, text)
         found.append((k, rank, one))

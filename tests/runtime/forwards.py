@@ -8,10 +8,10 @@ from unittest import mock
 import jax
 import numpy as np
 
-from ssd_jax.opened import open_model
-from ssd_jax.runtime import passes
-from ssd_jax.runtime.programs import Programs, Verification
-from ssd_jax.runtime.roles import IDLE
+from ssd_jax.devices import passes
+from ssd_jax.devices.opened import open_model
+from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.roles.records import IDLE
 
 
 def forwards_only(kinds=("forward",)):

@@ -6,13 +6,11 @@ truncation leaves possible, with the slow reference. Greedy requests run in the 
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.checkpoints.detokenizer import Detokenizer
-from ssd_jax.runtime.engine import Engine
+from ssd_jax.engine.engine import Engine
 from tests import tiny
 from tests.models.golden import our_logits
 from tests.speculation.evidence import ALPHA, p_value
@@ -143,11 +141,11 @@ class ChangedQ:
         self._drafter, self._change = drafter, change
         self.traits, self.k = drafter.traits, drafter.k
         self.open, self.prefill = drafter.open, drafter.prefill
-        self.speculate = drafter.speculate
+        self.speculate, self.gather = drafter.speculate, drafter.gather
+        self.propose = drafter.propose
 
-    def propose(self, rows):
-        drafted = self._drafter.propose(rows)
-        return dataclasses.replace(drafted, proposal=self._change(drafted.proposal))
+    def proposal(self):
+        return self._change(self._drafter.proposal())
 
 
 def mix_up(proposal):

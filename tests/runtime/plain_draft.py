@@ -13,8 +13,8 @@ import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.speculation import keys
-from ssd_jax.speculation.keys import Purpose
+from ssd_jax.sampling import keys
+from ssd_jax.sampling.keys import Purpose
 from tests import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 from tests.runtime.branch_rounds import Request

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM, SamplingParams, compat, loaded
-from ssd_jax.runtime.exactness import costs_nothing, widths_agree
-from ssd_jax.runtime.programs import Programs
+from ssd_jax.devices.exactness import costs_nothing, widths_agree
+from ssd_jax.devices.target_programs import Programs
 from tests import tiny
 from tests.runtime.forwards import Forwards, forwards_only
 

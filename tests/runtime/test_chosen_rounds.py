@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax import choosing, config
+from ssd_jax import config
 from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.tuning import chooser
 from tests import tiny
 from tests.runtime.test_speculative import outputs, requests
 from tests.runtime.tuners import Restless
@@ -104,12 +105,12 @@ def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monke
 
     def again():
         loaded = dataclasses.replace(auto.loaded, tuner=None)
-        return choosing.chooser(loaded, auto.target, auto.draft, auto.context)
+        return chooser.open_chooser(loaded, auto.target, auto.draft, auto.context)
 
     auto.generate("0101010101", SamplingParams(max_tokens=40), mode="ssd")
     auto._chooser.remember()
     with monkeypatch.context() as patch:
-        patch.setattr(choosing, "_measure", None)
+        patch.setattr(chooser, "measure", None)
         known = again()
     assert known._costs == measured
     assert known._guess == auto._chooser._seen.guess != auto._chooser._guess
@@ -127,7 +128,7 @@ def test_a_model_that_cannot_be_measured_leaves_nothing_behind(auto, monkeypatch
     def fail(*_):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(choosing, "chooser", fail)
+    monkeypatch.setattr(chooser, "open_chooser", fail)
     monkeypatch.setattr(type(auto.loaded), "close", lambda self: closed.append(self))
     with pytest.raises(RuntimeError, match="no luck"):
         LLM(

@@ -13,7 +13,7 @@ import pytest
 from ssd_jax import LLM
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.cores import Cores, parse_cores, require_usable, usable_cores
+from ssd_jax.system.cores import Cores, parse_cores, require_usable, usable_cores
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores of Linux")
 SSD = {"mode": "ssd", "draft": "a path", "draft_placement": "process"}
@@ -65,7 +65,7 @@ def test_looking_at_cores_changes_nothing():
 PLACE = """
 import os, sys, threading
 sys.path.insert(0, {root!r})
-from ssd_jax.runtime.cores import Cores, usable_cores
+from ssd_jax.system.cores import Cores, usable_cores
 first, *others = sorted(usable_cores())
 wait = threading.Event()
 thread = threading.Thread(target=wait.wait)
@@ -83,7 +83,7 @@ sys.path.insert(0, {root!r})
 allowed = set(sorted(os.sched_getaffinity(0))[:{count}])
 os.sched_setaffinity(0, allowed)
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.cores import Cores, pin, usable_cores
+from ssd_jax.system.cores import Cores, pin, usable_cores
 {do}
 """
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-
 import ssd_jax.runtime
+
+from ssd_jax.devices import device
 from ssd_jax.errors import DeviceError
-from ssd_jax.runtime import device
 
 ROLES = ("target", "model_drafter", "branch_draft")
 

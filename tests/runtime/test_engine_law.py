@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import config
-from ssd_jax.speculation.proposal import as_point_mass_where
+from ssd_jax.sampling.proposal import as_point_mass_where
 from tests.runtime import law
 from tests.runtime.law import LETTERS, ChangedQ, assert_lawful, engine_with, open_llm
 from tests.runtime.tuners import Restless

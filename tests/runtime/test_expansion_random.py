@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.fan_out import Uniform
+from ssd_jax.speculation.fan_out import UniformFanOut
 from tests import tiny
 from tests.runtime.branch_rounds import Outcome, Seen
 from tests.runtime.branch_script import HOSTED, REQUESTS, SLOTS, branches, compiled, record
@@ -38,7 +38,7 @@ def test_branches_and_pages_are_those_of_a_plain_draft(tmp_path, k, budget, rule
     settings = {"k": k, "branches": budget, "rule": rule, "support": tiny.TOKENS}
     draft = compiled(path, quickly=False, **settings)
     rounds = draft.rounds(
-        longer=longer, fan_out=lambda slot, length: Uniform().counts(length, budget, "hit")
+        longer=longer, fan_out=lambda slot, length: UniformFanOut().counts(length, budget, "hit")
     )
     rng = np.random.default_rng(k)
     check = assert_coupled if rule == "coupled" else assert_as_plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.runtime.host_memory import memory_limit
+from ssd_jax.system.host_memory import memory_limit
 
 
 def machine(root, groups: str, limits: dict[str, str]):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
+from ssd_jax.engine.request import Request
 from ssd_jax.errors import DeviceError
 from ssd_jax.kernels.kv_pages import BLOCK
-from ssd_jax.runtime.request import Request
 from tests import tiny
 from tests.models.golden import runner
 

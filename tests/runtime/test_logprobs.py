@@ -7,7 +7,7 @@ import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.cli.main import main
-from ssd_jax.runtime.request import MAX_LOGPROBS
+from ssd_jax.sampling.params import MAX_LOGPROBS
 from tests import tiny
 from tests.models.golden import our_logits
 from tests.speculation.reference import next_law

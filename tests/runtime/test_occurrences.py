@@ -7,13 +7,12 @@ import threading
 
 import pytest
 
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.occurrences import Occurrences, derived
-from ssd_jax.runtime.tuned_drafter import TunedDrafter
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.occurrences import Occurrences, derived
 from ssd_jax.speculation.backup import RandomBackup
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_engine import LONG, drain, outputs, request, spell
 from tests.runtime.tuners import Restless
@@ -79,7 +78,7 @@ SETTINGS = {
     "elsewhere, coupled": ({"remote": True, "rule": "coupled"}, False),
     "lengths chosen": ({"tuner": Restless((1, 2), (8,))}, True),
     "lengths chosen, coupled": ({"tuner": Restless((1, 2), (8,)), "rule": "coupled"}, False),
-    "lengths given": ({"tuner": Fixed(Plan(k=3, budget=8))}, False),
+    "lengths given": ({"tuner": FixedTuner(SpeculationPlan(k=3, budget=8))}, False),
     "a pace": ({"pace": Pace()}, True),
 }
 
@@ -92,8 +91,8 @@ def test_noise_is_unique_where_lengths_depend_on_time(settings, timed):
     asked = [request(seed=5, temperature=1.0, index=index) for index in (0, 0, 1)]
     ids = [parts.engine.add(each) for each in asked]
     found = outputs(drain(parts.engine))
-    assert [params.seed for _, params, *_ in parts.target.opened] == expected
-    assert [index for _, _, index, *_ in parts.target.opened] == [0, 0, 1]
+    assert [each.params.seed for each in parts.target.opened] == expected
+    assert [each.index for each in parts.target.opened] == [0, 0, 1]
     # Callers see what they gave.
     assert [found[each].prompt_index for each in ids] == [0, 0, 1]
     assert [each.params.seed for each in asked] == [5, 5, 5]
@@ -102,18 +101,15 @@ def test_noise_is_unique_where_lengths_depend_on_time(settings, timed):
 def test_both_roles_and_the_backup_have_the_same_seed():
     parts = ssd(spell(LONG), remote=True, backup="random", rank=lambda prompt, position: None)
     opened, open_draft = [], parts.draft.open
-    parts.draft.open = lambda slot, params, *rest: (
-        opened.append(params.seed),
-        open_draft(slot, params, *rest),
-    )
+    parts.draft.open = lambda opening: (opened.append(opening.params.seed), open_draft(opening))
     for _ in range(2):
         parts.engine.add(request(seed=5, temperature=1.0, max_tokens=20))
         drain(parts.engine)
     own = derived(5, 0, 0, 1)
-    assert opened == [params.seed for _, params, *_ in parts.target.opened] == [5, own]
+    assert opened == [each.params.seed for each in parts.target.opened] == [5, own]
     rows, drafted = parts.controller.rounds[-2]
     limit = rows[0].limit
-    assert drafted.proposal[0] == RandomBackup(own, 0, TOKENS).propose(rows[0].position, limit)
+    assert drafted.tokens[0] == RandomBackup(own, 0, TOKENS).propose(rows[0].position, limit)
 
 
 def test_greedy_requests_are_not_counted():
@@ -121,7 +117,7 @@ def test_greedy_requests_are_not_counted():
     for temperature in (0.0, 0.0, 1.0):
         parts.engine.add(request(seed=5, temperature=temperature))
     drain(parts.engine)
-    assert {params.seed for _, params, *_ in parts.target.opened} == {5}
+    assert {each.params.seed for each in parts.target.opened} == {5}
 
 
 def test_engines_count_together_also_the_requests_of_those_that_use_no_number():
@@ -143,4 +139,4 @@ def test_engines_count_together_also_the_requests_of_those_that_use_no_number():
         )
         engine.add(request(seed=5, temperature=1.0))
         drain(engine)
-    assert [params.seed for _, params, *_ in target.opened] == [5, 5, derived(5, 0, 0, 2)]
+    assert [each.params.seed for each in target.opened] == [5, 5, derived(5, 0, 0, 2)]

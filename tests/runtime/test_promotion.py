@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssd_jax.runtime import branch_draft
+from ssd_jax.devices import branch_draft
 from tests import tiny
 from tests.runtime.branch_rounds import ALL, Outcome, Request, Seen
 from tests.runtime.branch_script import (

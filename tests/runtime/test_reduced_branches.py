@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.devices import expansion_programs, passes
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.runtime import expansion_programs, passes
-from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
-from ssd_jax.runtime.expansion_programs import ExpansionPrograms
-from ssd_jax.speculation import drafting, history
-from ssd_jax.speculation.history import History
-from ssd_jax.speculation.proposal import dense
+from ssd_jax.sampling import drafting, history
+from ssd_jax.sampling.history import History
+from ssd_jax.sampling.proposal import dense
 from tests import tiny
 from tests.speculation.edits import Edit, edited
 from tests.speculation.rows import QUICKLY, rows

@@ -13,6 +13,9 @@ import jax
 import numpy as np
 import pytest
 
+from ssd_jax.devices import passes
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.distill.rounds import walk
 from ssd_jax.distill.scoring import judge
 from ssd_jax.distill.shards import Sample
@@ -20,10 +23,7 @@ from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.runtime import passes
-from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
-from ssd_jax.runtime.expansion_programs import ExpansionPrograms
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.checkpoints import tiny_drafts
 from tests.runtime import law

@@ -2,9 +2,10 @@
 
 import pytest
 
+from ssd_jax.engine.request import Request
+from ssd_jax.engine.sequence import Sequence
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.request import Request, SamplingParams
-from ssd_jax.runtime.sequence import Sequence
+from ssd_jax.sampling.params import SamplingParams
 
 EOS = 1
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_jax import llm as llm_module
+from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.engine import Engine
 from tests.runtime.fakes import FakeTarget, Letters
 from tests.runtime.test_engine import LONG, request, spell
 

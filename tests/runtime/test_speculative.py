@@ -10,7 +10,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 
 FACTORS = {

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.devices import branching
+from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.speculation import branching
+from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
 from tests.runtime.test_speculative import outputs, requests
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ssd_jax.runtime.stop_strings import TextStream
+from ssd_jax.engine.stop_strings import TextStream
 
 
 class Pieces:

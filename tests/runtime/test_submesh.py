@@ -17,17 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax import choosing
 from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.devices import branch_draft
+from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.loaded import Loaded
 from ssd_jax.models.execution import Execution
-from ssd_jax.runtime import branch_draft, submesh_draft
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.submesh_draft import SubmeshDraft
-from ssd_jax.runtime.tuned_drafter import TunedDrafter
-from ssd_jax.speculation import tuning
+from ssd_jax.placement import submesh as submesh_draft
+from ssd_jax.placement.submesh import SubmeshDraft
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.tuning.chooser import open_chooser
+from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests import tiny
 from tests.runtime.test_speculative import SAMPLED, outputs, requests
 
@@ -133,13 +134,13 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
     kind = type("Noting", (Loaded,), {"branching": branching})
     fields = {each.name: getattr(loaded, each.name) for each in dataclasses.fields(loaded)}
     noting = kind(**fields | {"config": config})
-    chooser = choosing.chooser(noting, many.target, many.draft, many.context)
+    chooser = open_chooser(noting, many.target, many.draft, many.context)
     (measured,) = made
     assert isinstance(measured, SubmeshDraft)
     assert measured.patience > submesh_draft.PATIENCE
     assert not set(measured.counters) & {"late", "stale"}
     costs = chooser._costs
-    assert 0 <= costs.contention <= tuning.WORST_CONTENTION
+    assert 0 <= costs.contention <= WORST_CONTENTION
     assert min(*costs.verify.values(), *costs.step.values(), costs.backup) > 0
     given_k = dataclasses.replace(loaded, tuner=chooser.tuner).roles("sd", 3).drafter
     assert not isinstance(given_k, TunedDrafter)  # with one K there is nothing to choose
@@ -255,7 +256,7 @@ def reads(monkeypatch):
     seen = []
 
     def is_of_product(file):
-        return "ssd_jax" in file and not file.endswith("runtime/device.py")
+        return "ssd_jax" in file and not file.endswith("devices/device.py")
 
     def note(array):
         frame = sys._getframe(2)
@@ -284,10 +285,10 @@ def test_the_reads_are_seen(reads):
     array = jax.jit(lambda x: x + 1)(jnp.zeros(4, jnp.int32))
     assert not reads  # of this file's own reads none is the product's
     branch = branch_draft.BranchDraft.__new__(branch_draft.BranchDraft)
-    branch._news, branch._proposed = array[None, None], array[:1, None]  # B = M = K = 1
+    branch._told, branch._heard = array[None, None], None  # B = M = K = 1
     branch._forwards, branch.branches = 1, 1
-    branch.news(1)
-    assert [name for name, _ in reads] == ["news", "news"]
+    branch.branch_tokens(1)
+    assert [name for name, _ in reads] == ["branch_tokens"]
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])

@@ -9,12 +9,13 @@ import tempfile
 
 import pytest
 
+from ssd_jax.engine import trace
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request
+from ssd_jax.engine.trace import LANES, RowTrace, Trace
 from ssd_jax.errors import InputError
-from ssd_jax.runtime import trace
-from ssd_jax.runtime.activity import Busy
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import Request, SamplingParams
-from ssd_jax.runtime.trace import LANES, RowTrace, Trace
+from ssd_jax.roles.activity import Busy
+from ssd_jax.sampling.params import SamplingParams
 from tests.runtime.test_activity import ACTIVITIES, LOOK, Script, Silent
 from tests.speculation.edits import Edit, edited
 

@@ -5,15 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ssd_jax.runtime.activity import Activity, Busy
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.tuned_drafter import TunedDrafter
-from ssd_jax.speculation.fan_out import Verified
-from ssd_jax.speculation.measured import Measured
+from ssd_jax.engine.engine import Engine
+from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed, Observed, SdTuner, SsdTuner
-from ssd_jax.speculation.tuning import Costs, Guess, Plan
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
+from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.tuners import FastestTuner, Observed
 from tests.runtime.fake_branches import FakeBranchingDraft
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_controller_traffic import PREDICTORS, REQUESTS, results, script
@@ -80,7 +80,7 @@ def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each()
 
 def test_a_fixed_plan_is_what_was_always_done():
     parts = ssd(spell(LONG), k=3, budget=8)
-    same = ssd(spell(LONG), k=3, budget=8, tuner=Fixed(Plan(k=3, budget=8)))
+    same = ssd(spell(LONG), k=3, budget=8, tuner=FixedTuner(SpeculationPlan(k=3, budget=8)))
     for each in (parts, same):
         each.engine.add(request(max_tokens=60))
         drain(each.engine)
@@ -118,9 +118,9 @@ def test_mode_sd_observes_what_was_accepted_and_counts_nothing_proposed_as_rejec
     drain(engine)
     # Position 3 by the prefill; 4, then 5 for a wrong one; nothing, and 6; 7 8 9 and 10; the rest.
     assert tuner.seen[:3] == [
-        Verified(1, 3, "miss"),
-        Verified(0, 1, "miss"),
-        Verified(3, 3, "miss"),
+        VerificationStats(1, 3, "miss"),
+        VerificationStats(0, 1, "miss"),
+        VerificationStats(3, 3, "miss"),
     ]
 
 
@@ -148,12 +148,12 @@ def test_a_text_that_depends_on_lengths_teaches_the_tuner_nothing(mode, temperat
     observed = Observed(Guess())
     before = observed.guess, observed.r, observed.rates(3, "miss"), observed.rates(3, "hit")
     if mode == "sd":
-        tuner = SdTuner(COSTS, observed, ks=(3,))
+        tuner = FastestTuner(COSTS, observed, ks=(3,))
         engine, _ = sd(tuner, rule=rule)
     else:
-        fan_out = Measured()
+        fan_out = MeasuredFanOut()
         settings = {"ks": (3,), "budgets": (8,), "waits": (False,)}
-        tuner = SsdTuner(COSTS, observed, fan_out, **settings)
+        tuner = FastestTuner(COSTS, observed, fan_out=fan_out, **settings)
         engine = ssd(spell(LONG), tuner=tuner, rule=rule).engine
         before += (fan_out.counts(3, 8, "hit"),)
     engine.add(request(max_tokens=40, temperature=temperature))
@@ -194,7 +194,7 @@ def test_forwards_are_known_by_their_branches_where_the_budget_stayed():
     controller = Doing(
         FakeBranchingDraft(script),
         k=3,
-        tuner=Fixed(Plan(k=3, budget=8)),
+        tuner=FixedTuner(SpeculationPlan(k=3, budget=8)),
         fan_out=lambda: None,
         backup="none",
         tokens=128,
@@ -212,27 +212,27 @@ def test_work_is_reported_once_however_often_it_is_asked_for():
     controller = Doing(
         FakeBranchingDraft(script),
         k=3,
-        tuner=Fixed(Plan(k=3, budget=8)),
+        tuner=FixedTuner(SpeculationPlan(k=3, budget=8)),
         fan_out=lambda: None,
         backup="none",
         tokens=128,
     )
     told = iter([Activity((Busy("expand", 1.0, 2.0),), 5), Activity((Busy("grow", 2.0, 3.0),), 7)])
     controller._activity = lambda: next(told)
-    controller._gather()
+    controller._gather_work()
     assert controller._worked(0, 0.0) == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
     controller._activity = Activity
     assert controller._worked(0, 0.0) == Activity()
 
 
 class Slow(FakeBranchingDraft):
-    """A draft whose first news come before the branches have all their tokens."""
+    """A draft whose first answers come before the branches have all their tokens."""
 
-    def news(self, forwards):
+    def branch_tokens(self, forwards, until=None):
+        whole = super().branch_tokens(1)
         if forwards == 1:
-            self.whole = super().news(1)
-            return self.whole._replace(lengths=np.minimum(self.whole.lengths, 1), forwards=1)
-        return self.whole
+            return whole._replace(lengths=np.minimum(whole.lengths, 1), forwards=1)
+        return whole
 
 
 class Asked(Pace):
@@ -269,7 +269,7 @@ def test_the_pace_hears_how_long_the_running_forward_has_taken(told, underway):
 def test_an_interrupted_rounds_work_is_not_the_next_requests():
     parts = ssd(spell(LONG), k=3)
     parts.controller._activity = lambda: Activity((Busy("grow", 0.0, 1.0, [0]),), 5)
-    parts.controller._gather()
+    parts.controller._gather_work()
     parts.engine.add(request(max_tokens=4))
     parts.controller._activity = Activity
     drain(parts.engine)
@@ -278,4 +278,4 @@ def test_an_interrupted_rounds_work_is_not_the_next_requests():
 
 def test_plans_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Plan(k=3).k = 4  # type: ignore[misc]
+        SpeculationPlan(k=3).k = 4  # type: ignore[misc]

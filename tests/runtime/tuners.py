@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssd_jax.speculation.fan_out import Verified
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.fan_out import VerificationStats
+from ssd_jax.speculation.tuner import SpeculationPlan
 
 
 class Restless:
@@ -16,14 +16,14 @@ class Restless:
     def __init__(self, ks: Sequence[int], budgets: Sequence[int], seed: int = 0) -> None:
         self._ks, self._budgets = list(ks), list(budgets)
         self._rng = np.random.default_rng(seed)
-        self.plans: list[Plan] = []
-        self.seen: list[Verified] = []
+        self.plans: list[SpeculationPlan] = []
+        self.seen: list[VerificationStats] = []
 
-    def plan(self, *, rows, steps) -> Plan:
+    def plan(self, *, rows, steps) -> SpeculationPlan:
         steps()
         k, budget = (int(self._rng.choice(each)) for each in (self._ks, self._budgets))
-        self.plans.append(Plan.of_branches(k, budget))
+        self.plans.append(SpeculationPlan.of_branches(k, budget))
         return self.plans[-1]
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerificationStats) -> None:
         self.seen.append(verified)

@@ -16,8 +16,8 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.speculation import drafting, keys, probs, proposal, verification
-from ssd_jax.speculation.proposal import Proposal
+from ssd_jax.sampling import drafting, keys, probs, proposal, verification
+from ssd_jax.sampling.proposal import Proposal
 from tests.speculation import simulation
 from tests.speculation.edits import Edit, edited
 from tests.speculation.simulation import Before, Programs, Scenario, Serve

@@ -7,9 +7,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ssd_jax.speculation import history, proposal, verification
-from ssd_jax.speculation import probs as law
-from ssd_jax.speculation.settings import Sampling
+from ssd_jax.sampling import history, proposal, verification
+from ssd_jax.sampling import probs as law
+from ssd_jax.sampling.settings import Sampling
 
 _DEFAULTS = {
     "temperature": (1.0, jnp.float32),

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.speculation import drafting, history, verification
-from ssd_jax.speculation.drafting import Saguaro
-from ssd_jax.speculation.proposal import Proposal
-from ssd_jax.speculation.settings import Sampling
-from ssd_jax.speculation.verification import Outcome
+from ssd_jax.sampling import drafting, history, verification
+from ssd_jax.sampling.drafting import Saguaro
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.verification import Outcome
 from tests.speculation.evidence import p_value
 from tests.speculation.reference import text_law
 from tests.speculation.rows import QUICKLY, rows

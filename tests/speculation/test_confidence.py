@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.confidence import EDGES, UNKNOWN, Confidence
-from ssd_jax.speculation.fan_out import Verified
-from ssd_jax.speculation.measured import Measured
+from ssd_jax.sampling.confidence import EDGES, UNKNOWN
+from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from tests.speculation.test_fan_out import BUDGETS, LENGTHS
 
 LEAST, MOST = 0, len(EDGES)
@@ -20,7 +20,7 @@ def test_the_whole_budget_is_used_and_the_last_slot_is_never_empty():
     for length, budget in itertools.product(LENGTHS, BUDGETS):
         for _ in range(5):
             confidence = rng.integers(LEAST, MOST + 1, length).tolist()
-            counts = Confidence().counts(length, budget, "hit", confidence)
+            counts = ConfidenceFanOut().counts(length, budget, "hit", confidence)
             assert len(counts) == length + 1
             assert sum(counts) == budget
             assert min(counts) >= 0
@@ -28,26 +28,26 @@ def test_the_whole_budget_is_used_and_the_last_slot_is_never_empty():
 
 
 def test_branches_go_where_the_draft_was_unsure():
-    sure = Confidence().counts(4, 16, "hit", [MOST] * 4)
+    sure = ConfidenceFanOut().counts(4, 16, "hit", [MOST] * 4)
     assert sure[-1] == max(sure)
     for place in range(4):
         confidence = [MOST] * 4
         confidence[place] = LEAST
-        counts = Confidence().counts(4, 16, "hit", confidence)
+        counts = ConfidenceFanOut().counts(4, 16, "hit", confidence)
         assert counts[place] == max(counts) > sure[place]
 
 
 def test_after_a_token_that_is_always_rejected_nothing_is_prepared_but_the_tail():
-    policy = Confidence()
+    policy = ConfidenceFanOut()
     for _ in range(1000):
-        policy.observe(Verified(0, 1, "hit", confidence=(2,)))
+        policy.observe(VerificationStats(0, 1, "hit", confidence=(2,)))
     assert policy.acceptance(2) == pytest.approx(0.01, abs=0.005)
     assert policy.counts(3, 8, "hit", (2, MOST, MOST)) == (7, 0, 0, 1)
 
 
 def test_counts_are_the_best_scores():
     """Against the formula, with shares 1/2, 1/6, 1/12 ... of the ranks."""
-    policy, confidence, budget = Confidence(), (5, 2, 6), 9
+    policy, confidence, budget = ConfidenceFanOut(), (5, 2, 6), 9
     a = [policy.acceptance(each) for each in confidence]
     chances = [1 - a[0], a[0] * (1 - a[1]), a[0] * a[1] * (1 - a[2]), a[0] * a[1] * a[2]]
     scores = sorted(
@@ -60,10 +60,10 @@ def test_counts_are_the_best_scores():
 
 
 def test_only_judged_tokens_teach_the_acceptance_of_their_class():
-    policy = Confidence()
+    policy = ConfidenceFanOut()
     before = [policy.acceptance(each) for each in range(MOST + 1)]
     for _ in range(2000):
-        policy.observe(Verified(1, 4, "hit", confidence=(6, 3, 1, 1)))
+        policy.observe(VerificationStats(1, 4, "hit", confidence=(6, 3, 1, 1)))
     after = [policy.acceptance(each) for each in range(MOST + 1)]
     assert after[6] == 0.99
     assert after[3] == pytest.approx(0.01, abs=0.005)
@@ -72,20 +72,20 @@ def test_only_judged_tokens_teach_the_acceptance_of_their_class():
 
 
 def test_a_handful_of_rounds_outweighs_a_guess():
-    policy = Confidence()
+    policy = ConfidenceFanOut()
     for _ in range(8):
-        policy.observe(Verified(0, 1, "hit", confidence=(MOST,)))
+        policy.observe(VerificationStats(0, 1, "hit", confidence=(MOST,)))
     assert policy.acceptance(MOST) < 0.4
 
 
 def test_ranks_of_the_tail_are_learned_apart():
     """Bonus tokens of k = L are always the first ones here, those of k < L never the first two."""
-    policy = Confidence()
+    policy = ConfidenceFanOut()
     before = policy.counts(2, 12, "hit", (4, 4))
     for _ in range(300):
-        policy.observe(Verified(2, 2, "hit", 4, 0, (4, 4)))
-        policy.observe(Verified(0, 2, "hit", 2, None, (4, 4)))
-        policy.observe(Verified(1, 2, "hit", 2, None, (4, 4)))
+        policy.observe(VerificationStats(2, 2, "hit", 4, 0, (4, 4)))
+        policy.observe(VerificationStats(0, 2, "hit", 2, None, (4, 4)))
+        policy.observe(VerificationStats(1, 2, "hit", 2, None, (4, 4)))
     assert policy.counts(2, 12, "hit", (4, 4))[-1] < before[-1]
     first, second = (policy._shares(ranks, 2) for ranks in (policy._last, policy._before_last))
     assert first[0] > 0.95
@@ -94,9 +94,9 @@ def test_ranks_of_the_tail_are_learned_apart():
 
 def test_shares_of_ranks_never_rise():
     """Else the best outcomes would not be the first ranks."""
-    policy = Confidence()
+    policy = ConfidenceFanOut()
     for _ in range(300):
-        policy.observe(Verified(0, 1, "hit", 8, 5, (4,)))
+        policy.observe(VerificationStats(0, 1, "hit", 8, 5, (4,)))
     counts = policy.counts(1, 30, "hit", (4,))
     assert sum(counts) == 30
     shares = policy._shares(policy._before_last, 12)
@@ -105,19 +105,21 @@ def test_shares_of_ranks_never_rise():
 
 @pytest.mark.parametrize("confidence", [(), (3, 2), (3, UNKNOWN, 2)])
 def test_without_knowing_every_token_it_counts_as_measured(confidence):
-    policy, measured, rng = Confidence(), Measured(), np.random.default_rng(1)
+    policy, measured, rng = ConfidenceFanOut(), MeasuredFanOut(), np.random.default_rng(1)
     for _ in range(100):
         kept = int(rng.integers(0, 4))
-        verified = Verified(kept, 3, "miss", prepared=3, rank=kept, confidence=(1, UNKNOWN, 1))
+        verified = VerificationStats(
+            kept, 3, "miss", prepared=3, rank=kept, confidence=(1, UNKNOWN, 1)
+        )
         policy.observe(verified)
         measured.observe(verified)
     assert policy.counts(3, 16, "miss", confidence) == measured.counts(3, 16, "miss")
 
 
 def test_records_of_unknown_confidence_do_not_teach_it():
-    policy = Confidence()
+    policy = ConfidenceFanOut()
     before = [policy.acceptance(each) for each in range(MOST + 1)]
     for _ in range(100):
-        policy.observe(Verified(0, 2, "miss", 3, 1, (UNKNOWN, UNKNOWN)))
-        policy.observe(Verified(1, 2, "miss", 3, 1, ()))
+        policy.observe(VerificationStats(0, 2, "miss", 3, 1, (UNKNOWN, UNKNOWN)))
+        policy.observe(VerificationStats(1, 2, "miss", 3, 1, ()))
     assert [policy.acceptance(each) for each in range(MOST + 1)] == before

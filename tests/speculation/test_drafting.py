@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.speculation import drafting, history
-from ssd_jax.speculation.confidence import EDGES, UNKNOWN
-from ssd_jax.speculation.drafting import Saguaro
+from ssd_jax.sampling import drafting, history
+from ssd_jax.sampling.confidence import EDGES, UNKNOWN
+from ssd_jax.sampling.drafting import Saguaro
 from tests.speculation.evidence import ALPHA, p_value
 from tests.speculation.reference import slow_probs
 from tests.speculation.rows import QUICKLY, greedy_and_sampled, rows

@@ -7,15 +7,22 @@ import itertools
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.fan_out import FanOut, Geometric, Listed, Uniform, Verified, share
+from ssd_jax.speculation.fan_out import (
+    FanOut,
+    GeometricFanOut,
+    ListedFanOut,
+    UniformFanOut,
+    VerificationStats,
+    share,
+)
 
 LENGTHS, BUDGETS, RATES = (0, 1, 2, 4, 7, 16), (1, 2, 3, 5, 8, 16, 24, 61), (0.01, 0.3, 0.8, 0.99)
 FINE = 10_000  # branches a branch, to see counts before rounding
 
 
 def all_policies() -> list[FanOut]:
-    listed = Listed((4, *[0] * 15, 12), (0, *[1] * 15, 1))
-    return [Uniform(), listed, *(Geometric(acceptance=a) for a in RATES)]
+    listed = ListedFanOut((4, *[0] * 15, 12), (0, *[1] * 15, 1))
+    return [UniformFanOut(), listed, *(GeometricFanOut(acceptance=a) for a in RATES)]
 
 
 def unrounded(policy: FanOut, length: int, budget: int) -> np.ndarray:
@@ -46,14 +53,14 @@ def test_with_nothing_proposed_the_whole_budget_goes_to_the_one_outcome():
 
 def test_uniform_counts_differ_by_one_at_most():
     for length, budget in itertools.product(LENGTHS, BUDGETS):
-        counts = Uniform().counts(length, budget, "hit")
+        counts = UniformFanOut().counts(length, budget, "hit")
         assert max(counts) - min(counts) <= 1
-    assert Uniform().counts(4, 16, "hit") == (4, 3, 3, 3, 3)
+    assert UniformFanOut().counts(4, 16, "hit") == (4, 3, 3, 3, 3)
 
 
 def test_geometric_counts_fall_with_k_until_the_last():
     for length, budget, a in itertools.product(LENGTHS, BUDGETS, RATES):
-        before_last = Geometric(acceptance=a).counts(length, budget, "hit")[:-1]
+        before_last = GeometricFanOut(acceptance=a).counts(length, budget, "hit")[:-1]
         assert list(before_last) == sorted(before_last, reverse=True)
 
 
@@ -67,17 +74,17 @@ def test_geometric_counts_fall_with_k_until_the_last():
 )
 def test_geometric_follows_the_closed_form(a, expected, miss):
     """Theorem 12 with K = 7, M = 24, r = 1; uniform misses a third."""
-    counts = unrounded(Geometric(acceptance=a), 7, 24)
+    counts = unrounded(GeometricFanOut(acceptance=a), 7, 24)
     for value, known in zip(counts, expected or [], strict=False):
         assert known is None or round(float(value), 1) == known
     assert round(chance_of_a_miss(counts, a, r=1), 3) == miss
-    assert round(chance_of_a_miss(unrounded(Uniform(), 7, 24), a, r=1), 3) == 0.333
+    assert round(chance_of_a_miss(unrounded(UniformFanOut(), 7, 24), a, r=1), 3) == 0.333
 
 
 @pytest.mark.parametrize("r", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("a", [0.3, 0.8, 0.95])
 def test_no_shift_between_two_k_makes_the_geometric_fan_out_miss_less(a, r):
-    best = unrounded(Geometric(acceptance=a, r=r), 5, 24)
+    best = unrounded(GeometricFanOut(acceptance=a, r=r), 5, 24)
     least = chance_of_a_miss(best, a, r)
     for source, sink in itertools.permutations(range(6), 2):
         moved = best.copy()
@@ -86,50 +93,50 @@ def test_no_shift_between_two_k_makes_the_geometric_fan_out_miss_less(a, r):
 
 
 def test_geometric_is_rounded_to_whole_branches():
-    assert Geometric(acceptance=0.8).counts(7, 24, "hit") == (4, 3, 3, 3, 3, 2, 2, 4)
+    assert GeometricFanOut(acceptance=0.8).counts(7, 24, "hit") == (4, 3, 3, 3, 3, 2, 2, 4)
 
 
 def test_geometric_starts_from_a_guess_and_learns_the_acceptance_rate():
-    policy, rng = Geometric(), np.random.default_rng(0)
+    policy, rng = GeometricFanOut(), np.random.default_rng(0)
     assert policy.acceptance("hit") == pytest.approx(0.8)
     for _ in range(3000):
         length = int(rng.integers(0, 6))
         kept = rng.random(length) < 0.4
-        policy.observe(Verified(int(np.argmin([*kept, False])), length, "hit"))
+        policy.observe(VerificationStats(int(np.argmin([*kept, False])), length, "hit"))
     assert policy.acceptance("hit") == pytest.approx(0.4, abs=0.03)
 
 
 def test_a_handful_of_rounds_outweighs_the_first_guess():
-    policy = Geometric()
+    policy = GeometricFanOut()
     for _ in range(16):
-        policy.observe(Verified(0, 4, "hit"))
+        policy.observe(VerificationStats(0, 4, "hit"))
     assert policy.acceptance("hit") < 0.3
 
 
 def test_only_judged_tokens_count():
     """Of 4 tokens with 1 accepted the second was rejected, and the rest never looked at."""
-    policy = Geometric(acceptance=0.5)
+    policy = GeometricFanOut(acceptance=0.5)
     for _ in range(1000):
-        policy.observe(Verified(1, 4, "hit"))
+        policy.observe(VerificationStats(1, 4, "hit"))
     assert policy.acceptance("hit") == pytest.approx(0.5)
-    policy.observe(Verified(0, 0, "hit"))
+    policy.observe(VerificationStats(0, 0, "hit"))
     assert policy.acceptance("hit") == pytest.approx(0.5)
 
 
 def test_the_estimate_stays_within_its_limits():
-    always, never = Geometric(), Geometric()
+    always, never = GeometricFanOut(), GeometricFanOut()
     for _ in range(10_000):
-        always.observe(Verified(4, 4, "hit"))
-        never.observe(Verified(0, 4, "hit"))
+        always.observe(VerificationStats(4, 4, "hit"))
+        never.observe(VerificationStats(0, 4, "hit"))
     assert always.acceptance("hit") == 0.99
     assert never.acceptance("hit") == 0.01
 
 
 def test_what_a_backup_gets_accepted_says_nothing_about_the_draft():
-    policy = Geometric()
+    policy = GeometricFanOut()
     before = policy.counts(4, 16, "hit")
     for _ in range(1000):
-        policy.observe(Verified(0, 4, "miss"))
+        policy.observe(VerificationStats(0, 4, "miss"))
     assert policy.counts(4, 16, "hit") == before
     assert policy.counts(4, 16, "miss")[0] > 10
 

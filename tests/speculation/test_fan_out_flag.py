@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.speculation.confidence import Confidence
-from ssd_jax.speculation.fan_out import Geometric, Uniform
+from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
 from ssd_jax.speculation.fan_out_flag import parse
-from ssd_jax.speculation.measured import Measured
 
 
 def test_lists_are_used_as_they_are():
@@ -34,10 +33,10 @@ def test_a_list_shrinks_in_proportion_with_the_budget():
 
 
 def test_words_name_policies():
-    assert isinstance(parse("uniform", 4, 16), Uniform)
-    assert isinstance(parse("geometric", 4, 16), Geometric)
-    assert isinstance(parse("measured", 4, 16), Measured)
-    assert isinstance(parse("confidence", 4, 16), Confidence)
+    assert isinstance(parse("uniform", 4, 16), UniformFanOut)
+    assert isinstance(parse("geometric", 4, 16), GeometricFanOut)
+    assert isinstance(parse("measured", 4, 16), MeasuredFanOut)
+    assert isinstance(parse("confidence", 4, 16), ConfidenceFanOut)
 
 
 @pytest.mark.parametrize(

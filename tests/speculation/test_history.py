@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.speculation import history
-from ssd_jax.speculation.history import History, penalise
+from ssd_jax.sampling import history
+from ssd_jax.sampling.history import History, penalise
 from tests.speculation.rows import rows
 
 LOGITS = jnp.array([[2.0, -1.0, 0.5, 0.0]])

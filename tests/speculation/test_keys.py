@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.speculation import keys
-from ssd_jax.speculation.keys import Purpose
+from ssd_jax.sampling import keys
+from ssd_jax.sampling.keys import Purpose
 
 
 @pytest.mark.parametrize(

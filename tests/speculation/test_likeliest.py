@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.speculation import probs
+from ssd_jax.sampling import probs
 from tests.speculation.reference import slow_probs
 from tests.speculation.rows import QUICKLY, rows
 

@@ -7,27 +7,32 @@ import itertools
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.fan_out import Geometric, Verified
-from ssd_jax.speculation.measured import Exponent, Measured, Ranks
+from ssd_jax.speculation.fan_out import (
+    GeometricFanOut,
+    MeasuredFanOut,
+    Ranks,
+    VerificationStats,
+    exponent,
+)
 from tests.speculation.test_fan_out import BUDGETS, LENGTHS
 
 FINE = 100_000
 
 
-def verified(rng: np.random.Generator, rates: list[float]) -> Verified:
+def verified(rng: np.random.Generator, rates: list[float]) -> VerificationStats:
     kept = rng.random(len(rates)) < rates
-    return Verified(int(np.argmin([*kept, False])), len(rates), "hit")
+    return VerificationStats(int(np.argmin([*kept, False])), len(rates), "hit")
 
 
 def test_before_anything_is_known_it_is_the_geometric_policy():
     for length, budget in itertools.product(LENGTHS, BUDGETS):
         for after in ("hit", "miss"):
-            expected = Geometric().counts(length, budget, after)
-            assert Measured().counts(length, budget, after) == expected
+            expected = GeometricFanOut().counts(length, budget, after)
+            assert MeasuredFanOut().counts(length, budget, after) == expected
 
 
 def test_the_whole_budget_is_used_and_the_last_slot_is_never_empty():
-    policy, rng = Measured(), np.random.default_rng(0)
+    policy, rng = MeasuredFanOut(), np.random.default_rng(0)
     for _ in range(200):
         policy.observe(verified(rng, [0.1, 0.9, 0.5, 0.2])._replace(prepared=3, rank=1))
     for length, budget in itertools.product(LENGTHS, BUDGETS):
@@ -39,7 +44,7 @@ def test_the_whole_budget_is_used_and_the_last_slot_is_never_empty():
 
 
 def test_it_learns_the_odds_of_each_k_and_not_one_rate_for_all():
-    policy, rng, rates = Measured(), np.random.default_rng(0), [0.95, 0.3, 0.9]
+    policy, rng, rates = MeasuredFanOut(), np.random.default_rng(0), [0.95, 0.3, 0.9]
     for _ in range(4000):
         policy.observe(verified(rng, rates))
     expected = [0.05, 0.95 * 0.7, 0.95 * 0.3 * 0.1, 0.95 * 0.3 * 0.9]
@@ -47,7 +52,7 @@ def test_it_learns_the_odds_of_each_k_and_not_one_rate_for_all():
 
 
 def test_fan_outs_follow_theorem_12():
-    policy, rng = Measured(), np.random.default_rng(1)
+    policy, rng = MeasuredFanOut(), np.random.default_rng(1)
     for _ in range(3000):
         policy.observe(verified(rng, [0.9, 0.4]))
     counts = np.array(policy.counts(2, FINE, "hit")) / FINE
@@ -57,7 +62,7 @@ def test_fan_outs_follow_theorem_12():
 
 def test_records_of_other_lengths_teach_what_they_can():
     """The odds are conditioned on L: short records say nothing of the places behind them."""
-    policy, rng = Measured(), np.random.default_rng(2)
+    policy, rng = MeasuredFanOut(), np.random.default_rng(2)
     for _ in range(3000):
         policy.observe(verified(rng, [0.8, 0.5, 0.2][: rng.integers(1, 4)]))
     np.testing.assert_allclose(policy.odds(1, "hit"), [0.2, 0.8], atol=0.03)
@@ -65,19 +70,19 @@ def test_records_of_other_lengths_teach_what_they_can():
 
 
 def test_hits_and_misses_are_learned_apart():
-    policy = Measured()
+    policy = MeasuredFanOut()
     before = policy.counts(4, 16, "hit")
     for _ in range(1000):
-        policy.observe(Verified(0, 4, "miss"))
+        policy.observe(VerificationStats(0, 4, "miss"))
     assert policy.counts(4, 16, "hit") == before
     assert policy.counts(4, 16, "miss")[0] > 10
 
 
 def test_rates_stay_within_their_limits():
-    always, never = Measured(), Measured()
+    always, never = MeasuredFanOut(), MeasuredFanOut()
     for _ in range(10_000):
-        always.observe(Verified(4, 4, "hit"))
-        never.observe(Verified(0, 4, "hit"))
+        always.observe(VerificationStats(4, 4, "hit"))
+        never.observe(VerificationStats(0, 4, "hit"))
     np.testing.assert_allclose(always.odds(1, "hit"), [0.01, 0.99])
     np.testing.assert_allclose(never.odds(1, "hit"), [0.99, 0.01])
 
@@ -91,17 +96,17 @@ def test_the_exponent_of_a_power_law_is_found_whatever_was_prepared(r, ever):
         prepared = int(rng.integers(0, 12))
         place = int((rng.random() / ever) ** (-1 / r))
         ranks.observe(prepared, place if place < prepared else None)
-    assert Exponent().of(ranks) == pytest.approx(r, rel=0.1)
+    assert exponent(ranks) == pytest.approx(r, rel=0.1)
 
 
 def test_the_exponent_is_1_until_something_is_known_and_within_limits_ever_after():
-    assert Exponent().of(Ranks()) == pytest.approx(1, abs=1e-3)
+    assert exponent(Ranks()) == pytest.approx(1, abs=1e-3)
     near, far = Ranks(), Ranks()
     for _ in range(1000):
         near.observe(8, 1)
         far.observe(8, None)
-    assert Exponent().of(near) == pytest.approx(3, abs=1e-3)
-    assert Exponent().of(far) == pytest.approx(0.3, abs=1e-3)
+    assert exponent(near) == pytest.approx(3, abs=1e-3)
+    assert exponent(far) == pytest.approx(0.3, abs=1e-3)
 
 
 def test_the_first_place_says_nothing_of_the_exponent():
@@ -109,15 +114,15 @@ def test_the_first_place_says_nothing_of_the_exponent():
     ranks = Ranks()
     for _ in range(1000):
         ranks.observe(8, 0)
-    assert Exponent().of(ranks) == pytest.approx(1, abs=1e-3)
+    assert exponent(ranks) == pytest.approx(1, abs=1e-3)
 
 
 def test_misses_that_do_not_get_rarer_flatten_the_fan_out_less():
     """A large r makes branches beyond the first ones worthless, and the fan-out even."""
-    steep, flat = Measured(), Measured()
+    steep, flat = MeasuredFanOut(), MeasuredFanOut()
     for _ in range(500):
-        steep.observe(Verified(0, 0, "hit", prepared=8, rank=1))
-        flat.observe(Verified(0, 0, "hit", prepared=8, rank=None))
+        steep.observe(VerificationStats(0, 0, "hit", prepared=8, rank=1))
+        flat.observe(VerificationStats(0, 0, "hit", prepared=8, rank=None))
     assert steep.r == pytest.approx(3, abs=1e-3)
     assert flat.r == pytest.approx(0.3, abs=1e-3)
     spread = [np.ptp(policy.counts(4, 64, "hit")[:-1]) for policy in (steep, flat)]

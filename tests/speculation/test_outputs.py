@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.speculation import drafting, history, prediction, probs
-from ssd_jax.speculation.drafting import Saguaro
-from ssd_jax.speculation.outputs import columns_of, every_id, ids_of
-from ssd_jax.speculation.proposal import dense
+from ssd_jax.sampling import drafting, history, prediction, probs
+from ssd_jax.sampling.drafting import Saguaro
+from ssd_jax.sampling.outputs import columns_of, every_id, ids_of
+from ssd_jax.sampling.proposal import dense
 from tests.speculation.edits import Edit, edited
 from tests.speculation.rows import QUICKLY, rows
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from ssd_jax.speculation.pace import Pace, Returns
+from ssd_jax.speculation.pace import Pace
 
 
 def pace(*, round_seconds=1.0, branches=0.1, record=0.1, rounds=4):
@@ -87,40 +85,3 @@ def test_rows_that_have_all_of_theirs_wait_with_the_others():
 def test_nothing_to_wait_for_is_not_waited_for():
     assert pace().worth("branches", [], 2) == 0
     assert Pace().worth("record", [[1.0]], 2) == 0
-
-
-def test_the_next_hit_counts_as_often_as_one_came_after_such_a_round():
-    found = Returns()
-    assert found.next_round(empty=True) == 0
-    found.round(4, hit=True, empty=False, found=True)
-    found.round(4, hit=True, empty=False, found=False)
-    found.round(1, hit=False, empty=False, found=False)
-    assert found.next_round(empty=True) == pytest.approx(3)
-    assert found.next_round(empty=False) == pytest.approx(3 / 2)  # one look to begin with
-
-
-def test_usual_are_the_tokens_of_rounds_lately():
-    found = Returns()
-    assert found.usual(2) == found.tokens(2)
-    for tokens in (1, 4):
-        found.round(tokens, hit=True, empty=False, found=True)
-    assert found.usual(2) == 2.5
-    for _ in range(100):
-        found.round(3, hit=True, empty=False, found=True)
-    assert found.usual(2) == 3
-
-
-def test_expected_tokens_are_a_geometric_sum_of_what_was_accepted():
-    found = Returns()
-    assert found.tokens(0) == 1
-    assert found.tokens(2) == pytest.approx(1 + 0.8 + 0.64)
-    for _ in range(1000):
-        found.observe(1, 2)  # one accepted, one rejected
-    assert found.tokens(2) == pytest.approx(1.75, abs=0.01)
-
-
-def test_tokens_after_the_first_rejected_one_say_nothing():
-    one, other = Returns(), Returns()
-    one.observe(1, 2)
-    other.observe(1, 5)
-    assert one.tokens(3) == other.tokens(3)

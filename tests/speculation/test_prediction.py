@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.speculation import history, keys, prediction
-from ssd_jax.speculation.keys import Purpose
-from ssd_jax.speculation.proposal import Proposal, point_mass
-from ssd_jax.speculation.settings import sampling_of
+from ssd_jax.sampling import history, keys, prediction
+from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.proposal import Proposal, point_mass
+from ssd_jax.sampling.settings import sampling_of
 from tests.speculation.edits import Edit, edited
 from tests.speculation.reference import slow_probs
 from tests.speculation.rows import QUICKLY, rows, verify

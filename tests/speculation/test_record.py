@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from ssd_jax.speculation import record
-from ssd_jax.speculation.drafting import Draw
+from ssd_jax.devices import record
+from ssd_jax.sampling.drafting import Draw
 from tests.speculation.rows import QUICKLY
 
 ROWS, K, N, W, H = 5, 3, 2, 4, 6

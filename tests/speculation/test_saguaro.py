@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.speculation import saguaro
+from ssd_jax.sampling import saguaro
 from tests.speculation.rows import QUICKLY
 
 lower = jax.jit(saguaro.lower, compiler_options=QUICKLY)

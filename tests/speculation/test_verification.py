@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.speculation import history, verification
-from ssd_jax.speculation.proposal import Proposal, as_point_mass_where, none, point_mass
-from ssd_jax.speculation.verification import commit
+from ssd_jax.sampling import history, verification
+from ssd_jax.sampling.proposal import Proposal, as_point_mass_where, none, point_mass
+from ssd_jax.sampling.verification import commit
 from tests.speculation.evidence import ALPHA, p_value
 from tests.speculation.rows import rows, verify
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.row_sum import row_sum
-from ssd_jax.speculation import history, keys, probs, verification
-from ssd_jax.speculation.keys import Purpose
-from ssd_jax.speculation.proposal import Proposal
+from ssd_jax.sampling import history, keys, probs, verification
+from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.proposal import Proposal
 from tests.speculation.edits import Edit, edited
 from tests.speculation.reference import slow_probs
 from tests.speculation.rows import QUICKLY, rows

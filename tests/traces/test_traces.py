@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from ssd_jax.cli.main import main
+from ssd_jax.engine.trace import RowTrace, Trace
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.activity import Busy
-from ssd_jax.runtime.trace import RowTrace, Trace
+from ssd_jax.roles.activity import Busy
 from ssd_jax.traces import picture
 from ssd_jax.traces.picture import choose, gaps, title, window
 from ssd_jax.traces.read import Slice, read_trace

@@ -16,7 +16,7 @@ import numpy as np
 
 from ssd_jax.distill.manifest import differences
 from ssd_jax.errors import InputError
-from ssd_jax.files import brief
+from ssd_jax.system.files import brief
 
 
 class Restored(NamedTuple):

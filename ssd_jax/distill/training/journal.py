@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.atomic import write_file
 from ssd_jax.distill.training.losses import Sums
-from ssd_jax.files import MOST_TEXT, parse_json, read_bytes
+from ssd_jax.system.atomic import write_file
+from ssd_jax.system.files import MOST_TEXT, parse_json, read_bytes
 
 METRICS, PICTURE = "metrics.jsonl", "training.png"
 

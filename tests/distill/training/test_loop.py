@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from ssd_jax.checkpoints.draft_checkpoint import identity_of
+from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.manifest import file_digests
 from ssd_jax.distill.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training import loop
@@ -19,7 +20,6 @@ from ssd_jax.distill.training.losses import Sums
 from ssd_jax.distill.training.model import export, make_draft
 from ssd_jax.distill.training.step import Taken
 from ssd_jax.errors import InputError
-from ssd_jax.opened import open_model
 from tests.distill.training import own_text
 from tests.models.golden import Runner
 

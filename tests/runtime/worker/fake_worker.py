@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
-from ssd_jax.runtime.worker.main import run
-from ssd_jax.runtime.worker.server import serve
-from ssd_jax.runtime.worker.session import Session
+import msgspec
+
+from ssd_jax.placement.process.main import run
+from ssd_jax.placement.process.server import serve
+from ssd_jax.placement.process.session import Session
 from tests.runtime.worker.scripted import ScriptedDraft
 
 _ROOT = Path(__file__).parents[3]
@@ -33,9 +34,8 @@ def main(how: list[str]) -> None:
             print("the last words", file=sys.stderr, flush=True)
             sys.exit(7)
         if "other" in how:
-            settings = dataclasses.replace(
-                settings, hello=dataclasses.replace(settings.hello, support=3)
-            )
+            hello = msgspec.structs.replace(settings.hello, support=3)
+            settings = msgspec.structs.replace(settings, hello=hello)
         return serve(
             lambda called: Session(settings.hello, ScriptedDraft, called),
             settings.hello,

@@ -24,7 +24,7 @@ def command() -> list[str]:
     code = (
         f"import sys; sys.path.insert(0, {str(_ROOT)!r});"
         "from tests.runtime.worker import faults; faults.install();"
-        "from ssd_jax.runtime.worker.main import main; main()"
+        "from ssd_jax.placement.process.main import main; main()"
     )
     return [sys.executable, "-P", "-c", code]
 

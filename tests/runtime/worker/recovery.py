@@ -16,8 +16,9 @@ import sys
 import time
 
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.worker import placement
+from ssd_jax.placement.process import placement
+from ssd_jax.roles.records import BranchTokens
+from ssd_jax.sampling.params import SamplingParams
 from tests.runtime.worker import faults
 from tests.runtime.worker.strangers import core_seconds
 
@@ -41,15 +42,15 @@ class Patient:
         self._engine = llm.engine
         self._draft = self._worker.drafts[-1]
         self._answered_by: object = None
-        told = self._draft.news
+        told = self._draft.branch_tokens
 
-        def news(forwards: int):
-            found = told(forwards)
-            if not isinstance(found, str):
+        def branch_tokens(forwards: int, until=None):
+            found = told(forwards, until)
+            if isinstance(found, BranchTokens):
                 self._answered_by = self._draft._link
             return found
 
-        self._draft.news = news
+        self._draft.branch_tokens = branch_tokens
         self.texts = 0
 
     def step(self) -> None:

@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import Request, SamplingParams
-from ssd_jax.runtime.roles import Moved, News
-from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.messages import Hello
-from ssd_jax.speculation.confidence import UNKNOWN
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.messages import Hello, no_branches
+from ssd_jax.placement.process.session import Session
+from ssd_jax.roles.records import IDLE, BranchTokens, Outcomes, Promotion
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.paces import Patient
 
 SLOTS, K, M, N = 2, 3, 6, 2
@@ -80,34 +81,41 @@ class ScriptedDraft:
         self._branches: dict[int, list[Branch]] = {}
         self._forwards = 0
 
-    def open(self, slot, params, index, banned, ban_before) -> None:
-        self._texts[slot], self._counted[slot] = [], []
+    def open(self, opening) -> None:
+        self._texts[opening.slot], self._counted[opening.slot] = [], []
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         text = self._texts[slot]
         assert offset <= len(text), "a gap"
         text[offset:] = tokens
 
-    def move(self, moves: Sequence[Moved]) -> None:
+    def promote(self, promotion: Promotion) -> None:
         records = {}
-        for moved in moves:
-            text, slot = self._texts[moved.slot], moved.slot
-            if len(text) <= moved.position:
-                text += moved.committed[len(text) - moved.position - 1 :]
-            assert text == [said_at(position) for position in range(moved.position + 1)]
-            assert text[-1] == moved.pending
-            self._counted[slot] += moved.committed
+        for slot in np.flatnonzero(promotion.position != IDLE).tolist():
+            text, position = self._texts[slot], int(promotion.position[slot])
+            committed = [token for token in promotion.committed[slot].tolist() if token >= 0]
+            if len(text) <= position:
+                text += committed[len(text) - position - 1 :]
+            assert text == [said_at(at) for at in range(position + 1)]
+            assert text[-1] == promotion.pending[slot]
+            self._counted[slot] += committed
             output = len(self._counted[slot])
             assert output >= len(text) - PROMPT - 2, "committed tokens were not counted"
             assert self._counted[slot] == text[len(text) - output :]
-            tokens = list(moved.tokens)
-            if moved.winner >= 0:
-                branch = self._branches[slot][moved.winner]
+            winner, limit = promotion.winner[slot], int(promotion.limit[slot])
+            tokens = promotion.tokens[slot, :limit].tolist()
+            if winner >= 0:
+                branch = self._branches[slot][winner]
                 assert branch.path == text[self._records[slot].start + 1 :], "another outcome"
-                tokens = branch.tokens[: moved.limit]
-                assert len(tokens) == moved.limit, "more than the branch has"
-            records[slot] = Record(moved.position, tokens, bool(moved.tokens))
+                tokens = branch.tokens[:limit]
+                assert len(tokens) == limit, "more than the branch has"
+            records[slot] = Record(position, tokens, winner < 0 and limit > 0)
+        for slot in self.slots_without(records):
+            assert (promotion.committed[slot] == -1).all()
         self._records, self._branches = records, {}
+
+    def slots_without(self, records) -> list[int]:
+        return [slot for slot in range(SLOTS) if slot not in records]
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         assert lowered.shape == (SLOTS, K)
@@ -117,6 +125,9 @@ class ScriptedDraft:
             begin = record.start + 1
             record.tokens = [said_at(at) for at in range(begin, begin + limits[slot])]
         return limits
+
+    def tokens(self) -> np.ndarray:
+        return self.proposal().tokens
 
     def proposal(self) -> Proposed:
         tokens, length = np.zeros((SLOTS, K), np.int32), np.zeros(SLOTS, np.int32)
@@ -165,22 +176,14 @@ class ScriptedDraft:
     def confidence(self) -> np.ndarray:
         return np.full((SLOTS, K), UNKNOWN, np.int32)
 
-    def news(self, forwards: int) -> News:
-        shape = SLOTS, M
-        news = News(
-            np.zeros((SLOTS, K), np.int32),
-            np.full(shape, -1, np.int32),
-            np.zeros(shape, np.int32),
-            np.zeros((*shape, K), np.int32),
-            np.full((*shape, K), UNKNOWN, np.int32),
-            self._forwards,
-        )
+    def branch_tokens(self, forwards, until=None) -> BranchTokens:
+        told = no_branches(HELLO, self._forwards)
         for slot, branches in self._branches.items():
             for row, branch in enumerate(branches):
-                news.bonus[slot, row] = branch.path[-1]
-                news.lengths[slot, row] = len(branch.tokens)
-                news.tokens[slot, row, : len(branch.tokens)] = branch.tokens
-        return news
+                told.bonus[slot, row] = branch.path[-1]
+                told.lengths[slot, row] = len(branch.tokens)
+                told.tokens[slot, row, : len(branch.tokens)] = branch.tokens
+        return told
 
     def finish(self) -> None:
         pass
@@ -193,6 +196,9 @@ class Emitted:
     def read(self):
         return self._outcomes
 
+    def ready(self):
+        return True
+
 
 class ScriptedTarget:
     """Emits the script's tokens; notes the proposals as they were verified."""
@@ -202,7 +208,7 @@ class ScriptedTarget:
     def __init__(self) -> None:
         self.verified: list[Any] = []
 
-    def open(self, slot, params, index, banned, ban_before) -> None:
+    def open(self, opening) -> None:
         pass
 
     def prefill(self, slot, tokens, offset) -> None:
@@ -211,16 +217,18 @@ class ScriptedTarget:
     def prefill_last(self, slot, tokens, offset):
         return self._emit({0: [said_at(offset + len(tokens))]})
 
-    def forward(self, tokens, lengths, drafted=None):
-        emitted = {}
-        proposal = None
+    def forward(self, pending, lengths, drafted=None):
+        return pending, lengths, drafted, None if drafted is None else drafted.tokens.copy()
+
+    def accept(self, logits, proposal=None):
+        pending, lengths, drafted, tokens = logits
         if drafted is not None:
-            proposal = drafted.proposal if drafted.settle is None else drafted.settle()
-            assert (np.asarray(proposal.tokens) == drafted.proposal.tokens).all()
+            assert (np.asarray(proposal.tokens) == tokens).all()
             self.verified.append((drafted, proposal))
+        emitted = {}
         for slot in np.flatnonzero(lengths >= 0):
             at = int(lengths[slot])
-            assert tokens[slot] == said_at(at)
+            assert pending[slot] == said_at(at)
             right = []
             count = 0 if drafted is None else int(drafted.lengths[slot])
             for token in [] if proposal is None else proposal.tokens[slot, :count]:
@@ -231,8 +239,6 @@ class ScriptedTarget:
         return self._emit(emitted)
 
     def _emit(self, emitted: dict[int, list[int]]):
-        from ssd_jax.runtime.roles import Outcomes
-
         accepted = np.zeros(SLOTS, np.int32)
         tokens = np.zeros((SLOTS, K + 1), np.int32)
         for slot, ids in emitted.items():
@@ -250,11 +256,12 @@ class Silent:
 
 
 class Run(NamedTuple):
-    """An engine over a remote draft."""
+    """An engine over a remote draft; `sessions` are the worker's, where it is in this process."""
 
     engine: Engine
     target: ScriptedTarget
     draft: RemoteDraft
+    sessions: Sequence[Session] = ()
 
     def generate(self, count: int = 2, size: int = 60, **params) -> Counter[str]:
         """Completes requests, whose texts must be the script's; returns causes and hits."""
@@ -294,11 +301,11 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None
     controller = Controller(
         draft,
         k=K,
-        tuner=Fixed(Plan(k=K, budget=M)),
+        tuner=FixedTuner(SpeculationPlan(k=K, budget=M)),
         fan_out=lambda: parse("uniform", K, M),
         backup=backup,
         tokens=128,
-        settle=draft.settled,
+        elsewhere=True,
         activity=draft.activity,
         pace=pace or Patient(),
     )

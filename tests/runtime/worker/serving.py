@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 
-from ssd_jax.runtime.worker import server
-from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.placement import connector
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.placement.process import server
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.placement import connector
+from ssd_jax.placement.process.session import Session
 from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, run_of
 
 
@@ -25,13 +25,19 @@ def served(
     **more,
 ):
     """An engine over a worker in this process."""
-    serving, address = server.serve(lambda called: session(HELLO, draft, called), HELLO, TOKEN)
+    sessions = []
+
+    def make(called):
+        sessions.append(session(HELLO, draft, called))
+        return sessions[-1]
+
+    serving, address = server.serve(make, HELLO, TOKEN)
     counters = Counter()
     connect = connector(hello, token, lambda: address, counters)
     remote = RemoteDraft(hello, connect, patience=patience, counters=counters, **more)
     remote.wait_ready(2 if "limit" in more else 30)
     try:
-        yield run_of(remote, backup=backup, pace=pace)
+        yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
     finally:
         remote.close()
         serving.stop(None)

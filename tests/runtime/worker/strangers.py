@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import grpc
 
-from ssd_jax.runtime.worker import codec
-from ssd_jax.runtime.worker.placement import DraftWorker
-from ssd_jax.runtime.worker.transport import METHOD, options
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.placement import DraftWorker
+from ssd_jax.placement.process.transport import METHOD, options
 from tests.runtime.worker.fake_worker import command
 from tests.runtime.worker.scripted import HELLO, only_misses, run_of
 from tests.runtime.worker.test_supervisor import SETTINGS
@@ -108,8 +108,8 @@ def cost(kind: str, streams: int) -> Cost:
     """Measures strangers of a kind, on a worker with one engine."""
     worker = DraftWorker(SETTINGS, patience=30.0, command=command())
     try:
-        worker.start()
-        worker.wait_ready()
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
         run = run_of(worker.draft())
         pid, address = worker.supervisor.pid, worker.supervisor.address
         assert pid is not None

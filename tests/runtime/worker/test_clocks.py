@@ -7,11 +7,11 @@ import functools
 import time
 
 import pytest
-
 from ssd_jax.runtime.worker import clocks
 from ssd_jax.runtime.worker.clocks import ClockOffset
-from ssd_jax.runtime.worker.messages import ProtocolError, Speculations, Stats, Winner, Work
-from ssd_jax.runtime.worker.session import Session
+
+from ssd_jax.placement.process.messages import ProtocolError, Speculations, Stats, Winner, Work
+from ssd_jax.placement.process.session import Session
 from tests.runtime.worker.scripted import HELLO, K, ScriptedDraft
 from tests.runtime.worker.test_codec import SPECULATIONS, WINNER
 from tests.runtime.worker.test_faults import rogue, served

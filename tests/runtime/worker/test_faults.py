@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.runtime.worker import server
-from ssd_jax.runtime.worker.messages import Speculations
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.placement.process import server
+from ssd_jax.placement.process.messages import Speculations
+from ssd_jax.placement.process.session import Session
 from ssd_jax.speculation.pace import Pace
 from tests.runtime.paces import Hasty, Moody, Patient
 from tests.runtime.worker.scripted import (
@@ -36,11 +36,11 @@ def test_a_worker_in_good_health_misses_nothing_but_what_it_did_not_prepare(back
         assert run.draft.counters["connections"] == 1
         lengths = np.concatenate([drafted.lengths for drafted, _ in run.target.verified])
         assert lengths.max() == K
-        stats = run.draft.stats()
-        assert stats is not None
-        assert stats.stale == 0
-        assert stats.cut <= causes["miss"]  # nothing more is made of a missed expansion
-        assert stats.rounds < stats.forwards <= K * stats.rounds
+        (session,) = run.sessions
+        did = session.counters
+        assert did["stale"] == 0
+        assert did["cut"] <= causes["miss"]  # nothing more is made of a missed expansion
+        assert did["rounds"] < did["forwards"] <= K * did["rounds"]
         assert "q late" not in run.draft.counters
 
 
@@ -117,9 +117,9 @@ class SlowToGrow(ScriptedDraft):
         super().grow(lowered)
         self.grown = True
 
-    def news(self, forwards):
+    def branch_tokens(self, forwards, until=None):
         time.sleep(0.05 * self.grown)
-        return super().news(forwards)
+        return super().branch_tokens(forwards)
 
 
 def test_a_branch_that_is_not_finished_is_served_as_it_is():
@@ -144,7 +144,7 @@ def test_a_branch_that_was_hit_is_waited_for_as_long_as_that_pays():
             run.generate(count=1, size=40)
             hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
             lengths[type(pace)] = {*hits[:-1]}  # the end of the text leaves less room
-            cut[type(pace)] = run.draft.stats().cut
+            cut[type(pace)] = run.sessions[0].counters["cut"]
             assert "late" not in run.draft.counters
     assert lengths[Patient] == {K - 1, K}
     assert lengths[Hasty] <= {0, 1}
@@ -175,13 +175,13 @@ LIE = 9
 def lie_again(answer, said):
     """The answer, and then another to the same round."""
     if isinstance(answer, Speculations) and answer.complete:
-        return [answer, dataclasses.replace(answer, tokens=answer.tokens * 0 + LIE)]
+        return [answer, msgspec.structs.replace(answer, tokens=answer.tokens * 0 + LIE)]
     return [answer]
 
 
 def of_another_request(answer, said):
     if isinstance(answer, Speculations):
-        other = dataclasses.replace(answer, epochs=answer.epochs - 1, complete=False)
+        other = msgspec.structs.replace(answer, epochs=answer.epochs - 1, complete=False)
         return [other, answer]
     return [answer]
 
@@ -189,13 +189,13 @@ def of_another_request(answer, said):
 @pytest.mark.parametrize("change", [replay, lie_again, of_another_request])
 def test_stale_and_replayed_answers_are_ignored(change):
     with served(rogue(change)) as run:
-        told = run.draft.news
+        told = run.draft.branch_tokens
 
-        def news(forwards):
+        def branch_tokens(forwards, until=None):
             time.sleep(0.005)  # whatever was said twice has come
-            return told(forwards)
+            return told(forwards, until)
 
-        run.draft.news = news
+        run.draft.branch_tokens = branch_tokens
         causes = run.generate(count=4)
         # Branches of another request are none of this one's: its cache then has nothing in it.
         assert {*causes} <= ({"miss", "cold"} if change is of_another_request else {"miss"})
@@ -209,7 +209,7 @@ def test_stale_and_replayed_answers_are_ignored(change):
 def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
     def old(answer, said):
         if isinstance(answer, Speculations):
-            return [dataclasses.replace(answer, epochs=answer.epochs - 1)]
+            return [msgspec.structs.replace(answer, epochs=answer.epochs - 1)]
         return [answer]
 
     with served(rogue(old)) as run:
@@ -219,7 +219,7 @@ def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
 
 def test_only_a_round_calls_the_draft_away_from_its_branches():
     """A prompt that is prefilled meanwhile must not cost the others their branches."""
-    inbox = server._Inbox()
+    inbox = server._Inbox(HELLO)
     inbox.admitted.set()
     inbox.fill(iter([server.codec.encode(message) for message in (OPEN, PREFILL)]))
     assert not inbox.called()
@@ -236,7 +236,9 @@ def test_only_a_round_calls_the_draft_away_from_its_branches():
 @pytest.mark.parametrize("field", ["model", "k", "branches", "support", "rule", "context"])
 def test_a_worker_refuses_an_engine_that_expects_another(field):
     value = getattr(HELLO, field)
-    other = dataclasses.replace(HELLO, **{field: value + ("x" if isinstance(value, str) else 1)})
+    other = msgspec.structs.replace(
+        HELLO, **{field: value + ("x" if isinstance(value, str) else 1)}
+    )
     with served(hello=other) as run:
         assert f"the worker's {field} is another" in run.draft.trouble
 

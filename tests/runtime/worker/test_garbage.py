@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import msgpack
+import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.runtime.worker import codec, server
-from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.messages import Speculations, Winner
+from ssd_jax.placement.process import codec, server
+from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.messages import Speculations, Winner
 from tests.runtime.worker.scripted import only_misses
 from tests.runtime.worker.serving import rogue, served
 
@@ -19,7 +17,7 @@ def garbage(**changes):
     def change(answer, said):
         if isinstance(answer, Speculations) and len(said) == 20:
             fields = {name: new(getattr(answer, name)) for name, new in changes.items()}
-            return [dataclasses.replace(answer, **fields)]
+            return [msgspec.structs.replace(answer, **fields)]
         return [answer]
 
     return change
@@ -49,11 +47,17 @@ def test_garbage_ends_the_stream_and_another_is_opened(change):
 
 def hollow(name, *shape):
     """A message of an array without entries, but of a size."""
-    header = msgpack.packb([name, [1, ["i4", list(shape)]]])
-    return codec._START + codec._SIZE.pack(len(header)) + header
+    return codec._START + msgspec.msgpack.encode([name, 1, [], ["i4", list(shape), b""]])
 
 
-NOISE = [b"", b"SSD", b"\0" * 40, b"SSD\x63\0\0\0\0", b"SSD\1\xff\xff", hollow("Winner", 0, 2**63)]
+NOISE = [
+    b"",
+    b"SSD",
+    b"\0" * 40,
+    b"SSD\x63\0\0\0\0",
+    codec._START + b"\xff\xff",
+    hollow("Winner", 0, 2**63),
+]
 
 
 @pytest.mark.parametrize("data", NOISE)
@@ -79,7 +83,7 @@ def q_with(**changes):
     def change(answer, said):
         if isinstance(answer, Winner):
             fields = {name: new(getattr(answer, name)) for name, new in changes.items()}
-            return [dataclasses.replace(answer, **fields)]
+            return [msgspec.structs.replace(answer, **fields)]
         return [answer]
 
     return change

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.worker import placement
-from ssd_jax.runtime.worker.hang import HANG, HangLimit
-from ssd_jax.runtime.worker.placement import DraftWorker
+from ssd_jax.placement.process import placement
+from ssd_jax.placement.process.hang import HANG, HangLimit
+from ssd_jax.placement.process.placement import DraftWorker
 from tests.runtime.worker.fake_worker import command
 from tests.runtime.worker.scripted import ScriptedDraft, only_misses, run_of
 from tests.runtime.worker.serving import served
@@ -149,9 +149,9 @@ def test_an_engine_that_comes_while_there_is_no_worker_runs_without(monkeypatch)
 
 def test_an_engine_of_another_kind_is_an_error_with_the_workers_words():
     worker = DraftWorker(SETTINGS, command=command("other"))
-    worker.start()
+    worker.supervisor.start()
     try:
-        worker.wait_ready()
+        worker.supervisor.wait_ready()
         with pytest.raises(InputError, match=r"does not serve: .*support is another: 3, not 2"):
             worker.draft()
     finally:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Moved
-from ssd_jax.runtime.worker import placement
-from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.messages import Prefill, Speculations
-from ssd_jax.runtime.worker.proposals import HostProposals
 from ssd_jax.runtime.worker.texts import SlotText
-from ssd_jax.speculation.confidence import UNKNOWN
+
+from ssd_jax.placement.process import placement
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.messages import Prefill, Speculations
+from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.roles.records import Moved
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.params import SamplingParams
 from tests.runtime.worker.scripted import HELLO, SLOTS, K, M, only_misses, request, text
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_supervisor import SETTINGS

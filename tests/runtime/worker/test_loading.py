@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssd_jax.runtime.branch_draft import BranchDraft
-from ssd_jax.runtime.draft_programs import DraftPrograms
-from ssd_jax.runtime.worker import loading
+from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.draft_programs import DraftPrograms
+from ssd_jax.placement.process import loading
 
 
 class Programs:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.llm import LLM
-from ssd_jax.runtime.worker.messages import Winner
+from ssd_jax.placement.process.messages import Winner
 from tests.runtime import law
 from tests.runtime.paces import Moody
 from tests.speculation.evidence import ALPHA

@@ -17,13 +17,13 @@ import pytest
 
 from ssd_jax import config, loaded
 from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
-from ssd_jax.runtime import cores
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.worker import placement
+from ssd_jax.placement.process import placement
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.system import cores
 from tests import tiny
 from tests.runtime.paces import Hasty, Moody, Patient
 from tests.runtime.test_speculative import outputs, requests
@@ -259,7 +259,7 @@ def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, 
     def wait(*_, **__):
         called.append("Programs")
         with pytest.raises(InputError):
-            workers[0].wait_ready()
+            workers[0].supervisor.wait_ready()
 
     def never(*_, **__):
         called.append("later")

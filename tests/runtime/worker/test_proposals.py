@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.row_sum import row_sum
-from ssd_jax.runtime.worker.messages import Winner
-from ssd_jax.runtime.worker.proposals import HostProposals
+from ssd_jax.placement.process.messages import Winner
+from ssd_jax.placement.process.proposals import HostProposals
 from tests.speculation.edits import Edit, edited
 
 IDS = 60_000
@@ -25,7 +25,7 @@ def winner(q):
         lengths=np.array([2]),
         tokens=np.array([TOKENS]),
         confidence=np.zeros((1, 2), np.int32),
-        sampled=(0,),
+        sampled=np.array([0]),
         support=support,
         q=np.broadcast_to(np.float32(q), support.shape),
         work=(),
@@ -39,8 +39,8 @@ def normalised(weights):
 
 def taken(q):
     proposals = HostProposals(1, 2, len(q), IDS)
-    proposals.put(0, TOKENS)
-    return proposals.put_q(0, winner(q))
+    proposals.put(np.int32([TOKENS]), np.int32([2]))
+    return proposals.put_q(np.array([0]), winner(q)) == 0
 
 
 @pytest.mark.parametrize("count", [8, 64, 259, 4095, 4096, 49_152])
@@ -69,10 +69,9 @@ def test_a_q_whose_sum_is_off_is_refused(off):
 def cleared():
     """What a slot proposes after a round with a q."""
     proposals = HostProposals(1, 2, 8, IDS)
-    proposals.put(0, TOKENS)
-    assert proposals.put_q(0, winner(np.full(8, 0.125)))
-    proposals.clear()
-    proposals.put(0, TOKENS)
+    proposals.put(np.int32([TOKENS]), np.int32([2]))
+    assert proposals.put_q(np.array([0]), winner(np.full(8, 0.125))) == 0
+    proposals.put(np.int32([TOKENS]), np.int32([2]))
     return proposals.now()
 
 
@@ -80,5 +79,5 @@ def test_point_masses_keep_nothing_of_an_earlier_q():
     now = cleared()
     assert (now.q.sum(axis=-1) == 1).all()
     assert (now.support[..., 1:] == -1).all()
-    with edited([Edit(HostProposals, "clear", "self._q[:] = 0", "pass")]):
+    with edited([Edit(HostProposals, "put", "self._q[:] = 0", "pass")]):
         assert (cleared().q.sum(axis=-1) > 1).all()

@@ -13,13 +13,13 @@ from collections import Counter
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.worker import placement
-from ssd_jax.runtime.worker import supervisor as supervisor_module
-from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.hang import HangLimit
-from ssd_jax.runtime.worker.placement import DraftWorker, connector
-from ssd_jax.runtime.worker.supervisor import Supervisor
+from ssd_jax.placement.process import placement
+from ssd_jax.placement.process import supervisor as supervisor_module
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.hang import HangLimit
+from ssd_jax.placement.process.placement import DraftWorker, connector
+from ssd_jax.placement.process.supervisor import Supervisor
 from tests.runtime.worker import faults, recovery, strangers
 from tests.runtime.worker.fake_worker import command
 from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, only_misses, run_of
@@ -41,8 +41,8 @@ BREAKABLE = "from tests.runtime.worker import faults; faults.install()"
 def test_a_worker_that_lives_and_hears_nobody_is_replaced(fault, caplog):
     worker = DraftWorker(SETTINGS, patience=0.3, command=speaking_later(BREAKABLE))
     try:
-        worker.start()
-        worker.wait_ready()
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
         run = run_of(worker.draft())
         run.until(only_misses)
         pid = worker.supervisor.pid
@@ -206,7 +206,7 @@ def once(tmp_path, code):
 
 def test_a_worker_that_dies_while_it_starts_is_started_once_more(tmp_path, caplog):
     worker = DraftWorker(SETTINGS, command=once(tmp_path, "os.kill(os.getpid(), 9)"))
-    worker.start()
+    worker.supervisor.start()
     try:
         assert started(worker)
         assert worker.supervisor.starts == 1
@@ -285,8 +285,8 @@ def test_an_engine_that_is_stopped_for_long_finds_its_worker_alive():
     """Both are stopped, as by a debugger or a host that sleeps."""
     worker = DraftWorker(SETTINGS, patience=0.3, command=command())
     try:
-        worker.start()
-        worker.wait_ready()
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
         run = run_of(worker.draft())
         run.until(only_misses)
         os.kill(worker.supervisor.pid, signal.SIGSTOP)

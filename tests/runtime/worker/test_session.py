@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+from collections import Counter
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from ssd_jax.runtime.worker.messages import (
-    Expand,
-    Fork,
-    Move,
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.messages import (
     Open,
-    Ping,
     Prefill,
     ProtocolError,
     Round,
     Speculations,
-    Stats,
     Welcome,
     Winner,
 )
-from ssd_jax.runtime.worker.session import Session
-from tests.runtime.worker.scripted import HELLO, PROMPT, K, M, ScriptedDraft, said_at
+from ssd_jax.placement.process.session import Session
+from ssd_jax.roles.records import IDLE, SlotOpening
+from ssd_jax.sampling.params import SamplingParams
+from tests.runtime.worker.scripted import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
-OPEN = Open(
-    number=1,
-    slot=1,
-    epoch=1,
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    frequency_penalty=0.0,
-    presence_penalty=0.0,
-    logit_bias=((3, 0.5),),
-    seed=2**64 - 1,
-    index=0,
-    banned=(1,),
-    ban_before=9,
-)
+PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)
+OPEN = Open(number=1, epoch=1, opening=SlotOpening(slot=1, params=PARAMS, banned=[1], ban_before=9))
 PREFILL = Prefill(
     number=2,
     slot=1,
@@ -48,36 +33,51 @@ PREFILL = Prefill(
     offset=0,
     tokens=np.array([said_at(at) for at in range(PROMPT)], np.int32),
 )
-MOVE = Move(
-    slot=1,
-    epoch=1,
-    position=PROMPT - 1,
-    pending=said_at(PROMPT - 1),
-    committed=(),
-    winner=-1,
-    limit=0,
-    tokens=(),
-    draft=0,
-    sampled=True,
+
+
+def rows(value, nothing=0):
+    """[B, ...] int32 that is this in slot 1, where the request is, and nothing in the other one."""
+    row = np.array(value, np.int32)
+    return np.stack([np.full_like(row, nothing), row])
+
+
+ROUND = Round(
+    number=3,
+    epochs=rows(1),
+    position=rows(PROMPT - 1, IDLE),
+    pending=rows(said_at(PROMPT - 1)),
+    committed=rows([-1] * (K + 1), -1),
+    winner=rows(-1, -1),
+    tokens=rows([0] * K),
+    limit=rows(0),
+    drafts=rows(0),
+    sampled=rows(1),
+    lowered=np.full((SLOTS, K), 2, np.int32),
+    counts=rows([M, 0, 0, 0]),
+    follow=rows(0),
+    forwards=K,
 )
-FORK = Fork(slot=1, epoch=1, counts=(M, 0, 0, 0), follow=False)
-EXPAND = Expand(forks=(FORK,), forwards=K)
-ROUND = Round(number=3, moves=(MOVE,), lowered=np.full((2, K), 2, np.int32), expand=EXPAND)
+UNEXPANDED = replace(ROUND, counts=rows([0] * (K + 1)), forwards=0)
 
 
 class Talk:
     """A session and what it has answered."""
 
-    def __init__(self, *messages, called=lambda: False):
-        self.session = Session(HELLO, ScriptedDraft, called)
+    def __init__(self, *messages, session=Session, called=lambda: False):
+        self.session = session(HELLO, ScriptedDraft, called)
         self.answers = self.say(*messages)
 
     def say(self, *messages):
-        return [answer for message in messages for answer in self.session.handle(message)]
+        read = functools.partial(codec.decode, about=HELLO)
+        return [
+            read(codec.encode(answer))
+            for message in messages
+            for answer in self.session.handle(read(codec.encode(message)))
+        ]
 
-    def stats(self, number=1000) -> Stats:
-        (stats,) = self.say(Ping(number=number))
-        return stats
+    @property
+    def counters(self) -> Counter[str]:
+        return self.session.counters
 
 
 def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
@@ -106,9 +106,9 @@ class Watched(ScriptedDraft):
         self.asked.append("grow")
         super().grow(lowered)
 
-    def news(self, forwards):
-        self.asked.append("news")
-        return super().news(forwards)
+    def branch_tokens(self, forwards, until=None):
+        self.asked.append("read")
+        return super().branch_tokens(forwards)
 
 
 @pytest.mark.parametrize("forwards", [1, 2, K])
@@ -117,8 +117,7 @@ def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forw
     talk = Talk(HELLO, OPEN, PREFILL, ROUND, called=lambda: next(calls))
     assert len(talk.answers) == 1 + forwards
     assert talk.answers[-1].complete
-    stats = talk.stats()
-    assert (stats.forwards, stats.cut) == (forwards, int(forwards < K))
+    assert (talk.counters["forwards"], talk.counters["cut"]) == (forwards, int(forwards < K))
 
 
 @pytest.mark.parametrize("forwards", [1, 2, K])
@@ -128,24 +127,23 @@ def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
     session, draft = Session(HELLO, lambda: draft, lambda: next(calls)), Watched()
     for message in (HELLO, OPEN, PREFILL, ROUND):
         list(session.handle(message))
-    assert draft.asked == (["news", "grow"] * forwards)[:-1]
+    assert draft.asked == (["read", "grow"] * forwards)[:-1]
 
 
-def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_its_news_are_sent():
+def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_it_is_told_of():
     """Or the next round, which comes in the middle of one, would wait for two."""
     session, draft = Session(HELLO, lambda: draft, lambda: False), Watched()
     for message in (HELLO, OPEN, PREFILL):
         list(session.handle(message))
     for told, _ in enumerate(session.handle(ROUND), 1):
-        assert draft.asked == (["news", "grow"] * told)[: 2 * K - 1]
+        assert draft.asked == (["read", "grow"] * told)[: 2 * K - 1]
     assert told == K
 
 
 def test_q_is_sent_for_sampled_rows_alone():
     for sampled in (False, True):
-        move = dataclasses.replace(MOVE, draft=2, sampled=sampled)
-        talk = Talk(HELLO, OPEN, PREFILL, change(ROUND, moves=(move,), expand=None))
-        (winner,) = talk.answers[1:]
+        asked = replace(UNEXPANDED, drafts=rows(2), sampled=rows(sampled))
+        (winner,) = Talk(HELLO, OPEN, PREFILL, asked).answers[1:]
         assert isinstance(winner, Winner)
         assert winner.lengths == [2]
         assert winner.tokens[0, :2].tolist() == [said_at(PROMPT), said_at(PROMPT + 1)]
@@ -154,87 +152,93 @@ def test_q_is_sent_for_sampled_rows_alone():
 
 def test_messages_that_were_executed_already_are_not_executed_again():
     talk = Talk(HELLO, OPEN, PREFILL, ROUND)
-    assert talk.say(OPEN, PREFILL, ROUND, dataclasses.replace(ROUND, number=2)) == []
-    assert talk.stats().stale == 4
-    assert talk.stats(1001).rounds == 1
+    assert talk.say(OPEN, PREFILL, ROUND, replace(ROUND, number=2)) == []
+    assert (talk.counters["stale"], talk.counters["rounds"]) == (4, 1)
 
 
 def test_messages_for_an_earlier_request_of_a_slot_are_not_executed():
-    newer = dataclasses.replace(OPEN, number=4, epoch=7)
+    newer = replace(OPEN, number=4, epoch=7)
     talk = Talk(HELLO, OPEN, PREFILL, ROUND, newer)
     late = [
-        dataclasses.replace(OPEN, number=5, epoch=6),
-        dataclasses.replace(PREFILL, number=6),
-        dataclasses.replace(ROUND, number=7),
+        replace(OPEN, number=5, epoch=6),
+        replace(PREFILL, number=6),
+        replace(ROUND, number=7),
     ]
     (answer,) = talk.say(*late)
     assert isinstance(answer, Speculations)  # a round is always answered
     assert answer.complete
     assert answer.slots.size == 0
-    assert talk.stats().stale == 4
+    assert talk.counters["stale"] == 3
 
 
-def change(part, **changes):
-    return dataclasses.replace(part, **changes)
+def opening(**changes):
+    fields = {"slot": 1, "params": PARAMS, **changes}
+    return replace(OPEN, number=9, epoch=2, opening=SlotOpening(**fields))
 
 
-def with_move(**changes):
-    return change(ROUND, moves=(change(MOVE, **changes),))
-
-
-def with_expand(**changes):
-    return change(ROUND, expand=change(EXPAND, **changes))
-
-
-def with_fork(**changes):
-    return with_expand(forks=(change(FORK, **changes),))
+def params(**changes):
+    """Sampling parameters that no engine can have made."""
+    made = SamplingParams()
+    for name, value in changes.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        change(OPEN, slot=2),
-        change(OPEN, slot=-1),
-        change(OPEN, epoch=2, number=9, temperature=-1.0),
-        change(OPEN, epoch=2, number=9, logit_bias=((500, 1.0),)),
-        change(OPEN, epoch=2, number=9, banned=(1,) * 99),
-        change(PREFILL, slot=5),
-        change(PREFILL, offset=3),
-        change(PREFILL, offset=-1),
-        change(PREFILL, tokens=PREFILL.tokens[:0]),
-        change(PREFILL, tokens=PREFILL.tokens + 128),
-        change(PREFILL, tokens=np.zeros((2, 2), np.int32)),
-        change(PREFILL, tokens=np.zeros(3, np.float32)),
-        change(PREFILL, tokens=np.ones(HELLO.context + 1, np.int32)),
-        with_move(slot=9),
-        with_move(position=HELLO.context),
-        with_move(position=PROMPT + 3),
-        with_move(pending=128),
-        with_move(committed=(-1,)),
-        with_move(winner=M),
-        with_move(winner=-2),
-        with_move(winner=1, draft=1),
-        with_move(limit=K + 1),
-        with_move(tokens=(1,) * (K + 1)),
-        with_move(draft=K + 1),
-        with_expand(forwards=0),
-        with_expand(forwards=K + 2),
-        change(ROUND, lowered=ROUND.lowered[:, 1:]),
-        change(ROUND, lowered=ROUND.lowered - 3),
-        with_fork(slot=-1),
-        with_fork(counts=(M + 1, 0, 0, 0)),
-        with_fork(counts=(M, 0)),
-        with_fork(counts=(M, -1, 0, 0)),
+        opening(slot=2),
+        opening(slot=-1),
+        opening(params=params(temperature=-1.0)),
+        opening(params=params(temperature="hot")),
+        opening(params=SamplingParams(logit_bias=((500, 1.0),))),
+        opening(banned=[1] * 99),
+        opening(banned=[128]),
+        opening(index=2**32),
+        opening(ban_before=HELLO.context + 1),
+        replace(OPEN, number=9, epoch=0),
+        replace(PREFILL, slot=5),
+        replace(PREFILL, offset=3),
+        replace(PREFILL, offset=-1),
+        replace(PREFILL, tokens=PREFILL.tokens[:0]),
+        replace(PREFILL, tokens=PREFILL.tokens + 128),
+        replace(PREFILL, tokens=np.zeros((2, 2), np.int32)),
+        replace(PREFILL, tokens=np.zeros(3, np.float32)),
+        replace(PREFILL, tokens=np.ones(HELLO.context + 1, np.int32)),
+        replace(ROUND, epochs=np.ones(SLOTS + 1)),
+        replace(ROUND, epochs=rows(-1)),
+        replace(ROUND, position=rows(HELLO.context, IDLE)),
+        replace(ROUND, position=rows(PROMPT + 3, IDLE)),
+        replace(ROUND, position=rows(-2, IDLE)),
+        replace(ROUND, pending=rows(128)),
+        replace(ROUND, committed=rows([-2] * 3, -1)),
+        replace(ROUND, committed=rows([128] * 3, -1)),
+        replace(ROUND, winner=rows(M, -1)),
+        replace(ROUND, winner=rows(-2, -1)),
+        replace(ROUND, winner=rows(1, -1), drafts=rows(1)),
+        replace(ROUND, limit=rows(1), drafts=rows(1)),
+        replace(ROUND, limit=rows(K + 1)),
+        replace(ROUND, tokens=rows([1] * (K + 1))),
+        replace(ROUND, tokens=rows([128] * K)),
+        replace(ROUND, drafts=rows(K + 1)),
+        replace(ROUND, sampled=rows(2)),
+        replace(ROUND, forwards=-1),
+        replace(ROUND, forwards=K + 2),
+        replace(ROUND, lowered=ROUND.lowered[:, 1:]),
+        replace(ROUND, lowered=ROUND.lowered - 3),
+        replace(ROUND, counts=rows([M + 1, 0, 0, 0])),
+        replace(ROUND, counts=rows([M, 1, 0, 0])),
+        replace(ROUND, counts=rows([M, 0])),
+        replace(ROUND, counts=rows([M, -1, 0, 0])),
+        replace(ROUND, follow=rows(2)),
         Welcome(),
     ],
-    ids=str,
+    ids=lambda message: type(message).__name__,
 )
 def test_what_does_not_fit_is_refused_before_the_draft_sees_it(message):
     talk = Talk(HELLO, OPEN)
     if not isinstance(message, Prefill):
         talk.say(PREFILL)
-    if isinstance(message, Open):
-        message = change(message, number=9, epoch=2)
     with pytest.raises(ProtocolError):
         talk.say(message)
 

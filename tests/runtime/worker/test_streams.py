@@ -10,17 +10,21 @@ from collections import Counter
 from contextlib import contextmanager
 
 import grpc
+import msgspec
+import numpy as np
 import pytest
 
-from ssd_jax.runtime.worker import codec, placement, server
-from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.messages import Open, Refused
-from ssd_jax.runtime.worker.session import Session
-from ssd_jax.runtime.worker.transport import METHOD, options
-from ssd_jax.runtime.worker.transport import TOKEN as KEY
-from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, only_misses
+from ssd_jax.placement.process import codec, placement, server
+from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.messages import Open, Refused
+from ssd_jax.placement.process.session import Session
+from ssd_jax.placement.process.transport import METHOD, options
+from ssd_jax.placement.process.transport import TOKEN as KEY
+from ssd_jax.roles.records import SlotOpening
+from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
+from tests.runtime.worker.scripted import HELLO, SLOTS, TOKEN, ScriptedDraft, only_misses
 from tests.runtime.worker.serving import served
-from tests.runtime.worker.test_session import OPEN
+from tests.runtime.worker.test_session import OPEN, ROUND
 
 
 @contextmanager
@@ -73,7 +77,7 @@ def talk(address, messages, *, limits=True):
     """Sends bytes to a worker; returns the answers that come until it ends the stream."""
     with grpc.insecure_channel(address, options=options(HELLO) if limits else ()) as channel:
         call = channel.stream_stream(METHOD)(messages, metadata=((KEY, TOKEN),), timeout=60)
-        return [codec.decode(answer) for answer in call]
+        return [codec.decode(answer, HELLO) for answer in call]
 
 
 def test_a_stream_without_a_hello_is_ended():
@@ -101,13 +105,13 @@ def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
     decoded = []
     read = codec.decode
 
-    def decode(data):
-        decoded.append(read(data))
+    def decode(data, about):
+        decoded.append(read(data, about))
         return decoded[-1]
 
     monkeypatch.setattr(server.codec, "decode", decode)
     with serving(greeting=60.0) as connect:
-        inbox = server._Inbox()
+        inbox = server._Inbox(HELLO)
         heap = iter([codec.encode(OPEN)] * 9)
         threading.Thread(target=inbox.fill, args=(heap,), daemon=True).start()
         eventually(lambda: decoded)
@@ -123,7 +127,7 @@ def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
 @pytest.mark.parametrize("said", [[], [b"no message"], [codec.encode(HELLO)]])
 def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
     """Nor does it get a thread: no number of them keeps an engine out."""
-    monkeypatch.setattr(server.codec, "decode", lambda data: pytest.fail("a message was read"))
+    monkeypatch.setattr(server.codec, "decode", lambda *_: pytest.fail("a message was read"))
     asked, wait = [], threading.Event()
 
     def messages():
@@ -174,10 +178,17 @@ def test_a_message_that_is_larger_than_any_of_use_is_not_read():
 
 
 def test_the_largest_messages_fit():
-    """An opening that biases every token, with the highest numbers there are."""
-    biases = tuple((token, -1e300) for token in range(HELLO.tokens))
-    large = Open(**{**vars(OPEN), "logit_bias": biases, "seed": 2**64 - 1, "number": 2**62})
-    assert len(codec.encode(large)) < dict(options(HELLO))["grpc.max_receive_message_length"]
+    """An opening with as many biases and stops as there may be, and the highest numbers."""
+    params = SamplingParams(
+        logit_bias=tuple((2**31 + token, -1e300) for token in range(MAX_BIASED_IDS)),
+        stop=("\U0001f600" * (MAX_STOP_CHARACTERS // MAX_STOPS),) * MAX_STOPS,
+        seed=2**64 - 1,
+    )
+    large = Open(number=2**62, epoch=2**31 - 1, opening=SlotOpening(1, params))
+    most = dict(options(HELLO))["grpc.max_receive_message_length"]
+    assert len(codec.encode(large)) < most
+    whole = np.full((SLOTS, HELLO.context), 1, np.int32)
+    assert len(codec.encode(msgspec.structs.replace(ROUND, committed=whole))) < most
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "grpc_proxy"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -12,13 +11,14 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.worker import supervisor as supervisor_module
-from ssd_jax.runtime.worker.placement import DraftWorker
-from ssd_jax.runtime.worker.settings import WorkerSettings
-from ssd_jax.runtime.worker.supervisor import Supervisor
+from ssd_jax.placement.process import supervisor as supervisor_module
+from ssd_jax.placement.process.placement import DraftWorker
+from ssd_jax.placement.process.settings import WorkerSettings
+from ssd_jax.placement.process.supervisor import Supervisor
 from tests.runtime.worker.fake_worker import command
 from tests.runtime.worker.scripted import HELLO, TOKEN, only_misses, request, run_of, text
 
@@ -45,8 +45,8 @@ def working(*, patience=10.0, backup="none"):
     """An engine over a supervised worker process."""
     worker = DraftWorker(SETTINGS, patience=patience, command=command())
     try:
-        worker.start()
-        worker.wait_ready()
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
         yield worker, run_of(worker.draft(), backup=backup)
     finally:
         worker.close()
@@ -200,9 +200,9 @@ def test_no_worker_outlives_its_parent_however_that_ends(end, stopped):
 )
 def test_a_worker_that_cannot_start_says_why_in_its_own_words(how, words):
     worker = DraftWorker(SETTINGS, command=command(how))
-    worker.start()
+    worker.supervisor.start()
     with pytest.raises(InputError, match="the draft worker cannot start") as raised:
-        worker.wait_ready()
+        worker.supervisor.wait_ready()
     assert words in str(raised.value)
     worker.close()
 
@@ -218,7 +218,7 @@ def started(worker):
 
     def wait():
         with suppress(InputError):
-            worker.wait_ready()
+            worker.supervisor.wait_ready()
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
@@ -237,7 +237,7 @@ def started(worker):
 )
 def test_what_others_write_before_a_worker_reports_is_no_report(code):
     worker = DraftWorker(SETTINGS, command=speaking(code))
-    worker.start()
+    worker.supervisor.start()
     try:
         assert started(worker)
         assert run_of(worker.draft()).generate(count=1)
@@ -253,9 +253,9 @@ def test_what_native_code_writes_later_does_not_block_a_worker():
         "s.ScriptedDraft.open = lambda *a: (os.write(1, b'x' * 2**20), o(*a))[1]"
     )
     worker = DraftWorker(SETTINGS, patience=5.0, command=speaking_later(code))
-    worker.start()
+    worker.supervisor.start()
     try:
-        worker.wait_ready()
+        worker.supervisor.wait_ready()
         assert only_misses(run_of(worker.draft()).generate())
     finally:
         worker.close()
@@ -285,7 +285,7 @@ def test_whatever_goes_wrong_while_a_worker_is_watched_is_told(monkeypatch):
 
     monkeypatch.setattr(supervisor_module, "_report", broken)
     worker = DraftWorker(SETTINGS, command=command())
-    worker.start()
+    worker.supervisor.start()
     assert started(worker)
     with pytest.raises(InputError, match="ArithmeticError: unforeseen"):
         worker.supervisor.check()
@@ -308,10 +308,10 @@ def test_an_interrupt_is_not_for_the_worker():
 def test_a_worker_imports_nothing_from_the_directory_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("raise SystemExit('this is the wrong numpy')")
     monkeypatch.chdir(tmp_path)
-    worker = DraftWorker(dataclasses.replace(SETTINGS, source=str(tmp_path / "no-model")))
-    worker.start()
+    worker = DraftWorker(msgspec.structs.replace(SETTINGS, source=str(tmp_path / "no-model")))
+    worker.supervisor.start()
     with pytest.raises(InputError, match=r"the draft worker cannot start: .*no-model"):
-        worker.wait_ready()
+        worker.supervisor.wait_ready()
     worker.close()
 
 
@@ -333,25 +333,25 @@ def test_a_worker_that_hangs_is_ended_once_and_another_is_started():
 
 def test_a_worker_of_a_model_that_is_not_there_says_so(tmp_path):
     missing = str(tmp_path / "no-model")
-    worker = DraftWorker(dataclasses.replace(SETTINGS, source=missing))
-    worker.start()
+    worker = DraftWorker(msgspec.structs.replace(SETTINGS, source=missing))
+    worker.supervisor.start()
     with pytest.raises(InputError, match=r"the draft worker cannot start: .*no-model"):
-        worker.wait_ready()
+        worker.supervisor.wait_ready()
     worker.close()
 
 
 def test_a_worker_whose_program_is_not_there():
     worker = DraftWorker(SETTINGS, command=["/no/such/python"])
-    worker.start()
+    worker.supervisor.start()
     with pytest.raises(InputError, match="/no/such/python: No such file"):
-        worker.wait_ready()
+        worker.supervisor.wait_ready()
     worker.close()
 
 
 def test_a_worker_may_be_closed_while_it_starts():
     worker = DraftWorker(SETTINGS, command=command())
-    worker.start()
+    worker.supervisor.start()
     worker.close()
-    worker.wait_ready()
+    worker.supervisor.wait_ready()
     assert worker.supervisor.address is None
     assert worker.supervisor.starts == 0

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ssd_jax.runtime.controller import Controller
-from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.occurrences import Occurrences
-from ssd_jax.runtime.request import Request, RequestOutput, SamplingParams
-from ssd_jax.speculation.fan_out import FanOut, Uniform
-from ssd_jax.speculation.tuner import Fixed, Tuner
-from ssd_jax.speculation.tuning import Plan
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.request import Request, RequestOutput
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.fan_out import FanOut, UniformFanOut
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 from tests.speculation.enumeration.chance import Key, Law
 from tests.speculation.enumeration.filters import Text
 from tests.speculation.enumeration.host_roles import Clock, Name, ToyDraft, ToyTarget
@@ -61,7 +61,7 @@ class Host:
     game: Game
     forward: Callable[[int], float] | None = None
     budget: int = 3
-    fan_out: Callable[[], FanOut] = Uniform
+    fan_out: Callable[[], FanOut] = UniformFanOut
     backup: Any = "auto"
     width: int = 9
     patience: float = float("inf")
@@ -89,11 +89,13 @@ class Host:
             patience=self.patience,
             q_arrives=self.q_arrives,
         )
-        elsewhere = {"settle": draft.settled, "activity": draft.activity}
+        elsewhere = {"elsewhere": True, "activity": draft.activity}
         controller = Controller(
             watch(draft),
             k=k,
-            tuner=self.tuner() if self.tuner else Fixed(Plan.of_branches(k, self.budget)),
+            tuner=self.tuner()
+            if self.tuner
+            else FixedTuner(SpeculationPlan.of_branches(k, self.budget)),
             fan_out=self.fan_out,
             backup=self.backup,
             tokens=len(self.game.target((0,))),

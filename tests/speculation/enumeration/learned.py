@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from fractions import Fraction
 
-from ssd_jax.speculation.confidence import EDGES
-from ssd_jax.speculation.fan_out import After, FanOut, Verified
+from ssd_jax.sampling.confidence import EDGES
+from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from tests.speculation.enumeration.ssd import HIT, Counts, Judged, Situation
 from tests.speculation.enumeration.ssd import FanOut as Reference
 
@@ -31,9 +31,9 @@ def played(make: Callable[[], FanOut], budget: int) -> Reference:
     return counts
 
 
-def _verified(judged: Judged) -> Verified:
+def _verified(judged: Judged) -> VerificationStats:
     accepted, length, hit, prepared, rank, chances = judged
-    return Verified(accepted, length, _after(hit), prepared, rank, _confidence(chances))
+    return VerificationStats(accepted, length, _after(hit), prepared, rank, _confidence(chances))
 
 
 def _confidence(chances: tuple[Fraction, ...]) -> tuple[int, ...]:

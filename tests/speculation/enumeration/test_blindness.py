@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.confidence import Confidence
-from ssd_jax.speculation.fan_out import Geometric, Uniform
-from ssd_jax.speculation.measured import Measured
+from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
+from tests.runtime.by_row import promoted
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import table
@@ -39,19 +39,19 @@ class Watched:
     ) -> None:
         self._draft, self._exchanged, self._kept = draft, exchanged, kept
         self.asked: list[list[Any]] = [[]]
-        """By round, which begins where it looks for the first news."""
+        """By round, which begins where it looks for the first branches."""
         self.winners: list[list[tuple[int, int]]] = [[]]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draft, name)
 
-    def news(self, forwards):
-        found = self._draft.news(forwards)
-        if forwards == 1:
+    def branch_tokens(self, forwards, until=None):
+        found = self._draft.branch_tokens(forwards, until)
+        if until is not None:
             self.asked.append([])
             self.winners.append([])
-        self.asked[-1].append(("news", forwards))
-        if isinstance(found, str) or len(self.asked) - 1 != self._exchanged:
+        self.asked[-1].append(("branch_tokens", forwards))
+        if found is None or isinstance(found, str) or len(self.asked) - 1 != self._exchanged:
             return found
         here = np.ones(found.lengths.shape, bool)
         for slot, row in self._kept:
@@ -62,10 +62,11 @@ class Watched:
             confidence=np.where(here[..., None], 7 - confidence, confidence),
         )
 
-    def move(self, moves):
-        self.asked[-1].append(("move", [(m.slot, m.winner, m.limit, *m.tokens) for m in moves]))
+    def promote(self, promotion):
+        moves = promoted(promotion)
+        self.asked[-1].append(("promote", [(m.slot, m.winner, m.limit, *m.tokens) for m in moves]))
         self.winners[-1] += [(each.slot, each.winner) for each in moves if each.winner >= 0]
-        self._draft.move(moves)
+        self._draft.promote(promotion)
 
     def draft(self, limits, *, lowered):
         self.asked[-1].append(("draft", limits.tolist(), lowered.tolist()))
@@ -92,11 +93,11 @@ ELSEWHERE = Host(game=GAME, forward=lambda _number: 0.4, budget=6, slots=2)
 HOSTS = {
     "inline": replace(ELSEWHERE, forward=None, backup="draft"),
     "elsewhere": ELSEWHERE,
-    "few branches": replace(ELSEWHERE, width=1, fan_out=Measured),
-    "slow": replace(ELSEWHERE, forward=lambda _number: 0.8, fan_out=Geometric),
+    "few branches": replace(ELSEWHERE, width=1, fan_out=MeasuredFanOut),
+    "slow": replace(ELSEWHERE, forward=lambda _number: 0.8, fan_out=GeometricFanOut),
     "late": replace(ELSEWHERE, forward=lambda number: (0.4, 3.0)[number % 2], patience=0.5),
     "n-grams": replace(ELSEWHERE, width=1, backup="ngram"),
-    "by confidence": replace(ELSEWHERE, fan_out=Confidence, backup="draft"),
+    "by confidence": replace(ELSEWHERE, fan_out=ConfidenceFanOut, backup="draft"),
 }
 
 
@@ -114,13 +115,13 @@ def test_a_round_does_not_look_at_the_tokens_of_branches(host):
         ]
         assert without[0] == without[1]
         assert usual.asked[:round_] == other.asked[:round_]
-        if host.fan_out is Confidence:
+        if host.fan_out is ConfidenceFanOut:
             changed += usual.asked[round_] != other.asked[round_]
             other = play(host, exchanged=round_, kept=usual.winners[round_])
         assert usual.asked[round_] == other.asked[round_]
         sizes |= {event[0] for event in usual.asked[round_]}
-    assert {"news", "move", "expand"} <= sizes
-    assert changed or host.fan_out is not Confidence
+    assert {"branch_tokens", "promote", "expand"} <= sizes
+    assert changed or host.fan_out is not ConfidenceFanOut
 
 
 def own_lengths(host: Host, neighbour: int) -> list[int]:
@@ -133,7 +134,9 @@ def own_lengths(host: Host, neighbour: int) -> list[int]:
 NEIGHBOURS = range(3, 15)
 
 
-@pytest.mark.parametrize("fan_out", [Uniform, Geometric, Measured, Confidence])
+@pytest.mark.parametrize(
+    "fan_out", [UniformFanOut, GeometricFanOut, MeasuredFanOut, ConfidenceFanOut]
+)
 @pytest.mark.parametrize("backup", ["none", "ngram", "draft", "auto"])
 @pytest.mark.parametrize("width", [1, 4])
 def test_lengths_of_a_row_do_not_change_with_what_its_neighbours_accept(fan_out, backup, width):

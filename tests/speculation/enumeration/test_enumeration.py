@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -145,12 +142,3 @@ def test_noise_drawn_from_twice_has_the_joint_law_of_exponential_clocks():
         assert joint[token, token] == 1 / both
         assert sum(mass for pair, mass in joint.items() if pair[0] == token) == p[token]
         assert sum(mass for pair, mass in joint.items() if pair[1] == token) == q[token]
-
-
-def test_enumeration_needs_no_jax():
-    code = (
-        "import sys, tests.speculation.enumeration.flaws, tests.speculation.enumeration.laws;"
-        "assert not any(name.split('.')[0] in ('jax', 'ssd_jax') for name in sys.modules)"
-    )
-    root = Path(__file__).parents[3]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)

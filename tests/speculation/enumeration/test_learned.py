@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import pytest
 
-from ssd_jax.speculation.confidence import Confidence
-from ssd_jax.speculation.measured import Measured
+from ssd_jax.speculation.confidence import ConfidenceFanOut
+from ssd_jax.speculation.fan_out import MeasuredFanOut
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.laws import autoregressive, emitted
 from tests.speculation.enumeration.learned import played
@@ -31,8 +31,8 @@ from tests.speculation.enumeration.toys import PROMPT
 GAME = Game(target=toys.TARGET3, draft=toys.DENSE3, k=2)
 # Guesses worth little, so that a round or two change what is prepared.
 LEARNED = {
-    "measured": lambda: Measured(acceptance=0.5, weight=0.5),
-    "confidence": lambda: Confidence(acceptance=0.5, weight=0.5),
+    "measured": lambda: MeasuredFanOut(acceptance=0.5, weight=0.5),
+    "confidence": lambda: ConfidenceFanOut(acceptance=0.5, weight=0.5),
 }
 EVERY_POLICY = pytest.mark.parametrize("make", LEARNED.values(), ids=LEARNED)
 

@@ -1,0 +1,1 @@
+"""What runs on devices: the target's and the draft's compiled programs, and who dispatches them."""

@@ -1,0 +1,242 @@
+"""The draft of SSD on devices: pages, branches, and dispatch of the compiled programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ssd_jax.devices import device
+from ssd_jax.devices.draft_programs import UNSEEN
+from ssd_jax.devices.expansion import Expansion
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
+from ssd_jax.roles.records import promotion as no_promotion
+from ssd_jax.sampling.confidence import UNKNOWN
+
+
+@dataclasses.dataclass
+class _Branches:
+    """Programs of one M, and the branches that they have made."""
+
+    programs: ExpansionPrograms
+    scratch: Any
+    expansion: Expansion
+
+
+def _branches(programs: ExpansionPrograms) -> _Branches:
+    expansion = programs.base.model.place(programs.new_expansion())
+    return _Branches(programs, programs.new_scratch(), expansion)
+
+
+class BranchDraft:
+    """See `protocols.BranchingDraft`. Every call but `news` only dispatches.
+
+    An expansion runs as many branches as the fewest of `menu` that hold its fan-outs.
+
+    Args:
+      menu: programs of one M or more, over the same base.
+      parameters: of the draft.
+      temperature: of sampled requests' proposals; None is each request's own.
+    """
+
+    def __init__(
+        self,
+        menu: Sequence[ExpansionPrograms],
+        parameters: Parameters,
+        *,
+        temperature: float | None = None,
+    ) -> None:
+        menu = sorted(menu, key=lambda programs: programs.branches)
+        base = menu[-1].base
+        self.slots, self.k, self.branches = base.slots, base.drafting.k, menu[-1].branches
+        self._base = base
+        self._parameters = list(parameters)
+        self._temperature = temperature
+        self._pages = base.new_pages()
+        model = base.model
+        self._history = model.place(base.new_history())
+        self._record = model.place(base.new_record())
+        self._menu = [_branches(programs) for programs in menu]
+        self._held = self._menu[-1]  # that the last expansion made
+        self._told: Any = None  # of the branches
+        self._heard: BranchTokens | None = None  # the same on the host
+        self._forwards = 0  # of the expansion
+        self._rows = SamplingRows(self.slots, model.config.vocab_size, model.everywhere)
+        self._position, self._pending = no_promotion(self.slots, self.k)[:2]
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """Every M of the menu, ascending."""
+        return tuple(each.programs.branches for each in self._menu)
+
+    def extend(self, programs: ExpansionPrograms) -> None:
+        """Adds programs of fewer branches, at any time and from any thread."""
+        menu = [*self._menu, _branches(programs)]
+        self._menu = sorted(menu, key=lambda each: each.programs.branches)
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.BranchingDraft.open`."""
+        self._rows.set(opening, self._temperature)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `protocols.BranchingDraft.prefill`."""
+        self._pages, self._history = device.run(
+            self._base.prefill, self._parameters, self._pages, self._history, slot, tokens, offset
+        )
+
+    def promote(self, promotion: Promotion) -> None:
+        """See `protocols.BranchingDraft.promote`. Any number of tokens may have been committed."""
+        room, committed = self.k + 1, np.asarray(promotion.committed)
+        while committed.shape[1] > room:  # those beyond a promotion's room are counted before
+            nothing = no_promotion(self.slots, self.k)
+            self._promote(nothing._replace(committed=committed[:, :room]))
+            committed = committed[:, room:]
+        padded = np.full((self.slots, room), -1, np.int32)
+        padded[:, : committed.shape[1]] = committed
+        self._position, self._pending = promotion.position, promotion.pending
+        self._promote(promotion._replace(committed=padded))
+
+    def _promote(self, promotion: Promotion) -> None:
+        held = self._held
+        self._pages, self._history, self._record = device.run(
+            held.programs["promote"],
+            self._pages,
+            held.scratch,
+            self._history,
+            held.expansion,
+            promotion,
+        )
+
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+        """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""
+        if not self._base.drafts:
+            return np.zeros_like(limits)
+        rows = limits > 0
+        unseen = np.zeros((self.slots, UNSEEN), np.int32)
+        unseen[:, 0] = self._pending
+        sampling = self._rows.on_device()
+        name = self._base.drafting.k
+        self._record, self._pages, self._history = device.run(
+            self._base["start", name],
+            self._parameters,
+            self._pages,
+            self._history,
+            self._record,
+            np.full((self.slots, self.k + 1), -1, np.int32),
+            unseen,
+            np.ones(self.slots, np.int32),
+            np.where(rows, self._position, IDLE).astype(np.int32),
+            limits.astype(np.int32),
+            lowered.astype(np.int32),
+            sampling,
+        )
+        for index in range(1, int(limits.max())):
+            self._record, self._pages = device.run(
+                self._base["step", name],
+                self._parameters,
+                self._pages,
+                self._history,
+                self._record,
+                np.int32(index),
+                rows,
+                lowered.astype(np.int32),
+                sampling,
+            )
+        return limits
+
+    def tokens(self) -> Any:
+        """See `protocols.BranchingDraft.tokens`."""
+        return self._record.proposal.tokens
+
+    def proposal(self) -> Any:
+        """See `protocols.BranchingDraft.proposal`."""
+        return self._record.proposal
+
+    def confidence(self) -> np.ndarray:
+        """See `protocols.BranchingDraft.confidence`."""
+        return device.read(self._record.confidence)
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        """See `protocols.BranchingDraft.expand`."""
+        sampling = self._rows.on_device()
+        most = counts.sum(axis=1).max()
+        held = self._held = next(each for each in self._menu if each.programs.branches >= most)
+        if follow.any():
+            self._pages, self._record = device.run(
+                held.programs["follow"],
+                self._parameters,
+                self._pages,
+                self._history,
+                self._record,
+                follow,
+                sampling,
+            )
+        self._pages, held.scratch, held.expansion, self._told = device.run(
+            held.programs["expand"],
+            self._parameters,
+            self._pages,
+            held.scratch,
+            self._history,
+            self._record,
+            counts.astype(np.int32),
+            lowered.astype(np.int32),
+            sampling,
+        )
+        self._forwards, self._heard = 1, None
+        for _ in range(1, forwards):
+            self.grow(lowered)
+        self._told.copy_to_host_async()
+
+    def grow(self, lowered: np.ndarray) -> None:
+        """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
+        self._forwards += 1
+        held = self._held
+        self._pages, held.scratch, held.expansion, self._told = device.run(
+            held.programs["grow"],
+            self._parameters,
+            self._pages,
+            held.scratch,
+            self._history,
+            held.expansion,
+            lowered.astype(np.int32),
+            self._rows.on_device(),
+        )
+
+    def ready(self) -> bool:
+        """Whether the branches are there: `branch_tokens` then waits for nothing."""
+        return self._told is None or self._told.is_ready()
+
+    def finish(self) -> None:
+        """Waits for all that was dispatched."""
+        jax.block_until_ready(self._pages)
+
+    def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
+        """See `protocols.BranchingDraft.branch_tokens`: waits for all that was dispatched;
+        behind them on the same devices comes the outcome."""
+        if self._heard is None or self._heard.forwards != self._forwards:
+            told = device.read(self._told)
+            tokens, confidence = np.split(told[..., 2:], 2, axis=-1)
+            self._heard = BranchTokens(
+                self._widened(told[..., 0], -1),
+                self._widened(told[..., 1], 0),
+                self._widened(tokens, 0),
+                self._widened(confidence, UNKNOWN),
+                self._forwards,
+            )
+        return self._heard
+
+    def _widened(self, told: np.ndarray, nothing: int) -> np.ndarray:
+        """[B, M, ...] of an expansion with room for the most branches; `nothing` fills it."""
+        if told.shape[1] == self.branches:
+            return told
+        room = np.full((told.shape[0], self.branches, *told.shape[2:]), nothing, np.int32)
+        room[:, : told.shape[1]] = told
+        return room

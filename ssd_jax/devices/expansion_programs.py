@@ -1,0 +1,443 @@
+"""Ahead-of-time compiled programs that expand a draft's records into branches, and promote one.
+
+A round of speculative speculative decoding (paper, Algorithm 1), for all sequences at once, while
+the target verifies the records:
+
+`expand` runs, in one forward of M rows a sequence, the bonus tokens of all branches with k < L, and
+in the first row with k = L the record's last token s_L, whose key and value go to the trunk. That
+gives c_L, hence the bonus tokens of the branches with k = L; those start one forward later (the
+tail rule) and propose K - 1 tokens unless a forward more is run. `grow` runs one more forward of
+all branches. `promote` copies the keys and values of the branch whose outcome came true into the
+trunk and makes it the record; `follow` runs the tokens of records that the draft did not make.
+
+A branch sees the trunk up to where it forks and its own tokens. Keys and values of branches live in
+a scratch of K tokens a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.devices import branching, passes, record
+from ssd_jax.devices.draft_programs import DraftPrograms
+from ssd_jax.devices.expansion import Expansion
+from ssd_jax.devices.passes import Name, ProgramSpec
+from ssd_jax.devices.record import Record
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.kernels import kv_pages
+from ssd_jax.models.decoder import Tree
+from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
+from ssd_jax.roles.records import Promotion
+from ssd_jax.roles.records import promotion as no_promotion
+from ssd_jax.sampling import drafting, history, prediction
+from ssd_jax.sampling.history import History
+from ssd_jax.sampling.proposal import as_point_mass_where
+from ssd_jax.sampling.settings import Sampling, sampling_of
+from ssd_jax.speculation.forks import forks as number_branches
+
+
+class ExpansionPrograms:
+    """Compiled programs beside those of `DraftPrograms`, for the same rows.
+
+    With B slots, M branches, K tokens:
+    `expand`: (parameters, pages, scratch, history, record, counts [B, K + 1], lowered [B, K],
+    sampling) -> pages, scratch, expansion, news. `counts` are the fan-outs F_0..F_L, `lowered` the
+    D of Saguaro sampling at each place of the branches' proposals. `news` [B, M, 2 K + 2] int32
+    tells the host of every branch its bonus token (-1: no branch), how many tokens it has, those,
+    and the draft's confidence in them.
+    `grow`: (parameters, pages, scratch, history, expansion, lowered, sampling) -> pages, scratch,
+    expansion, news.
+    `promote`: (pages, scratch, history, expansion, Promotion) -> pages, history, record.
+    `follow`: (parameters, pages, history, record, rows [B] bool, sampling) -> pages, record.
+
+    Args:
+      base: programs of the records.
+      branches: M; None is what the records have candidates for.
+      others: programs of another M over the same base, whose `follow` serves these, too.
+    """
+
+    def __init__(
+        self,
+        base: DraftPrograms,
+        branches: int | None = None,
+        others: ExpansionPrograms | None = None,
+    ) -> None:
+        self.base = base
+        self.branches = base.drafting.branches if branches is None else branches
+        self._model: FunctionalModel = base.model
+        self._k = base.drafting.k
+        self._vocab = base.model.config.vocab_size
+        self._columns = base.model.config.outputs
+        self._outputs = base.model.output_ids
+        specs: dict[Name, ProgramSpec] = {
+            ("expand", self._k): self._expand_spec(),
+            ("grow", self._k): self._grow_spec(),
+            ("promote", self._k): self._promote_spec(),
+        }
+        shared: dict[Name, jax.stages.Compiled] = {}
+        if others is None:
+            specs["follow", self._k] = self._follow_spec()
+        else:
+            shared["follow", self._k] = others["follow"]
+        self._compiled = passes.compile_all(specs, self._model.mesh) | shared
+
+    def __getitem__(self, name: str) -> jax.stages.Compiled:
+        return self._compiled[name, self._k]
+
+    @classmethod
+    def menu(cls, base: DraftPrograms, budgets: Sequence[int]) -> tuple[ExpansionPrograms, ...]:
+        """Programs of several M over the same base, ascending by M."""
+        found: list[ExpansionPrograms] = []
+        for branches in sorted(budgets):
+            found.append(cls(base, branches, found[0] if found else None))
+        return tuple(found)
+
+    def new_scratch(self) -> AllBranches:
+        """Room for the branches' keys and values."""
+        return self._model.new_branches(self.base.slots, self._k, self.branches)
+
+    def new_expansion(self) -> Expansion:
+        """No branches."""
+        rows = self.base.slots * self.branches
+        path = jnp.full((rows, self._k + 1), -1, jnp.int32)
+        return Expansion(self.base.drafting.empty(rows, self._model.config), path)
+
+    def _expand_spec(self) -> ProgramSpec:
+        def expand(
+            parameters: Parameters,
+            pages: AllPages,
+            scratch: AllBranches,
+            heard: History,
+            kept: Record,
+            counts,
+            lowered,
+            sampling: Sampling,
+        ):
+            length = jnp.asarray(kept.proposal.length)
+            forks = number_branches(counts, self.branches)
+            forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
+            places = jnp.broadcast_to(jnp.arange(self._k), (self.base.slots, self._k))
+            ranked = self._ranked(
+                lambda: passes.logits(self._model, parameters, kept.hidden),
+                kept,
+                places,
+                kept.candidates,
+                heard,
+                sampling,
+            )
+            bonus = branching.before_last(kept._replace(candidates=ranked), forks)
+            tail = (forks.k == length[:, None]) & (forks.rank == 0)
+            position = kept.start[:, None] + jnp.where(tail, length[:, None], forks.k + 1)
+            index = jnp.maximum(length - 1, 0)[:, None]
+            last = jnp.take_along_axis(jnp.asarray(kept.proposal.tokens), index, axis=1)
+            last = jnp.where(length[:, None] > 0, last, kept.pending[:, None])
+            forked = bonus >= 0
+            hidden, pages, scratch = self._forward(
+                parameters,
+                pages,
+                scratch,
+                tokens=jnp.where(tail, last, bonus),
+                positions=position,
+                visible=jnp.where(tail, position + 1, jnp.where(forked, position, 0)),
+                written=jnp.where(tail, position, -1),
+                depth=jnp.where(forked, 0, -1),
+            )
+            before = jnp.arange(self._k) < forks.k[:, :, None]
+            said = jnp.where(before, jnp.asarray(kept.proposal.tokens)[:, None], -1)
+            path = jnp.concatenate([said, bonus[:, :, None]], axis=-1).reshape(-1, self._k + 1)
+            grown = self.new_expansion().records._replace(
+                start=position.reshape(-1), pending=bonus.reshape(-1)
+            )
+            logits = passes.logits(self._model, parameters, hidden)
+            grown, c = self._draw(
+                logits, hidden, heard, Expansion(grown, path), lowered, sampling, forked
+            )
+            at_tail = jnp.argmax(tail, axis=1)[:, None, None]
+            c_last = self._ranked(
+                lambda: jnp.take_along_axis(logits, at_tail, axis=1),
+                kept,
+                length[:, None],
+                jnp.take_along_axis(c.reshape(*tail.shape, -1), at_tail, axis=1),
+                heard,
+                sampling,
+            )[:, 0]
+            bonus = jnp.where(forked, bonus, branching.after_last(c_last, kept, forks))
+            # Branches of k = L begin behind s_L, which the tail has just run.
+            start = kept.start[:, None] + forks.k + 1
+            records = grown._replace(
+                start=jnp.where(bonus >= 0, start, -1).reshape(-1), pending=bonus.reshape(-1)
+            )
+            expansion = Expansion(records, path.at[:, -1].set(bonus.reshape(-1)))
+            return pages, scratch, expansion, self._news(expansion)
+
+        arguments = (
+            *self._state_structs(),
+            jax.eval_shape(self.base.new_record),
+            jax.ShapeDtypeStruct((self.base.slots, self._k + 1), jnp.int32),
+            jax.ShapeDtypeStruct((self.base.slots, self._k), jnp.int32),
+            self._sampling_structs(),
+        )
+        return ProgramSpec(expand, arguments, (1, 2))
+
+    def _grow_spec(self) -> ProgramSpec:
+        def grow(
+            parameters: Parameters,
+            pages: AllPages,
+            scratch: AllBranches,
+            heard: History,
+            expansion: Expansion,
+            lowered,
+            sampling: Sampling,
+        ):
+            records, shape = expansion.records, (self.base.slots, self.branches)
+            length = jnp.asarray(records.proposal.length)
+            live = (records.start >= 0) & (length < self._k)
+            index = jnp.maximum(length - 1, 0)[:, None]
+            last = jnp.take_along_axis(jnp.asarray(records.proposal.tokens), index, axis=1)[:, 0]
+            last = jnp.where(length > 0, last, records.pending)
+            hidden, pages, scratch = self._forward(
+                parameters,
+                pages,
+                scratch,
+                tokens=last.reshape(shape),
+                positions=(records.start + length).reshape(shape),
+                visible=jnp.where(live, records.start, 0).reshape(shape),
+                written=jnp.full(shape, -1),
+                depth=jnp.where(live, length, -1).reshape(shape),
+            )
+            logits = passes.logits(self._model, parameters, hidden)
+            records, _ = self._draw(
+                logits, hidden, heard, expansion, lowered, sampling, live.reshape(shape)
+            )
+            expansion = expansion._replace(records=records)
+            return pages, scratch, expansion, self._news(expansion)
+
+        arguments = (
+            *self._state_structs(),
+            jax.eval_shape(self.new_expansion),
+            jax.ShapeDtypeStruct((self.base.slots, self._k), jnp.int32),
+            self._sampling_structs(),
+        )
+        return ProgramSpec(grow, arguments, (1, 2, 4))
+
+    def _promote_spec(self) -> ProgramSpec:
+        def promote(
+            pages: AllPages,
+            scratch: AllBranches,
+            heard: History,
+            expansion: Expansion,
+            promotion: Promotion,
+        ):
+            promotion = Promotion(*(jnp.asarray(array) for array in promotion))
+            heard = history.add_output(heard, promotion.committed)
+            winner = jnp.asarray(promotion.winner)
+            hit = winner >= 0
+            flat = jnp.arange(self.base.slots) * self.branches + jnp.maximum(winner, 0)
+            won = jax.tree.map(lambda array: array[flat], expansion.records)
+            given = self.base.new_record()
+            given = given._replace(
+                proposal=as_point_mass_where(
+                    given.proposal._replace(
+                        tokens=jnp.asarray(promotion.tokens), length=promotion.limit
+                    ),
+                    jnp.ones_like(hit),
+                )
+            )
+            new = record.where(hit, won, given)
+            length = jnp.minimum(jnp.asarray(new.proposal.length), promotion.limit)
+            new = new._replace(
+                start=promotion.position,
+                pending=promotion.pending,
+                proposal=new.proposal._replace(length=length),
+            )
+            places = jnp.arange(self._k)
+            moved = hit[:, None] & (places < length[:, None])
+            positions = jnp.where(moved, promotion.position[:, None] + places, self.base.page_size)
+            pages = passes.promote(pages, scratch, winner, positions)
+            return pages, heard, new
+
+        state = self._state_structs()[1:]
+        arguments = (
+            *state,
+            jax.eval_shape(self.new_expansion),
+            jax.eval_shape(lambda: no_promotion(self.base.slots, self._k)),
+        )
+        return ProgramSpec(promote, arguments, (0, 2))
+
+    def _follow_spec(self) -> ProgramSpec:
+        def follow(
+            parameters: Parameters,
+            pages: AllPages,
+            heard: History,
+            kept: Record,
+            rows,
+            sampling: Sampling,
+        ):
+            places = jnp.arange(self._k)
+            tokens = jnp.asarray(kept.proposal.tokens)
+            run = jnp.concatenate([kept.pending[:, None], tokens[:, :-1]], axis=1)
+            live = rows[:, None] & (places < jnp.asarray(kept.proposal.length)[:, None])
+            positions = jnp.where(live, kept.start[:, None] + places, -1)
+            size = self.base.page_size
+            hidden, pages = passes.step(self._model, parameters, pages, run, positions, size)
+            row = jnp.repeat(jnp.arange(self.base.slots), self._k)
+            before = jnp.tile(places, self.base.slots)
+            found = drafting.candidates(
+                passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
+                sampling_of(sampling, row),
+                kept.start[row] + 1 + before,
+                lambda: history.in_flight(heard, tokens, row, before, self._outputs),
+                tokens=self.base.tokens,
+                count=self.base.drafting.candidates(self._columns),
+                outputs=self._outputs,
+            ).reshape(kept.candidates.shape)
+            live = live[:, :, None]
+            candidates = jnp.where(live, found, kept.candidates)
+            states = jnp.where(live, hidden[..., : kept.hidden.shape[2]], kept.hidden)
+            return pages, kept._replace(candidates=candidates, hidden=states)
+
+        state = self._state_structs()
+        arguments = (
+            state[0],
+            state[1],
+            state[3],
+            jax.eval_shape(self.base.new_record),
+            jax.ShapeDtypeStruct((self.base.slots,), jnp.bool_),
+            self._sampling_structs(),
+        )
+        return ProgramSpec(follow, arguments, (1,))
+
+    def _forward(
+        self,
+        parameters: Parameters,
+        pages: AllPages,
+        scratch: AllBranches,
+        *,
+        tokens: jax.Array,
+        positions: jax.Array,
+        visible: jax.Array,
+        written: jax.Array,
+        depth: jax.Array,
+    ) -> tuple[jax.Array, AllPages, AllBranches]:
+        """Runs [B, M] tokens; a negative `written` goes nowhere, a depth of -1 is no branch's."""
+        size = self.base.page_size
+        branch = jnp.broadcast_to(jnp.arange(self.branches), depth.shape)
+        tree = Tree(
+            scratch,
+            jnp.stack([branch, depth], axis=-1),
+            jnp.where(written < 0, size, written),
+        )
+        module = self._model.module(parameters)
+        hidden, pages, grown = module.hidden(
+            jnp.maximum(tokens, 0),
+            jnp.maximum(positions, 0),
+            jnp.clip(visible, 0, size),
+            pages,
+            kv_pages.Contiguous(),
+            tree,
+        )
+        assert grown is not None
+        return hidden, pages, grown
+
+    def _ranked(
+        self,
+        read: Callable[[], jax.Array],
+        kept: Record,
+        before: jax.Array,
+        plain: jax.Array,
+        heard: History,
+        sampling: Sampling,
+    ) -> jax.Array:
+        """Candidates [B, n, W] for the bonus tokens after `before` [B, n] proposed ones.
+
+        Args:
+          read: gives the logits there, [B, n, outputs].
+          plain: [B, n, W] likeliest tokens there: what greedy rows get, and all without noise.
+        """
+        if self.base.drafting.predict == "plain":
+            return plain
+        hot = sampling.temperature > 0
+        row = jnp.repeat(jnp.arange(self.base.slots), before.shape[1])
+        count = before.reshape(-1)
+        tokens = jnp.asarray(kept.proposal.tokens)
+
+        def by_noise() -> jax.Array:
+            found = prediction.by_noise(
+                read().reshape(-1, self._columns),
+                sampling_of(sampling, row),
+                kept.start[row],
+                count,
+                lambda: history.in_flight(heard, tokens, row, count, self._outputs),
+                tokens=self.base.tokens,
+                count=plain.shape[2],
+                rule=self.base.drafting.rule,
+                outputs=self._outputs,
+            )
+            return jnp.where(hot[:, None, None], found.reshape(plain.shape), plain)
+
+        return jax.lax.cond(jnp.any(hot), by_noise, lambda: plain)
+
+    def _draw(
+        self,
+        logits: jax.Array,
+        hidden: jax.Array,
+        heard: History,
+        expansion: Expansion,
+        lowered: jax.Array,
+        sampling: Sampling,
+        live: jax.Array,
+    ) -> tuple[Record, jax.Array]:
+        """Draws the next token of every branch from logits [B, M, outputs], for the live ones.
+
+        `hidden` [B, M, hidden] is what they were read from.
+
+        Returns: the records [B * M], and the candidates [B * M, W] of all, the tail's among them.
+        """
+        records, live = expansion.records, live.reshape(-1)
+        row = jnp.repeat(jnp.arange(self.base.slots), self.branches)
+        place = jnp.asarray(records.proposal.length)
+        drawn_before = jnp.arange(self._k) < place[:, None]
+
+        def said() -> History:
+            own = jnp.where(drawn_before, jnp.asarray(records.proposal.tokens), -1)
+            both = jnp.concatenate([expansion.path, own], axis=1)
+            rows = history.of_rows(heard, row, self._outputs)
+            return history.add_output(rows, both, self._outputs)
+
+        drawn = self.base.drafting.draw(
+            logits.reshape(-1, self._columns),
+            sampling_of(sampling, row),
+            records.start,
+            place,
+            said,
+            lowered[row, jnp.minimum(place, self._k - 1)],
+            tokens=self.base.tokens,
+            outputs=self._outputs,
+        )
+        states = hidden.reshape(-1, hidden.shape[-1])
+        records = record.put(records, drawn, states, place, live)
+        proposal = records.proposal._replace(length=place + live)
+        return records._replace(proposal=proposal), drawn.candidates
+
+    def _news(self, expansion: Expansion) -> jax.Array:
+        records = expansion.records
+        head = jnp.stack([expansion.path[:, -1], jnp.asarray(records.proposal.length)], axis=1)
+        tokens = jnp.asarray(records.proposal.tokens)
+        told = jnp.concatenate([head, tokens, records.confidence], axis=1)
+        return told.reshape(self.base.slots, self.branches, -1)
+
+    def _state_structs(self) -> tuple[Any, ...]:
+        slots = self.base.slots
+        return (
+            self._model.parameter_structs(),
+            self._model.page_structs(slots, self.base.page_size),
+            self._model.branch_structs(slots, self._k, self.branches),
+            passes.history_structs(slots, self._vocab),
+        )
+
+    def _sampling_structs(self) -> Sampling:
+        return SamplingRows(self.base.slots, self._vocab).structs()

@@ -1,0 +1,90 @@
+"""What holds in place of what was asked for or is usual, so that nobody has to guess."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ssd_jax import compat
+from ssd_jax.devices.exactness import costs_nothing, widths_agree
+from ssd_jax.models.sharding import MODEL_AXIS
+
+if TYPE_CHECKING:
+    from ssd_jax.devices.target_programs import Programs
+    from ssd_jax.models.functional import FunctionalModel, Parameters
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fallbacks:
+    """The exactness that holds, and what else is not as usual.
+
+    Attributes:
+      exact: "bitwise" or "law".
+      metrics: for every request; see docs/architecture.md.
+      lines: one for the user on each.
+    """
+
+    exact: str
+    metrics: dict[str, Any]
+    lines: tuple[str, ...] = ()
+
+
+def find_fallbacks(
+    exact: str, programs: Programs, parameters: Parameters, draft: FunctionalModel | None
+) -> Fallbacks:
+    """Settles the exactness; where widths disagree, bitwise runs all at the widest.
+
+    Args:
+      exact: as configured.
+      programs, parameters: of the target.
+      draft: None without a model.
+    """
+    compute, lines = programs.model.execution.compute.name, []
+    held, why = exact, ""
+    if exact == "auto" and not costs_nothing(programs.model.execution):
+        held, why = "law", f"bitwise costs speed with {compute}, --exact=bitwise has it anyway"
+    elif exact != "law" and _agree(programs, parameters):
+        held = "bitwise"
+    elif exact != "law":
+        held = "widest" if exact == "bitwise" else "law"
+        why = f"with {compute} a token's computation depends here on how many are beside it"
+    if why and len(programs.widths) > 1:
+        most = f"verifies as many as {programs.widths[-1]} proposed tokens every time"
+        lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is law'}: {why}")
+    if held == "widest":
+        programs.use_widest()
+    replicated = {}
+    for role, model in (("target", programs.model), ("draft", draft)):
+        if model is not None and model.mesh is not None and model.rules.whole:
+            replicated[role] = list(model.rules.whole)
+            lines.append(_replicated_line(role, model))
+    return Fallbacks(
+        exact="law" if held == "law" else "bitwise",
+        metrics={"exact": held, "replicated": replicated or None},
+        lines=tuple(lines),
+    )
+
+
+def _agree(programs: Programs, parameters: Parameters) -> bool:
+    if len(programs.widths) == 1:
+        return True
+    return compat.widths_can_agree(programs.model.execution.compute.name) and widths_agree(
+        programs, parameters
+    )
+
+
+def _replicated_line(role: str, model: FunctionalModel) -> str:
+    assert model.mesh is not None
+    sizes = {
+        "vocab": model.config.vocab_size,
+        "outputs": model.config.outputs,
+        "heads": model.config.num_heads,
+        "kv_heads": model.config.num_kv_heads,
+        "ffn": model.config.intermediate_size,
+    }
+    count = model.mesh.shape[MODEL_AXIS]
+    what = ", ".join(f"{name} ({sizes[name]})" for name in model.rules.whole)
+    return (
+        f"every device of the {role} has all of {what}, which its {count} devices do not divide; "
+        f"give {role}_devices another number of devices"
+    )

@@ -1,0 +1,64 @@
+"""The `ngram` drafter: proposes from the text so far, on the host, at no cost to the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ssd_jax.roles.protocols import Traits
+from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.speculation.ngram import NgramIndex
+
+
+class NgramDrafter:
+    """See `protocols.Drafter`.
+
+    Args:
+      slots: rows of a batched forward.
+      k: most tokens of a proposal.
+      room: tokens that a proposal has room for, at least k.
+    """
+
+    traits = Traits(proposes="point_mass", on_device=False)
+
+    def __init__(self, slots: int, k: int, room: int) -> None:
+        self.k = k
+        self._room = room
+        self._texts = [NgramIndex() for _ in range(slots)]
+        self._proposal: Proposal | None = None
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.Drafter.open`."""
+        self._texts[opening.slot] = NgramIndex()
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
+        """See `protocols.Drafter.prefill`."""
+        text = self._texts[slot]
+        text.extend(tokens[len(text) - offset :])  # what an interrupted step has told comes again
+
+    def gather(self, until: Callable[[], bool]) -> None:
+        """See `protocols.Drafter.gather`; nothing was speculated."""
+
+    def speculate(self) -> None:
+        """See `protocols.Drafter.speculate`; there is nothing to do ahead."""
+
+    def propose(self, batch: DraftBatch) -> Drafted:
+        """See `protocols.Drafter.propose`; a row whose text never repeated gets nothing."""
+        slots = len(self._texts)
+        tokens, lengths = np.zeros((slots, self._room), np.int32), np.zeros(slots, np.int32)
+        for slot in batch.slots:
+            text = self._texts[slot]
+            new = batch.position[slot] + 1 - len(text)  # of those that come again none is
+            text.extend(batch.tokens[slot, batch.counts[slot] - new : batch.counts[slot]].tolist())
+            found = text.propose(int(batch.limit[slot]))
+            tokens[slot, : len(found)] = found
+            lengths[slot] = len(found)
+        q = np.ones((*tokens.shape, 1), np.float32)
+        self._proposal = Proposal(tokens, lengths, tokens[:, :, None], q)
+        return Drafted(lengths, tokens)
+
+    def proposal(self) -> Proposal | None:
+        """See `protocols.Drafter.proposal`."""
+        return self._proposal

@@ -1,0 +1,118 @@
+"""A model that is found and checked but not loaded: checkpoint, tokenizer, static description."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+
+import jax
+from jax.sharding import Mesh
+
+from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.draft_checkpoint import DraftTarget
+from ssd_jax.checkpoints.load import check_tensors, load_arrays
+from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.devices.exactness import row_independent
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedSource:
+    """A target of which a draft needs some tensors and the tokenizer; see `draft_checkpoint`."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedModel:
+    """Everything about a model but its weights."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    model: FunctionalModel
+
+    @property
+    def source(self) -> str:
+        """As the user named it."""
+        return self.checkpoint.source
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Digest of configuration and vocabulary, and of a draft checkpoint its target, output ids
+        and own weights: what two processes must agree on, and what costs and acceptance are of."""
+        size = self.tokenizer.size
+        tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
+        about = f"{self.checkpoint.config!r}\0{tokens}"
+        if self.checkpoint.made_for is not None:
+            ids = self.checkpoint.output_ids
+            about += f"\0{self.checkpoint.made_for}\0{None if ids is None else ids.tolist()}"
+        if self.checkpoint.digest is not None:
+            about += f"\0{self.checkpoint.digest()}"
+        return hashlib.sha256(about.encode()).hexdigest()
+
+    def load(self, progress: Progress | None = None) -> list[jax.Array]:
+        """The parameters.
+
+        Raises:
+          InputError: tensor data that cannot be read.
+        """
+        arrays = load_arrays(
+            self.checkpoint.tensors,
+            self.model.wanted(),
+            where=str(self.checkpoint.path),
+            prepare=self.model.prepare,
+            progress=progress,
+        )
+        return self.model.assemble(arrays)
+
+
+def open_source(source: str, *, progress: Progress | None = None) -> OpenedSource:
+    """Headers and tokenizer of a target that is not run here.
+
+    Args:
+      source: see `Config.target`.
+      progress: of the download.
+
+    Raises:
+      InputError: a checkpoint that cannot be used.
+    """
+    checkpoint = open_checkpoint(source, progress=progress)
+    return OpenedSource(checkpoint, checkpoint.load_tokenizer())
+
+
+def open_model(
+    source: str,
+    dtype: str,
+    *,
+    bitwise: bool = False,
+    mesh: Mesh | None = None,
+    target: DraftTarget | None = None,
+    progress: Progress | None = None,
+) -> OpenedModel:
+    """Finds a model, downloads it if need be, and checks that it can run.
+
+    Args:
+      source: see `Config.target`.
+      dtype: compute dtype.
+      bitwise: see `runtime.exactness`.
+      mesh: devices of the model; None is the default one.
+      target: of a draft, see `open_checkpoint`.
+      progress: of the download.
+
+    Raises:
+      InputError: a checkpoint that cannot be used.
+    """
+    checkpoint = open_checkpoint(source, target=target, progress=progress)
+    tokenizer = checkpoint.load_tokenizer()
+    execution = Execution.for_platform(jax.default_backend(), dtype)
+    if bitwise:
+        execution = row_independent(execution)
+    model = FunctionalModel(
+        checkpoint.config, execution, mesh=mesh, output_ids=checkpoint.output_ids
+    )
+    check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
+    return OpenedModel(checkpoint, tokenizer, model)

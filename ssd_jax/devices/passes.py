@@ -1,0 +1,177 @@
+"""Passes through a model over its pages, shared by the programs of both roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ssd_jax.kernels import kv_pages
+from ssd_jax.models.decoder import Branches, Pages
+from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
+from ssd_jax.sampling import history
+from ssd_jax.sampling.history import History
+
+
+class ProgramSpec(NamedTuple):
+    """A pure function to compile for arguments of known shapes; `donate` are reused in place."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donate: tuple[int, ...]
+
+    def compile(self, mesh: Mesh | None) -> jax.stages.Compiled:
+        """The program, for the default device or for those of a mesh.
+
+        Arguments that name no sharding are whole on every device of the mesh, and so are results;
+        but one that takes the place of a donated argument is laid out as that is.
+        """
+        if mesh is None:
+            jitted = jax.jit(self.function, donate_argnums=self.donate)
+            return jitted.lower(*self.arguments).compile()
+        everywhere = NamedSharding(mesh, PartitionSpec())
+
+        def placed(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            sharding = struct.sharding or everywhere
+            return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
+
+        arguments = jax.tree.map(placed, self.arguments)
+        donated = [arguments[index] for index in self.donate]
+        laid_out = {
+            _kind(tree): jax.tree.map(lambda struct: struct.sharding, tree) for tree in donated
+        }
+        results = jax.eval_shape(self.function, *arguments)
+        shardings = tuple(laid_out.get(_kind(result), everywhere) for result in results)
+        jitted = jax.jit(self.function, donate_argnums=self.donate, out_shardings=shardings)
+        return jitted.lower(*arguments).compile()
+
+
+def _kind(tree: Any) -> tuple[Any, ...]:
+    """What an argument and a result must share for one to be reused for the other."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+Name = tuple[str, int] | tuple[str, int, int]
+
+
+def compile_all(
+    specs: Mapping[Name, ProgramSpec], mesh: Mesh | None
+) -> dict[Name, jax.stages.Compiled]:
+    """Tracing holds the interpreter lock, compiling does not: two threads overlap them."""
+    with ThreadPoolExecutor(2) as pool:
+        futures = {name: pool.submit(spec.compile, mesh) for name, spec in specs.items()}
+        return {name: future.result() for name, future in futures.items()}
+
+
+def page_size(context: int) -> int:
+    """Positions of a page that holds a whole context."""
+    return -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
+
+
+def step(
+    model: FunctionalModel,
+    parameters: Parameters,
+    pages: AllPages,
+    tokens: jax.Array,
+    positions: jax.Array,
+    size: int,
+) -> tuple[jax.Array, AllPages]:
+    """Runs tokens [B, R] at positions [B, R]; negative ones are idle and see nothing.
+
+    Args:
+      size: positions of a slot's page; what lies beyond is not written.
+
+    Returns: hidden states [B, R, hidden], pages.
+    """
+    visible = jnp.clip(positions + 1, 0, size)
+    positions = jnp.where(positions < 0, size, positions)
+    module = model.module(parameters)
+    hidden, pages, _ = module.hidden(tokens, positions, visible, pages, kv_pages.Contiguous())
+    return hidden, pages
+
+
+def promote(
+    pages: AllPages, scratch: AllBranches, winner: jax.Array, positions: jax.Array
+) -> AllPages:
+    """Copies the keys and values of one branch a row into its page.
+
+    Args:
+      scratch: of M branches a row.
+      winner: [B] int32, the branch.
+      positions: [B, depths] int32, where each of its tokens belongs; outside the page: nowhere.
+    """
+    rows = jnp.arange(winner.shape[0])
+
+    def copy(array: jax.Array, branches: jax.Array, first: jax.Array | int) -> jax.Array:
+        own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, D]
+        return kv_pages.write_stored(array, kv_pages.Contiguous(first), positions, own)
+
+    if isinstance(pages, list):
+        return [
+            (copy(layer[0], branches[0], 0), copy(layer[1], branches[1], 0))
+            for layer, branches in zip(pages, scratch, strict=True)
+        ]
+    assert isinstance(scratch, tuple)
+    count = winner.shape[0]  # scanned layers lie one after another
+
+    def body(carry: Pages, layer: tuple[jax.Array, Branches]) -> tuple[Pages, None]:
+        index, branches = layer
+        k, v = (copy(a, b, index * count) for a, b in zip(carry, branches, strict=True))
+        return (k, v), None
+
+    layers = jnp.arange(scratch[0].shape[0])
+    return jax.lax.scan(body, pages, (layers, scratch))[0]
+
+
+def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:
+    """hidden [B, R, hidden] -> [B, R, outputs] float32, whole on every device: whoever draws from a
+    row does so as on one device."""
+    flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
+    if model.everywhere is not None:
+        flat = jax.lax.with_sharding_constraint(flat, model.everywhere)
+    return flat.reshape(*hidden.shape[:-1], -1)
+
+
+def prefill_spec(
+    model: FunctionalModel, *, slots: int, size: int, width: int, with_logits: bool
+) -> ProgramSpec:
+    """`prefill`: (parameters, pages, history, tokens [1, width], where) -> pages, history, logits.
+
+    `where` is [slot, offset, number of tokens that are not padding]; the logits [1, 1, V] are of
+    the last token, None without `with_logits`.
+    """
+    vocab = model.config.vocab_size
+
+    def prefill(parameters: Parameters, pages: AllPages, heard: History, tokens, where):
+        slot, offset, count = where
+        index = jnp.arange(width)[None]
+        real = index < count
+        positions = jnp.where(real, offset + index, size)
+        visible = jnp.where(real, positions + 1, 0)
+        module = model.module(parameters)
+        table = jnp.reshape(slot, (1, 1))
+        hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
+        heard = history.add_prompt(heard, slot, jnp.where(real, tokens, vocab)[0], offset == 0)
+        if not with_logits:
+            return pages, heard, None
+        last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
+        return pages, heard, module.logits(last)[None]
+
+    arguments = (
+        model.parameter_structs(),
+        model.page_structs(slots, size),
+        history_structs(slots, vocab),
+        jax.ShapeDtypeStruct((1, width), jnp.int32),
+        jax.ShapeDtypeStruct((3,), jnp.int32),
+    )
+    return ProgramSpec(prefill, arguments, (1, 2))
+
+
+def history_structs(slots: int, vocab: int) -> History:
+    """Shapes of the history of all slots."""
+    return jax.eval_shape(lambda: history.empty(slots, vocab))

@@ -1,0 +1,83 @@
+"""Speculation records: what a draft keeps of a speculation, so that it can branch from it.
+
+A record follows a pending token t* at position `start`: the proposed tokens with their q, and for
+each of them the likeliest candidates c_i at its place. Keys and values of t*, s_1..s_{L-1} belong
+to it, and are kept by whoever runs the model; what it lacks is the key and value of s_L, and c_L.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.drafting import Draw
+from ssd_jax.sampling.proposal import Array, Proposal, blank
+
+
+class Record(NamedTuple):
+    """Records of n rows.
+
+    Attributes:
+      start: [n] int32, position of the pending token t*; -1 is an idle row.
+      pending: [n] int32, t*.
+      proposal: K proposed tokens, L of them real.
+      candidates: [n, K, W] int32, c_0..c_{K-1}: the likeliest tokens at the place of each proposed
+        one, likeliest first, -1 where there are none.
+      confidence: [n, K] int32, the draft's in each proposed token; see `drafting.Draw`.
+      hidden: [n, K, H] float32, the model's states from which the laws at these places were read,
+        so that they can be read again; H = 0 where nobody will.
+    """
+
+    start: jax.Array
+    pending: jax.Array
+    proposal: Proposal
+    candidates: jax.Array
+    confidence: jax.Array
+    hidden: jax.Array
+
+
+def empty(rows: int, k: int, support: int, candidates: int, hidden: int = 0) -> Record:
+    """Idle rows."""
+    return Record(
+        jnp.full(rows, -1, jnp.int32),
+        jnp.zeros(rows, jnp.int32),
+        blank(rows, k, support),
+        jnp.full((rows, k, candidates), -1, jnp.int32),
+        jnp.full((rows, k), UNKNOWN, jnp.int32),
+        jnp.zeros((rows, k, hidden), jnp.float32),
+    )
+
+
+def put(record: Record, draw: Draw, hidden: jax.Array, place: jax.Array, live: jax.Array) -> Record:
+    """Draws of the rows that are `live` [n] bool, as token `place` [n] of their proposals.
+
+    `hidden` [n, hidden] is what they were drawn from; it is kept where the record has room for it.
+    """
+    rows = jnp.arange(place.shape[0])
+    place = jnp.where(live, place, record.candidates.shape[1])  # outside: dropped
+
+    def put_in(array: Array, values: jax.Array) -> jax.Array:
+        return jnp.asarray(array).at[rows, place].set(values, mode="drop")
+
+    tokens, length, support, q = record.proposal
+    proposal = Proposal(
+        put_in(tokens, draw.token), length, put_in(support, draw.support), put_in(q, draw.q)
+    )
+    return record._replace(
+        proposal=proposal,
+        candidates=put_in(record.candidates, draw.candidates),
+        confidence=put_in(record.confidence, draw.confidence),
+        hidden=put_in(record.hidden, hidden[:, : record.hidden.shape[2]]),
+    )
+
+
+def where(rows: jax.Array, these: Record, those: Record) -> Record:
+    """`these` records in the rows [n] bool, `those` in the others."""
+
+    def choose(one: jax.Array, other: jax.Array) -> jax.Array:
+        return jnp.where(rows.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
+
+    return jax.tree.map(choose, these, those)

@@ -1,0 +1,89 @@
+"""Sampling settings of the slots, kept on the host and copied to the device when they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from ssd_jax.roles.records import SlotOpening
+from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_IDS
+from ssd_jax.sampling.settings import Sampling
+
+_SAME_NAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+
+
+class SamplingRows:
+    """`Sampling` of `rows` slots over `vocab` embedding rows; slots start greedy.
+
+    Args:
+      where: devices for them; None is the default one.
+    """
+
+    def __init__(self, rows: int, vocab: int, where: Sharding | None = None) -> None:
+        self._vocab, self._where = vocab, where
+        self._host: dict[str, Any] = {
+            "temperature": np.zeros(rows, np.float32),
+            "top_k": np.zeros(rows, np.int32),
+            "top_p": np.ones(rows, np.float32),
+            "min_p": np.zeros(rows, np.float32),
+            "repetition_penalty": np.ones(rows, np.float32),
+            "frequency_penalty": np.zeros(rows, np.float32),
+            "presence_penalty": np.zeros(rows, np.float32),
+            "bias_ids": np.full((rows, MAX_BIASED_IDS), vocab, np.int32),
+            "bias": np.zeros((rows, MAX_BIASED_IDS), np.float32),
+            "seed": np.zeros((rows, 2), np.uint32),
+            "request": np.zeros(rows, np.uint32),
+            "banned": np.full((rows, MAX_STOP_IDS), -1, np.int32),
+            "ban_before": np.zeros(rows, np.int32),
+        }
+        self._device: Sampling | None = None
+
+    def set(self, opening: SlotOpening, temperature: float | None = None) -> None:
+        """Sets one slot.
+
+        Args:
+          temperature: in place of a sampled request's own.
+        """
+        row, params = opening.slot, opening.params
+        for name in _SAME_NAME:
+            self._host[name][row] = getattr(params, name)
+        if temperature is not None and params.temperature > 0:
+            self._host["temperature"][row] = temperature
+        self._host["bias_ids"][row] = self._vocab
+        for place, (token, bias) in enumerate(params.logit_bias):
+            self._host["bias_ids"][row, place] = token
+            self._host["bias"][row, place] = bias
+        self._host["seed"][row] = (params.seed & 0xFFFFFFFF, params.seed >> 32)
+        self._host["request"][row] = opening.index
+        self._host["banned"][row] = -1
+        self._host["banned"][row, : len(opening.banned)] = opening.banned
+        self._host["ban_before"][row] = opening.ban_before
+        self._device = None
+
+    def on_device(self) -> Sampling:
+        """All slots, copied only after a change."""
+        if self._device is None:
+            # The host arrays are changed in place later, and a CPU device may share their memory.
+            arrays = {name: np.array(array) for name, array in self._host.items()}
+            self._device = Sampling(**jax.device_put(arrays, self._where))
+        return self._device
+
+    def row(self, row: int) -> Sampling:
+        """One slot as a batch of one."""
+        return Sampling(**{name: a[row : row + 1].copy() for name, a in self._host.items()})
+
+    def structs(self) -> Sampling:
+        """Shapes and dtypes, for compilation."""
+        arrays = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in self._host.items()}
+        return Sampling(**arrays)  # pyright: ignore[reportArgumentType]

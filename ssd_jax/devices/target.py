@@ -1,0 +1,136 @@
+"""The target role on devices: parameters, pages, and dispatch of the compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ssd_jax.devices import device
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.target_programs import Programs
+from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.records import Drafted, Outcomes, SlotOpening, TopLogprobs
+from ssd_jax.sampling.logprobs import Logprobs
+from ssd_jax.sampling.proposal import Proposal
+
+
+class _Forward(NamedTuple):
+    """Logits [B, w + 1, V] of a forward with w proposed tokens, behind positions lengths [B]."""
+
+    logits: jax.Array
+    lengths: np.ndarray
+    width: int
+
+
+class PendingOutcome:
+    """Arrays of a verification on their way from the device."""
+
+    def __init__(self, packed: jax.Array, logprobs: Logprobs | None) -> None:
+        self._packed = packed
+        self._logprobs = logprobs
+        for array in jax.tree.leaves((packed, logprobs)):
+            array.copy_to_host_async()
+
+    def ready(self) -> bool:
+        """See `protocols.Pending.ready`."""
+        return self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def read(self) -> Outcomes:
+        """Waits for the values."""
+        packed = device.read(self._packed)
+        log = self._logprobs
+        reported = None if log is None else TopLogprobs(*(device.read(array) for array in log))
+        return Outcomes(packed[:, 0], packed[:, 1:], reported)
+
+
+class DeviceTarget:
+    """See `protocols.Target`. Every call only dispatches; nothing here waits for the device."""
+
+    def __init__(self, programs: Programs, parameters: Parameters) -> None:
+        self.slots = programs.slots
+        self.context = programs.context
+        self.max_chunk = max(programs.model.execution.prefill_chunks)
+        self._programs = programs
+        self._parameters = list(parameters)
+        self._pages = programs.new_pages()
+        model = programs.model
+        self._history = model.place(programs.new_history())
+        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.everywhere)
+        self._nothing = {
+            rows: model.place(programs.verification.blank(rows)) for rows in {1, self.slots}
+        }
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.Target.open`."""
+        self._rows.set(opening)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `protocols.Target.prefill`."""
+        self._run_prefill(slot, tokens, offset)
+
+    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> PendingOutcome:
+        """See `protocols.Target.prefill_last`."""
+        logits = self._run_prefill(slot, tokens, offset)
+        start = np.array([offset + len(tokens) - 1], np.int32)
+        packed, self._history, logprobs = device.run(
+            self._programs["accept", 1, 0],
+            logits,
+            self._nothing[1],
+            self._rows.row(slot),
+            start,
+            self._history,
+            np.int32(slot),
+        )
+        return PendingOutcome(packed, logprobs)
+
+    def forward(
+        self, pending: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> _Forward:
+        """See `protocols.Target.forward`."""
+        most = 0 if drafted is None else int(drafted.lengths.max())
+        width = min(width for width in self._programs.widths if width >= most)
+        tokens = self._nothing[self.slots].tokens if drafted is None else drafted.tokens
+        logits, self._pages = device.run(
+            self._programs["forward", width],
+            self._parameters,
+            self._pages,
+            pending,
+            tokens,
+            lengths,
+        )
+        return _Forward(logits, lengths, width)
+
+    def accept(self, logits: _Forward, proposal: Proposal | None = None) -> PendingOutcome:
+        """See `protocols.Target.accept`."""
+        packed, self._history, logprobs = device.run(
+            self._programs["accept", self.slots, logits.width],
+            logits.logits,
+            self._nothing[self.slots] if proposal is None else proposal,
+            self._rows.on_device(),
+            logits.lengths,
+            self._history,
+            np.int32(0),
+        )
+        return PendingOutcome(packed, logprobs)
+
+    def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
+        chunks = self._programs.model.execution.prefill_chunks
+        padded, where = pad_chunk(slot, tokens, offset, chunks)
+        program = self._programs["prefill", padded.shape[1]]
+        self._pages, self._history, logits = device.run(
+            program, self._parameters, self._pages, self._history, padded, where
+        )
+        return logits
+
+
+def pad_chunk(
+    slot: int, tokens: Sequence[int], offset: int, chunks: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments of `prefill`: tokens padded to the next of the chunk sizes, and where they go."""
+    width = min(chunk for chunk in chunks if chunk >= len(tokens))
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return padded, np.array([slot, offset, len(tokens)], np.int32)

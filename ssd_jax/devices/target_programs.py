@@ -1,0 +1,165 @@
+"""Ahead-of-time compiled programs of a target: pure functions with static shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.devices import passes
+from ssd_jax.devices.passes import Name, ProgramSpec
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
+from ssd_jax.sampling import history, proposal
+from ssd_jax.sampling.history import History
+from ssd_jax.sampling.logprobs import log_softmax, logprobs
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.verification import commit, emitted, law, verify
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What `accept` is compiled for.
+
+    Attributes:
+      widths: numbers of proposed tokens a verification may have, ascending; 0 always among them.
+        Proposals always come with room for the most.
+      support: ids of a proposal's q; 1 for point masses.
+      rule: "ratio" or "coupled".
+      logprobs: likeliest tokens reported beside each emitted one; None reports nothing.
+      logprobs_of: "raw" or "processed".
+    """
+
+    widths: tuple[int, ...] = (0,)
+    support: int = 1
+    rule: str = "ratio"
+    logprobs: int | None = None
+    logprobs_of: str = "raw"
+
+    def blank(self, rows: int) -> Proposal:
+        """Room for the widest proposal, nothing proposed."""
+        return proposal.blank(rows, self.widths[-1], self.support)
+
+
+class Programs:
+    """The target's compiled programs for one model, batch and context.
+
+    `prefill`: see `passes.prefill_spec`. With w proposed tokens of a proposal that has room for K:
+    `forward`: (parameters, pages, pending [B], tokens [B, K], lengths [B]) -> logits
+    [B, w + 1, V], pages. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
+    outcome [rows, w + 2] int32 (k, then the emitted tokens), history, log-probabilities or None.
+
+    Compilation needs no weights, so it can run while they load.
+
+    Args:
+      model: static description.
+      slots: rows of a batched forward.
+      context: most positions a sequence may have.
+      tokens: how many ids exist; logits beyond are vocabulary padding.
+      verification: proposals, rule and log-probabilities.
+    """
+
+    def __init__(
+        self,
+        model: FunctionalModel,
+        *,
+        slots: int,
+        context: int,
+        tokens: int,
+        verification: Verification | None = None,
+    ) -> None:
+        self.model = model
+        self.slots = slots
+        self.context = context
+        self.page_size = passes.page_size(context)
+        self.verification = verification or Verification()
+        self._tokens = tokens
+        specs: dict[Name, ProgramSpec] = {("accept", 1, 0): self._accept_spec(1, 0)}
+        for width in self.verification.widths:
+            specs["accept", slots, width] = self._accept_spec(slots, width)
+            specs["forward", width] = self._forward_spec(width)
+        for width in model.execution.prefill_chunks:
+            specs["prefill", width] = passes.prefill_spec(
+                model, slots=slots, size=self.page_size, width=width, with_logits=True
+            )
+        self._compiled = passes.compile_all(specs, model.mesh)
+        self._widths = self.verification.widths
+
+    def __getitem__(self, name: Name) -> jax.stages.Compiled:
+        return self._compiled[name]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of proposed tokens that verifications run with, ascending."""
+        return self._widths
+
+    def use_widest(self) -> None:
+        """Runs every verification at the widest width, also those with fewer proposals."""
+        self._widths = self._widths[-1:]
+
+    def new_pages(self) -> AllPages:
+        """Zeroed pages for every slot."""
+        return self.model.new_pages(self.slots, self.page_size)
+
+    def new_history(self) -> History:
+        """No tokens in any slot."""
+        return history.empty(self.slots, self.model.config.vocab_size)
+
+    def compile_forward(self, proposed: int) -> jax.stages.Compiled:
+        """`forward` of a number of proposed tokens that is not among the programs."""
+        return self._forward_spec(proposed).compile(self.model.mesh)
+
+    def _forward_spec(self, proposed: int) -> ProgramSpec:
+        def forward(parameters: Parameters, pages: AllPages, pending, tokens, lengths):
+            tokens = jnp.concatenate([pending[:, None], tokens[:, :proposed]], axis=1)
+            positions = lengths[:, None] + jnp.arange(proposed + 1)
+            positions = jnp.where(lengths[:, None] < 0, -1, positions)
+            size = self.page_size
+            hidden, pages = passes.step(self.model, parameters, pages, tokens, positions, size)
+            return passes.logits(self.model, parameters, hidden), pages
+
+        ids = jax.ShapeDtypeStruct((self.slots,), jnp.int32)
+        room = max(proposed, self.verification.widths[-1])
+        tokens = jax.ShapeDtypeStruct((self.slots, room), jnp.int32)
+        pages = self.model.page_structs(self.slots, self.page_size)
+        return ProgramSpec(forward, (self.model.parameter_structs(), pages, ids, tokens, ids), (1,))
+
+    def _accept_spec(self, rows: int, proposed: int) -> ProgramSpec:
+        """`accept` of every slot, or of one slot whose number is an argument."""
+        vocab, about = self.model.config.vocab_size, self.verification
+
+        def accept(logits, drafted: Proposal, sampling: Sampling, start, heard: History, slot):
+            drafted = proposal.narrow(drafted, proposed)
+            own = heard if rows == self.slots else _row(heard, slot)
+            outcome = verify(
+                logits, drafted, sampling, start, own, tokens=self._tokens, rule=about.rule
+            )
+            reported = None
+            if about.logprobs is not None:
+                of = log_softmax(logits)
+                if about.logprobs_of == "processed":
+                    p = law(logits, drafted, sampling, start, own, tokens=self._tokens)
+                    of = jnp.log(p)
+                of = jnp.where(jnp.arange(vocab) < self._tokens, of, -jnp.inf)  # no padding
+                reported = logprobs(of, emitted(drafted, outcome), about.logprobs)
+            said = commit(own, drafted, outcome, start >= 0)
+            if rows != self.slots:
+                said = heard._replace(output=heard.output.at[slot].set(said.output[0]))
+            packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
+            return packed, said, reported
+
+        arguments = (
+            jax.ShapeDtypeStruct((rows, proposed + 1, vocab), jnp.float32),
+            jax.eval_shape(lambda: about.blank(rows)),
+            SamplingRows(rows, vocab).structs(),
+            jax.ShapeDtypeStruct((rows,), jnp.int32),
+            passes.history_structs(self.slots, vocab),
+            jax.ShapeDtypeStruct((), jnp.int32),
+        )
+        return ProgramSpec(accept, arguments, (4,))
+
+
+def _row(heard: History, slot: jax.Array) -> History:
+    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, slot, 1), heard)

@@ -1,0 +1,384 @@
+"""The engine: requests enter and leave slots between rounds; one `step` is one round.
+
+`Engine._round` has the order in which the roles are called. It keeps the devices busy: the only
+wait is for the outcome of the round in flight, and only when the next one is on its way are tokens
+turned into text, stop strings looked for and events handed out. A round dispatched past a stop
+string is discarded before anything counts it. Autoregressive decoding is the same loop without a
+drafter.
+
+Whatever raises within a step, nothing is taken twice and no event is lost: outcomes count once they
+are read whole, an event is made once and kept until it is handed out, and what a role has not
+confirmed it is asked again. Interrupts wait until the step is over. After a `DeviceError` nothing
+is left to ask: every request ends with what it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.engine.metrics import RequestTimes
+from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.request import FinishReason, Request, TokenEvent
+from ssd_jax.engine.request_state import RequestState
+from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
+from ssd_jax.engine.sequence import Sequence, check
+from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
+from ssd_jax.engine.trace import EngineTrace
+from ssd_jax.errors import DeviceError
+from ssd_jax.roles.protocols import Drafter, Target
+from ssd_jax.roles.records import (
+    IDLE,
+    DraftBatch,
+    Outcomes,
+    SlotOpening,
+    draft_batch,
+)
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.interrupts import Deferred
+
+_LOG = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching over a target role. One thread at a time may call; `add` alone may be
+    called beside a `step`.
+
+    Args:
+      target: device programs behind the `Target` protocol.
+      decoder: makes an incremental detokenizer for one request.
+      eos_ids: all end-of-sequence ids of the checkpoint.
+      drafter: proposes tokens for the target to verify; None decodes one by one.
+      clock: seconds, monotonic.
+      trace: takes down what happens when; None where nobody looks.
+      mode: its name, for the metrics.
+      occurrences: of the requests of all engines that share a clock; None are those of this one.
+      setup: metrics that are the same for every request.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        decoder: Callable[[], IncrementalDecoder],
+        eos_ids: frozenset[int],
+        *,
+        drafter: Drafter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        trace: EngineTrace | None = None,
+        mode: str | None = None,
+        occurrences: Occurrences | None = None,
+        setup: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._decoder = decoder
+        self._eos_ids = eos_ids
+        self._clock = clock
+        self._log = RoundLog(clock, trace)
+        self._mode = mode
+        self._occurrences = occurrences or Occurrences()
+        self._setup = setup or {}
+        self._ids = itertools.count()
+        self._waiting: deque[RequestState] = deque()
+        self._running: dict[int, RequestState] = {}  # by slot
+        self._in_flight: deque[InFlight] = deque()
+        # Tokens, and whether they were the last, that are not yet events.
+        self._committed: deque[tuple[RequestState, list[int], FinishReason | None]] = deque()
+        self._cut_off: deque[tuple[RequestState, FinishReason]] = deque()
+        self._events: list[TokenEvent] = []  # not yet handed out
+        self.broken: str | None = None
+        """Why no step can follow; None while one can."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to report."""
+        left = self._committed or self._cut_off or self._events
+        return bool(self._waiting or self._running or left)
+
+    def add(self, request: Request) -> int:
+        """Queues a request; it enters a free slot between rounds.
+
+        Raises:
+          InputError: an empty prompt, one that leaves no room in the context, or too many stop ids.
+          DeviceError: the engine is broken.
+        """
+        self._refuse_broken()
+        check(request, self._eos_ids, self._target.context)
+        state = RequestState(
+            request_id=next(self._ids),
+            request=request,
+            text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
+            times=RequestTimes(
+                arrived=self._clock(),
+                mode=self._mode,
+                speculative=self._drafter is not None,
+                shared_device=self._drafter is not None and self._drafter.traits.on_device,
+                setup=self._setup,
+            ),
+        )
+        self._waiting.append(state)
+        return state.request_id
+
+    def cancel(self, request_id: int, *, silent: bool = False) -> None:
+        """Ends a request; its last event follows from `step`, unless it is to end silently. Unknown
+        or ended ids are ignored."""
+        for state in [*self._waiting, *self._running.values()]:
+            if state.request_id == request_id and not state.finished:
+                if not silent:
+                    self._cut_off.append((state, "cancelled"))
+                if state.sequence is None:
+                    self._waiting.remove(state)
+                else:
+                    self._end(state, "cancelled")
+        if silent and not self._running:
+            self._in_flight.clear()  # it is nobody's
+
+    def step(self) -> list[TokenEvent]:
+        """Runs one round; returns what became known of the one before.
+
+        Where it raises, what is known is returned by the next one. If a device fails, all requests
+        end with the reason "error", and the step after that raises.
+
+        Raises:
+          DeviceError: the engine is broken; the model must be opened again.
+        """
+        with Deferred() as interrupts:
+            if not self.has_work:
+                self._refuse_broken()
+            try:
+                if self.broken is None:
+                    self._round()
+            except DeviceError as error:
+                self._break(f"a device has failed: {error}")
+            except BaseException:
+                if interrupts.forced:
+                    self._break("a round was cut off by an interrupt")
+                raise
+            self._report()
+        # Interrupts come here, and find the events in their place.
+        events, self._events = self._events, []
+        return events
+
+    def _round(self) -> None:
+        """The outcome of the round in flight, and the next round on its way."""
+        target, drafter = self._target, self._drafter
+        self._log.mark(None)
+        while self._in_flight:
+            pending = self._in_flight[0].pending
+            if drafter is not None:
+                drafter.gather(pending.ready)
+            self._commit(pending.read())
+        self._log.mark("read")
+        self._admit()
+        self._prefill()
+        self._prompt_drafter()
+        self._log.mark("admit")
+
+        rows = self._decoding()
+        if rows:
+            pending_tokens, lengths, batch = self._batch(rows)
+            drafted = None
+            if drafter is not None and batch.limit.any():
+                drafted = drafter.propose(batch)
+            self._log.mark("propose")
+            now = self._log.dispatched()
+            logits = target.forward(pending_tokens, lengths, drafted)
+            if drafter is not None:
+                drafter.speculate()
+            proposal = None if drafter is None or drafted is None else drafter.proposal()
+            outcome = target.accept(logits, proposal)
+            self._in_flight.append(InFlight(outcome, rows, now, drafted=drafted))
+        elif drafter is not None:
+            drafter.speculate()
+        self._log.mark("dispatch")
+
+    def _report(self) -> None:
+        """Turns what is known into events; an error of one request's text ends that one alone."""
+        self._log.settle(self._in_flight)
+        if self.broken is not None:
+            self._in_flight.clear()
+            for state in [*self._running.values(), *self._waiting]:
+                self._fail(state)
+        while self._committed:
+            state, tokens, reason = self._committed.popleft()
+            if state.ended:
+                continue
+            try:
+                event = self._event(state, tokens, reason)
+            except Exception as error:
+                self._fail(state, error)
+                continue
+            if event.token_ids or event.text or event.output:
+                self._events.append(event)
+        while self._cut_off:
+            state, reason = self._cut_off.popleft()
+            if not state.ended:
+                self._events.append(state.cut_off(reason))
+        self._log.mark("text")
+
+    def _commit(self, outcomes: Outcomes) -> None:
+        """Takes what the first program in flight has come to."""
+        flight = self._in_flight.popleft()
+        now = self._clock()
+        read = self._log.read(flight, outcomes, now, more=bool(self._in_flight))
+        for row, state in flight.rows:
+            if state.sequence is None or state.finished:
+                continue
+            try:
+                tokens, emitted = state.commit(outcomes, row, now)
+            except Exception as error:
+                self._fail(state, error)
+                continue
+            if state.finished:
+                self._running.pop(state.sequence.slot)
+            read.append(CommittedRow(row, state, tokens, emitted))
+            self._committed.append((state, tokens, state.sequence.finish_reason))
+
+    def _admit(self) -> None:
+        if not self._running:
+            self._log.idle()
+        free = [slot for slot in range(self._target.slots) if slot not in self._running]
+        for slot in free:
+            if not self._waiting:
+                return
+            state, context = self._waiting[0], self._target.context
+            sequence = Sequence(state.request, slot, eos_ids=self._eos_ids, context=context)
+            params = self._keyed(state.request)
+            banned = sorted(sequence.stop_ids) if params.min_tokens else []
+            ban_before = min(len(state.request.prompt_ids) + params.min_tokens, context)
+            opening = SlotOpening(slot, params, state.request.index, banned, ban_before)
+            try:
+                for role in self._roles():
+                    role.open(opening)
+            except DeviceError:
+                raise
+            except Exception as error:
+                self._fail(state, error)
+                continue
+            state.sequence = sequence
+            self._running[slot] = self._waiting.popleft()
+
+    def _keyed(self, request: Request) -> SamplingParams:
+        """How a request that begins is sampled: with noise of its own where lengths are timed."""
+        params = request.params
+        if params.temperature == 0:
+            return params
+        seed = self._occurrences.seed(params.seed, request.index)
+        timed = self._drafter is not None and self._drafter.traits.timed
+        return dataclasses.replace(params, seed=seed) if timed else params
+
+    def _prefill(self) -> None:
+        """One chunk a step, oldest request first, so that running requests are not held up."""
+        unfinished = [
+            (state.request_id, state, state.sequence)
+            for state in self._running.values()
+            if state.sequence is not None and not state.sequence.prefilled
+        ]
+        if not unfinished:
+            return
+        _, state, sequence = min(unfinished, key=lambda item: item[0])
+        prompt = state.request.prompt_ids
+        end = min(sequence.cached + self._target.max_chunk, len(prompt))
+        chunk = prompt[sequence.cached : end]
+        now = self._log.dispatched()
+        if end < len(prompt):
+            self._target.prefill(sequence.slot, chunk, sequence.cached)
+        else:
+            pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
+            self._in_flight.append(InFlight(pending, [(0, state)], now, len(prompt)))
+        sequence.cached = end
+
+    def _prompt_drafter(self) -> None:
+        """Gives the drafter what the target has of the prompts."""
+        if self._drafter is None:
+            return
+        for slot, state in self._running.items():
+            assert state.sequence is not None
+            prompt, most = state.request.prompt_ids, self._target.max_chunk
+            known = min(state.sequence.cached, len(prompt))
+            for begin in range(state.prompted, known, most):
+                end = min(begin + most, known)
+                last = end == len(prompt)
+                self._drafter.prefill(slot, prompt[begin:end], begin, last=last)
+                state.prompted = end
+
+    def _decoding(self) -> list[tuple[int, RequestState]]:
+        """Slots whose first token is known."""
+        return [
+            (slot, state)
+            for slot, state in self._running.items()
+            if state.sequence is not None and state.sequence.output
+        ]
+
+    def _batch(
+        self, rows: list[tuple[int, RequestState]]
+    ) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
+        """Pending tokens [B] and their positions [B] for the target; all that for the drafter."""
+        tokens = np.zeros(self._target.slots, np.int32)
+        lengths = np.full(self._target.slots, IDLE, np.int32)
+        k = 0 if self._drafter is None else self._drafter.k
+        batch = draft_batch(self._target.slots, k + 1)
+        for slot, state in rows:
+            sequence = state.sequence
+            assert sequence is not None
+            tokens[slot], lengths[slot] = sequence.pending, sequence.cached
+            batch.limit[slot] = max(min(k, sequence.room - 1), 0)
+            batch.room[slot] = sequence.room
+            last = state.last
+            batch.counts[slot] = len(last)
+            batch.tokens[slot, : len(last)] = last
+        drafts = batch.limit > 0
+        batch.position[drafts] = lengths[drafts]
+        return tokens, lengths, batch
+
+    def _roles(self) -> list[Target | Drafter]:
+        return [self._target] if self._drafter is None else [self._target, self._drafter]
+
+    def _event(
+        self, state: RequestState, tokens: list[int], reason: FinishReason | None
+    ) -> TokenEvent:
+        released = state.text.push(tokens, hidden_last=reason == "stop")
+        if released.stopped and reason != "stop":
+            self._end(state, "stop")
+            return state.final("stop", released)
+        if reason is None:
+            return state.event(released)
+        rest = state.text.finish()
+        if rest.stopped:
+            reason = "stop"
+        return state.final(
+            reason,
+            Released(released.token_ids + rest.token_ids, released.text + rest.text, True),
+        )
+
+    def _end(self, state: RequestState, reason: FinishReason) -> None:
+        assert state.sequence is not None
+        state.sequence.finish_reason = reason
+        slot = state.sequence.slot
+        if self._running.get(slot) is state:  # a request that ended by length has left it already
+            del self._running[slot]
+
+    def _fail(self, state: RequestState, error: Exception | None = None) -> None:
+        """Ends a request by an error of its own, or by one of all."""
+        if error is not None:
+            _LOG.error("request %d ends by an error: %r", state.request_id, error, exc_info=error)
+        if state.sequence is None:
+            self._waiting.remove(state)
+        else:
+            self._end(state, "error")
+        self._cut_off.append((state, "error"))
+
+    def _break(self, why: str) -> None:
+        self.broken = f"{why}; open the model again"
+        _LOG.error(self.broken)
+
+    def _refuse_broken(self) -> None:
+        if self.broken is not None:
+            raise DeviceError(self.broken)

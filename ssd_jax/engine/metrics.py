@@ -1,0 +1,248 @@
+"""Metrics of a request. Names are part of the interface; a key that does not apply is None."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssd_jax.roles.activity import Busy, DraftCost, overlap
+from ssd_jax.roles.records import CacheLookup
+from ssd_jax.speculation.acceptance import AcceptanceEstimator
+
+REQUEST_KEYS = (
+    "mode",
+    "tokens_per_second",
+    "ttft_ms",
+    "itl_p50_ms",
+    "itl_p95_ms",
+    "itl_p99_ms",
+    "acceptance_length",
+    "acceptance_histogram",
+    "acceptance_by_position",
+    "acceptance_length_on_hit",
+    "acceptance_length_on_miss",
+    "hit_rate",
+    "hit_rate_by_k",
+    "hit_rate_by_rank",
+    "hidden_draft_share",
+    "hidden_draft_share_on_hit",
+    "round_ms",
+    "verify_ms",
+    "verify_idle_ms",
+    "step_ms",
+    "fallbacks",
+    "wasted_draft_tokens",
+    "bytes_per_round",
+    "exact",
+    "replicated",
+)
+
+
+def empty() -> dict[str, Any]:
+    """Every key, none applying."""
+    return dict.fromkeys(REQUEST_KEYS)
+
+
+class RowLookup(NamedTuple):
+    """One row of a `CacheLookup` that had an outcome; `rank` is None where it was not prepared
+    for, or where there was another reason to propose no branch."""
+
+    k: int
+    prepared: int
+    rank: int | None
+    wasted: int
+
+
+def row_lookup(lookup: CacheLookup | None, row: int) -> RowLookup | None:
+    """That of one row; None where it had no outcome."""
+    if lookup is None or lookup.k[row] < 0:
+        return None
+    rank = int(lookup.rank[row])
+    k, prepared, wasted = (int(each[row]) for each in (lookup.k, lookup.prepared, lookup.wasted))
+    return RowLookup(k, prepared, None if rank < 0 else rank, wasted)
+
+
+@dataclasses.dataclass(kw_only=True)
+class RoundRecord:
+    """One target forward, as one request saw it.
+
+    Attributes:
+      proposed: L.
+      accepted: k.
+      committed: tokens it added to the output.
+      seconds: from its dispatch until its outcome was read.
+      read: when that was.
+      source: "hit", or the cause of a fallback, where a speculation cache was looked up.
+      lookup: what it found, where the outcome was a new one.
+      cost: of the proposal, where the draft has devices of its own.
+      alone: whether the draft did nothing meanwhile; None where that is not known.
+    """
+
+    proposed: int = 0
+    accepted: int = 0
+    committed: int
+    seconds: float
+    read: float = 0.0
+    source: str | None = None
+    lookup: RowLookup | None = None
+    cost: DraftCost | None = None
+    alone: bool | None = None
+
+    def truncate(self, committed: int) -> None:
+        """Keeps the first `committed` tokens; what lies behind an end was never proposed."""
+        if committed <= self.accepted:
+            self.proposed = self.accepted = committed
+        self.committed = min(self.committed, committed)
+
+
+@dataclasses.dataclass(kw_only=True)
+class RequestTimes:
+    """When a request arrived, when each committed token was read (seconds), and its rounds.
+
+    Attributes:
+      mode: that runs.
+      speculative: whether a drafter takes part.
+      shared_device: the drafter keeps the target's device busy, so that the time from dispatch to
+        outcome is not the verification's alone.
+      setup: metrics that are the same for every request.
+    """
+
+    arrived: float
+    mode: str | None = None
+    speculative: bool = False
+    shared_device: bool = False
+    setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tokens: list[float] = dataclasses.field(default_factory=list)
+    rounds: list[RoundRecord] = dataclasses.field(default_factory=list)
+
+    def committed(self, count: int, now: float) -> None:
+        """Notes `count` tokens committed at time `now`."""
+        self.tokens.extend([now] * count)
+
+    def drafted(self, spans: Collection[Busy]) -> None:
+        """Takes the draft's work since the last proposal, beside the last round."""
+        if self.rounds:
+            last = self.rounds[-1]
+            beside = [(span.begin, span.end) for span in spans]
+            last.alone = not overlap(last.read - last.seconds, last.read, beside)
+
+    def keep(self, count: int) -> None:
+        """Forgets whatever happened after the first `count` tokens."""
+        del self.tokens[count:]
+        left = count - 1  # the first token is the prefill's
+        for index, verified in enumerate(self.rounds):
+            if left <= 0:
+                del self.rounds[index:]
+                return
+            if left < verified.committed:
+                verified.truncate(left)
+            left -= verified.committed
+
+    def summary(self) -> dict[str, Any]:
+        """The metrics over committed tokens only; decode speed leaves the prefill out.
+
+        Of n tokens the first belongs to the prefill, so decode speed is (n - 1) tokens over the
+        time since the first.
+        """
+        metrics = empty() | {"mode": self.mode, **self.setup}
+        if not self.tokens:
+            return metrics
+        metrics["ttft_ms"] = 1e3 * (self.tokens[0] - self.arrived)
+        gaps = np.diff(self.tokens)
+        if len(gaps):
+            elapsed = self.tokens[-1] - self.tokens[0]
+            metrics["tokens_per_second"] = len(gaps) / elapsed if elapsed > 0 else None
+            for percent in (50, 95, 99):
+                metrics[f"itl_p{percent}_ms"] = 1e3 * float(np.percentile(gaps, percent))
+        rounds = np.diff(np.unique(self.tokens))
+        if len(rounds):
+            metrics["round_ms"] = 1e3 * float(np.median(rounds))
+        if self.rounds and not self.shared_device:
+            seconds = [verified.seconds for verified in self.rounds]
+            metrics["verify_ms"] = 1e3 * float(np.median(seconds))
+        if self.speculative and self.rounds:
+            metrics |= _acceptance(self.rounds) | _cache(self.rounds) | _draft(self.rounds)
+        return metrics
+
+
+def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
+    """Acceptance length = tokens committed per target forward, bonus included.
+
+    The histogram counts rounds by committed tokens, from 1. By position: (accepted, judged), where
+    a proposed token was judged if those before it were accepted.
+    """
+    histogram = np.bincount([verified.committed for verified in rounds])[1:]
+    counted = AcceptanceEstimator()
+    for verified in rounds:
+        counted.observe(verified.accepted, range(verified.proposed))
+    positions = range(max(verified.proposed for verified in rounds))
+    return {
+        "acceptance_length": float(np.mean([verified.committed for verified in rounds])),
+        "acceptance_histogram": histogram.tolist(),
+        "acceptance_by_position": [(counted.accepted[i], counted.judged[i]) for i in positions],
+    }
+
+
+def _cache(rounds: list[RoundRecord]) -> dict[str, Any]:
+    """Hit rate = hits / rounds with a look-up; whatever the cause of a fallback, it is a miss."""
+    looked_up = [verified for verified in rounds if verified.source is not None]
+    if not looked_up:
+        return {}
+    hits = [verified.committed for verified in looked_up if verified.source == "hit"]
+    misses = [verified.committed for verified in looked_up if verified.source != "hit"]
+    causes = Counter(verified.source for verified in looked_up if verified.source != "hit")
+    looks = [verified.lookup for verified in looked_up if verified.lookup is not None]
+    return {
+        "hit_rate": len(hits) / len(looked_up),
+        **_by_outcome(looks),
+        "acceptance_length_on_hit": float(np.mean(hits)) if hits else None,
+        "acceptance_length_on_miss": float(np.mean(misses)) if misses else None,
+        "fallbacks": dict(causes),
+    }
+
+
+def _by_outcome(looks: list[RowLookup]) -> dict[str, Any]:
+    """By k: (hits, look-ups) where k tokens were accepted. By rank: (hits, look-ups), where a
+    branch of this rank had been prepared for the k that came."""
+    if not looks:
+        return {}
+    by_k = [
+        (sum(look.rank is not None for look in of_k), len(of_k))
+        for k in range(1 + max(look.k for look in looks))
+        for of_k in [[look for look in looks if look.k == k]]
+    ]
+    by_rank = [
+        (sum(look.rank == rank for look in looks), sum(look.prepared > rank for look in looks))
+        for rank in range(max(look.prepared for look in looks))
+    ]
+    return {
+        "hit_rate_by_k": by_k,
+        "hit_rate_by_rank": by_rank,
+        "wasted_draft_tokens": sum(look.wasted for look in looks),
+    }
+
+
+def _draft(rounds: list[RoundRecord]) -> dict[str, Any]:
+    """What a draft with devices of its own did for these rounds; see `activity`."""
+    costs = [verified.cost for verified in rounds if verified.cost is not None]
+    if not costs:
+        return {}
+    on_hit = [v.cost for v in rounds if v.cost is not None and v.source == "hit"]
+    steps = [seconds for cost in costs for seconds in cost.steps]
+    alone = [verified.seconds for verified in rounds if verified.alone]
+    return {
+        "hidden_draft_share": _hidden(costs),
+        "hidden_draft_share_on_hit": _hidden(on_hit),
+        "step_ms": 1e3 * float(np.median(steps)) if steps else None,
+        "verify_idle_ms": 1e3 * float(np.median(alone)) if alone else None,
+        "bytes_per_round": float(np.mean([cost.bytes for cost in costs])),
+    }
+
+
+def _hidden(costs: list[DraftCost]) -> float | None:
+    busy = sum(cost.busy for cost in costs)
+    return sum(cost.hidden for cost in costs) / busy if busy else None

@@ -1,0 +1,137 @@
+"""Takes down what rounds were like: the figures of their requests, and the trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ssd_jax.engine.metrics import RoundRecord, row_lookup
+from ssd_jax.engine.request_state import RequestState
+from ssd_jax.engine.trace import EngineTrace, RowTrace
+from ssd_jax.roles.activity import DraftCost, TargetTimes
+from ssd_jax.roles.protocols import Pending
+from ssd_jax.roles.records import ABSENCES, Drafted, Outcomes
+
+
+@dataclasses.dataclass(frozen=True)
+class InFlight:
+    """A dispatched program, and the requests whose rows count.
+
+    Attributes:
+      rows: rows of the outcome.
+      dispatched: seconds.
+      prompt: tokens of the prompt that it finishes; 0 in a round.
+      drafted: what the round verifies.
+      costs: what that has cost a draft with devices of its own, by slot.
+    """
+
+    pending: Pending
+    rows: list[tuple[int, RequestState]]
+    dispatched: float
+    prompt: int = 0
+    drafted: Drafted | None = None
+    costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
+
+
+class CommittedRow(NamedTuple):
+    """A row of an outcome that was read: the tokens that counted, of those it has emitted."""
+
+    row: int
+    state: RequestState
+    tokens: list[int]
+    emitted: int
+
+
+class RoundLog:
+    """Notes what it is told, and works it out when the next round is on its way.
+
+    Args:
+      clock: seconds, monotonic.
+      trace: None where nobody looks.
+    """
+
+    def __init__(self, clock: Callable[[], float], trace: EngineTrace | None) -> None:
+        self._clock, self._trace = clock, trace
+        self._times = TargetTimes()
+        self._read: deque[tuple[InFlight, Outcomes, tuple[float, float], list[CommittedRow]]] = (
+            deque()
+        )
+
+    def mark(self, what: str | None) -> None:
+        """Ends what the host was doing, in the trace."""
+        if self._trace is not None:
+            self._trace.host(what, self._clock())
+
+    def idle(self) -> None:
+        """Nothing that was dispatched will be read."""
+        self._times.idle()
+
+    def dispatched(self) -> float:
+        """A program of the target is dispatched now, in seconds."""
+        now = self._clock()
+        self._times.dispatched(now)
+        return now
+
+    def read(
+        self, flight: InFlight, outcomes: Outcomes, now: float, *, more: bool
+    ) -> list[CommittedRow]:
+        """The outcome of a program has been read; `more` says whether another is on its way.
+
+        Returns: a list to fill with what it has committed.
+        """
+        committed: list[CommittedRow] = []
+        self._read.append((flight, outcomes, self._times.read(now, more=more), committed))
+        return committed
+
+    def settle(self, in_flight: Iterable[InFlight]) -> None:
+        """Works out what was read, and charges the draft's work to the rounds that it was for."""
+        while self._read:
+            self._record(*self._read.popleft())
+        for flight in in_flight:
+            drafted = flight.drafted
+            if drafted is None or drafted.activity is None or flight.costs:
+                continue
+            for slot, state in flight.rows:
+                flight.costs[slot] = self._times.cost(slot, drafted.activity)
+                if drafted.sources.get(slot) not in ABSENCES:  # else it may have worked unheard
+                    state.times.drafted(drafted.activity.spans)
+            if self._trace is not None:
+                self._trace.draft(drafted.activity.spans)
+
+    def _record(
+        self,
+        flight: InFlight,
+        outcomes: Outcomes,
+        span: tuple[float, float],
+        committed: list[CommittedRow],
+    ) -> None:
+        traced = []
+        for row, state, tokens, emitted in committed:
+            known = _round_record(flight, outcomes, row, emitted, span[1])
+            source, proposed, accepted = known.source, known.proposed, known.accepted
+            traced.append(RowTrace(row, state.request_id, source, proposed, accepted, tokens))
+            state.record(outcomes, row, tokens, known)
+        if self._trace is not None:
+            if flight.prompt:
+                self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
+            else:
+                self._trace.round(span, traced)
+
+
+def _round_record(
+    flight: InFlight, outcomes: Outcomes, row: int, emitted: int, now: float
+) -> RoundRecord:
+    known = RoundRecord(
+        committed=emitted,
+        accepted=int(outcomes.accepted[row]),
+        seconds=now - flight.dispatched,
+        read=now,
+        cost=flight.costs.get(row),
+    )
+    drafted = flight.drafted
+    if drafted is not None:
+        known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
+        known.lookup = row_lookup(drafted.lookup, row)
+    return known

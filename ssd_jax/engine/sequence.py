@@ -1,0 +1,92 @@
+"""The committed tokens of one request, and where they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+
+from ssd_jax.engine.request import FinishReason, Request
+from ssd_jax.errors import InputError
+from ssd_jax.sampling.params import MAX_STOP_IDS
+
+
+class Sequence:
+    """Prompt and committed output of a request in a slot. The length is the truth: keys and values
+    at or beyond `cached` positions are garbage, whatever a discarded forward wrote there.
+
+    Attributes:
+      slot: row of the batch it occupies.
+      cached: positions whose keys and values are in the pages; the token at `cached` is pending.
+      output: committed ids, with the stop id that ended them.
+      finish_reason: None while running.
+    """
+
+    def __init__(
+        self, request: Request, slot: int, *, eos_ids: frozenset[int], context: int
+    ) -> None:
+        self.request = request
+        self.slot = slot
+        self.cached = 0
+        self.output: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_ids = stop_ids(request, eos_ids)
+        self._limit = min(request.params.max_tokens, context - len(request.prompt_ids))
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the whole prompt is in the pages."""
+        return self.cached >= len(self.request.prompt_ids)
+
+    @property
+    def pending(self) -> int:
+        """The last committed token, whose key and value are not in the pages yet."""
+        return self.output[-1]
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be committed."""
+        return self._limit - len(self.output)
+
+    def commit(self, tokens: Tokens[int]) -> list[int]:
+        """Appends tokens up to and including the first stop; the stop is checked before the length.
+
+        Returns: the tokens that were committed.
+        """
+        committed = []
+        for token in tokens:
+            if self.finish_reason is not None:
+                break
+            self.output.append(token)
+            committed.append(token)
+            if token in self.stop_ids and len(self.output) > self.request.params.min_tokens:
+                self.finish_reason = "stop"
+            elif len(self.output) >= self._limit:
+                self.finish_reason = "length"
+        return committed
+
+
+def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
+    """Refuses a request that cannot run.
+
+    Raises:
+      InputError: an empty prompt, one that leaves no room in the context, too many stop ids, or an
+        index out of range.
+    """
+    if not 0 <= request.index < 2**32:
+        raise InputError(f"index = {request.index} is out of range; give 0 to {2**32 - 1}")
+    size = len(request.prompt_ids)
+    if size == 0:
+        raise InputError("the prompt is empty; give at least one token")
+    if size >= context:
+        raise InputError(
+            f"the prompt has {size} tokens; the context is {context} and one is needed for output; "
+            "shorten the prompt or raise --context"
+        )
+    stops = len(stop_ids(request, eos_ids))
+    if stops > MAX_STOP_IDS:
+        raise InputError(f"{stops} stop ids, EOS included; at most {MAX_STOP_IDS} are supported")
+
+
+def stop_ids(request: Request, eos_ids: frozenset[int]) -> frozenset[int]:
+    """Ids that end this request: its own, and every EOS unless it ignores them."""
+    own = frozenset(request.params.stop_token_ids)
+    return own if request.params.ignore_eos else own | eos_ids

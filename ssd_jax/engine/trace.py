@@ -1,0 +1,190 @@
+"""What engines do, as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+
+A trace holds a process for each engine, with a lane each for target, draft and host. Slices of the
+target's lane are spans of `activity.TargetTimes`: from dispatch until the outcome was read. Those
+of a draft with devices of its own are told by it; a draft on the target's devices has none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ssd_jax.errors import InputError
+from ssd_jax.roles.activity import Busy
+from ssd_jax.system.atomic import new_file
+from ssd_jax.system.paths import require_writable
+
+PRODUCER, FORMAT = "ssd_jax", 1
+"""Of the files, under `otherData`; the format goes up when a reader of the old one would fail."""
+LANES = {"target": 1, "draft": 2, "host": 3}
+"""Thread ids of the lanes."""
+MOST = 100_000
+"""Events that are kept, the first ones: some 10,000 rounds, 50 MB."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Event(NamedTuple):
+    engine: int
+    lane: str
+    name: str
+    begin: float
+    end: float
+    args: Mapping[str, Any]
+
+
+class Trace:
+    """Events of all engines of one model, kept in memory until they are written.
+
+    Args:
+      path: the file; its directory must exist. One that is there is replaced.
+      most: events to keep; later ones are counted.
+      zero: seconds that the file calls 0.
+
+    Raises:
+      InputError: no file can be written there.
+    """
+
+    def __init__(self, path: str | Path, *, most: int = MOST, zero: float | None = None) -> None:
+        self.path = Path(path)
+        _check(self.path)
+        self._most = most
+        self._zero = time.perf_counter() if zero is None else zero
+        self._engines: list[tuple[str, bool]] = []
+        self._events: list[_Event] = []
+        self._dropped = 0
+
+    def engine(self, name: str, *, shared_device: bool = False) -> EngineTrace:
+        """A process of the trace; `shared_device` if the draft's work is in the target's lane."""
+        self._engines.append((name, shared_device))
+        return EngineTrace(self, len(self._engines))
+
+    def add(
+        self, engine: int, lane: str, name: str, begin: float, end: float, args: Mapping[str, Any]
+    ) -> None:
+        """Takes a slice, times in seconds."""
+        if len(self._events) < self._most:
+            self._events.append(_Event(engine, lane, name, begin, end, args))
+        else:
+            self._dropped += 1
+
+    def write(self) -> None:
+        """Writes the file, all of it or nothing; not where nothing was traced.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        if not self._events:
+            return
+        about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
+        with new_file(self.path) as file:
+            file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
+            for place, event in enumerate(self._chrome_events()):
+                file.write((",\n" * bool(place) + json.dumps(event)).encode())
+            file.write(b"\n]}\n")
+
+    def write_at_the_end(self) -> None:
+        """Writes the file where nobody is left to be told of an error; it is logged."""
+        try:
+            self.write()
+        except OSError as error:
+            _LOG.warning("trace %s was not written: %s", self.path, error)
+
+    def _chrome_events(self) -> Iterator[dict[str, Any]]:
+        for number, (name, shared) in enumerate(self._engines, start=1):
+            yield _about("process_name", number, 0, name)
+            for lane, thread in LANES.items():
+                title = "target and draft (one device)" if shared and lane == "target" else lane
+                yield _about("thread_name", number, thread, title)
+        for event in self._events:
+            begin, end = (1e6 * (t - self._zero) for t in (event.begin, event.end))
+            yield {
+                "ph": "X",
+                "pid": event.engine,
+                "tid": LANES[event.lane],
+                "name": event.name,
+                "ts": round(begin, 3),
+                "dur": round(max(0.0, end - begin), 3),
+                "args": event.args,
+            }
+
+
+class RowTrace(NamedTuple):
+    """A slot in a round. Field names are those of the file.
+
+    Attributes:
+      source: see `Drafted.sources`.
+      L, k: proposed and accepted tokens.
+      tokens: committed ids.
+    """
+
+    slot: int
+    request: int
+    source: str | None
+    L: int
+    k: int
+    tokens: Sequence[int]
+
+
+class EngineTrace:
+    """One engine's lanes. Times are seconds of the engine's clock."""
+
+    def __init__(self, trace: Trace, number: int) -> None:
+        self._trace, self._number = trace, number
+        self._rounds = 0
+        self._host = self._drafted = 0.0
+
+    def prefill(self, span: tuple[float, float], request: int, tokens: int) -> None:
+        """The target has finished a prompt."""
+        args = {"request": request, "tokens": tokens}
+        self._trace.add(self._number, "target", "prefill", *span, args)
+
+    def round(self, span: tuple[float, float], rows: Sequence[RowTrace]) -> None:
+        """The target has verified, or decoded a token a row; no rows if all had ended."""
+        args = {"round": self._rounds, "rows": [row._asdict() for row in rows]}
+        self._rounds += 1
+        self._trace.add(self._number, "target", _name(rows), *span, args)
+
+    def draft(self, spans: Iterable[Busy]) -> None:
+        """The draft has told of its work."""
+        for span in spans:
+            # Clocks that are compared again may differ from before by the error of that.
+            begin = max(span.begin, self._drafted)
+            self._drafted = max(span.end, begin)
+            args = {"slots": list(span.slots)}
+            self._trace.add(self._number, "draft", span.what, begin, self._drafted, args)
+
+    def host(self, what: str | None, now: float) -> None:
+        """What the host has done since the last call ends now; None is nothing."""
+        if what is not None:
+            self._trace.add(self._number, "host", what, self._host, now, {})
+        self._host = now
+
+
+def _name(rows: Sequence[RowTrace]) -> str:
+    """What a round is called; viewers colour slices by their names."""
+    if not rows:
+        return "discarded"
+    sources = [row.source for row in rows if row.source is not None]
+    if not sources:
+        return "verify" if any(row.L for row in rows) else "forward"
+    if len(set(sources)) == 1:
+        return f"verify: {sources[0]}"
+    return f"verify: {sources.count('hit')} of {len(sources)} hit"
+
+
+def _about(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
+
+
+def _check(path: Path) -> None:
+    require_writable("trace", path, replaced=True)
+    if not path.name or path.is_dir():
+        raise InputError(f"trace = '{path}' is a directory; give a file such as trace.json")
+    if not path.parent.is_dir():
+        raise InputError(f"trace = '{path}': there is no directory '{path.parent}'; make it first")

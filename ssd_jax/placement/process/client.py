@@ -1,0 +1,387 @@
+"""The engine's side of a draft in a worker: `protocols.BranchingDraft` over a stream.
+
+Each round waits for the answer to the one before it, but not for long. While an answer is overdue
+nothing else is sent; when it has come, every slot catches up by a `Prefill` of the tokens that the
+worker has missed. A worker that is late or dead therefore costs speed only, and a stopped one never
+finds a heap of messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.placement.process.connection import Connection, Told
+from ssd_jax.placement.process.hang import SILENCE, HangLimit
+from ssd_jax.placement.process.messages import Hello, Open, Prefill, Round, no_branches
+from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.roles.activity import Activity
+from ssd_jax.roles.records import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.speculation.known_text import KnownText, promoted
+
+PATIENCE = 1.0
+"""Seconds that a round waits for a worker."""
+_LOOK = 0.1  # seconds
+_LOG = logging.getLogger(__name__)
+
+
+class RemoteDraft:
+    """See `protocols.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait.
+
+    Args:
+      hello: what the worker is.
+      connect: gives a new connection, None where there is no worker now.
+      greedy: the draft proposes its likeliest tokens whatever the request samples.
+      patience: seconds to wait for an answer.
+      counters: what happened: "late", "stale", "dead", "hung", "q late", "q malformed",
+        "connections".
+      address: of the worker that there is now, None for none; by default the last connection's.
+      end: ends the worker at an address, which hangs.
+      limit: when it is taken to, for an answer that is owed.
+      silence: the same for a sign of life.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        connect: Callable[[], Connection | None],
+        *,
+        greedy: bool = False,
+        patience: float = PATIENCE,
+        counters: Counter[str] | None = None,
+        address: Callable[[], str | None] | None = None,
+        end: Callable[[str], None] = lambda address: None,
+        limit: HangLimit | None = None,
+        silence: HangLimit | None = None,
+    ) -> None:
+        self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
+        self.counters: Counter[str] = Counter() if counters is None else counters
+        self._q_travels = hello.rule == "ratio" and not greedy
+        self._connect, self._patience = connect, patience
+        self._address = address
+        self._end, self._limit = end, limit or HangLimit()
+        self._silence = silence or HangLimit(SILENCE, forgets=True)
+        self._trouble = self._logged = ""
+        self._connection: Connection | None = None
+        self._ended: Connection | None = None  # the one before it
+        self._numbers, self._requests = itertools.count(1), itertools.count(1)
+        self._epochs = np.zeros(hello.slots, np.int32)
+        self._sampled = np.zeros(hello.slots, bool)  # whose verification needs q
+        self._openings: dict[int, SlotOpening] = {}
+        self._texts: dict[int, KnownText] = {}
+        self._taught: dict[int, Connection] = {}  # to the worker of which `known` texts refer
+        self._absence: Absence = "dead"
+        self._counted = False  # why this round had no answer
+        self._overdue = False  # an answer that was waited for did not come
+        self._link: Connection | None = None  # that this round's records went to
+        self._records = promotion(self.slots, self.k)  # as the worker was told of them
+        self._unsent = False
+        self._asked_q = np.zeros(0, np.int64)
+        self._awaited = False  # the branches of the last `expand`
+        self._told: Told | None = None
+        self._branches = no_branches(hello)
+        self._proposals = HostProposals(hello.slots, hello.k, hello.support, hello.tokens)
+        self._confidence = np.full((hello.slots, hello.k), UNKNOWN, np.int32)
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.BranchingDraft.open`."""
+        slot = opening.slot
+        self._epochs[slot] = next(self._requests)
+        self._sampled[slot] = self._q_travels and opening.params.temperature > 0
+        self._openings[slot], self._texts[slot] = opening, KnownText()
+        self._taught.pop(slot, None)
+        self._told = None  # the slot's branches are another's
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `protocols.BranchingDraft.prefill`."""
+        self._texts[slot].prefill(tokens, offset)
+        link = self._usable()
+        if link is not None:
+            with self._telling(link):
+                self._teach(slot, link)
+
+    def promote(self, promotion: Promotion) -> None:
+        """See `protocols.BranchingDraft.promote`."""
+        self._flush()
+        link = self._link = self._usable()
+        self._unsent, self._counted = False, False
+        with self._telling(link):
+            self._promote(promotion, link)
+
+    def _promote(self, asked: Promotion, link: Connection | None) -> None:
+        rows, every = asked.position != IDLE, np.arange(self.slots)
+        won = asked.winner >= 0
+        said = self._branches  # until there are others: an interrupted call comes again
+        limit = np.where(
+            won, np.minimum(asked.limit, said.lengths[every, asked.winner]), asked.limit
+        )
+        tokens = np.where(won[:, None], said.tokens[every, asked.winner], asked.tokens)
+        self._proposals.put(tokens, np.where(rows, limit, 0))
+        self._confidence[:] = UNKNOWN
+        # A branch is gone with its worker, or with an interrupted step.
+        gone = [
+            slot
+            for slot in np.flatnonzero(rows).tolist()
+            if self._taught.get(slot) is not link or self._texts[slot].known == asked.position[slot]
+        ]
+        teach = None if link is None else lambda slot: self._teach(slot, link)
+        found = promoted(self._texts, asked, teach)
+        if link is None:
+            return
+        winner = asked.winner.copy()
+        winner[gone] = -1
+        self._records = found._replace(winner=winner, tokens=tokens, limit=limit)
+        self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (limit > 0))
+        self._unsent = True
+
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+        """See `protocols.BranchingDraft.draft`; waits for the worker."""
+        drafted = np.zeros(self.slots, np.int32)
+        link = self._link
+        if link is None:
+            return drafted
+        self._send_round(link, lowered, drafts=limits)
+        winner = link.winner(self._patience)
+        if winner is None:
+            self._give_up(link)
+            self._count_absence()
+            self._link = None
+            return drafted
+        ours = (limits[winner.slots] > 0) & (winner.epochs == self._epochs[winner.slots])
+        slots = winner.slots[ours]
+        drafted[slots] = np.minimum(winner.lengths[ours], limits[slots])
+        tokens = self._proposals.tokens.copy()
+        tokens[slots] = winner.tokens[ours]
+        self._proposals.put(tokens, np.where(limits > 0, drafted, self._proposals.lengths))
+        self._confidence[slots] = winner.confidence[ours]
+        self._asked_q = np.union1d(self._asked_q, slots[self._sampled[slots]])
+        self._take_q()
+        return drafted
+
+    def tokens(self) -> np.ndarray:
+        """See `protocols.BranchingDraft.tokens`: known on the host."""
+        return self._proposals.tokens
+
+    def confidence(self) -> np.ndarray:
+        """See `protocols.BranchingDraft.confidence`: known since they were drafted."""
+        return self._confidence
+
+    def proposal(self) -> Any:
+        """See `protocols.BranchingDraft.proposal`: point masses where q did not come in time."""
+        self._flush()
+        self._take_q()
+        return self._proposals.now()
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        """See `protocols.BranchingDraft.expand`."""
+        link = self._link
+        self._awaited = link is not None
+        if link is None:
+            return
+        given = (self._records.winner < 0) & (self._records.limit > 0)  # branches that are gone too
+        self._send_round(link, lowered, counts=counts, follow=given, forwards=forwards)
+        for slot in np.flatnonzero(counts.any(axis=1)).tolist():
+            self._texts[slot].whole = True  # one near the end of its text has no branches
+
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """See `protocols.BranchingDraft.branch_tokens`; without `until` for its patience.
+
+        Returns: the same object as before where nothing has come since.
+        """
+        link, told = self._link, None
+        if self._awaited and link is not None:
+            told = link.told(forwards, self._patience, until)
+            if told is None and until is not None and link.alive:
+                return None
+            if told is None:
+                self._give_up(link)
+        if told is None:
+            self._count_absence()
+            return self._absence
+        if told is not self._told:
+            self._told, self._branches = told, told.of(self._epochs)
+        return self._branches
+
+    def activity(self) -> Activity:
+        """What the worker has done since this was last called, as far as it has said."""
+        link = self._connection
+        return Activity() if link is None else link.activity(self._epochs)
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Waits for a worker that agrees to the `Hello`, started again meanwhile or not."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end and not self.refused:
+            if self._usable() is not None:
+                return True
+            if self._connection is None or not self._connection.alive:
+                time.sleep(_LOOK)
+            else:
+                self._connection.wait_ready(_LOOK)
+        return False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the worker does not agree to the `Hello`."""
+        return self._connection is not None and self._connection.refused
+
+    @property
+    def trouble(self) -> str:
+        """Why the last stream that has ended did."""
+        return (self._connection and self._connection.trouble) or self._trouble
+
+    def close(self) -> None:
+        """Ends the stream; the worker then frees the slots."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _usable(self) -> Connection | None:
+        """The connection, unless an answer is overdue; connects anew if need be."""
+        if self._connection is None or not self._connection.alive:
+            if self._connection is not None:
+                self._connection.close()
+                self._tell_end(self._connection)
+                self._ended = self._connection
+            self._connection = self._connect()
+            self._overdue = False
+            self.counters["connections"] += self._connection is not None
+        link = self._connection
+        if link is None or not link.ready:
+            self._absence = "dead"
+        elif self._overdue and not link.answered:
+            self._absence = "stale"
+        else:
+            self._overdue = False
+            self._limit.settled()
+            self._silence.settled()
+            return link
+        self._end_if_it_hangs(link or self._ended)
+        return None
+
+    def _end_if_it_hangs(self, link: Connection | None) -> None:
+        """What a worker owes, it owes over any number of streams.
+
+        Args:
+          link: the last one to it.
+        """
+        where = self._address() if self._address else link and link.address
+        if where is None or (link is not None and link.refused):  # none there, or one that answers
+            self._limit.settled()
+            self._silence.settled()
+            return
+        self._limit.owed(where)
+        if link is not None and link.heard:
+            self._silence.settled()
+        else:
+            self._silence.owed(where)
+        silent = self._silence.reached()
+        if silent or self._limit.reached():
+            self.counters["hung"] += 1
+            what = "gives no sign of life" if silent else "has not answered for long"
+            _LOG.warning("the draft worker %s; another is started", what)
+            self._end(where)
+            if link is not None:
+                link.close()
+
+    def _tell_end(self, link: Connection) -> None:
+        """Says once why streams end: others that end for the same reason follow at once."""
+        self._trouble = link.trouble or self._trouble
+        again = self._logged == self._trouble and not link.ready
+        level = logging.DEBUG if again else logging.WARNING
+        _LOG.log(level, "the stream to the draft worker has ended: %s", self._trouble)
+        self._logged = self._trouble
+
+    def _give_up(self, link: Connection) -> None:
+        self._absence = "late" if link.alive else "dead"
+        self._overdue = link.alive
+
+    def _count_absence(self) -> None:
+        """Counts why a round has no answer: once, though it was waited for twice."""
+        if not self._counted:
+            self.counters[self._absence] += 1
+        self._counted = True
+
+    @contextlib.contextmanager
+    def _telling(self, link: Connection | None) -> Iterator[None]:
+        """Where this is interrupted, nobody knows what the worker was told: a new stream, then."""
+        try:
+            yield
+        except BaseException:
+            if link is not None:
+                link.close()
+            raise
+
+    def _teach(self, slot: int, link: Connection) -> None:
+        """Gives a worker what it lacks of a slot's text: all of it, if it is a new one."""
+        text, epoch = self._texts[slot], int(self._epochs[slot])
+        if self._taught.get(slot) is not link:
+            self._taught[slot] = link
+            text.forget()
+            opening = self._openings[slot]
+            link.send(Open(number=next(self._numbers), epoch=epoch, opening=opening))
+        text.teach(
+            lambda tokens, offset: link.send(
+                Prefill(
+                    number=next(self._numbers),
+                    slot=slot,
+                    epoch=epoch,
+                    offset=offset,
+                    tokens=np.array(tokens, np.int32),
+                )
+            )
+        )
+
+    def _send_round(
+        self,
+        link: Connection,
+        lowered: np.ndarray,
+        *,
+        drafts: np.ndarray | None = None,
+        counts: np.ndarray | None = None,
+        follow: np.ndarray | None = None,
+        forwards: int = 0,
+    ) -> None:
+        """Sends what is asked for, and with it the records that were not sent yet."""
+        none = np.zeros(self.slots, np.int32)
+        records = self._records if self._unsent else promotion(self.slots, self.k)
+        message = Round(
+            number=next(self._numbers),
+            epochs=self._epochs,
+            **records._asdict(),
+            drafts=none if drafts is None else drafts,
+            sampled=self._sampled,
+            lowered=lowered,
+            counts=np.zeros((self.slots, self.k + 1), np.int32) if counts is None else counts,
+            follow=none if follow is None else follow,
+            forwards=forwards,
+        )
+        with self._telling(link):
+            link.ask(message)
+            self._unsent = False
+
+    def _flush(self) -> None:
+        """Sends records that nobody expands: at the end of a text they have no branches."""
+        if self._unsent and self._link is not None:
+            self._send_round(self._link, np.zeros((self.slots, self.k), np.int32))
+
+    def _take_q(self) -> None:
+        """Puts the q that was asked for into the proposals; without it they stay point masses."""
+        slots, self._asked_q = self._asked_q, self._asked_q[:0]
+        if not slots.size:
+            return
+        winner = None if self._link is None else self._link.winner(self._patience)
+        if winner is None:
+            self.counters["q late"] += len(slots)
+        elif malformed := self._proposals.put_q(slots, winner):
+            self.counters["q malformed"] += malformed

@@ -1,0 +1,257 @@
+"""The engine's end of one gRPC stream: sends without waiting, keeps the answers that are asked."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import grpc
+import numpy as np
+
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.messages import (
+    Answer,
+    Hello,
+    Message,
+    ProtocolError,
+    Refused,
+    Round,
+    Speculations,
+    Welcome,
+    Winner,
+    no_branches,
+)
+from ssd_jax.placement.process.transport import LET_IN, METHOD, TOKEN, channel_options
+from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.roles.records import BranchTokens
+
+_T = TypeVar("_T")
+_KEPT = 1024  # spans of work that nobody has asked for
+_LOOK = 1e-3  # seconds
+
+
+class Told(NamedTuple):
+    """The last answer to a round that asked for an expansion.
+
+    Attributes:
+      epochs: [B] int32, whose branches they are; -1 where a slot has none.
+      complete: no more comes.
+    """
+
+    epochs: np.ndarray
+    branches: BranchTokens
+    complete: bool
+
+    def of(self, epochs: np.ndarray) -> BranchTokens:
+        """The branches of the requests that are in the slots now."""
+        stale = (self.epochs != epochs) & (self.epochs >= 0)
+        if not stale.any():
+            return self.branches
+        found = self.branches
+        return found._replace(
+            bonus=np.where(stale[:, None], -1, found.bonus),
+            lengths=np.where(stale[:, None], 0, found.lengths),
+        )
+
+
+class Connection:
+    """A stream to a worker. When it fails it stays failed: `alive` is then False.
+
+    `heard` tells whether the worker has let it in, `ready` whether it agrees to the `Hello`, and
+    `refused` whether it failed because the worker did not.
+
+    Args:
+      address: of the worker, as gRPC names it.
+      hello: what the worker must be.
+      token: secret that the worker was started with.
+      counters: where ignored messages and broken streams are counted.
+      clock: the engine's, and every other process's of this host.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        token: str,
+        counters: Counter[str],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._hello, self._counters, self._clock = hello, counters, clock
+        self._work: deque[tuple[Busy, Answer]] = deque(maxlen=_KEPT)  # and what has told of it
+        self._worked_until = 0.0
+        self._sent = self._received = 0  # bytes; each is changed by one thread only
+        self._counted = 0
+        self._changed = threading.Condition()
+        self._asked = 0
+        self._told: Told | None = None
+        self._winner: Winner | None = None
+        self.address = address
+        self.alive, self.heard, self.ready, self.refused = True, False, False, False
+        self.trouble = ""
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._channel = grpc.insecure_channel(address, options=channel_options(hello))
+        stream = self._channel.stream_stream(METHOD)
+        self._call = stream(
+            iter(self._outbox.get, None), metadata=((TOKEN, token),), wait_for_ready=False
+        )
+        self.send(hello)
+        threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Queues a message."""
+        data = codec.encode(message)
+        self._sent += len(data)
+        self._outbox.put(data)
+
+    def ask(self, message: Round) -> None:
+        """Sends a round; answers to earlier ones are no longer kept."""
+        with self._changed:
+            self._asked, self._told, self._winner = message.number, None, None
+        self.send(message)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the worker has got as far as the last round that was sent."""
+        return not self._asked or self._told is not None or self._winner is not None
+
+    def told(
+        self, forwards: int, timeout: float, until: Callable[[], bool] | None = None
+    ) -> Told | None:
+        """The answer to the last round after that many forwards, or the complete one.
+
+        Args:
+          forwards: how many.
+          timeout: seconds, after which it is whatever has come.
+          until: looked at in place of the time: once it is true, what was waited for is None.
+        """
+
+        def enough() -> Told | None:
+            told = self._told
+            done = told is not None and (told.complete or told.branches.forwards >= forwards)
+            return told if done else None
+
+        if until is None:
+            self._wait(enough, timeout)
+        while until is not None and enough() is None and self.alive:
+            if until():
+                return None
+            self._wait(enough, _LOOK)
+        return self._told
+
+    def winner(self, timeout: float) -> Winner | None:
+        """The records that the last round asked for; None if they do not come in time."""
+        return self._wait(lambda: self._winner, timeout)
+
+    def activity(self, epochs: np.ndarray) -> Activity:
+        """What the worker has done since this was last called.
+
+        Args:
+          epochs: of the slots, to tell whose work it was.
+        """
+        with self._changed:
+            work, total = list(self._work), self._sent + self._received
+            self._work.clear()
+        count, self._counted = total - self._counted, total
+        return Activity(
+            tuple(
+                span._replace(slots=by.slots[epochs[by.slots] == by.epochs].tolist())
+                for span, by in work
+            ),
+            count,
+        )
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Waits for the worker to agree to the `Hello`."""
+        self._wait(lambda: self.ready or None, timeout)
+        return self.ready
+
+    def close(self) -> None:
+        """Ends the stream."""
+        self.alive = False
+        self._outbox.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def _wait(self, found: Callable[[], _T | None], timeout: float) -> _T | None:
+        with self._changed:
+            self._changed.wait_for(lambda: found() is not None or not self.alive, timeout)
+            return found()
+
+    def _receive(self) -> None:
+        trouble = "the worker ended the stream"
+        try:
+            self.heard = LET_IN in self._call.initial_metadata()  # waits for it
+            for data in self._call:
+                self._received += len(data)
+                message = codec.decode(data, self._hello)
+                if isinstance(message, Refused):
+                    self.refused = not self.ready
+                    trouble = f"the worker refused: {message.reason}"
+                    break
+                with self._changed:
+                    self._take(message)
+                    self._changed.notify_all()
+        except ProtocolError as error:
+            self._counters["garbage"] += 1
+            trouble = f"the worker sent {error}"
+        except grpc.RpcError as error:
+            code = error.code().name if isinstance(error, grpc.Call) else repr(error)
+            self.refused = code == "UNIMPLEMENTED"
+            trouble = f"the stream broke: {code}"
+            if self.refused:
+                trouble = "the worker refused: its token or its protocol is another"
+        except Exception as error:  # whatever it is, nobody is to wait for answers from here
+            self._counters["garbage"] += 1
+            trouble = f"an answer of the worker could not be taken: {error!r}"
+        finally:
+            with self._changed:
+                self.alive, self.trouble = False, trouble
+                self._changed.notify_all()
+            self._outbox.put(None)
+            self._call.cancel()
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Welcome):
+            self.ready = True
+        elif isinstance(message, Answer):
+            self._take_work(message)
+            if message.number < self._asked:
+                self._counters["overtaken"] += 1
+            elif message.number > self._asked or self._replayed(message):
+                self._counters["ignored"] += 1
+            elif isinstance(message, Winner):
+                self._winner = message
+            elif isinstance(message, Speculations):
+                self._told = self._arranged(message)
+        else:
+            raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
+
+    def _take_work(self, message: Answer) -> None:
+        """Keeps the work that an answer tells of; what was told before counts once."""
+        now = self._clock()  # it was told afterwards, whatever it says
+        for each in message.work:
+            if each.begin >= self._worked_until:
+                span = Busy(each.what, min(each.begin, now), min(each.end, now))
+                self._work.append((span, message))
+                self._worked_until = each.end
+
+    def _replayed(self, message: Answer) -> bool:
+        """Whether the same was said before: what has been used once must not change."""
+        if isinstance(message, Winner):
+            return self._winner is not None
+        return self._told is not None and self._told.complete
+
+    def _arranged(self, message: Speculations) -> Told:
+        """An answer by slots, ready for whoever waits; each answer tells of a forward more."""
+        before = 0 if self._told is None else self._told.branches.forwards
+        branches = no_branches(self._hello, before + 1)
+        epochs, slots = np.full(self._hello.slots, -1, np.int32), message.slots
+        epochs[slots] = message.epochs
+        for name in ("bonus", "lengths", "tokens", "confidence"):
+            getattr(branches, name)[slots] = getattr(message, name)
+        return Told(epochs, branches, message.complete)

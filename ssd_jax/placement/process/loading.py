@@ -1,0 +1,114 @@
+"""Loads a worker's draft: programs and weights, shared by the sessions of all its streams."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ssd_jax.compat import check_sums
+from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.opened import open_model, open_source
+from ssd_jax.devices.warm_up import run_once
+from ssd_jax.errors import InputError
+from ssd_jax.models.functional import Parameters
+from ssd_jax.placement.process.server import MakeSession
+from ssd_jax.placement.process.session import Session
+from ssd_jax.placement.process.settings import WorkerSettings
+from ssd_jax.system.compile_cache import keep_programs, open_store
+
+_BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
+
+
+def load_sessions(settings: WorkerSettings) -> MakeSession:
+    """Compiles and loads a draft, and runs it once: the first rounds must not be late.
+
+    Raises:
+      InputError: a checkpoint that cannot be used.
+    """
+    if settings.compile_cache is not None:
+        keep_programs(open_store(settings.compile_cache))
+    check_sums()
+    about = settings.hello
+    target = None if settings.target is None else open_source(settings.target)
+    opened = open_model(settings.source, settings.dtype, target=target)
+    if opened.fingerprint != about.model:
+        raise InputError(f"{settings.source} has changed since the target opened it; start again")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(opened.load)
+        drafting = Drafting(
+            k=about.k,
+            support=settings.support,
+            rule=about.rule,
+            branches=about.branches,
+            saguaro_c=settings.saguaro_c,
+            predict=settings.predict,
+            confident=settings.confident,
+        )
+        base = DraftPrograms(
+            opened.model,
+            slots=about.slots,
+            context=about.context,
+            tokens=about.tokens,
+            drafting=drafting,
+            late=settings.urgent,
+        )
+        *fewer, most = sorted(settings.budgets)
+        menu = ExpansionPrograms.menu(base, [most] if settings.urgent else settings.budgets)
+        parameters = loading.result()
+    drafts = _Drafts(menu, parameters, settings.draft_temperature)
+    if settings.urgent:
+        threading.Thread(target=drafts.extend, args=(fewer,), daemon=True).start()
+
+    def session(called: Callable[[], bool]) -> Session:
+        return Session(about, drafts.new, called)
+
+    return session
+
+
+class _Drafts:
+    """Makes drafts of a menu that may grow.
+
+    Args:
+      menu: programs of one M or more.
+      parameters: of all drafts.
+      temperature: see `BranchDraft`.
+    """
+
+    def __init__(
+        self,
+        menu: Sequence[ExpansionPrograms],
+        parameters: Parameters,
+        temperature: float | None,
+    ) -> None:
+        self._menu, self._parameters, self._temperature = list(menu), parameters, temperature
+        self._lock = threading.Lock()
+        self._made: weakref.WeakSet[BranchDraft] = weakref.WeakSet()
+        self._warm = [self._of(menu)]
+        run_once(self._warm[0])
+
+    def new(self) -> BranchDraft:
+        """A draft with empty slots."""
+        with self._lock:
+            made = self._warm.pop() if self._warm else self._of(self._menu)
+            self._made.add(made)
+            return made
+
+    def extend(self, budgets: Sequence[int]) -> None:
+        """Adds what is late: just-in-time drafts, and programs of these numbers of branches."""
+        sys.setswitchinterval(_BESIDE)
+        self._menu[0].base.complete()
+        for branches in reversed(budgets):
+            programs = ExpansionPrograms(self._menu[0].base, branches, self._menu[0])
+            run_once(self._of([programs]))
+            with self._lock:
+                self._menu.append(programs)
+                for draft in (*self._warm, *self._made):
+                    draft.extend(programs)
+
+    def _of(self, menu: Sequence[ExpansionPrograms]) -> BranchDraft:
+        return BranchDraft(menu, self._parameters, temperature=self._temperature)

@@ -1,0 +1,77 @@
+"""The draft worker: `python -m ssd_jax.placement.process.main`, started by `supervisor`.
+
+The first line of standard input is its `WorkerSettings`, its own first line of output a `Report`.
+It ends when standard input does, which is when the process that started it ends, however that
+happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+import msgspec
+
+from ssd_jax.errors import SsdError
+from ssd_jax.placement.process.settings import Report, WorkerSettings
+from ssd_jax.system.cores import pin
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Runs the worker until it is no longer wanted."""
+    run(_start)
+
+
+def run(start: Callable[[WorkerSettings], tuple[object, str]]) -> None:
+    """Runs a worker whose server `start` starts, giving it and its address."""
+    if sys.platform == "linux":  # ends this process with the thread that started it, even stopped
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever others write, native code among them, is no report
+    sys.stdout = sys.stderr
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
+    if settings.cores is not None:
+        pin(settings.cores)  # before JAX counts the cores for its threads
+    orphaned = threading.Thread(target=_until_orphaned, daemon=True)
+    orphaned.start()
+    server = None  # lives as long as something names it
+    try:
+        server, address = start(settings)
+        report = Report(address=address)
+    except SsdError as error:
+        report = Report(error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        report = Report(error=f"{type(error).__name__}: {error}")
+    with output:
+        output.write(msgspec.json.encode(report) + b"\n")
+    if server is not None:
+        orphaned.join()
+    sys.stderr.flush()
+    os._exit(server is None)
+
+
+def _start(settings: WorkerSettings) -> tuple[object, str]:
+    # JAX is imported here, after the cores are set.
+    from ssd_jax.placement.process.loading import load_sessions
+    from ssd_jax.placement.process.server import serve
+
+    return serve(load_sessions(settings), settings.hello, settings.token)
+
+
+def _until_orphaned() -> None:
+    while os.read(0, 1):  # the file itself: an exit must not find the stream locked
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

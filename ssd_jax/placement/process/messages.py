@@ -1,0 +1,313 @@
+"""The messages between an engine and its draft worker; docs/protocol.md says when each is sent.
+
+Types, constraints and the arrays' `Entries` say what a message may be; `codec.decode` checks all
+of it, against what both sides agreed on, the `Hello`. Whatever does not fit is a `ProtocolError`,
+never an index out of range. B, M, K, N, V and C are `Hello`'s slots, branches, k, support, tokens
+and context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from ssd_jax.roles.activity import WORK
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
+from ssd_jax.sampling.confidence import EDGES, UNKNOWN
+from ssd_jax.sampling.params import MAX_STOP_IDS
+
+MAX_WORK = 256
+"""Most spans of work that an answer tells of."""
+_MOST = 2**31
+_CLASSES = len(EDGES) + 1
+
+Count = Annotated[int, Meta(ge=0, lt=_MOST)]
+Number = Annotated[int, Meta(ge=0)]
+"""Of a message, each of a stream higher than the one before it."""
+Text = Annotated[str, Meta(max_length=2**16)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e10)]
+"""On a monotonic clock, which shows no more than three hundred years."""
+
+
+class ProtocolError(Exception):
+    """What came over the stream is not what the protocol allows."""
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An array on its way: "i4" or "f4", little-endian, and its bytes."""
+
+    dtype: str
+    shape: Annotated[tuple[Count, ...], Meta(max_length=4)]
+    data: bytes
+
+
+class Entries(NamedTuple):
+    """What an array of a message must be.
+
+    Attributes:
+      shape: its sizes; names that the `Hello` does not give are the same size all over a message.
+      low, high: its entries are `low` or more and less than `high`, a number or size.
+      dtype: "i4" or "f4"; of the latter no entry is looked at.
+    """
+
+    shape: str
+    low: int = 0
+    high: int | str = _MOST
+    dtype: str = "i4"
+
+    def read(self, name: str, packed: Packed, sizes: dict[str, int]) -> np.ndarray:
+        """The array; `sizes` gets those that are new.
+
+        Raises:
+          ProtocolError: it is another.
+        """
+        given, names = packed.shape, self.shape.split()
+        wanted = tuple(
+            sizes.setdefault(name, given[axis] if axis < len(given) else 0)
+            for axis, name in enumerate(names)
+        )
+        size = 4 * math.prod(wanted)
+        if (packed.dtype, given, len(packed.data)) != (self.dtype, wanted, size):
+            raise ProtocolError(
+                f"{name} is {packed.dtype[:9]}{list(given)} of {len(packed.data)} bytes instead of "
+                f"{self.dtype}{list(wanted)}"
+            )
+        array = np.frombuffer(packed.data, f"<{self.dtype}").reshape(wanted)
+        high = self.high if isinstance(self.high, int) else sizes[self.high]
+        if self.dtype == "i4" and array.size and (array.min() < self.low or array.max() >= high):
+            raise ProtocolError(
+                f"{name} from {array.min()} to {array.max()}, not {self.low} to {high - 1}"
+            )
+        return array
+
+
+class Message(
+    msgspec.Struct,
+    frozen=True,
+    tag=True,
+    array_like=True,
+    forbid_unknown_fields=True,
+):
+    """Anything that is sent."""
+
+    def check(self, about: Hello) -> None:
+        """Raises: ProtocolError: it does not fit, though each part of it does."""
+
+
+class Hello(Message, frozen=True):
+    """Opens a stream: what the engine takes the draft to be.
+
+    Attributes:
+      model: fingerprint of the draft, see `OpenedModel`.
+      slots, context, tokens: B, most positions of a sequence, how many ids exist.
+      k, branches, support: K, M and N of the worker's programs.
+      rule: of the verification, "ratio" or "coupled".
+    """
+
+    model: Text
+    slots: Count
+    context: Count
+    tokens: Count
+    k: Count
+    branches: Count
+    support: Count
+    rule: Text
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By their names in `Entries`."""
+        return {
+            "B": self.slots,
+            "C": self.context,
+            "V": self.tokens,
+            "K": self.k,
+            "K+1": self.k + 1,
+            "M": self.branches,
+            "M+1": self.branches + 1,
+            "N": self.support,
+        }
+
+
+class Welcome(Message, frozen=True):
+    """Answers a `Hello` that fits."""
+
+
+class Refused(Message, frozen=True):
+    """The last message of a worker that gives a stream up, with the reason."""
+
+    reason: Text
+
+
+class Open(Message, frozen=True):
+    """A new request in a slot. `epoch` counts requests: what carries another than it is stale."""
+
+    number: Number
+    epoch: Annotated[int, Meta(ge=1, lt=_MOST)]
+    opening: SlotOpening
+
+    def check(self, about: Hello) -> None:
+        """See `Message.check`. The sampling parameters check themselves."""
+        opening = self.opening
+        _within("slot", opening.slot, about.slots)
+        for token in (*opening.banned, *(token for token, _ in opening.params.logit_bias)):
+            _within("token", token, about.tokens)
+        _within("number of banned ids", len(opening.banned), MAX_STOP_IDS + 1)
+        _within("index", opening.index, 2**32)
+        _within("ban_before", opening.ban_before, about.context + 1)
+
+
+class Prefill(Message, frozen=True):
+    """Tokens from position `offset` on: of the prompt, or committed ones to catch up."""
+
+    number: Number
+    slot: Count
+    epoch: Count
+    offset: Count
+    tokens: Annotated[np.ndarray, Entries("n", 0, "V")]
+
+    def check(self, about: Hello) -> None:
+        """See `Message.check`."""
+        _within("slot", self.slot, about.slots)
+        end = self.offset + self.tokens.size
+        if not self.tokens.size or end > about.context:
+            raise ProtocolError(f"tokens at {self.offset} to {end - 1} of {about.context}")
+
+
+class Round(Message, frozen=True):
+    """New records of all slots that go on, and their expansion.
+
+    Where every slot is idle the records stay; where `forwards` is 0 they are not expanded.
+
+    Attributes:
+      epochs: of the slots; 0 where it says nothing.
+      position, pending, committed, winner, tokens, limit: see `records.Promotion`; `committed` are
+        all tokens since the worker was last told, however many.
+      drafts: tokens to draft just in time.
+      sampled: whether the verification needs the q of tokens that the draft made.
+      lowered: D of Saguaro sampling for each token that is drafted.
+      counts, follow, forwards: see `protocols.BranchingDraft.expand`.
+    """
+
+    number: Number
+    epochs: Annotated[np.ndarray, Entries("B")]
+    position: Annotated[np.ndarray, Entries("B", IDLE, "C")]
+    pending: Annotated[np.ndarray, Entries("B", 0, "V")]
+    committed: Annotated[np.ndarray, Entries("B W", -1, "V")]
+    winner: Annotated[np.ndarray, Entries("B", -1, "M")]
+    tokens: Annotated[np.ndarray, Entries("B K", 0, "V")]
+    limit: Annotated[np.ndarray, Entries("B", 0, "K+1")]
+    drafts: Annotated[np.ndarray, Entries("B", 0, "K+1")]
+    sampled: Annotated[np.ndarray, Entries("B", 0, 2)]
+    lowered: Annotated[np.ndarray, Entries("B K")]
+    counts: Annotated[np.ndarray, Entries("B K+1", 0, "M+1")]
+    follow: Annotated[np.ndarray, Entries("B", 0, 2)]
+    forwards: Count
+
+    @property
+    def promotion(self) -> Promotion:
+        """The new records."""
+        return Promotion(*(getattr(self, name) for name in Promotion._fields))
+
+    def check(self, about: Hello) -> None:
+        """See `Message.check`."""
+        made = (self.winner >= 0) | (self.limit > 0)
+        if (made & (self.drafts > 0)).any():
+            raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
+        _within("number of branches", int(self.counts.sum(axis=1).max()), about.branches + 1)
+        _within("forwards", self.forwards, about.k + 2)
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A span of the worker's work; see `activity.Busy`."""
+
+    what: Annotated[str, Meta(max_length=16)]
+    begin: Seconds
+    end: Seconds
+
+
+class Answer(Message, frozen=True):
+    """To a round.
+
+    Attributes:
+      number: of the round.
+      work: what the worker has done since its last answer.
+      slots, epochs: of the rows that it tells of.
+    """
+
+    number: Number
+    work: Annotated[tuple[Work, ...], Meta(max_length=MAX_WORK)]
+    slots: Annotated[np.ndarray, Entries("R", 0, "B")]
+    epochs: Annotated[np.ndarray, Entries("R")]
+
+    def check(self, about: Hello) -> None:
+        """See `Message.check`."""
+        until = 0.0
+        for span in self.work:
+            if span.what not in WORK:
+                raise ProtocolError(f"{span.what!r} is no work")
+            if not until <= span.begin <= span.end:
+                raise ProtocolError(f"work from {span.begin} to {span.end}, after {until}")
+            until = span.end
+
+
+class Winner(Answer, frozen=True):
+    """Tokens of records that the draft made, and their q.
+
+    Attributes:
+      lengths, tokens, confidence: as `records.BranchTokens` has them of branches.
+      sampled: those of `slots` whose q was asked for.
+      support, q: see `speculation.proposal.Proposal`. They are checked row by row when they are
+        used.
+    """
+
+    lengths: Annotated[np.ndarray, Entries("R", 0, "K+1")]
+    tokens: Annotated[np.ndarray, Entries("R K", 0, "V")]
+    confidence: Annotated[np.ndarray, Entries("R K", UNKNOWN, _CLASSES)]
+    sampled: Annotated[np.ndarray, Entries("S", 0, "B")]
+    support: Annotated[np.ndarray, Entries("S K N", -_MOST)]
+    q: Annotated[np.ndarray, Entries("S K N", dtype="f4")]
+
+
+class Speculations(Answer, frozen=True):
+    """What the branches say so far; see `records.BranchTokens`. No more comes after `complete`."""
+
+    complete: bool
+    bonus: Annotated[np.ndarray, Entries("R M", -1, "V")]
+    lengths: Annotated[np.ndarray, Entries("R M", 0, "K+1")]
+    tokens: Annotated[np.ndarray, Entries("R M K", 0, "V")]
+    confidence: Annotated[np.ndarray, Entries("R M K", UNKNOWN, _CLASSES)]
+
+
+def no_branches(about: Hello, forwards: int = 0) -> BranchTokens:
+    """No branches in any slot, to be filled in."""
+    shape = about.slots, about.branches
+    of_tokens = *shape, about.k
+    return BranchTokens(
+        bonus=np.full(shape, -1, np.int32),
+        lengths=np.zeros(shape, np.int32),
+        tokens=np.zeros(of_tokens, np.int32),
+        confidence=np.full(of_tokens, UNKNOWN, np.int32),
+        forwards=forwards,
+    )
+
+
+MESSAGES: Sequence[type[Message]] = (
+    Hello,
+    Welcome,
+    Refused,
+    Open,
+    Prefill,
+    Round,
+    Winner,
+    Speculations,
+)
+
+
+def _within(name: str, value: int, end: int) -> None:
+    if not 0 <= value < end:
+        raise ProtocolError(f"{name} {value} is not within 0 to {end - 1}")

@@ -1,0 +1,83 @@
+"""Proposals that the engine of a draft elsewhere holds on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ssd_jax.kernels.row_sum import LONG
+from ssd_jax.placement.process.messages import Winner
+from ssd_jax.sampling.proposal import Proposal
+
+_HALF_ULP = 2.0**-24  # the most that a float32 operation is off, as a share of its result
+
+
+class HostProposals:
+    """Proposed tokens of all slots; point masses until their q comes.
+
+    Args:
+      slots, k, support: B, K and N.
+      ids: how many token ids exist.
+
+    Attributes:
+      tokens: [B, K] int32, replaced and never written to.
+      lengths: [B] int32, likewise.
+    """
+
+    def __init__(self, slots: int, k: int, support: int, ids: int) -> None:
+        self._ids = ids
+        self._support = np.full((slots, k, support), -1, np.int32)
+        self._q = np.zeros((slots, k, support), np.float32)
+        self.put(np.zeros((slots, k), np.int32), np.zeros(slots, np.int32))
+
+    def put(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Proposes the first `lengths` [B] of these tokens [B, K], each with probability 1."""
+        used = self._used(lengths)
+        self.tokens, self.lengths = np.where(used, tokens, 0), lengths
+        self._support[:] = -1
+        self._q[:] = 0
+        self._support[..., 0] = np.where(used, tokens, -1)
+        self._q[..., 0] = used
+
+    def put_q(self, slots: np.ndarray, winner: Winner) -> int:
+        """Takes the q of these slots' tokens; returns in how many rows it is malformed."""
+        rows, places = _where(slots, winner.slots), _where(slots, winner.sampled)
+        told = (rows >= 0) & (places >= 0)
+        taken, rows, places = slots[told], rows[told], places[told]
+        tokens, lengths = self.tokens[taken], self.lengths[taken]
+        used = self._used(lengths)
+        support = np.where(used[..., None], winner.support[places], -1)
+        q = np.where(used[..., None], winner.q[places], 0)
+        fits = (winner.tokens[rows] == tokens) & self._are_laws(tokens, support, q)
+        right = (winner.lengths[rows] >= lengths) & (fits | ~used).all(axis=1)
+        self._support[taken[right]], self._q[taken[right]] = support[right], q[right]
+        return len(slots) - int(right.sum())
+
+    def now(self) -> Proposal:
+        """What is known now, in arrays of its own."""
+        return Proposal(
+            self.tokens.copy(), self.lengths.copy(), self._support.copy(), self._q.copy()
+        )
+
+    def _used(self, lengths: np.ndarray) -> np.ndarray:
+        return np.arange(self._q.shape[1]) < lengths[:, None]
+
+    def _are_laws(self, tokens: np.ndarray, support: np.ndarray, q: np.ndarray) -> np.ndarray:
+        """Which rows of q [..., N] are distributions over their supports that give their tokens."""
+        used = support >= 0
+        drawn = np.where(support == tokens[..., None], q, 0)
+        ordered = np.sort(np.where(used, support, -1 - np.arange(support.shape[-1])), axis=-1)
+        # Weights were divided by their float32 sum: n - 1 additions and a division, and two more
+        # where that is a product with a reciprocal. Longer rows are summed in parts.
+        off = (np.minimum((q > 0).sum(axis=-1), LONG) + 2) * _HALF_ULP
+        return (
+            (np.isfinite(q) & (q >= 0) & (used | (q == 0)) & (support < self._ids)).all(axis=-1)
+            & (abs(q.sum(axis=-1, dtype=np.float64) - 1) <= off)
+            & (drawn.sum(axis=-1) > 0)
+            & (np.diff(ordered, axis=-1) > 0).all(axis=-1)
+        )
+
+
+def _where(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """The place of each wanted slot among others; -1 where it is not there, or twice."""
+    same = wanted[:, None] == among
+    return np.where(same.sum(axis=1) == 1, same @ np.arange(len(among)), -1)

@@ -1,0 +1,154 @@
+"""The worker's end of the gRPC streams; one session, with slots of its own, for each."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.messages import Hello, Message, ProtocolError, Refused, Round
+from ssd_jax.placement.process.session import Session
+from ssd_jax.placement.process.transport import LET_IN, METHOD, TOKEN, listen, server_options
+
+STREAMS = 64
+"""Most streams at a time: an engine has one for as long as it lives."""
+GREETING = 10.0
+"""Seconds until a stream without a `Hello` is ended."""
+_TRACEBACK = 4000  # characters of it that an engine is sent
+_LOG = logging.getLogger(__name__)
+
+MakeSession = Callable[[Callable[[], bool]], Session]
+"""A new session, from a function that says whether another round waits."""
+
+
+def serve(
+    session: MakeSession,
+    about: Hello,
+    token: str,
+    *,
+    streams: int = STREAMS,
+    greeting: float = GREETING,
+) -> tuple[grpc.Server, str]:
+    """Starts a server.
+
+    Args:
+      session: for each stream.
+      about: what the worker is.
+      token: secret that who opens a stream must know.
+      streams: most of them at a time; others are refused.
+      greeting: seconds until a stream without a `Hello` is ended.
+
+    Returns: the server and its address.
+    """
+    free = threading.BoundedSemaphore(streams)
+    # Threads beyond the streams refuse others.
+    server = grpc.server(ThreadPoolExecutor(streams + 4), options=server_options(about))
+
+    def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.send_initial_metadata((LET_IN,))  # a sign of life, before there is a draft
+        if not free.acquire(blocking=False):
+            reason = f"it serves {streams} engines already, and no more; close some"
+            yield codec.encode(Refused(reason=reason))
+            return
+        inbox = _Inbox(about)
+        threading.Thread(target=inbox.fill, args=(requests,), daemon=True).start()
+        try:
+            yield from _answers(session(inbox.called), inbox, greeting)
+        finally:
+            inbox.admitted.set()
+            free.release()
+
+    handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token)
+    server.add_generic_rpc_handlers([handler])
+    address = listen(server)
+    server.start()
+    return server, address
+
+
+class _Handler(grpc.GenericRpcHandler):
+    """Bytes in, bytes out, for who knows the token; nobody else's are read, nor given a thread."""
+
+    def __init__(self, handler: grpc.RpcMethodHandler, token: str) -> None:
+        self._handler, self._token = handler, token.encode()
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        """See `grpc.GenericRpcHandler.service`."""
+        if handler_call_details.method != METHOD:
+            return None
+        told = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN]
+        known = len(told) == 1 and hmac.compare_digest(str(told[0]).encode(), self._token)
+        return self._handler if known else None
+
+
+class _Inbox:
+    """Messages of one stream, read ahead; the last item is None."""
+
+    def __init__(self, about: Hello) -> None:
+        self._about = about
+        self._items: queue.SimpleQueue[Message | ProtocolError | None] = queue.SimpleQueue()
+        self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
+        self.admitted = threading.Event()
+        """Set when more than one message may be read: who is not known leaves no heap of them."""
+
+    def fill(self, requests: Iterator[bytes]) -> None:
+        """Reads the stream to its end."""
+        try:
+            for data in requests:
+                message = codec.decode(data, self._about)
+                self._read += isinstance(message, Round)
+                self._items.put(message)
+                self.admitted.wait()
+        except ProtocolError as error:
+            self._items.put(error)
+        except Exception as error:  # the other side is gone; gRPC says so in many ways
+            _LOG.debug("a stream ended: %r", error)
+        self._items.put(None)
+
+    def called(self) -> bool:
+        """Whether another round waits."""
+        return self._read > self._handled
+
+    def messages(self, greeting: float) -> Iterator[Message]:
+        """All of them; waits `greeting` seconds for the first.
+
+        Raises:
+          ProtocolError: one that is none, or none at all in time.
+        """
+        while True:
+            try:
+                limit = None if self.admitted.is_set() else greeting
+                message = self._items.get(timeout=limit)
+            except queue.Empty:
+                raise ProtocolError(f"no Hello within {greeting:.0f} s") from None
+            if message is None:
+                return
+            if isinstance(message, ProtocolError):
+                raise message
+            self._handled += isinstance(message, Round)
+            yield message
+
+
+def _answers(session: Session, inbox: _Inbox, greeting: float) -> Iterator[bytes]:
+    """Answers one stream; what breaks the protocol ends this stream and no other."""
+    try:
+        for message in inbox.messages(greeting):
+            for answer in session.handle(message):
+                yield codec.encode(answer)
+            inbox.admitted.set()
+    except ProtocolError as error:
+        yield codec.encode(Refused(reason=str(error)))
+    except Exception as error:
+        _LOG.exception("a stream failed")
+        where = traceback.format_exc()[-_TRACEBACK:]
+        yield codec.encode(Refused(reason=f"{type(error).__name__}: {error}\n{where}"))
+    finally:
+        _LOG.info("a stream has ended: %s", dict(session.counters))

@@ -1,0 +1,250 @@
+"""The worker's side of one stream: executes messages in order on a draft of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from ssd_jax.placement.process.messages import (
+    MAX_WORK,
+    Hello,
+    Message,
+    Open,
+    Prefill,
+    ProtocolError,
+    Round,
+    Speculations,
+    Welcome,
+    Winner,
+    Work,
+    no_branches,
+)
+from ssd_jax.roles.protocols import BranchingDraft
+from ssd_jax.roles.records import IDLE, BranchTokens
+
+
+class GrowingDraft(BranchingDraft, Protocol):
+    """A draft whose expansion can be run one forward at a time."""
+
+    def grow(self, lowered: np.ndarray) -> None:
+        """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
+        ...
+
+    def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
+        """Waits for the branches as they are now."""
+        ...
+
+    def finish(self) -> None:
+        """Waits for all that was dispatched."""
+        ...
+
+
+class Session:
+    """One stream's slots, records and branches.
+
+    Args:
+      about: what the worker is; a `Hello` must say the same.
+      draft: makes the draft, when a `Hello` was right.
+      called: whether another round waits: an expansion is then not grown any further.
+      clock: seconds, monotonic and the same for all processes of a host.
+
+    Attributes:
+      counters: "rounds" with an expansion, "forwards" of expansions, expansions that the next round
+        "cut" short, and "stale": messages and rows that came too late or twice.
+    """
+
+    def __init__(
+        self,
+        about: Hello,
+        draft: Callable[[], GrowingDraft],
+        called: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._about, self._new, self._called, self._clock = about, draft, called, clock
+        self._since = 0.0  # when the work began that is not told of yet
+        self._work: deque[Work] = deque(maxlen=MAX_WORK)  # the oldest is forgotten
+        self._draft: GrowingDraft | None = None
+        self._epochs = np.zeros(about.slots, np.int32)  # of the slots' requests, from 1
+        self._known = np.zeros(about.slots, np.int32)  # positions whose tokens are known
+        self._last = 0  # number of the last message
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Executes a message that fits; yields the answers as they are known.
+
+        Raises:
+          ProtocolError: it does not fit what was said before.
+        """
+        if isinstance(message, Hello):
+            yield self._greet(message)
+            return
+        if self._draft is None:
+            raise ProtocolError("a stream begins with a Hello")
+        if not isinstance(message, Open | Prefill | Round):
+            raise ProtocolError(f"a {type(message).__name__} is not for a worker")
+        if message.number <= self._last:
+            self.counters["stale"] += 1
+            return
+        self._last = message.number
+        match message:
+            case Open():
+                self._open(self._draft, message)
+            case Prefill():
+                self._prefill(self._draft, message)
+            case Round():
+                yield from self._round(self._draft, message)
+
+    def _greet(self, hello: Hello) -> Welcome:
+        for name in Hello.__struct_fields__:
+            asked, here = getattr(hello, name), getattr(self._about, name)
+            if asked != here:
+                raise ProtocolError(f"the worker's {name} is another: {here!r}, not {asked!r}")
+        self._draft = self._draft or self._new()
+        return Welcome()
+
+    def _open(self, draft: GrowingDraft, message: Open) -> None:
+        slot = message.opening.slot
+        if message.epoch <= self._epochs[slot]:
+            self.counters["stale"] += 1
+            return
+        draft.open(message.opening)
+        self._epochs[slot], self._known[slot] = message.epoch, 0
+
+    def _prefill(self, draft: GrowingDraft, message: Prefill) -> None:
+        slot, offset = message.slot, message.offset
+        if not 0 < message.epoch == self._epochs[slot]:
+            self.counters["stale"] += 1
+            return
+        if offset > self._known[slot]:
+            raise ProtocolError(f"tokens from {offset} on, where {self._known[slot]} are known")
+        self._begin()
+        draft.prefill(slot, message.tokens.tolist(), offset)
+        self._known[slot] = offset + message.tokens.size
+        draft.finish()  # so that its time is not another's
+        self._end("prefill")
+
+    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Message]:
+        current = (message.epochs > 0) & (message.epochs == self._epochs)
+        promoted, forked = message.position != IDLE, message.counts.any(axis=1)
+        self.counters["stale"] += int(((promoted | forked) & ~current).sum())
+        promoted, forked = promoted & current, forked & current
+        if promoted.any():
+            yield from self._promote(draft, message, promoted)
+        if not message.forwards:
+            return
+        if forked.any():
+            if not promoted.any():
+                self._begin()
+            yield from self._expand(draft, message, forked)
+        else:  # an engine waits for an answer to every round that asks for an expansion
+            nothing = no_branches(self._about)
+            yield self._speculations(message, forked, nothing, self._take_work(), complete=True)
+
+    def _promote(self, draft: GrowingDraft, message: Round, rows: np.ndarray) -> Iterator[Winner]:
+        known = self._known + (message.committed >= 0).sum(axis=1)
+        gaps = rows & (message.position >= known)
+        if gaps.any():
+            slot = int(gaps.argmax())
+            raise ProtocolError(
+                f"position {message.position[slot]}, where {self._known[slot]} are known"
+            )
+        self._known = np.where(rows, message.position + 1, self._known)
+        drafts = np.where(rows, message.drafts, 0)
+        self._begin()
+        draft.promote(
+            message.promotion._replace(
+                position=np.where(rows, message.position, IDLE),
+                committed=np.where(rows[:, None], message.committed, -1),
+            )
+        )
+        if drafts.any():
+            draft.draft(drafts, lowered=message.lowered)
+        sampled = message.sampled > 0
+        wanted = rows & ((drafts > 0) | (sampled & (message.winner >= 0)))
+        if not wanted.any():
+            return
+        tokens, lengths, support, q = map(np.asarray, draft.proposal())  # waits for them
+        confidence = draft.confidence()
+        self._end("draft" if drafts.any() else "promote")
+        slots, of_q = np.flatnonzero(wanted), np.flatnonzero(wanted & sampled)
+        yield Winner(
+            number=message.number,
+            work=self._take_work(),
+            slots=slots,
+            epochs=self._epochs[slots],
+            lengths=lengths[slots],
+            tokens=tokens[slots],
+            confidence=confidence[slots],
+            sampled=of_q,
+            support=support[of_q],
+            q=q[of_q],
+        )
+        self._begin()
+
+    def _expand(
+        self, draft: GrowingDraft, message: Round, rows: np.ndarray
+    ) -> Iterator[Speculations]:
+        counts = np.where(rows[:, None], message.counts, 0)
+        follow = rows & (message.follow > 0)
+        draft.expand(counts, follow=follow, lowered=message.lowered, forwards=1)
+        done, what = 1, "expand"
+        while True:
+            branches = draft.branch_tokens(done)
+            self._end(what)
+            complete = done == message.forwards
+            if not complete and self._called():
+                self.counters["cut"] += 1
+                complete = True
+            work = self._take_work()
+            # A forward begins before what is known is sent, so that the draft hardly idles, but not
+            # before the one before it has ended: nobody is to wait for two when the next round is
+            # there.
+            if not complete:
+                draft.grow(message.lowered)
+            yield self._speculations(message, rows, branches, work, complete=complete)
+            if complete:
+                break
+            done, what = done + 1, "grow"
+        self.counters += Counter(rounds=1, forwards=done)
+
+    def _speculations(
+        self,
+        message: Round,
+        rows: np.ndarray,
+        branches: BranchTokens,
+        work: tuple[Work, ...],
+        *,
+        complete: bool,
+    ) -> Speculations:
+        slots = np.flatnonzero(rows)
+        return Speculations(
+            number=message.number,
+            complete=complete,
+            work=work,
+            slots=slots,
+            epochs=self._epochs[slots],
+            bonus=branches.bonus[slots],
+            lengths=branches.lengths[slots],
+            tokens=branches.tokens[slots],
+            confidence=branches.confidence[slots],
+        )
+
+    def _begin(self) -> None:
+        """Work begins after a pause."""
+        self._since = self._clock()
+
+    def _end(self, what: str) -> None:
+        """What was dispatched so far is there; what follows it on the device begins now."""
+        now = self._clock()
+        self._work.append(Work(what, self._since, now))
+        self._since = now
+
+    def _take_work(self) -> tuple[Work, ...]:
+        work = tuple(self._work)
+        self._work.clear()
+        return work

@@ -1,0 +1,275 @@
+"""Starts a draft worker, watches it, starts it again when it dies, and leaves none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+from ssd_jax.errors import InputError
+from ssd_jax.placement.process.settings import Report, WorkerSettings
+
+COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
+"""Imports nothing from the directory that the user is in."""
+STARTUP = 1800.0
+"""Seconds that a worker may take to load and compile."""
+_LOG = logging.getLogger(__name__)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds before a worker that died is started again
+_STEADY = 2.0  # seconds that a worker is ready before its death is taken for chance
+_LAST_LINES = 20
+_LONGEST_LINE = 2**16  # bytes
+_REMINDER = 60.0  # seconds between warnings while a worker starts
+_ROOT = str(Path(__file__).parents[3])  # where this package is
+
+
+@dataclasses.dataclass
+class _State:
+    """What supervisor and watching thread share.
+
+    Attributes:
+      changed: guards all others.
+      address: of the worker, while it is ready.
+      failure: why the first one did not start.
+      starts: workers that have become ready.
+    """
+
+    changed: threading.Condition = dataclasses.field(default_factory=threading.Condition)
+    process: subprocess.Popen[bytes] | None = None
+    address: str | None = None
+    failure: str | None = None
+    starts: int = 0
+    closing: bool = False
+
+
+class _End(NamedTuple):
+    """Of a worker.
+
+    Attributes:
+      final: another would end the same way.
+      served: seconds that it was ready.
+    """
+
+    why: str
+    final: bool = False
+    served: float = 0.0
+
+
+class Supervisor:
+    """A worker process, from `start` to `close`, the end of this process, or its own garbage.
+
+    Args:
+      settings: of the worker.
+      command: what to run.
+      startup: seconds until a worker that has reported nothing is given up.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        command: Sequence[str] = COMMAND,
+        *,
+        startup: float = STARTUP,
+    ) -> None:
+        self._settings, self._command, self._startup = settings, tuple(command), startup
+        self._state = _State()
+        self._end = weakref.finalize(self, _end, self._state)
+
+    def start(self) -> None:
+        """Starts the worker; returns at once."""
+        # The thread outlives the worker: Linux ends the worker with the thread that started it.
+        threading.Thread(
+            target=_watch,
+            args=(self._state, self._settings, self._command, self._startup),
+            name="draft worker",
+            daemon=True,
+        ).start()
+
+    def wait_ready(self) -> None:
+        """Waits until the worker is ready.
+
+        Raises:
+          InputError: it cannot start, with its own words.
+        """
+        state, began = self._state, time.monotonic()
+
+        def settled() -> bool:
+            return bool(state.starts or state.failure or state.closing)
+
+        with state.changed:
+            while not state.changed.wait_for(settled, _REMINDER):
+                pid = None if state.process is None else state.process.pid
+                waited = time.monotonic() - began
+                _LOG.warning("the draft worker (process %s) is not ready after %.0f s", pid, waited)
+        self.check()
+
+    def check(self) -> None:
+        """Raises: InputError: the worker could not start, in its own words; waits for nothing."""
+        if self._state.failure is not None:
+            raise InputError(f"the draft worker cannot start: {self._state.failure}")
+
+    def end(self, address: str) -> None:
+        """Ends the worker that listens there, which hangs; another is started."""
+        state = self._state
+        with state.changed:
+            if state.address == address and state.process is not None:
+                state.address = None
+                state.process.kill()
+
+    @property
+    def address(self) -> str | None:
+        """Where the worker listens; None while there is none."""
+        return self._state.address
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker, while it is ready."""
+        process = self._state.process
+        return None if process is None or self._state.address is None else process.pid
+
+    @property
+    def starts(self) -> int:
+        """Workers that have become ready so far."""
+        return self._state.starts
+
+    def close(self) -> None:
+        """Ends the worker."""
+        self._end()
+
+
+def _end(state: _State) -> None:
+    with state.changed:
+        state.closing = True
+        process = state.process
+        state.changed.notify_all()
+    if process is not None:
+        process.kill()  # it has nothing to save; a stopped one would hear nothing gentler
+        process.wait()
+
+
+def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> None:
+    """Runs one worker after another; the first may die once before it is ready."""
+    pause, told, retried = _FIRST_PAUSE, "", False
+    while True:
+        try:
+            end = _run(state, settings, command, startup)
+        except Exception as error:  # such as no thread to be had: it counts as the worker's end
+            end = _End(f"{type(error).__name__}: {error}", final=True)
+            if state.process is not None:
+                state.process.kill()
+                state.process.wait()
+        with state.changed:
+            state.address = None
+            if state.closing:
+                return
+            if not state.starts and (end.final or retried):
+                state.failure = end.why
+                state.changed.notify_all()
+                return
+            retried = True
+            if end.served > _STEADY:
+                pause, told = _FIRST_PAUSE, ""
+            level = logging.DEBUG if end.why == told else logging.WARNING
+            _LOG.log(level, "the draft worker is gone (%s); starting another", end.why)
+            told = end.why
+            if state.changed.wait_for(lambda: state.closing, pause):
+                return
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        settings = msgspec.structs.replace(settings, urgent=bool(state.starts))
+
+
+def _environment() -> dict[str, str]:
+    # The draft of this placement runs on the host, beside whatever the target runs on.
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    if _ROOT not in sysconfig.get_paths().values():  # where it is found in any case
+        paths = [_ROOT, *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> _End:
+    """Runs one worker to its end."""
+    with state.changed:
+        if state.closing:
+            return _End("closed")
+        try:
+            process = state.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=_environment(),
+                start_new_session=True,  # an interrupt from the terminal is for this process
+            )
+        except OSError as error:
+            return _End(f"{command[0]}: {error.strerror}", final=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    words = threading.Thread(target=_keep_last, args=(process.stderr, last), daemon=True)
+    words.start()
+    overdue = threading.Event()
+
+    def give_up() -> None:
+        overdue.set()
+        process.kill()
+
+    limit = threading.Timer(startup, give_up)
+    limit.daemon = True
+    limit.start()
+    told = Report()
+    with contextlib.suppress(OSError):  # it has ended already
+        process.stdin.write(msgspec.json.encode(settings) + b"\n")
+        process.stdin.flush()
+        told = _report(process.stdout, last)
+    ready = time.monotonic()
+    if told.address:
+        limit.cancel()
+        with state.changed:
+            state.address, state.starts = told.address, state.starts + 1
+            state.changed.notify_all()
+    status = process.wait()
+    served = time.monotonic() - ready if told.address else 0.0
+    limit.cancel()
+    with state.changed:
+        state.address = None
+    words.join(timeout=1.0)
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):  # of what was not read
+            pipe.close()
+    if told.error:
+        return _End(told.error, final=True)
+    end = f"it ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
+    if overdue.is_set():
+        end = f"process {process.pid} reported nothing within {startup:.0f} s and was killed"
+    return _End(" | ".join([end, *last]), final=overdue.is_set(), served=served)
+
+
+def _report(output: IO[bytes], last: deque[str]) -> Report:
+    """What a worker reports, nothing if it ends without; lines of others before it go to `last`."""
+    while line := output.readline(_LONGEST_LINE):
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            told = msgspec.json.decode(line, type=Report)
+            if told.address or told.error:
+                return told
+        last.append(line.decode(errors="replace").rstrip())
+    return Report()
+
+
+def _keep_last(output: IO[bytes], last: deque[str]) -> None:
+    with output:
+        for line in output:
+            last.append(line.decode(errors="replace").rstrip())

@@ -1,0 +1,171 @@
+"""The `submesh` placement: a draft on devices of its own, in the target's process.
+
+One thread dispatches the programs of both roles, and JAX runs them as their inputs come. Proposals
+go from the draft's devices to the target's without passing through the host. The tokens of the
+branches, which the look-up needs, are copied to the host while the target verifies; a round that
+comes before them waits for them, but not for long. What has not come by then is late: rows take
+their backup, and nothing is dispatched to the draft's devices, nor expected of them, before they
+have finished. Then every slot catches up on the tokens they have missed. A draft that hangs before
+it has told its branches therefore costs speed only; one that hangs between that and the copy of a
+proposal takes the target with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.roles.protocols import BranchingDraft
+from ssd_jax.roles.records import Absence, BranchTokens, Promotion, SlotOpening
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.speculation.known_text import KnownText, promoted
+
+PATIENCE = 1.0
+"""Seconds that a round waits for the branches."""
+
+_POLL, _LOOK = 5e-5, 5e-4  # seconds between looks: where a round waits, and before its outcome
+
+
+class DispatchingDraft(BranchingDraft, Protocol):
+    """A draft of which every call but `branch_tokens` only dispatches."""
+
+    def ready(self) -> bool:
+        """Whether the branches of the last `expand` are there: `branch_tokens` does not wait."""
+        ...
+
+
+class SubmeshDraft:
+    """See `protocols.BranchingDraft`; every call but `branch_tokens` only dispatches.
+
+    Args:
+      draft: on its devices.
+      send: moves arrays to the target's devices without waiting for them.
+      support: ids of a proposal's q.
+      tokens: how many ids the tokenizer has.
+      patience: seconds to wait for the branches.
+      clock, sleep: of time, in seconds.
+
+    Attributes:
+      counters: rounds whose branches were not there when they were looked up ("waited"), those of
+        them that went on without ("late"), and rounds that expected none ("stale").
+    """
+
+    def __init__(
+        self,
+        draft: DispatchingDraft,
+        send: Callable[[Any], Any],
+        *,
+        support: int,
+        tokens: int,
+        patience: float = PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.slots, self.k, self.branches = draft.slots, draft.k, draft.branches
+        self.patience = patience
+        self.counters: Counter[str] = Counter()
+        self._draft, self._send = draft, send
+        self._clock, self._sleep = clock, sleep
+        self._texts: dict[int, KnownText] = {}
+        self._overdue = False  # branches that were waited for did not come
+        self._serving = True  # the draft has this round's records
+        self._awaited = False  # and expands them
+        self._alone = HostProposals(
+            draft.slots, draft.k, support, tokens
+        )  # of rounds without the draft
+        self._sent: Any = None
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.BranchingDraft.open`."""
+        self._texts[opening.slot] = KnownText()
+        self._draft.open(opening)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `protocols.BranchingDraft.prefill`."""
+        self._texts[slot].prefill(tokens, offset)
+        if self._usable():
+            self._teach(slot)
+
+    def promote(self, promotion: Promotion) -> None:
+        """See `protocols.BranchingDraft.promote`."""
+        self._serving, self._awaited = self._usable(), False
+        told = promoted(self._texts, promotion, self._teach if self._serving else None)
+        if self._serving:
+            self._draft.promote(told)
+        else:
+            self._alone.put(promotion.tokens, promotion.limit)
+
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+        """See `protocols.BranchingDraft.draft`."""
+        if not self._serving:
+            return np.zeros(self.slots, np.int32)
+        return self._draft.draft(limits, lowered=lowered)
+
+    def confidence(self) -> np.ndarray:
+        """See `protocols.BranchingDraft.confidence`: unknown, as it would be waited for."""
+        return np.full((self.slots, self.k), UNKNOWN, np.int32)
+
+    def tokens(self) -> Any:
+        """See `protocols.BranchingDraft.tokens`, on the way to the target's devices."""
+        self._sent = self._send(self._draft.proposal()) if self._serving else self._alone.now()
+        return self._sent.tokens
+
+    def proposal(self) -> Any:
+        """See `protocols.BranchingDraft.proposal`: what is on the way; nothing is waited for."""
+        return self._sent
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        """See `protocols.BranchingDraft.expand`."""
+        if not self._serving:
+            return
+        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+        self._awaited = True
+        for slot in np.flatnonzero(counts.any(axis=1)):
+            self._texts[int(slot)].whole = True
+
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """See `protocols.BranchingDraft.branch_tokens`; waits for all forwards, no longer than
+        its patience or until `until`."""
+        if not self._awaited:
+            self.counters["stale"] += 1
+            return "stale"
+        if until is not None:
+            while not self._draft.ready():
+                if until():
+                    return None
+                self._sleep(_LOOK)
+        if self._come():
+            return self._draft.branch_tokens(forwards)
+        self._overdue = True
+        self.counters["late"] += 1
+        return "late"
+
+    def _come(self) -> bool:
+        """Waits for the branches; False where they do not come in time."""
+        if self._draft.ready():
+            return True
+        self.counters["waited"] += 1
+        end = self._clock() + self.patience
+        while self._clock() < end:
+            self._sleep(_POLL)
+            if self._draft.ready():
+                return True
+        return False
+
+    def _usable(self) -> bool:
+        """Whether the draft's devices have finished what was expected of them."""
+        self._overdue = self._overdue and not self._draft.ready()
+        return not self._overdue
+
+    def _teach(self, slot: int) -> None:
+        """Gives the draft what it lacks of a text."""
+        self._texts[slot].teach(lambda tokens, offset: self._draft.prefill(slot, tokens, offset))

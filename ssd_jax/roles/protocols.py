@@ -1,0 +1,202 @@
+"""What is asked of the roles: pure host types, so that tests can give the engine fakes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ssd_jax.roles.records import (
+    Absence,
+    BranchTokens,
+    DraftBatch,
+    Drafted,
+    Outcomes,
+    Promotion,
+    SlotOpening,
+)
+
+
+class Pending(Protocol):
+    """The outcomes of a dispatched program."""
+
+    def read(self) -> Outcomes:
+        """Waits for them."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether `read` waits for nothing."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a drafter is, declared.
+
+    Attributes:
+      conditioned_on: what its proposals are made from: the "tokens" so far.
+      proposes: "distribution" (q is known) or "point_mass" (tokens without a q).
+      on_device: whether it keeps the devices busy that it shares with the target.
+      timed: whether lengths of its proposals depend on time, or on other requests, where sampled
+        texts depend on them: under the ratio rule. See `occurrences`.
+    """
+
+    conditioned_on: str = "tokens"
+    proposes: str
+    on_device: bool
+    timed: bool = False
+
+
+class Drafter(Protocol):
+    """The draft role: proposes tokens for the target to verify.
+
+    Attributes:
+      k: most tokens of a proposal.
+    """
+
+    traits: Traits
+    k: int
+
+    def open(self, opening: SlotOpening) -> None:
+        """Empties a slot for a new request."""
+        ...
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
+        """Takes prompt tokens, at most the target's `max_chunk` at a time."""
+        ...
+
+    def gather(self, until: Callable[[], bool]) -> None:
+        """Takes what was speculated, before the outcome is read; waits for it no longer than
+        `until` the outcome is there."""
+        ...
+
+    def propose(self, batch: DraftBatch) -> Drafted:
+        """Proposes for these rows; L is 0 in all others."""
+        ...
+
+    def speculate(self) -> None:
+        """Works ahead; called in every step, when its forward, if any, was dispatched."""
+        ...
+
+    def proposal(self) -> Any:
+        """What `propose` has proposed, as `sampling.proposal.Proposal`: waits for each q that is
+        still on its way. Called once a round, behind `speculate`."""
+        ...
+
+
+class BranchingDraft(Protocol):
+    """A draft that speculates for several verification outcomes at once.
+
+    It holds a record of each slot, the speculation that the target verifies, and branches of it.
+
+    Attributes:
+      slots: rows of every call.
+      k: most tokens of a record or branch.
+      branches: M, most branches a slot.
+    """
+
+    slots: int
+    k: int
+    branches: int
+
+    def open(self, opening: SlotOpening) -> None:
+        """Sets a slot's sampling."""
+        ...
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """Takes prompt tokens, the last one too."""
+        ...
+
+    def promote(self, promotion: Promotion) -> None:
+        """Gives these slots new records; idle ones have none. Branches are gone."""
+        ...
+
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+        """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is.
+
+        `lowered` [B, K]: D of Saguaro sampling for each token.
+
+        Returns: how many tokens there will be [B]: `limits`, or 0 where the draft did not answer.
+        """
+        ...
+
+    def tokens(self) -> Any:
+        """The records' tokens [B, K], for the target's forward."""
+        ...
+
+    def proposal(self) -> Any:
+        """The records' proposals: waits for each q that is on its way. Called once a round, behind
+        `expand`, if there is one."""
+        ...
+
+    def confidence(self) -> np.ndarray:
+        """Waits for the draft's confidence in tokens drafted just in time [B, K]; -1 is unknown."""
+        ...
+
+    def expand(
+        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+    ) -> None:
+        """Branches off every record.
+
+        Args:
+          counts: [B, K + 1], F_0..F_L of each slot.
+          follow: [B] bool, slots whose record has tokens that the draft did not make.
+          lowered: [B, K], D of Saguaro sampling for each token of the branches.
+          forwards: how many; the first gives branches of k < L a token, those of k = L start with
+            the second.
+        """
+        ...
+
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """Waits until that many forwards have made the branches, or says why there are none.
+
+        It may be asked again for more of the same expansion.
+
+        Args:
+          until: ends the wait, once it is true, with None: they may still come.
+        """
+        ...
+
+
+class Target(Protocol):
+    """The target role: slots, and programs that are dispatched without waiting.
+
+    Attributes:
+      slots: rows of a batched forward.
+      context: most positions a sequence may have, prompt and output together.
+      max_chunk: most prompt tokens one prefill takes.
+    """
+
+    slots: int
+    context: int
+    max_chunk: int
+
+    def open(self, opening: SlotOpening) -> None:
+        """Sets a slot's sampling."""
+        ...
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """Writes the keys and values of prompt tokens that others will follow."""
+        ...
+
+    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:
+        """Prefills the prompt's last tokens and draws the first token, in row 0."""
+        ...
+
+    def forward(
+        self, pending: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> Any:
+        """Runs each row's pending token [B] at position lengths [B] and the proposed ones after it.
+
+        Returns: the logits, for `accept`.
+        """
+        ...
+
+    def accept(self, logits: Any, proposal: Any = None) -> Pending:
+        """Verifies what `forward` has run; without a proposal, draws the token after the pending
+        one."""
+        ...

@@ -1,1 +1,0 @@
-"""The engine and its roles. Host-side control imports no JAX; `target` owns the device programs."""

@@ -1,0 +1,145 @@
+"""What a request has said so far, and how that changes the next logits: penalties and bias.
+
+Two integer facts a token, whether it is in the prompt and how often it was generated, are enough
+for every penalty. Tokens in flight are added as integers first, then each penalty is applied once,
+so that speculation cannot change a rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssd_jax.sampling.outputs import Outputs, columns_of
+from ssd_jax.sampling.settings import Sampling
+
+
+class History(NamedTuple):
+    """Tokens of each row.
+
+    Attributes:
+      prompt: [B, V] bool, ids in the prompt.
+      output: [B, V] int32, times an id was committed to the output, the pending token included.
+    """
+
+    prompt: jax.Array
+    output: jax.Array
+
+
+def empty(rows: int, vocab: int) -> History:
+    """No tokens."""
+    return History(jnp.zeros((rows, vocab), bool), jnp.zeros((rows, vocab), jnp.int32))
+
+
+def add_prompt(history: History, row: jax.Array, tokens: jax.Array, first: jax.Array) -> History:
+    """Adds prompt tokens [n] to a row, after emptying it when `first`; ids >= V are ignored."""
+    keep = jnp.logical_not(first)
+    rows = jnp.full_like(tokens, row)
+    return History(
+        history.prompt.at[row]
+        .set(history.prompt[row] & keep)
+        .at[rows, tokens]
+        .set(True, mode="drop"),
+        history.output.at[row].set(history.output[row] * keep),
+    )
+
+
+def add_output(
+    history: History, tokens: jax.Array | np.ndarray, outputs: Outputs = None
+) -> History:
+    """Counts committed tokens [B, n]; ids outside [0, V), or that have no column, are ignored."""
+    if outputs is not None:
+        tokens = columns_of(outputs, jnp.asarray(tokens))
+    vocab = history.output.shape[1]
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    ids = jnp.where(tokens < 0, vocab, tokens)
+    return history._replace(output=history.output.at[rows, ids].add(1, mode="drop"))
+
+
+def of_rows(history: History, row: jax.Array, outputs: Outputs = None) -> History:
+    """The history of rows [n]; with `outputs` of these tokens alone, a column each."""
+    if outputs is None:
+        return History(history.prompt[row], history.output[row])
+    place = (row[:, None], jnp.asarray(outputs)[None])
+    return History(history.prompt[place], history.output[place])
+
+
+def in_flight(
+    history: History,
+    proposed: jax.Array | np.ndarray,
+    row: jax.Array,
+    count: jax.Array,
+    outputs: Outputs = None,
+) -> History:
+    """The history that positions of a verification see.
+
+    Args:
+      history: [B, V] of committed tokens, the pending one included.
+      proposed: [B, K] tokens in flight.
+      row: [n] int32, the sequence of each position.
+      count: [n] int32, how many of its proposed tokens come before the position.
+      outputs: ids of a reduced vocabulary.
+
+    Returns: [n, V]; with `outputs` [n, N].
+    """
+    before = jnp.arange(proposed.shape[1]) < count[:, None]
+    said = of_rows(history, row, outputs)
+    return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)
+
+
+Heard = Callable[[], History]
+"""Gives the history [n, V] of some rows, or [n, N] of a reduced vocabulary's columns; it is a copy,
+made only where it is needed."""
+
+
+def penalise(
+    logits: jax.Array, sampling: Sampling, heard: Heard, outputs: Outputs = None
+) -> jax.Array:
+    """Repetition, frequency and presence penalty, then logit bias.
+
+    Repetition divides a positive logit by the penalty and multiplies a negative one, for ids in
+    prompt or output; frequency subtracts its value for each time an id was generated, presence
+    once if it was.
+
+    Args:
+      logits: [n, V] float32, or [n, N] with `outputs`.
+      sampling: settings of the rows.
+      heard: history of the rows, of the same tokens as the logits.
+      outputs: ids of the columns.
+
+    Returns: as `logits`.
+    """
+
+    def apply(logits: jax.Array) -> jax.Array:
+        history = heard()
+        said = history.output > 0
+        repetition = sampling.repetition_penalty[:, None]
+        repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+        logits = jnp.where(said | history.prompt, repeated, logits)
+        logits = logits - sampling.frequency_penalty[:, None] * history.output
+        return logits - sampling.presence_penalty[:, None] * said
+
+    active = (
+        (sampling.repetition_penalty != 1)
+        | (sampling.frequency_penalty != 0)
+        | (sampling.presence_penalty != 0)
+    )
+    logits = jax.lax.cond(
+        jnp.any(active),
+        lambda logits: jnp.where(active[:, None], apply(logits), logits),
+        lambda logits: logits,
+        logits,
+    )
+    rows = jnp.arange(logits.shape[0])[:, None]
+
+    def bias(logits: jax.Array) -> jax.Array:
+        ids = sampling.bias_ids
+        columns = ids if outputs is None else columns_of(outputs, ids)
+        return logits.at[rows, columns].add(sampling.bias, mode="drop")
+
+    end = logits.shape[1] if outputs is None else jnp.asarray(outputs)[-1] + 1
+    return jax.lax.cond(jnp.any(sampling.bias_ids < end), bias, lambda logits: logits, logits)

@@ -1,0 +1,71 @@
+"""Noise-aware prediction: which bonus tokens a verification is likely to draw, given its noise.
+
+Draws are functions of known keys, so the draft can compute the noise that will draw the bonus token
+of a round, and rank candidates by log q + noise. That is exact: this noise then decides which
+outcomes are prepared, and nothing else. Accept draws, the draws of branches and the noise of the
+next round have other keys.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.kernels.rows import largest, map_rows
+from ssd_jax.sampling import keys
+from ssd_jax.sampling.history import Heard
+from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
+from ssd_jax.sampling.probs import allowed_logits, sampled_probs
+from ssd_jax.sampling.settings import Sampling
+
+_BEHIND = -200.0  # below log p + noise of any token that may be drawn
+
+
+def by_noise(
+    logits: jax.Array,
+    sampling: Sampling,
+    start: jax.Array,
+    before: jax.Array,
+    heard: Heard,
+    *,
+    tokens: int,
+    count: int,
+    rule: str,
+    outputs: Outputs = None,
+) -> jax.Array:
+    """The bonus tokens that a verification's noise would draw from the draft's law, first to last.
+
+    All of the law is looked at: where the draft's token was rejected, much of the residual lies
+    where the draft's proposals, truncated as they are, never go.
+
+    Args:
+      logits: [n, V] float32, the draft's; [n, N] of one with a reduced vocabulary.
+      sampling: settings of the rows; greedy ones get temperature 1.
+      start: [n] int32, position of the pending token of the round that draws the bonus token.
+      before: [n] int32, tokens accepted in that round before the bonus token.
+      heard: gives the history of the rows, of the tokens of the logits, accepted ones included.
+      tokens: how many ids exist (see `probs`).
+      count: W, how many candidates.
+      rule: of the verification, "ratio" or "coupled".
+      outputs: [N] int32 ids of a reduced vocabulary, ascending; no other token is foreseen.
+
+    Returns: [n, W] int32. Tokens that the draft's law leaves out come last, the likeliest first; -1
+    where no more are allowed.
+    """
+    position = start + 1 + before
+    allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
+    if rule == "coupled":
+        at = (jnp.zeros_like(position), position, Purpose.TOKEN)
+    else:
+        at = (start, position, Purpose.BONUS)
+    key = keys.derive(sampling.seed, sampling.request, *at)
+
+    def ranked(allowed: jax.Array, sampling: Sampling, key: keys.Key) -> jax.Array:
+        p = sampled_probs(allowed, sampling)
+        drawn = jnp.log(p) + keys.gumbel_of(key, every_id(outputs, allowed.shape[1])[None])
+        left_out = _BEHIND + allowed - jnp.max(allowed, axis=-1, keepdims=True)
+        scores, columns = largest(jnp.where(p > 0, drawn, left_out), count)
+        return ids_of(outputs, jnp.where(scores > -jnp.inf, columns, -1))
+
+    return map_rows(ranked, allowed, sampling, key)

@@ -1,0 +1,164 @@
+"""The one sampling law: logits and a request's settings to the distribution tokens are drawn from.
+
+Order: banned ids and vocabulary padding, penalties, bias, temperature, top-k, top-p, min-p; each
+filter acts on the renormalised result of the one before. A filter keeps every token at or above a
+threshold probability, ties included, so that every backend finds the same set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.kernels.row_sum import row_sum
+from ssd_jax.kernels.rows import first_best, largest
+from ssd_jax.sampling.history import Heard, penalise
+from ssd_jax.sampling.outputs import Outputs, every_id
+from ssd_jax.sampling.settings import Sampling
+
+_BLOCK = 128
+_HEADS = (64, 256)  # blocks in which the likeliest tokens are looked for, fewest first
+
+
+def allowed_logits(
+    logits: jax.Array,
+    sampling: Sampling,
+    positions: jax.Array,
+    heard: Heard,
+    tokens: int,
+    outputs: Outputs = None,
+) -> jax.Array:
+    """Logits [B, V] float32 after everything that comes before the temperature.
+
+    -inf at banned ids and at ids >= tokens (vocabulary padding); penalties and bias applied. With
+    `outputs` the logits have a column for each of these ids alone.
+    """
+    ids = every_id(outputs, logits.shape[1])
+    logits = jnp.where(ids < tokens, logits, -jnp.inf)
+    banning = positions < sampling.ban_before
+
+    def ban(logits: jax.Array) -> jax.Array:
+        hit = jnp.any(ids[None, :, None] == sampling.banned[:, None, :], axis=-1)
+        return jnp.where(hit & banning[:, None], -jnp.inf, logits)
+
+    logits = jax.lax.cond(jnp.any(banning), ban, lambda logits: logits, logits)
+    return penalise(logits, sampling, heard, outputs)
+
+
+def probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
+    """The distributions that tokens are drawn from, of allowed logits [B, V]; [B, V] float32.
+
+    A greedy row is one-hot at the best token, the lowest id on ties.
+    """
+    greedy = jax.nn.one_hot(first_best(allowed), allowed.shape[1])
+    return jnp.where(sampling.temperature[:, None] > 0, sampled_probs(allowed, sampling), greedy)
+
+
+def sampled_probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
+    """`probs` of sampled rows from allowed logits [B, V]; greedy rows get temperature 1."""
+    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
+    # The maximum comes off first: at low temperatures the quotients themselves would overflow.
+    below = allowed - jnp.max(allowed, axis=-1, keepdims=True)
+    weights = jnp.exp(below / temperature[:, None])
+    return _filtered(weights / row_sum(weights), sampling)
+
+
+def likeliest_probs(
+    allowed: jax.Array, count: int, sampling: Sampling
+) -> tuple[jax.Array, jax.Array]:
+    """The law of sampled rows over its likeliest tokens alone, renormalised.
+
+    As the likeliest entries of `sampled_probs`, without a pass over all tokens for each filter. (A
+    top-k beyond `count` does not enter what top-p keeps.)
+
+    Args:
+      allowed: [B, V] allowed logits.
+      count: N, how many tokens.
+      sampling: settings; greedy rows get temperature 1.
+
+    Returns: [B, N] float32, 0 where filtered out, and the ids, likeliest first.
+    """
+    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
+    best, ids = largest(allowed, count)
+    top = best[:, :1]
+    total = row_sum(jnp.exp((allowed - top) / temperature))
+    within = sampling._replace(top_k=jnp.where(sampling.top_k > count, 0, sampling.top_k))
+    p = _filtered(jnp.exp((best - top) / temperature) / total, within)
+    return p / row_sum(p), ids
+
+
+def _filtered(p: jax.Array, sampling: Sampling) -> jax.Array:
+    """p [B, n] after top-k, top-p and min-p; a filter that wants more than all of p keeps all."""
+    top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
+    p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
+    p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: row_sum(kept) >= top_p))
+    return _filter(p, min_p > 0, lambda p: min_p * jnp.max(p, axis=-1, keepdims=True))
+
+
+def _filter(
+    p: jax.Array, applies: jax.Array, threshold: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """Keeps tokens with p >= threshold(p) and renormalises, in the rows [B, 1] where it applies."""
+
+    def keep(p: jax.Array) -> jax.Array:
+        # The likeliest token always stays, whatever rounding does to the threshold.
+        low = jnp.minimum(threshold(p), jnp.max(p, axis=-1, keepdims=True))
+        kept = jnp.where(p >= low, p, 0.0)
+        kept = kept / row_sum(kept)
+        return jnp.where(applies, kept, p)
+
+    return jax.lax.cond(jnp.any(applies), keep, lambda p: p, p)
+
+
+def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The largest threshold [B, 1] whose kept set is enough (0 if none is).
+
+    It is looked for among the likeliest tokens first: those in the blocks with the largest maxima.
+    What it keeps is all there if no other block reaches up to it. A row for which that is so keeps
+    it when its neighbours are looked at further, since other sums round differently.
+    """
+    blocks = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(p.shape[0], -1, _BLOCK)
+    maxima = jnp.max(blocks, axis=-1)
+
+    def look(heads: tuple[int, ...]) -> jax.Array:
+        if not heads:
+            return _bisect(p, enough)
+        size, *larger = heads
+        best, index = jax.lax.top_k(maxima, size + 1)
+        head = jnp.take_along_axis(blocks, index[:, :size, None], axis=1).reshape(p.shape[0], -1)
+        found = _bisect(head, enough)
+        sure = found > best[:, size:]
+        return jax.lax.cond(
+            jnp.all(sure), lambda: found, lambda: jnp.where(sure, found, look(tuple(larger)))
+        )
+
+    return look(tuple(size for size in _HEADS if 2 * size <= maxima.shape[1]))
+
+
+def _bisect(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """`_threshold` by bisection.
+
+    Non-negative floats order like their bits, and every float32 is a candidate, so the set found is
+    the smallest one closed under ties. Where the likeliest token is enough, that is known at once.
+    """
+
+    def value(bits: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+    def halve(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = low + (high - low + 1) // 2
+        ok = enough(jnp.where(p >= value(middle), p, 0.0))
+        return jnp.where(ok, middle, low), jnp.where(ok, high, middle - 1)
+
+    best = jnp.max(p, axis=-1, keepdims=True)
+    high = jax.lax.bitcast_convert_type(best, jnp.int32)
+    low = jnp.where(enough(jnp.where(p >= best, p, 0.0)), high, 0)
+    low, _ = jax.lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, (low, high))
+    return value(low)
+
+
+def _count(kept: jax.Array) -> jax.Array:
+    return jnp.sum(kept > 0, axis=-1, keepdims=True)

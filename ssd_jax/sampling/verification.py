@@ -1,0 +1,247 @@
+"""Verification: how many proposed tokens the target accepts, and the bonus token after them.
+
+Ratio rule (Leviathan et al.; Chen et al.): accept x while u < p(x) / q(x); at the first rejection
+draw the bonus from the residual max(p - q, 0), after L acceptances from p. The law of the emitted
+tokens is exactly the target's, whatever q is.
+
+Coupled rule: the token at a position is argmax(log p + Gumbel(seed, request, position)); a proposed
+token is accepted iff it is that token. The text does not depend on the proposals at all.
+
+Greedy rows accept a token iff it is the argmax, under both rules. Autoregressive decoding is the
+case without proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.kernels.rows import first_best, map_rows
+from ssd_jax.sampling import keys
+from ssd_jax.sampling.history import History, add_output, in_flight
+from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.probs import allowed_logits, probs, sampled_probs
+from ssd_jax.sampling.proposal import Proposal, dense, of_token
+from ssd_jax.sampling.settings import Sampling, sampling_of
+
+Law = Callable[["_Positions"], jax.Array]
+"""p [n, V] float32 at a block of positions; anything in greedy rows."""
+
+
+class Outcome(NamedTuple):
+    """The verification outcome (k, t*) of each row.
+
+    Attributes:
+      accepted: [B] int32, k in 0..L.
+      bonus: [B] int32, t*.
+    """
+
+    accepted: jax.Array
+    bonus: jax.Array
+
+
+class _Positions(NamedTuple):
+    """The n = B * (K + 1) positions of a verification, and how to see one.
+
+    Attributes:
+      logits: [n, V] float32.
+      row: [n] int32, sequence of each.
+      before: [n] int32, proposed tokens before it.
+      position: [n] int32, of the token it predicts.
+    """
+
+    logits: jax.Array
+    row: jax.Array
+    before: jax.Array
+    position: jax.Array
+
+
+def verify(
+    logits: jax.Array,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: jax.Array,
+    history: History,
+    *,
+    tokens: int,
+    rule: str = "ratio",
+) -> Outcome:
+    """Accepts proposed tokens and draws the bonus token.
+
+    Args:
+      logits: [B, K + 1, V] float32; row i follows the pending token and the first i proposed ones.
+      proposal: K proposed tokens a row; L = 0 is a row without.
+      sampling: settings of the rows.
+      start: [B] int32, position of the round's pending token.
+      history: committed tokens, the pending one included.
+      tokens: how many ids exist (see `probs`).
+      rule: "ratio" or "coupled".
+
+    Returns: the outcome. `history` is not changed; see `commit`.
+    """
+    where, allowed = _positions(logits, proposal, sampling, start, history, tokens)
+    hot = sampling.temperature > 0
+
+    def greedy() -> Outcome:
+        def best(block: _Positions) -> jax.Array:
+            return first_best(allowed(block))
+
+        return _leading(map_rows(best, where).reshape(logits.shape[:2]), proposal)
+
+    def sampled() -> Outcome:
+        def law(block: _Positions) -> jax.Array:
+            own = sampling_of(sampling, block.row)
+            return jax.lax.cond(
+                jnp.any(own.temperature > 0),
+                lambda: sampled_probs(allowed(block), own),
+                lambda: jnp.zeros_like(block.logits),
+            )
+
+        draw = {"ratio": _ratio, "coupled": _coupled}[rule]
+        return draw(law, where, proposal, sampling, start)
+
+    nothing = Outcome(jnp.zeros_like(start), jnp.zeros_like(start))
+    cold = jax.lax.cond(jnp.all(hot), lambda: nothing, greedy)
+    warm = jax.lax.cond(jnp.any(hot), sampled, lambda: nothing)
+    return jax.tree.map(lambda drawn, best: jnp.where(hot, drawn, best), warm, cold)
+
+
+def emitted(proposal: Proposal, outcome: Outcome) -> jax.Array:
+    """The emitted tokens [B, K + 1] int32: accepted ones, then the bonus at k and after."""
+    index = jnp.arange(proposal.tokens.shape[1] + 1)
+    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+    kept = index < outcome.accepted[:, None]
+    return jnp.where(kept, tokens, outcome.bonus[:, None])
+
+
+def law(
+    logits: jax.Array,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: jax.Array,
+    history: History,
+    *,
+    tokens: int,
+) -> jax.Array:
+    """The target's distributions [B, K + 1, V] of a verification; arguments as `verify`."""
+    where, allowed = _positions(logits, proposal, sampling, start, history, tokens)
+
+    def one(block: _Positions) -> jax.Array:
+        return probs(allowed(block), sampling_of(sampling, block.row))
+
+    return map_rows(one, where).reshape(logits.shape)
+
+
+def commit(history: History, proposal: Proposal, outcome: Outcome, live: jax.Array) -> History:
+    """Counts the accepted tokens and the bonus of the rows that are `live` [B] bool."""
+    index = jnp.arange(proposal.tokens.shape[1])
+    kept = (index < outcome.accepted[:, None]) & live[:, None]
+    accepted = jnp.where(kept, proposal.tokens, -1)
+    bonus = jnp.where(live, outcome.bonus, -1)[:, None]
+    return add_output(history, jnp.concatenate([accepted, bonus], axis=1))
+
+
+def _positions(
+    logits: jax.Array,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: jax.Array,
+    history: History,
+    tokens: int,
+) -> tuple[_Positions, Callable[[_Positions], jax.Array]]:
+    """All positions, and the allowed logits [n, V] of a block of them."""
+    batch, count, vocab = logits.shape
+    row = jnp.repeat(jnp.arange(batch), count)
+    before = jnp.tile(jnp.arange(count), batch)
+    where = _Positions(logits.reshape(-1, vocab), row, before, start[row] + 1 + before)
+
+    def allowed(block: _Positions) -> jax.Array:
+        return allowed_logits(
+            block.logits,
+            sampling_of(sampling, block.row),
+            block.position,
+            lambda: in_flight(history, proposal.tokens, block.row, block.before),
+            tokens,
+        )
+
+    return where, allowed
+
+
+def _leading(target: jax.Array, proposal: Proposal) -> Outcome:
+    """Accepts proposed tokens while they equal the target's own tokens [B, K + 1]."""
+    equal = (proposal.tokens == target[:, :-1]) & _proposed(proposal)
+    accepted = _leading_true(equal)
+    return Outcome(accepted, _at(target, accepted))
+
+
+def _coupled(
+    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: jax.Array
+) -> Outcome:
+    own = sampling_of(sampling, where.row)
+    # The only noise is that of the absolute position: there is no start in this key.
+    nowhere = jnp.zeros_like(where.position)
+    key = keys.derive(own.seed, own.request, nowhere, where.position, Purpose.TOKEN)
+
+    def draw(block: _Positions, key: keys.Key) -> jax.Array:
+        return keys.gumbel_max(law(block), key)
+
+    drawn = map_rows(draw, where, key)
+    return _leading(drawn.reshape(start.shape[0], -1), proposal)
+
+
+def _ratio(
+    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: jax.Array
+) -> Outcome:
+    vocab = where.logits.shape[1]
+    width = proposal.tokens.shape[1] + 1
+    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1))).reshape(-1)
+
+    def of_proposed(block: _Positions, token: jax.Array) -> jax.Array:
+        return jax.lax.cond(
+            jnp.any(block.before < jnp.asarray(proposal.length)[block.row]),
+            lambda: jnp.take_along_axis(law(block), token[:, None], axis=-1)[:, 0],
+            lambda: jnp.zeros(token.shape),
+        )
+
+    # Of most positions one probability is wanted: their laws are not kept.
+    p_token = map_rows(of_proposed, where, tokens).reshape(-1, width)[:, :-1]
+    own = sampling_of(sampling, where.row)
+    key = keys.derive(own.seed, own.request, start[where.row], where.position, Purpose.ACCEPT)
+    u = keys.uniform(key).reshape(-1, width)[:, :-1]
+    # u < p / q without a division; u < 1, so p >= q is always accepted and p = 0 never.
+    accepted = _leading_true((u * of_token(proposal) < p_token) & _proposed(proposal))
+
+    last = jax.tree.map(lambda a: _at(a.reshape(-1, width, *a.shape[1:]), accepted), where)
+    key = keys.derive(sampling.seed, sampling.request, start, last.position, Purpose.BONUS)
+
+    def bonus(last: _Positions, support, q, rejected, key: keys.Key) -> jax.Array:
+        p_last, q_last = law(last), dense(support, q, vocab)
+        residual = jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)
+        # If rounding left nothing of the residual, p and q are equal to float32: draw from p.
+        residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
+        return keys.gumbel_max(residual, key)
+
+    padded = jnp.pad(proposal.q, ((0, 0), (0, 1), (0, 0)))
+    support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
+    rejected = (accepted < proposal.length)[:, None]
+    drafted = (_at(support, accepted), _at(padded, accepted))
+    return Outcome(accepted, map_rows(bonus, last, *drafted, rejected, key))
+
+
+def _proposed(proposal: Proposal) -> jax.Array:
+    """[B, K] bool: positions below L."""
+    return jnp.arange(proposal.tokens.shape[1]) < proposal.length[:, None]
+
+
+def _leading_true(flags: jax.Array) -> jax.Array:
+    """How many leading entries of each row [B, K] are true, int32."""
+    return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+
+
+def _at(array: jax.Array, index: jax.Array) -> jax.Array:
+    """array[b, index[b]] for array [B, n, ...] and index [B]."""
+    expanded = index.reshape(-1, *(1,) * (array.ndim - 1))
+    return jnp.take_along_axis(array, expanded, axis=1)[:, 0]

@@ -1,0 +1,122 @@
+"""Acceptance: the estimator that all policies share, and what rounds have brought a sequence.
+
+Pure host code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from statistics import fmean
+
+FIRST_GUESS, WEIGHT = 0.8, 8.0
+"""The acceptance rate before anything is known, and the number of tokens that it is worth."""
+
+_LIMITS = (0.01, 0.99)
+_MEMORY = 32  # rounds
+
+
+class AcceptanceEstimator:
+    """Counts of proposed tokens by a key: their place, where they came from, their confidence.
+
+    Args:
+      guess: the rate before anything was observed.
+      weight: how many judged tokens a guess is worth.
+
+    Attributes:
+      accepted, judged: tokens by key.
+    """
+
+    def __init__(self, *, guess: float = FIRST_GUESS, weight: float = WEIGHT) -> None:
+        self._guess, self._weight = guess, weight
+        self.accepted: Counter[Hashable] = Counter()
+        self.judged: Counter[Hashable] = Counter()
+
+    def observe(self, accepted: int, keys: Sequence[Hashable]) -> None:
+        """Takes a verification; tokens after the first rejected one were not judged.
+
+        Args:
+          accepted: k.
+          keys: of the proposed tokens, in order; fewer than L if no more are known.
+        """
+        self.accepted.update(keys[:accepted])
+        self.judged.update(keys[: accepted + 1])
+
+    @property
+    def average(self) -> float:
+        """The rate of all tokens together, without limits."""
+        return weighed(self.accepted.total(), self.judged.total(), self._guess, self._weight)
+
+    def rate(self, key: Hashable, guess: float | None = None) -> float:
+        """The rate of the tokens of a key once they are judged, within [.01, .99].
+
+        Args:
+          key: theirs.
+          guess: of this key; None is that of all.
+        """
+        guess, (low, high) = self._guess if guess is None else guess, _LIMITS
+        found = weighed(self.accepted[key], self.judged[key], guess, self._weight)
+        return min(max(found, low), high)
+
+
+def weighed(found: float, of: float, guess: float, weight: float = WEIGHT) -> float:
+    """The share found of so many, beside a guess that is worth `weight` of them."""
+    return (found + weight * guess) / (of + weight)
+
+
+def odds(rates: Sequence[float]) -> list[float]:
+    """P(k) for k = 0..L, if token i, once it is judged, is accepted with rates[i - 1]."""
+    found, reached = [], 1.0
+    for a in rates:
+        found.append(reached * (1 - a))
+        reached *= a
+    return [*found, reached]
+
+
+class AcceptanceStats:
+    """What rounds have brought to one sequence.
+
+    They are no other's: where no time is looked at, two requests with the same seed and index share
+    their noise, and a length that looked at what it has done to the one would bias the other.
+    """
+
+    def __init__(self) -> None:
+        self._acceptance = AcceptanceEstimator()
+        self._rounds: deque[int] = deque(maxlen=_MEMORY)
+        self._after_hit: deque[int] = deque(maxlen=_MEMORY)
+        self._after_miss: deque[int] = deque(maxlen=_MEMORY)
+        self._looks = {empty: deque([True], maxlen=_MEMORY) for empty in (True, False)}
+
+    def observe(self, accepted: int, length: int) -> None:
+        """Takes a verification of L tokens; all places are taken to be accepted alike."""
+        self._acceptance.observe(accepted, [None] * length)
+
+    def round(self, tokens: int, *, hit: bool, empty: bool, found: bool) -> None:
+        """Takes a round.
+
+        Args:
+          tokens: that it committed.
+          hit: whether its proposal was a branch.
+          empty: whether there was none, so that all branches were for one token.
+          found: whether its outcome was prepared for.
+        """
+        self._rounds.append(tokens)
+        (self._after_hit if hit else self._after_miss).append(tokens)
+        self._looks[empty].append(found)
+
+    def tokens(self, length: int) -> float:
+        """Expected tokens of a round with `length` proposed ones, bonus included: 1 + a + ..."""
+        a = self._acceptance.rate(None)
+        return sum(a**i for i in range(length + 1))
+
+    def usual(self, length: int) -> float:
+        """Tokens of a round lately; before the first one those expected of `length` proposed."""
+        return fmean(self._rounds) if self._rounds else self.tokens(length)
+
+    def next_round(self, *, empty: bool) -> float:
+        """Tokens that the next round is expected to gain by a hit, after one that verifies nothing
+        or something."""
+        if not self._after_hit or not self._after_miss:
+            return 0.0
+        gain = fmean(self._after_hit) - fmean(self._after_miss)
+        return max(gain, 0.0) * fmean(self._looks[empty])

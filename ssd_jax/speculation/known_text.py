@@ -1,0 +1,79 @@
+"""How far a draft elsewhere knows the texts in its slots, and what it has to be told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ssd_jax.roles.records import IDLE, Promotion, padded
+
+
+@dataclasses.dataclass(kw_only=True)
+class KnownText:
+    """A slot's text, and what the draft has of it.
+
+    Attributes:
+      tokens: prompt and committed tokens; the first `prompt` are the prompt's.
+      known: positions whose keys and values it has for certain.
+      counted: tokens that it has as prompt or counted as output.
+      whole: its record was expanded by the last round: it has the keys and values of all of it.
+    """
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    prompt: int = 0
+    known: int = 0
+    counted: int = 0
+    whole: bool = False
+
+    def prefill(self, tokens: Sequence[int], offset: int) -> None:
+        """Takes prompt tokens."""
+        self.tokens[offset:] = tokens
+        self.prompt = len(self.tokens)
+
+    def forget(self) -> None:
+        """The draft is another one, which knows nothing yet."""
+        self.known = self.counted = 0
+
+    def teach(self, prefill: Callable[[list[int], int], None]) -> None:
+        """Gives the draft what it lacks, by `prefill(tokens, offset)`."""
+        if self.known < len(self.tokens):
+            prefill(self.tokens[self.known :], self.known)
+            self.known = len(self.tokens)
+        self.counted = max(self.counted, self.prompt)
+
+    def promoted(self, position: int) -> list[int]:
+        """The draft gets a record at this position; returns the tokens that it has to count."""
+        uncounted = self.tokens[self.counted :]
+        self.counted, self.known = len(self.tokens), position
+        self.whole = False  # until this record is expanded
+        return uncounted
+
+
+def promoted(
+    texts: Mapping[int, KnownText], promotion: Promotion, teach: Callable[[int], None] | None
+) -> Promotion:
+    """Takes what a round has committed to the texts by slot.
+
+    Args:
+      teach: gives the draft what it lacks of a slot's text; None if it is not told of this round.
+
+    Returns: the promotion for the draft: all that it has not counted yet counts as committed.
+    """
+    rows = np.flatnonzero(promotion.position != IDLE).tolist()
+    for slot, text in texts.items():
+        text.whole = text.whole and teach is not None and slot in rows
+    uncounted: dict[int, list[int]] = {}
+    for slot in rows:
+        text, position = texts[slot], int(promotion.position[slot])
+        committed = promotion.committed[slot]
+        committed = committed[committed >= 0].tolist()
+        # What an interrupted step has told already comes again.
+        text.tokens[position + 1 - len(committed) :] = committed
+        if teach is not None:
+            if not text.whole:
+                teach(slot)
+            uncounted[slot] = text.promoted(position)
+    width = promotion.committed.shape[1]
+    return promotion._replace(committed=padded(uncounted, len(promotion.position), width))

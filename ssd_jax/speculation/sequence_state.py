@@ -1,0 +1,79 @@
+"""What SSD knows of one sequence beside its branches: policy, backup, room. Pure host code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ssd_jax.speculation.acceptance import AcceptanceStats
+from ssd_jax.speculation.backup import Backup
+from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
+from ssd_jax.speculation.tuner import SpeculationPlan
+
+
+class SequenceState:
+    """A sequence in a slot, and the record that is verified next.
+
+    Args:
+      fan_out: of this sequence alone, so that its text depends on no other.
+      backup: without a draft.
+      room: tokens that may be committed.
+      teaches: whether a tuner may learn from it; see `tuner.teaches`.
+    """
+
+    def __init__(self, *, fan_out: FanOut, backup: Backup, room: int, teaches: bool) -> None:
+        self.fan_out, self.backup, self.room, self.teaches = fan_out, backup, room, teaches
+        self.stats = AcceptanceStats()
+        """What its rounds have brought."""
+        self.length = 0
+        """L of the record."""
+        self.after: After = "miss"
+        """Where it comes from."""
+        self.confidence: tuple[int, ...] = ()
+        """The draft's in the record's tokens, if known."""
+        self.made = True
+        """Whether the draft made the record's tokens, so that it need not run them."""
+        self.forwards = 0
+        """Planned for the record's expansion."""
+
+    def begin(self, length: int, after: After, confidence: Sequence[int], *, made: bool) -> None:
+        """Goes on with a new record."""
+        self.length, self.after, self.made = length, after, made
+        self.confidence = tuple(confidence[:length])
+
+    def verified(self, accepted: int, prepared: int, rank: int | None) -> VerificationStats:
+        """What became of the record; see `VerificationStats`."""
+        return VerificationStats(accepted, self.length, self.after, prepared, rank, self.confidence)
+
+    @property
+    def asks_confidence(self) -> bool:
+        """Whether the fan-out would like to know of tokens that were drafted just in time."""
+        drafted = self.made and self.length > len(self.confidence)
+        return drafted and self.fan_out.reads_confidence
+
+    def expected(self, length: int, more: int) -> list[float]:
+        """Tokens that a round is expected to commit with `length` to `length + more` proposed."""
+        return [self.stats.tokens(length + n) for n in range(more + 1)]
+
+    def forks(self, budget: int) -> tuple[int, ...] | None:
+        """F_0..F_L for the record, `budget` in all; None where no outcome leaves room for another
+        proposal.
+
+        An outcome with k accepted tokens leaves room for one if k + 1 tokens, one proposed and the
+        bonus after it may still be committed. k = L is kept all the same: its row runs s_L.
+        """
+        last = min(self.length, self.room - 3)
+        if last < 0:
+            return None
+        if last == self.length:
+            return self.fan_out.counts(last, budget, self.after, self.confidence)
+        most = self.fan_out.counts(last, budget - 1, self.after, self.confidence)
+        return (*most, *[0] * (self.length - last - 1), 1)
+
+    def most_forwards(self) -> int:
+        """How many bring every branch to the most tokens that its outcome leaves room for."""
+        return self.room - (2 if self.length else 1)  # branches of k = L start one later
+
+    def lowered(self, after: After, plan: SpeculationPlan) -> list[int]:
+        """D of Saguaro sampling for the K tokens of a record that comes from there: the branches
+        planned at each place, and the token drafted there."""
+        return [count + 1 for count in self.fan_out.counts(plan.k, plan.budget, after)[:-1]]

@@ -1,0 +1,1 @@
+"""The machine: files, signals, memory, cores, caches. It knows nothing of models."""

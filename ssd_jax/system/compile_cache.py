@@ -1,0 +1,161 @@
+"""Compiled programs on disk, which JAX reads and writes in place of its own files.
+
+JAX's own entries are written where a reader or a full disk finds them half done, are never
+replaced, and are loaded unchecked: one flipped bit may end the process at every start. These have a
+hash before them. What does not agree with it is deleted, and compiled and written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import compilation_cache
+
+from ssd_jax.errors import InputError
+from ssd_jax.system.atomic import write_file
+from ssd_jax.system.cache_dir import compile_cache
+
+_LOG = logging.getLogger(__name__)
+_DIGEST = hashlib.sha256().digest_size
+_ELSEWHERE = "set XDG_CACHE_HOME to a directory that can be written, or give --compile_cache=off"
+
+
+class ProgramStore:
+    """What JAX wants of a cache: programs by key, in a directory that processes may share, each
+    whole or absent.
+
+    A directory that cannot be written is read, and one warning says so.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory
+        self._warned = False
+
+    @property
+    def directory(self) -> Path:
+        """Where the programs are."""
+        return self._path
+
+    def get(self, key: str) -> bytes | None:
+        """What was put, or None."""
+        path = self._file(key)
+        try:
+            kept = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(error)
+            return None
+        if kept[:_DIGEST] == _digest(key, kept[_DIGEST:]):
+            return kept[_DIGEST:]
+        _LOG.warning("%s is damaged; it is compiled again", path)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(error)
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keeps a program, in place of what may be there."""
+        try:
+            write_file(self._file(key), _digest(key, value) + value)
+        except OSError as error:
+            self._warn(error)
+
+    def _file(self, key: str) -> Path:
+        return self._path / f"{key}.program"
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            _LOG.warning("compiled programs are not kept: %s; %s", error, _ELSEWHERE)
+        self._warned = True
+
+
+class _Nothing:
+    """Stands before a cache that must not be used."""
+
+    _path = Path(os.devnull)
+
+    def get(self, key: str) -> None:
+        del key
+
+    def put(self, key: str, value: bytes) -> None:
+        del key, value
+
+
+def open_store(setting: str) -> ProgramStore | None:
+    """The store of a `Config.compile_cache`; None where nothing is kept.
+
+    The user's own cache that cannot be made is done without, and a warning says so.
+
+    Raises:
+      InputError: a directory that the user named and that cannot be used.
+    """
+    if setting == "off":
+        return None
+    directory = compile_cache(setting)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        next(os.scandir(directory), None)
+    except OSError as error:
+        problem = f"{error.filename or directory}: {error.strerror}"
+        if setting != "auto":
+            raise InputError(
+                f"compile_cache = {setting!r} cannot be used ({problem}); give a directory that "
+                "can be written, or --compile_cache=off"
+            ) from None
+        _LOG.warning("compiled programs are not kept (%s); %s", problem, _ELSEWHERE)
+        return None
+    return ProgramStore(directory)
+
+
+def keep_programs(store: ProgramStore | None) -> Path | None:
+    """Has this process keep what it compiles from here on in a store; with None, nowhere.
+
+    JAX has one cache for a process. One that the user's own JAX settings name stays in use.
+
+    Returns: the directory in use.
+    """
+    current = compilation_cache._cache
+    own = getattr(jax.config, "jax_compilation_cache_dir", None)
+    kept = kept_in()
+    if own and kept is None:
+        if isinstance(current, _Nothing):
+            compilation_cache.reset_cache()
+        return Path(own)
+    wanted = None if store is None else store.directory
+    if wanted == kept and not isinstance(current, _Nothing):
+        return wanted
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", wanted and str(wanted))
+    if store is not None:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+        _install(store)
+    return wanted
+
+
+def keep_nothing() -> None:
+    """Has this process neither keep nor read compiled programs from here on, wherever they are;
+    until `keep_programs`."""
+    keep_programs(None)  # a store of ours must not be taken for the user's own cache
+    _install(_Nothing())
+
+
+def _install(cache: Any) -> None:
+    compilation_cache._cache = cache
+
+
+def kept_in() -> Path | None:
+    """The directory of the store in use; None where there is none, or a cache of the user's."""
+    current = compilation_cache._cache
+    return current.directory if isinstance(current, ProgramStore) else None
+
+
+def _digest(key: str, program: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + b"\0" + program).digest()

@@ -1,0 +1,118 @@
+"""What a measurement was made with: device, versions, commit, processor."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+PACKAGES = ("jax", "jaxlib", "flax", "numpy")
+
+
+class Device(Protocol):
+    """What is used of a `jax.Device` here."""
+
+    device_kind: str
+    platform: str
+    client: Any
+
+
+def describe(device: Device | None = None) -> dict[str, Any]:
+    """Facts about this process's surroundings, ready for JSON; null where not known.
+
+    Args:
+      device: the device measured; the default one if None.
+    """
+    import jax
+
+    measured: Device = jax.devices()[0] if device is None else device
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": measured.device_kind,
+        "device_count": measured.client.device_count(),
+        "platform": measured.platform,
+        "versions": versions(),
+        **commit(Path(__file__).parents[2]),
+        "cpu_model": cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "cpu_affinity": cpu_affinity(),
+        "os": platform.platform(),
+    }
+
+
+def headline(environment: Mapping[str, Any]) -> str:
+    """One line for above a table."""
+    cpus, cores = environment["cpu_affinity"], environment["cpu_count"]
+    used = cores if cpus is None else len(cpus)
+    device = environment["device"]
+    if environment["platform"] == "cpu":
+        device = environment["cpu_model"] or device
+    commit = environment["commit"]
+    if commit:
+        ours = commit[:9] + ("+changes" if environment["commit_modified"] else "")
+    else:
+        ours = environment["versions"]["ssd_jax"]
+    jax_version = environment["versions"]["jax"]
+    return f"{device}, {used}/{cores} cores, jax {jax_version}, ssd_jax {ours}"
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that matter; None where not installed."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "ssd_jax": importlib.metadata.version("ssd-jax"),
+    }
+    for package in PACKAGES:
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        found[package] = version
+    return found
+
+
+def commit(root: Path) -> dict[str, Any]:
+    """The git commit of `root` and whether tracked files differ from it; None outside a checkout.
+
+    Only a repository whose top is `root` counts: an installed package may lie in somebody's else.
+    """
+    unknown = {"commit": None, "commit_modified": None}
+    if not (root / ".git").exists():
+        return unknown
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+        )
+        changes = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):  # no git, or no commit yet
+        return unknown
+    return {"commit": head.stdout.strip(), "commit_modified": bool(changes.stdout.strip())}
+
+
+def cpu_model() -> str | None:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or None
+
+
+def cpu_affinity() -> list[int] | None:
+    """The CPUs this process may use; None where the system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    return sorted(os.sched_getaffinity(0))

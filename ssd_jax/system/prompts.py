@@ -1,0 +1,147 @@
+"""Prompt files: one JSON object a line, checked whole, bad lines kept beside the good ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ssd_jax.errors import InputError
+from ssd_jax.system.files import parse_json, read_lines
+
+_MOST_BAD_LINES = 1000
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptLine:
+    """A usable prompt: exactly one of `prompt` and `messages` is given.
+
+    Attributes:
+      prompt: plain text.
+      messages: chat messages, each {"role": str, "content": str}; never empty.
+    """
+
+    prompt: str | None = None
+    messages: list[dict[str, str]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BadLine:
+    """A line that is no prompt: `where` is 'file:line' (from 1), `error` says what is wrong."""
+
+    where: str
+    error: str
+
+
+def parse_prompt_file(path: Path) -> list[PromptLine | BadLine]:
+    """Reads {"prompt": str} or {"messages": [...]} lines; other keys are ignored.
+
+    See `read_json_lines`.
+    """
+    return read_json_lines(path, prompt_line)
+
+
+def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list[T | BadLine]:
+    """Reads the JSON objects of a file (gzip where the name ends in .gz), one a line.
+
+    Args:
+      path: the file.
+      parse: turns an object into a value; a ValueError makes a bad line with its text.
+
+    Returns:
+      One entry for each line that is not blank, in order.
+
+    Raises:
+      InputError: the file cannot be read, is not UTF-8 text, or has more lines, longer lines or
+        more bad lines than such a file has.
+    """
+    found: list[T | BadLine] = []
+    bad = 0
+    for number, line in read_lines(path, remedy="give a file of JSON lines in UTF-8"):
+        if not line.strip():
+            continue
+        found.append(_parse_line(line, f"{path}:{number}", parse))
+        if isinstance(found[-1], BadLine):
+            bad += 1
+            if bad > _MOST_BAD_LINES:
+                raise InputError(
+                    f"{path} has more than {_MOST_BAD_LINES} bad lines, the last is line {number}: "
+                    f"{found[-1].error}; give JSON lines"
+                )
+    return found
+
+
+def prompt_line(line: Mapping[str, Any]) -> PromptLine:
+    """Checks one object of a prompt file.
+
+    Raises:
+      ValueError: neither or both of "prompt" and "messages", or one of a wrong type.
+    """
+    if ("prompt" in line) == ("messages" in line):
+        found = "both" if "prompt" in line else f"neither, but {_names(line)}"
+        raise ValueError(f'needs one of "prompt" and "messages"; it has {found}')
+    if "prompt" in line:
+        return PromptLine(prompt=string(line["prompt"], '"prompt"'))
+    messages = line["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f'"messages" must be a non-empty list, not {_kind(messages)}')
+    return PromptLine(
+        messages=[_message(item, f"messages[{i}]") for i, item in enumerate(messages)]
+    )
+
+
+def string(value: object, name: str) -> str:
+    """`value`, checked to be text that can be encoded.
+
+    Raises:
+      ValueError: not a string, or a string with half of a surrogate pair in it.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, not {_kind(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has an unpaired surrogate (\\u{ord(value[error.start]):04x}) "
+            f"at character {error.start}"
+        ) from None
+    return value
+
+
+def _message(item: object, name: str) -> dict[str, str]:
+    if not isinstance(item, dict):
+        raise ValueError(f'{name} must be {{"role": ..., "content": ...}}, not {_kind(item)}')
+    missing = [key for key in ("role", "content") if key not in item]
+    if missing:
+        raise ValueError(f'{name} has no "{missing[0]}"; it has {_names(item)}')
+    return {key: string(item[key], f'{name}["{key}"]') for key in ("role", "content")}
+
+
+def _parse_line(line: str, where: str, parse: Callable[[Mapping[str, Any]], T]) -> T | BadLine:
+    try:
+        value = parse_json(line)
+        if not isinstance(value, dict):
+            raise ValueError(f"must be a JSON object, not {_kind(value)}")
+        return parse(value)
+    except json.JSONDecodeError as error:
+        return BadLine(where=where, error=f"not JSON: {error.msg} at column {error.colno}")
+    except ValueError as error:
+        return BadLine(where=where, error=str(error))
+
+
+def _kind(value: object) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    if value is None:
+        return "null"
+    if not value and isinstance(value, list | dict):
+        return "an empty list" if isinstance(value, list) else "an empty object"
+    return names.get(type(value), "a list" if isinstance(value, list) else "an object")
+
+
+def _names(line: Mapping[str, Any]) -> str:
+    shown = ", ".join(json.dumps(key[:40]) for key in list(line)[:5])
+    return (shown + ", ..." if len(line) > 5 else shown) or "no keys"

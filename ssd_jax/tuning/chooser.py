@@ -1,0 +1,149 @@
+"""Chooses the mode of `auto` once, by measured costs, and makes what chooses K and M."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ssd_jax.config import AUTO_K, Config
+from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.loaded import Loaded
+from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.system.cache_dir import costs_cache
+from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
+from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.measuring import measure, measure_draft
+from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar
+from ssd_jax.tuning.tuners import FastestTuner, Observed
+
+_NGRAM = Guess(acceptance=0.4)
+"""Most rounds of n-grams have nothing to propose, and count as rejected."""
+_ENOUGH = 1.05  # times as fast as a simpler mode; what the host does is not in the predictions
+_NO_COST = ("trace", "compile_cache", "chat_template")
+
+
+class Chooser:
+    """Chooses a mode once, and gives engines what chooses K and M while they decode.
+
+    Args:
+      config: settings.
+      known: costs, and what was observed at earlier starts.
+      file: remembers what is observed.
+      drafting: measures T_1 of mode sd, see `Costs.draft`, for a model of mode ssd that is asked
+        for sd: few ever are, and it may take a second copy of the draft.
+
+    Attributes:
+      predicted: by mode that auto may take, what is fastest with all slots busy.
+      mode: as configured; of auto the first that none behind it beats by enough.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        known: KnownCosts,
+        *,
+        file: CostFile | None = None,
+        drafting: Callable[[], float] | None = None,
+    ) -> None:
+        self._config, self._costs, self._file = config, known.costs, file
+        self._guess, self._drafting = known.guess, drafting
+        self._seen = Observed(known.guess)
+        self._settled: Guess | None = None
+        self.predicted = {"ar": Predicted(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))}
+        self.mode = config.mode
+        if config.mode == "auto":
+            self.mode = "ar"
+            for mode in dict.fromkeys(("sd", config.prepared)):
+                found = self.tuner(mode, config.speculated).best(config.slots)
+                if found.rate > _ENOUGH * self.predicted[self.mode].rate:
+                    self.mode = mode
+                self.predicted[mode] = found
+
+    @property
+    def line(self) -> str:
+        """Says what was chosen, and why."""
+        each = "; ".join(f"{mode} {predicted}" for mode, predicted in self.predicted.items())
+        return (
+            f"mode auto takes {self.mode}: predicted tokens/s are {each} "
+            f"(an acceptance of {self._guess.acceptance:.2f})"
+        )
+
+    def tuner(self, mode: str, k: int) -> FastestTuner:
+        """Of an engine of mode sd or ssd with up to k proposed tokens."""
+        config = self._config
+        ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
+        if mode == "sd":
+            return FastestTuner(self._with_draft(), self._seen, ks=ks)
+        kind = config.backup_kind
+        return FastestTuner(
+            self._costs,
+            self._seen,
+            ks=ks,
+            fan_out=config.fan_out_of(k),
+            budgets=config.budgets,
+            waits=(True, False) if kind == "auto" else (kind == "draft",),
+        )
+
+    def settle(self) -> None:
+        """What is observed from now on is kept for no other start.
+
+        Beside sampled rows under the ratio rule, even what greedy rows show depends on the noise of
+        those, through time, and a request of another process may have the same noise.
+        """
+        self._settled = self._seen.guess
+
+    def remember(self) -> None:
+        """Keeps what was observed for the next start."""
+        guess = self._settled or self._seen.guess
+        if self._file is not None and guess.judged > self._guess.judged:
+            self._file.write(KnownCosts(self._costs, guess))
+
+    def _with_draft(self) -> Costs:
+        """Costs with T_1 of mode sd, which is measured where it is not known yet."""
+        if self._drafting is not None and not self._costs.draft:
+            self._costs = dataclasses.replace(self._costs, draft=self._drafting())
+            if self._file is not None:
+                self._file.write(KnownCosts(self._costs, self._guess))
+        return self._costs
+
+
+def open_chooser(
+    loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
+) -> Chooser:
+    """Measures what is not known yet of this machine and these models, and chooses.
+
+    Raises:
+      InputError: a draft worker that does not answer.
+    """
+    config = loaded.config
+    setting = config.compile_cache
+    directory = None if setting == "off" else costs_cache(setting)
+    file = CostFile(directory, _about(loaded, target, draft, context))
+    known = file.read(widths=loaded.programs.widths, budgets=config.budgets)
+    if known is None:
+        guess = _NGRAM if config.draft == "ngram" else Guess()
+        known = KnownCosts(measure(loaded, context), guess)
+        file.write(known)
+    drafting = functools.partial(measure_draft, loaded, context) if config.draft_model else None
+    return Chooser(config, known, file=file, drafting=drafting)
+
+
+def _about(
+    loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
+) -> dict[str, Any]:
+    """What costs and acceptance depend on."""
+    device, settings = jax.devices()[0], dataclasses.asdict(loaded.config)
+    return {
+        "settings": {name: settings[name] for name in settings if name not in _NO_COST},
+        "device": [device.platform, device.device_kind, jax.device_count()],
+        "processor": [cpu_model(), cpu_affinity()],
+        "versions": versions(),
+        "models": [None if model is None else model.fingerprint for model in (target, draft)],
+        "context": context,
+        "widths": loaded.programs.widths,
+        "exact": loaded.exact,
+    }

