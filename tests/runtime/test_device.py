@@ -6,8 +6,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-import ssd_jax.devices
 
+import ssd_jax.devices
 from ssd_jax.devices import device
 from ssd_jax.errors import DeviceError
 
