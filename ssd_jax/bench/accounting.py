@@ -27,6 +27,7 @@ from ssd_jax.bench.report import speeds
 from ssd_jax.bench.run import BenchResult, Variant, joined, prompt_result, run_paired
 from ssd_jax.bench.stats import Estimate
 from ssd_jax.bench.table import Column, build_table, estimate_cell
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config import NGRAM_K, Config
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
@@ -175,7 +176,7 @@ def measure(
     prompts: Sequence[BenchPrompt],
     *,
     warmup: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda done, total: None,
     start: Callable[..., PinnedModel] = PinnedModel,
 ) -> BenchResult:
     """Every prompt in every mode, once with the groups in each role.

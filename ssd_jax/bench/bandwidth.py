@@ -50,15 +50,17 @@ def measure_bandwidth(
         and an eighth of the memory.
       repeats: runs; the best counts.
     """
+    cache = threads = None
     if device is not None and device.platform != "cpu":
         size = buffer_bytes or LARGEST_BUFFER
         copy, read = _device_seconds(device, size, repeats)
-        cache, threads = None, None
     else:
         cpus = cpu_affinity()
         threads = len(cpus) if cpus else os.cpu_count() or 1
         cache = cache_bytes(cpus) if cpus else None
-        size = buffer_bytes or _host_buffer(cache)
+        eighth = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
+        fitting = min(max(SMALLEST_BUFFER, 2 * (cache or 0)), LARGEST_BUFFER, eighth)
+        size = buffer_bytes or fitting
         copy, read = _host_seconds(threads, size, repeats)
     return Bandwidth(
         copy_gb_per_s=size / copy / 1e9,
@@ -83,19 +85,12 @@ def cache_bytes(cpus: Sequence[int], root: Path = Path("/sys/devices/system/cpu"
     return sum(sizes.values()) or None
 
 
-def _host_buffer(cache: int | None) -> int:
-    eighth = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
-    return min(max(SMALLEST_BUFFER, 2 * (cache or 0)), LARGEST_BUFFER, eighth)
-
-
 def _host_seconds(threads: int, size: int, repeats: int) -> tuple[float, float]:
     """Seconds to copy (half of the buffer to the other half) and to read `size` bytes."""
     buffer = np.empty(size // 8, np.int64)
     half = len(buffer) // 2
-    parts = np.array_split(buffer, threads)
-    sources, targets = (
-        np.array_split(side, threads) for side in (buffer[:half], buffer[half : 2 * half])
-    )
+    sides = buffer, buffer[:half], buffer[half : 2 * half]
+    parts, sources, targets = (np.array_split(side, threads) for side in sides)
     with ThreadPoolExecutor(threads) as pool:  # NumPy lets other threads run in all of these
 
         def copy() -> None:

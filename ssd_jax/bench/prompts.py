@@ -48,10 +48,7 @@ class BenchPrompt:
     @property
     def content(self) -> str | list[dict[str, str]]:
         """The text or the messages."""
-        if self.messages is not None:
-            return self.messages
-        assert self.text is not None
-        return self.text
+        return self.messages or self.text or ""
 
     @property
     def plain(self) -> str:

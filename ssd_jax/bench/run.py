@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssd_jax.bench.prompts import BenchPrompt
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 
@@ -136,7 +137,7 @@ def run_paired(
     *,
     warmup: int,
     repeats: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> BenchResult:
     """Runs every prompt through every variant.
 
@@ -168,8 +169,7 @@ def run_paired(
         nonlocal done
         result = variants[name](prompt)
         done += 1
-        if progress is not None:
-            progress(done, total)
+        progress(done, total)
         return result
 
     for turn in range(warmup):

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
+from ssd_jax.bench.perplexity import TeacherForced
 from ssd_jax.bench.stats import Estimate, median_interval
 from ssd_jax.bench.table import Column, build_table
-from ssd_jax.bench.teacher_forcing import TeacherForced
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.roles.records import SlotOpening
@@ -122,7 +123,7 @@ def measure_supports(
     overlaps: Callable[[TargetText], np.ndarray],
     texts: Sequence[TargetText],
     supports: Sequence[int],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> list[Support]:
     """One for each N, and the whole q last.
 
@@ -135,8 +136,7 @@ def measure_supports(
     found = []
     for number, text in enumerate(texts):
         found.append(overlaps(text))
-        if progress is not None:
-            progress(number + 1, len(texts))
+        progress(number + 1, len(texts))
     every = np.concatenate(found, axis=1, dtype=np.float64).mean(axis=1)
     means = np.array([each.mean(axis=1, dtype=np.float64) for each in found])
     entries = []

@@ -87,12 +87,12 @@ def summary(answer: Answer, context: int) -> str:
     """One line about an answer, and why it ended where that is not its own end."""
     found, tokens = figures([answer]), len(answer.output.token_ids)
     parts = [f"{tokens} token{'' if tokens == 1 else 's'}"]
-    if found.tokens_per_second is not None:
-        parts.append(f"{found.tokens_per_second:.1f} tokens/s")
-    if found.acceptance_length is not None:
-        parts.append(f"acceptance length {found.acceptance_length:.2f}")
-    if found.hit_rate is not None:
-        parts.append(f"hit rate {found.hit_rate:.2f}")
+    for form, value in (
+        ("{:.1f} tokens/s", found.tokens_per_second),
+        ("acceptance length {:.2f}", found.acceptance_length),
+        ("hit rate {:.2f}", found.hit_rate),
+    ):
+        parts += [] if value is None else [form.format(value)]
     parts.append(f"context {answer.context_used} of {context}")
     if answer.stopped:
         parts.append("stopped")

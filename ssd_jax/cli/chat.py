@@ -16,7 +16,6 @@ from ssd_jax.chat.entry import entries
 from ssd_jax.chat.screen import Screen
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, short
-from ssd_jax.config import Config
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir
@@ -107,15 +106,12 @@ def _check_template(llm: LLM, system: str | None, params: SamplingParams) -> Non
 
 def _greeting(llm: LLM) -> list[str]:
     config = llm.config
-    draft = f" (draft {short(config.draft)}, k {_k(config)})" if config.draft else ""
+    k = "auto" if config.chooses_k else str(config.speculated)
+    draft = f" (draft {short(config.draft)}, k {k})" if config.draft else ""
     return [
         f"{short(config.target)}, mode {llm.mode}{draft}, context {llm.context} tokens",
         "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves",
     ]
-
-
-def _k(config: Config) -> str:
-    return "auto" if config.chooses_k else str(config.speculated)
 
 
 def _talk(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,14 +61,11 @@ def judged(names: tuple[str, str], pairs: Sequence[Pair], judge: ModelJudge) -> 
     """Judges pairs with a model, with a progress bar."""
     different = sum(pair.kind != "identical" for pair in pairs)
     with progress_bar("scoring forks", unit="prompts") as progress:
-        done = 0
+        done = itertools.count(1)
 
         def one(pair: Pair) -> Finding:
-            nonlocal done
             finding = judge(pair)
-            done += 1
-            if progress is not None:
-                progress(done, different)
+            progress(next(done), different)
             return finding
 
         return compare(names, pairs, one, limit=judge.limit, bitwise=judge.bitwise)
@@ -110,16 +108,8 @@ def _prompt(lines: Sequence[PromptLine | BadLine], pair: Pair, path: Path) -> Pr
 
 def _alone(config: Config) -> Config:
     """The target as configured, without what only a mode needs."""
-    return dataclasses.replace(
-        config,
-        mode="ar",
-        draft=None,
-        k=None,
-        draft_dtype=None,
-        draft_temperature=None,
-        proposal_support=None,
-        slots=1,
-    )
+    of_drafts = ("draft", "k", "draft_dtype", "draft_temperature", "proposal_support")
+    return dataclasses.replace(config, mode="ar", slots=1, **dict.fromkeys(of_drafts))
 
 
 def _names(given: Mapping[str, Any]) -> tuple[str, str]:

@@ -46,16 +46,18 @@ def run(arguments: Sequence[str]) -> int:
     given = dict(settings.parse(values, "demo", arguments))
     ssd, notes = None, []
     if given["mode"] == "sd" and given["draft"] is None:
-        if _has_draft(given):
-            ssd = _ssd(given, draft=DEFAULT, k=given["k"] or _K, budget=_BUDGET)
+        plain = settings.config_of(given | {"mode": "ar"})
+        if _has_draft(plain.target):
+            given |= {"draft": DEFAULT, "k": given["k"] or _K}
+            ssd = _ssd(plain, draft=DEFAULT, k=given["k"], budget=_BUDGET)
             notes = ["sd has the light draft of the package, ssd the strong one"]
-            given |= {"draft": DEFAULT, "k": given["k"] or _K, "trace": None}
         else:
-            ssd = _with_own_weights(given)
-            notes = [
-                "the draft of ssd is the target's own weights in int8, for want of a small one"
-            ]
-            given |= {"draft": "ngram", "trace": None}
+            own = {"draft": plain.target, "draft_dtype": "int8", "draft_placement": "process"}
+            ssd = _ssd(plain, **own, k=given["k"] or _OWN_K, budget=_OWN_BUDGET)
+            given |= {"draft": "ngram"}
+            note = "the draft of ssd is the target's own weights in int8, for want of a small one"
+            notes = [note]
+        given |= {"trace": None}
     config, params = settings.config_of(given), settings.params_of(given)
     console = Console()
     console.print(f"[bold]{given['prompt']}[/bold]", highlight=False)
@@ -81,38 +83,21 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _has_draft(given: dict[str, Any]) -> bool:
-    """Whether a draft comes with the package for the target."""
+def _has_draft(source: str) -> bool:
+    """Whether a draft comes with the package for a target."""
     from ssd_jax.devices.opened import open_source  # bad flags must not wait for JAX
 
-    source = settings.config_of(given | {"mode": "ar"}).target
     with progress_bar("downloading", unit="bytes") as progress:
         return find_draft(open_source(source, progress=progress), "sd") is not None
 
 
-def _with_own_weights(given: dict[str, Any]) -> Config:
-    """SSD with the target's weights in int8 as the draft, in a worker process."""
-    source = settings.config_of(given | {"mode": "ar"}).target
-    k = given["k"] or _OWN_K
-    ssd = _ssd(given, draft=source, k=k, budget=_OWN_BUDGET)
-    return dataclasses.replace(ssd, draft_dtype="int8", draft_placement="process")
-
-
-def _ssd(given: dict[str, Any], *, draft: str, k: str, budget: str) -> Config:
-    """SSD with its timeline taken down."""
-    config = settings.config_of(given | {"mode": "ar"})
+def _ssd(config: Config, **changes: Any) -> Config:
+    """Mode ssd with its timeline taken down."""
     trace = config.trace
     if trace is None:
         cache_dir().mkdir(parents=True, exist_ok=True)
         trace = str(cache_dir() / "demo-trace.json")
-    return dataclasses.replace(
-        config,
-        mode="ssd",
-        draft=draft,
-        k=k,
-        budget=budget,
-        trace=trace,
-    )
+    return dataclasses.replace(config, mode="ssd", trace=trace, **changes)
 
 
 def _answer(

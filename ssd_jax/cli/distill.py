@@ -16,6 +16,14 @@ from ssd_jax.system.paths import require_writable, user_path
 STOPPED = 3
 """Exit status of a command that ended early, as it was asked to, and can go on."""
 
+_FLAGS = {
+    "config": "TOML file of what to make; configs/distill has some",
+    "out": "directory of the results; default: distill/NAME in the user's cache directory",
+    "data": "directory of the prompt files; default: what the configuration says",
+    "draft": "draft to evaluate: a draft checkpoint, another model source, or default for the one "
+    "that comes with the package; without it the trained one",
+}
+
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command.
@@ -31,33 +39,13 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.system.compile_cache import keep_programs, open_store
 
     values = settings.Flags()
-    flags.DEFINE_string(
-        "config", None, "TOML file of what to make; configs/distill has some", flag_values=values
-    )
+    for name, text in _FLAGS.items():
+        flags.DEFINE_string(name, None, text, flag_values=values)
     flags.DEFINE_enum(
         "stage",
         None,
         [*STAGES],
         f"run this stage alone ({', '.join(STAGES)}); default: all that are not finished",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "out",
-        None,
-        "directory of the results; default: distill/NAME in the user's cache directory",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "data",
-        None,
-        "directory of the prompt files; default: what the configuration says",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "draft",
-        None,
-        "draft to evaluate: a draft checkpoint, another model source, or default for the one that "
-        "comes with the package; without it the trained one",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -67,14 +55,14 @@ def run(arguments: Sequence[str]) -> int:
         flag_values=values,
     )
     given = settings.parse(values, "distill", arguments, config_of_flags=False)
+    stage, draft = given["stage"], given["draft"]
     if not given["config"]:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
     if given["compile_cache"] == "":
         raise InputError("compile_cache is empty; give a directory, auto or off")
-    if given["draft"] is not None and given["stage"] not in (None, "evaluate"):
+    if draft is not None and stage not in (None, "evaluate"):
         raise InputError(
-            f"draft = {given['draft']!r} is for stage evaluate, and this is stage "
-            f"{given['stage']}; leave it out"
+            f"draft = {draft!r} is for stage evaluate, and this is stage {stage}; leave it out"
         )
     data = None if given["data"] is None else user_path(given["data"])
     if data is not None and not data.is_dir():
@@ -85,16 +73,9 @@ def run(arguments: Sequence[str]) -> int:
     require_writable("out", work)
     keep_programs(open_store(given["compile_cache"]))
     check_sums()
+    shown = {"bar": progress_bar, "say": _say, "show": Console().print}
     try:
-        run(
-            wanted,
-            work,
-            stage=given["stage"],
-            draft=given["draft"],
-            bar=progress_bar,
-            say=_say,
-            show=Console().print,
-        )
+        run(wanted, work, stage=stage, draft=draft, **shown)
     except Stopped as stopped:
         _say(f"stopped ({stopped}); the same command goes on with what is in {work}")
         return STOPPED

@@ -106,8 +106,7 @@ def _compare(
         for event in llm.run(requests, other):
             if event.output is not None:
                 again.append(event.output)
-                if progress is not None:
-                    progress(len(again), len(requests))
+                progress(len(again), len(requests))
     _require_all(again)
     one, two = ({out.prompt_index: Output.of(out) for out in run} for run in (outputs, again))
     judge = ModelJudge(llm, {request.index: request for request in requests}, certain=True)

@@ -97,9 +97,8 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
     values = own_flags(own or {})
     own_flags({"config": ("str", None, "TOML file of settings; flags override it")}, values)
     # A name of both, such as logprobs, is one flag: the engine is prepared for what is asked.
-    for field in {
-        field.name: field for kind in (Config, SamplingParams) for field in fields(kind)
-    }.values():
+    both = {field.name: field for kind in (Config, SamplingParams) for field in fields(kind)}
+    for field in both.values():
         text, choices = field.metadata["help"], field.metadata.get("choices")
         if choices:
             text = f"{text}: {', '.join(choices)}"

@@ -15,7 +15,7 @@ from ssd_jax.bench.acceptance import acceptance, acceptance_json, acceptance_tab
 from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.bench.run import BenchResult, prompt_result, run_paired
-from ssd_jax.bench.step import step_table, time_steps
+from ssd_jax.bench.step import WIDTHS, step_table, time_steps
 from ssd_jax.cli.loading import failure, progress_bar
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
@@ -174,6 +174,7 @@ def steps(job: BenchJob) -> SuiteReport:
         result = time_steps(
             forward,
             weight_bytes=sum(parameter.nbytes for parameter in parameters),
+            widths=WIDTHS,
             repeats=job.given["step_repeats"],
             progress=progress,
         )

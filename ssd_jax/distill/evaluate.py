@@ -20,19 +20,16 @@ from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.devices.opened import OpenedModel, open_model
-from ssd_jax.distill import generate
-from ssd_jax.distill.generate import Bar, Job
-from ssd_jax.distill.judging import Judge, Judged, Text
+from ssd_jax.distill.generate import Completion, CompletionJob, Shards, into_shards
 from ssd_jax.distill.manifest import Manifest
-from ssd_jax.distill.plan import Completion, into_shards
-from ssd_jax.distill.prompts import Prompt
-from ssd_jax.distill.rounds import Measured, mean_of, power_law, walk
+from ssd_jax.distill.prompts import PromptIds
+from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
+from ssd_jax.distill.scoring import Judged, judge
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import GeometricFanOut
-from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.environment import describe
 from ssd_jax.system.files import read_json
@@ -43,15 +40,14 @@ TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 """Of the two texts of every prompt."""
 
 
-def choose(prompts: Sequence[Prompt], settings: EvaluateSettings) -> list[Prompt]:
+def choose(prompts: Sequence[PromptIds], settings: EvaluateSettings) -> list[PromptIds]:
     """The held-out prompts that are completed, set by set.
 
     Raises:
       InputError: a set that has none.
     """
-    names = settings.sets or tuple(dict.fromkeys(prompt.set for prompt in prompts))
     chosen = []
-    for name in names:
+    for name in settings.sets or dict.fromkeys(prompt.set for prompt in prompts):
         own = [prompt for prompt in prompts if prompt.set == name]
         if not own:
             raise InputError(
@@ -62,61 +58,19 @@ def choose(prompts: Sequence[Prompt], settings: EvaluateSettings) -> list[Prompt
     return chosen
 
 
-def text_job(
-    settings: EvaluateSettings,
-    target: TargetSettings,
-    *,
-    prompts: Sequence[Prompt],
-    slots: int,
-    vocabulary: int,
-    limit: int,
-    directory: Path,
-    bar: Bar,
-) -> Job:
-    """What makes the target's text; see `generate.Job`. `prompts` are those of `choose`."""
-    made = GenerateSettings(
+def text_settings(settings: EvaluateSettings, slots: int) -> GenerateSettings:
+    """How the target's text is made."""
+    return GenerateSettings(
         max_tokens=settings.max_tokens,
         temperatures=tuple(TEMPERATURES.values()),
         seed=settings.seed,
         slots=slots,
         top_n=0,
     )
-    return Job(
-        target=target,
-        settings=made,
-        prompts=prompts,
-        vocabulary=vocabulary,
-        limit=limit,
-        directory=directory,
-        bar=bar,
-    )
 
 
-def write_texts(job: Job, manifest: Manifest) -> Manifest:
-    """Completes what is not completed yet; see `generate.run`."""
-    return generate.run(job, manifest, _plan(job))
-
-
-def read_texts(job: Job, manifest: Manifest) -> dict[str, list[Text]]:
-    """By the names of `TEMPERATURES`, one of each prompt.
-
-    Raises:
-      InputError: a damaged file.
-    """
-    found: list[Text] = []
-    samples = [
-        sample
-        for entry in manifest.data["shards"]
-        for sample in decode_texts(read_file(job.directory, entry))
-    ]
-    completions = [completion for shard in _plan(job) for completion in shard]
-    for completion, sample in zip(completions, samples, strict=True):
-        found.append(Text(sample.tokens, len(job.prompts[completion.prompt].ids)))
-    count = len(job.prompts)
-    return {name: found[i * count : (i + 1) * count] for i, name in enumerate(TEMPERATURES)}
-
-
-def _plan(job: Job) -> list[list[Completion]]:
+def plan_texts(job: CompletionJob) -> Shards:
+    """Every prompt once at each temperature, by shard."""
     count = len(job.prompts)
     completions = [
         Completion(index=turn * count + place, prompt=place, temperature=temperature)
@@ -124,25 +78,6 @@ def _plan(job: Job) -> list[list[Completion]]:
         for place in range(count)
     ]
     return into_shards(completions, job.prompts, job.settings)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What a draft is judged with.
-
-    Attributes:
-      draft: its source, see `Config.draft`.
-      job: of the text, which is written.
-      manifest: of that.
-      path: of the result.
-    """
-
-    settings: EvaluateSettings
-    draft: str
-    job: Job
-    manifest: Manifest
-    path: Path
-    bar: Bar
 
 
 def open_pair(target: TargetSettings, draft: str) -> tuple[OpenedModel, OpenedModel]:
@@ -157,25 +92,47 @@ def open_pair(target: TargetSettings, draft: str) -> tuple[OpenedModel, OpenedMo
     return theirs, own
 
 
-def evaluate(evaluation: Evaluation) -> dict[str, Any]:
+def evaluate(
+    settings: EvaluateSettings, source: str, *, job: CompletionJob, manifest: Manifest, path: Path
+) -> dict[str, Any]:
     """The figures, which are also written; those that are there already are not made again.
+
+    Args:
+      settings: section [evaluate].
+      source: of the draft, see `Config.draft`.
+      job, manifest: of the text, which is written.
+      path: of the result.
 
     Raises:
       InputError: a draft that cannot be used, or a damaged file.
     """
-    job, settings = evaluation.job, evaluation.settings
-    target, draft = open_pair(job.target, evaluation.draft)
-    made_of = _made_of(evaluation, draft)
-    known = _read(evaluation.path)
-    if known is not None and known["made_of"] == made_of:
+    target, draft = open_pair(job.target, source)
+    shards = manifest.data["shards"]
+    made_of = {  # what decides whether figures are still right
+        "draft_sha256": _draft_digest(draft),
+        "texts_sha256": [entry["sha256"] for entry in shards],
+        "dtype": job.target.dtype,
+        "ks": list(settings.ks),
+        "budgets": list(settings.budgets),
+        "repeats": settings.repeats,
+    }
+    known = _known(path)
+    if known.get("format") == FORMAT and known.get("made_of") == made_of:
         return known
-    with evaluation.bar("loading weights", unit="bytes") as progress:
+    with job.bar("loading weights", unit="bytes") as progress:
         models = (target.model, target.load(progress)), (draft.model, draft.load())
-    texts = read_texts(job, evaluation.manifest)
-    judge = Judge(*models, tokens=target.tokenizer.size, longest=job.context)
-    with evaluation.bar("judging", unit="tokens") as progress:
-        both = judge.judge([text for name in TEMPERATURES for text in texts[name]], progress)
-    with evaluation.bar("forwards of every width", unit="rounds") as progress:
+    samples = [
+        sample for entry in shards for sample in decode_texts(read_file(job.directory, entry))
+    ]
+    places = [completion.prompt for shard in plan_texts(job) for completion in shard]
+    texts = [  # of a passage, too, only what follows it is judged
+        dataclasses.replace(sample, prompt_length=len(job.prompts[place].ids))
+        for sample, place in zip(samples, places, strict=True)
+    ]
+    size, longest = target.tokenizer.size, job.context
+    with job.bar("judging", unit="tokens") as progress:
+        both = judge(*models, texts, tokens=size, longest=longest, progress=progress)
+    with job.bar("forwards of every width", unit="rounds") as progress:
         steps = measure_steps(
             *models,
             ks=settings.ks,
@@ -190,7 +147,7 @@ def evaluate(evaluation: Evaluation) -> dict[str, Any]:
         {
             "format": FORMAT,
             "made_of": made_of,
-            "draft": evaluation.draft,
+            "draft": source,
             "target": job.target.source,
             "environment": describe(jax.devices()[0]),
             "steps": {
@@ -201,39 +158,26 @@ def evaluate(evaluation: Evaluation) -> dict[str, Any]:
             **figures(job.prompts, judged, settings, steps),
         }
     )
-    write_file(evaluation.path, (json.dumps(document, indent=1) + "\n").encode(), durable=True)
+    write_file(path, (json.dumps(document, indent=1) + "\n").encode(), durable=True)
     return document
 
 
-def draft_digest(draft: OpenedModel) -> str:
+def _draft_digest(draft: OpenedModel) -> str:
     """SHA-256 of a draft's architecture, map and files."""
     about = [draft.fingerprint, sorted(origin(draft.checkpoint.path).values())]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
-def _made_of(evaluation: Evaluation, draft: OpenedModel) -> dict[str, Any]:
-    """What decides whether figures are still right."""
-    settings, manifest = evaluation.settings, evaluation.manifest
-    return {
-        "draft_sha256": draft_digest(draft),
-        "texts_sha256": [entry["sha256"] for entry in manifest.data["shards"]],
-        "dtype": evaluation.job.target.dtype,
-        **{name: list(getattr(settings, name)) for name in ("ks", "budgets")},
-        "repeats": settings.repeats,
-    }
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Figures that were written; None where they cannot be used."""
+def _known(path: Path) -> dict[str, Any]:
+    """Figures that were written; empty where they cannot be read."""
     try:
-        document = read_json(path)
+        return read_json(path)
     except InputError:
-        return None
-    return document if document.get("format") == FORMAT and "made_of" in document else None
+        return {}
 
 
 def figures(
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptIds],
     judged: Mapping[str, Sequence[Judged]],
     settings: EvaluateSettings,
     steps: StepCosts,
@@ -252,16 +196,20 @@ def figures(
         sets[name], found = _of_set(of_set, settings)
         measured.append(found)
         sets[name]["predicted"] = _predicted(found, settings, steps)
-    mean = _mean(list(sets.values()))
-    mean["predicted"] = _predicted(
-        {of: mean_of([one[of] for one in measured]) for of in TEMPERATURES}, settings, steps
-    )
-    return {"sets": sets, "mean": mean}
+    mean = _mean([{n: v for n, v in one.items() if n in _AVERAGED} for one in sets.values()])
+    over_sets = {of: mean_of([one[of] for one in measured]) for of in TEMPERATURES}
+    return {
+        "sets": sets,
+        "mean": {**mean, "predicted": _predicted(over_sets, settings, steps)},
+    }
+
+
+_AVERAGED = ("greedy_agreement", "overlap", "tokens_per_call")
 
 
 def _of_set(
     judged: Mapping[str, Sequence[Judged]], settings: EvaluateSettings
-) -> tuple[dict[str, Any], dict[str, Measured]]:
+) -> tuple[dict[str, Any], dict[str, MeasuredDraft]]:
     """Figures of a set, and what predictions need."""
     chances = {
         "greedy": [(one.rank == 0).astype(float) for one in judged["greedy"]],
@@ -274,66 +222,47 @@ def _of_set(
         per_call[f"{of}_all_hits"] = {
             k: walk(own, k, tail=max(k - 1, 1)).tokens_per_call for k in settings.ks
         }
-        middle = settings.ks[(len(settings.ks) - 1) // 2]
-        ranks = [one.rank for one in judged[of]]
-        alone, r = power_law(walks[middle], ranks, greedy=of == "greedy")
+        middle = walks[settings.ks[(len(settings.ks) - 1) // 2]]
+        alone, r = power_law(middle, [one.rank for one in judged[of]], greedy=of == "greedy")
         by_length = tuple(walks[k].rates for k in walks)
-        measured[of] = Measured(by_length=by_length, alone=alone, r=r)
+        measured[of] = MeasuredDraft(by_length=by_length, alone=alone, r=r)
     overlaps = np.concatenate([one.overlap for one in judged["sampled"]])
     return {
         "prompts": len(judged["greedy"]),
-        "tokens": {of: sum(len(one) for one in own) for of, own in chances.items()},
+        "tokens": {of: sum(map(len, own)) for of, own in chances.items()},
         "greedy_agreement": float(np.mean(np.concatenate(chances["greedy"]))),
         "overlap": float(np.mean(overlaps)),
         "tokens_per_call": per_call,
     }, measured
 
 
-def _mean(sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    per_call = [one["tokens_per_call"] for one in sets]
-    return {
-        **{n: float(np.mean([one[n] for one in sets])) for n in ("greedy_agreement", "overlap")},
-        "tokens_per_call": {
-            of: {k: float(np.mean([one[of][k] for one in per_call])) for k in ks}
-            for of, ks in per_call[0].items()
-        },
-    }
+def _mean(found: Sequence[Any]) -> Any:
+    """Of numbers, or number by number of records of the same keys."""
+    if isinstance(found[0], dict):
+        return {key: _mean([one[key] for one in found]) for key in found[0]}
+    return float(np.mean(found))
 
 
 def _predicted(
-    measured: Mapping[str, Measured], settings: EvaluateSettings, steps: StepCosts
+    measured: Mapping[str, MeasuredDraft], settings: EvaluateSettings, steps: StepCosts
 ) -> dict[str, Any]:
     """Best K and M by Theorem 7, and how many times as fast as AR they make one text."""
-    costs, predicted = steps.costs, {}
+    costs, alone, predicted = steps.costs, ar(steps.costs), {}
     for of, seen in measured.items():
-        fan_out = GeometricFanOut(acceptance=_rate(seen), r=seen.r)
+        # One acceptance rate for all places, from the longest proposals.
+        rate = float(np.clip(np.mean(seen.by_length[-1]), 0.01, 0.99))
+        fan_out = GeometricFanOut(acceptance=rate, r=seen.r)
         plain, sd = best_sd(costs, seen, settings.ks)
         branching, ssd = best_ssd(
-            costs,
-            seen,
-            fan_out,
-            ks=settings.ks,
-            budgets=settings.budgets,
-            waits=(True, False),
+            costs, seen, fan_out, ks=settings.ks, budgets=settings.budgets, waits=(True, False)
         )
-        alone = ar(costs)
         predicted[of] = {
             "sd": {"k": plain.k, "speed_up": sd / alone},
             "ssd": {
                 "k": branching.k,
                 "budget": branching.budget,
                 "speed_up": ssd / alone,
-                "hit_rate": _hit_rate(seen, fan_out, branching),
+                "hit_rate": hit_rate(seen, fan_out, branching.k, branching.budget, "hit"),
             },
         }
     return predicted
-
-
-def _rate(seen: Measured) -> float:
-    """One acceptance rate for all places, from the longest proposals; within (0, 1)."""
-    return float(np.clip(np.mean(seen.by_length[-1]), 0.01, 0.99))
-
-
-def _hit_rate(seen: Measured, fan_out: GeometricFanOut, plan: SpeculationPlan) -> float:
-    """After a hit."""
-    return hit_rate(seen, fan_out, plan.k, plan.budget, "hit")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,12 @@ from ssd_jax.system.files import read_json, shown
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
+_KINDS = {"stage": str, "settings": dict, "inputs": dict, "finished": bool, "data": dict}
+_INPUTS = {
+    "target": "the target",
+    "prompts": "the output of stage prompts",
+    "generate": "the output of stage generate",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,19 +66,11 @@ def read_manifest(directory: Path) -> Manifest | None:
     return Manifest(**{name: value[name] for name in _KINDS})
 
 
-_KINDS = {"stage": str, "settings": dict, "inputs": dict, "finished": bool, "data": dict}
-
-
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes it; the old one stands until the new one is whole."""
     value = {"format": _FORMAT, **dataclasses.asdict(manifest)}
-    write_file(directory / MANIFEST, (json.dumps(value, indent=1) + "\n").encode(), durable=True)
-
-
-def file_digests(directory: Path) -> dict[str, str]:
-    """SHA-256 of each file of a directory, by name; empty where there is no directory."""
-    files = sorted(path for path in directory.glob("*") if path.is_file())
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    data = (json.dumps(value, indent=1) + "\n").encode()
+    write_file(directory / MANIFEST, data, durable=True)
 
 
 def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
@@ -80,14 +80,12 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
       InputError: what changed, from what to what, and what to do.
     """
     changed = [
-        f"{key} is {_shown(new.settings.get(key))}, was {_shown(old.settings.get(key))}"
-        for key in sorted({*old.settings, *new.settings})
-        if old.settings.get(key) != new.settings.get(key)
+        f"{key} is {_json(now)}, was {_json(before)}"
+        for key, now, before in differences(old.settings, new.settings)
     ]
     changed += [
-        f"{_INPUTS.get(name, name)} has sha256 {new.inputs.get(name)}, was {old.inputs.get(name)}"
-        for name in sorted({*old.inputs, *new.inputs})
-        if old.inputs.get(name) != new.inputs.get(name)
+        f"{_INPUTS.get(name, name)} has sha256 {now}, was {before}"
+        for name, now, before in differences(old.inputs, new.inputs)
     ]
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
@@ -97,12 +95,35 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
         )
 
 
-_INPUTS = {
-    "target": "the target",
-    "prompts": "the output of stage prompts",
-    "generate": "the output of stage generate",
-}
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(name, new value, old value) where they differ; None stands for one that is not there."""
+    both = [(name, new.get(name), old.get(name)) for name in sorted({*old, *new})]
+    return [(name, now, before) for name, now, before in both if now != before]
 
 
-def _shown(value: Any) -> str:
+def _json(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
+
+
+def file_digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of each file of a directory, by name; empty where there is no directory."""
+    files = sorted(path for path in directory.glob("*") if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@contextlib.contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Keeps other processes out of a directory while this one works in it.
+
+    Raises:
+      InputError: another one is at work there.
+    """
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another ssd-jax distill is at work in {directory}; wait for it, or give "
+                "another --out"
+            ) from None
+        yield

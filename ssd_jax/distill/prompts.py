@@ -1,7 +1,9 @@
 """Stage *prompts*: token ids of the training and the held-out prompts, apart from each other.
 
-The split is by file: what is listed as held out never trains, nor does a training prompt that
-shares a span with it (`leaks`).
+The split is by file: what is listed as held out never trains, nor does a training prompt that gives
+a held-out one away. It leaks if it shares `SPAN` consecutive tokens with a held-out text, or
+contains the whole of a held-out text of at most so many. That is judged on what the sets' authors
+wrote: a chat template and a system message are the same in every prompt.
 """
 
 from __future__ import annotations
@@ -10,28 +12,29 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
-from ssd_jax.distill.leaks import HeldOut
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
-from ssd_jax.distill.settings import Entry, PromptSettings
+from ssd_jax.distill.settings import PromptEntry, PromptSettings
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.files import brief, read_bytes, sha256_of
 from ssd_jax.system.prompts import BadLine
 
 SPLITS = ("train", "held_out")
+SPAN = 13
+"""Tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prompt:
+class PromptIds:
     """A prompt in the target's tokens.
 
     Attributes:
@@ -47,16 +50,41 @@ class Prompt:
     plain: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Read:
-    """A prompt before the choice, and what the leak check compares.
+class HeldOut:
+    """The spans of held-out texts.
 
-    Attributes:
-      own: tokens of what is learnt from, if it trains.
-      hidden: spellings of each text that must not leak, if it is held out; see `HeldOut`.
+    Args:
+      texts: of each text its spellings in tokens, the usual one first. A text's first token may
+        differ with what is before it, which matters only if the text is all that is compared.
+      span: tokens that must not be shared.
     """
 
-    prompt: Prompt
+    def __init__(self, texts: Iterable[Sequence[Sequence[int]]], span: int = SPAN) -> None:
+        self._spans: dict[int, set[bytes]] = {}
+        for spellings in texts:
+            long = len(spellings[0]) > span
+            for tokens in spellings[:1] if long else spellings:
+                length = span if long else len(tokens)
+                if length:
+                    self._spans.setdefault(length, set()).update(_spans(tokens, length))
+
+    def leaks(self, tokens: Sequence[int]) -> bool:
+        """Whether a training text of these tokens must not be used."""
+        return any(
+            not spans.isdisjoint(_spans(tokens, length)) for length, spans in self._spans.items()
+        )
+
+
+def _spans(tokens: Sequence[int], length: int) -> Iterator[bytes]:
+    data, size = np.asarray(tokens, np.int32).tobytes(), 4 * length
+    return (data[begin : begin + size] for begin in range(0, len(data) - size + 1, 4))
+
+
+class _Candidate(NamedTuple):
+    """A prompt before the choice, and what is compared: `own` tokens of what is learnt from, if it
+    trains, and `hidden`, spellings of each text that must not leak, if it is held out."""
+
+    prompt: PromptIds
     own: list[int]
     hidden: Sequence[Sequence[list[int]]]
 
@@ -73,33 +101,43 @@ class PromptFiles:
     """
 
     def __init__(self, settings: PromptSettings, directory: Path) -> None:
-        self._settings = settings
-        self._paths = {
-            entry.path: find(entry, directory)
-            for split in SPLITS
-            for entry in getattr(settings, split)
-        }
-        self._refuse_both()
+        self._longest, self._passage = settings.longest, settings.passage_tokens
+        self._entries: dict[str, tuple[PromptEntry, ...]]
+        self._entries = {"train": settings.train, "held_out": settings.held_out}
+        every = (*settings.train, *settings.held_out)
+        self._paths = {entry.path: find(entry, directory) for entry in every}
+        for one in settings.train:
+            for two in settings.held_out:  # would only be noticed as leaks
+                if one.path == two.path and _meet(one, two):
+                    raise InputError(
+                        f"prompts {one} are to train and {two} to be held out; give each file to "
+                        "one of them, or ids that differ"
+                    )
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file, by its path in the configuration."""
         return {name: sha256_of(path) for name, path in self._paths.items() if path is not None}
 
-    def prepare(self, tokenizer: Tokenizer) -> tuple[dict[str, list[Prompt]], dict[str, Any]]:
+    def prepare(self, tokenizer: Tokenizer) -> tuple[dict[str, list[PromptIds]], dict[str, Any]]:
         """The prompts of each split, and what was counted.
 
         Raises:
           InputError: lines that cannot be read (all are listed), or a split without prompts.
         """
-        read = self._read_all(tokenizer)
+        lines = self._lines()
+        read = {
+            split: [item for entry in entries for item in self._read(entry, lines, tokenizer)]
+            for split, entries in self._entries.items()
+        }
         held_out = HeldOut(text for item in read["held_out"] for text in item.hidden)
-        kept: dict[str, list[Prompt]] = {}
+        kept: dict[str, list[PromptIds]] = {split: [] for split in SPLITS}
         counts: dict[str, Any] = {}
-        for split in SPLITS:
-            sets = {e.path: Counter(kept=0, too_long=0) for e in getattr(self._settings, split)}
-            kept[split] = []
+        for split, entries in self._entries.items():
+            sets = {entry.path: Counter(kept=0, too_long=0) for entry in entries}
             for item in read[split]:
-                fate = self._fate(item, held_out if split == "train" else None)
+                fate = "too_long" if len(item.prompt.ids) > self._longest else "kept"
+                if split == "train" and held_out.leaks(item.own):
+                    fate = "leaking"
                 sets[item.prompt.set][fate] += 1
                 if fate == "kept":
                     kept[split].append(item.prompt)
@@ -110,87 +148,57 @@ class PromptFiles:
                 )
         return kept, counts
 
-    def _fate(self, item: _Read, held_out: HeldOut | None) -> str:
-        if held_out is not None and held_out.leaks(item.own):
-            return "leaking"
-        return "too_long" if len(item.prompt.ids) > self._settings.longest else "kept"
-
-    def _read_all(self, tokenizer: Tokenizer) -> dict[str, list[_Read]]:
-        lines = {
-            entry: read_lines(entry, self._paths[entry.path])
-            for split in SPLITS
-            for entry in getattr(self._settings, split)
-            if not is_plain_text(entry)
-        }
+    def _lines(self) -> dict[PromptEntry, list[Line]]:
+        """Those of every file of lines."""
+        entries = [entry for split in self._entries.values() for entry in split]
+        lines = {e: read_lines(e, self._paths[e.path]) for e in entries if not is_plain_text(e)}
         bad = {line for read in lines.values() for line in read if isinstance(line, BadLine)}
         if bad:
             listed = "\n".join(f"  {line.where}: {line.error}" for line in sorted(bad, key=_place))
             raise InputError(f"{len(bad)} bad line(s) in the prompt files; mend these:\n{listed}")
         return {
-            split: [
-                item
-                for entry in getattr(self._settings, split)
-                for item in (
-                    self._of_lines(entry.path, lines[entry], tokenizer)
-                    if entry in lines
-                    else self._of_text(entry.path, tokenizer)
-                )
-            ]
-            for split in SPLITS
+            entry: [line for line in read if isinstance(line, Line)]
+            for entry, read in lines.items()
         }
 
-    def _of_lines(
-        self, name: str, lines: Sequence[Line | BadLine], tokenizer: Tokenizer
-    ) -> Iterable[_Read]:
-        for index, line in enumerate(lines):
-            assert isinstance(line, Line)
+    def _read(
+        self, entry: PromptEntry, lines: dict[PromptEntry, list[Line]], tokenizer: Tokenizer
+    ) -> Iterator[_Candidate]:
+        if entry not in lines:
+            path = self._paths[entry.path]
+            assert path is not None
+            before = tokenizer.encode("")
+            tokens = tokenizer.encode(read_plain(path), add_special=False)
+            for index, ids in enumerate(passages(tokens, self._passage, before=before)):
+                own = ids[len(before) :]
+                yield _Candidate(
+                    PromptIds(set=entry.path, index=index, ids=ids, plain=True), own, [[own]]
+                )
+            return
+        for index, line in enumerate(lines[entry]):
             ids = encode(line, tokenizer)
             own = tokenizer.encode(line.own_text, add_special=False)
-            # A blank text gives nothing away, but its one token is in every other.
-            texts = [text for text in (line.own_text, *line.further) if text.strip()]
+            hidden = [
+                [tokenizer.encode(spelt, add_special=False) for spelt in (text, f" {text}")]
+                for text in (line.own_text, *line.further)
+                if text.strip()  # a blank text gives nothing away, but its token is in every other
+            ]
             if ids:
-                prompt = Prompt(set=name, index=index, ids=ids)
-                hidden = [_spellings(text, tokenizer) for text in texts]
-                yield _Read(prompt=prompt, own=own, hidden=hidden)
-
-    def _of_text(self, name: str, tokenizer: Tokenizer) -> Iterable[_Read]:
-        path = self._paths[name]
-        assert path is not None
-        before = tokenizer.encode("")
-        tokens = tokenizer.encode(read_plain(path), add_special=False)
-        cut = passages(tokens, self._settings.passage_tokens, before=before)
-        for index, ids in enumerate(cut):
-            own = ids[len(before) :]
-            prompt = Prompt(set=name, index=index, ids=ids, plain=True)
-            yield _Read(prompt=prompt, own=own, hidden=[[own]])
-
-    def _refuse_both(self) -> None:
-        """The same lines in both splits would only be noticed as leaks."""
-        for one in self._settings.train:
-            for two in self._settings.held_out:
-                if one.path == two.path and _meet(one, two):
-                    raise InputError(
-                        f"prompts {one} are to train and {two} to be held out; give each file to "
-                        "one of them, or ids that differ"
-                    )
+                yield _Candidate(PromptIds(set=entry.path, index=index, ids=ids), own, hidden)
 
 
 def encode(line: Line, tokenizer: Tokenizer) -> list[int]:
     """Token ids of a prompt, by the chat template where there is one, as `LLM.encode` does."""
-    prompt = line.prompt
+    text, messages = line.prompt.prompt, line.prompt.messages
     if not tokenizer.has_chat_template:
-        contents = [message["content"] for message in prompt.messages or []]
-        return tokenizer.encode("\n\n".join(contents) if prompt.prompt is None else prompt.prompt)
-    if prompt.messages is not None:
-        return tokenizer.apply_chat_template(prompt.messages)
-    return tokenizer.apply_chat_template([{"role": "user", "content": prompt.prompt or ""}])
+        contents = [message["content"] for message in messages or []]
+        return tokenizer.encode("\n\n".join(contents) if text is None else text)
+    if messages is None:
+        messages = [{"role": "user", "content": text or ""}]
+    return tokenizer.apply_chat_template(messages)
 
 
-def _spellings(text: str, tokenizer: Tokenizer) -> list[list[int]]:
-    return [tokenizer.encode(spelt, add_special=False) for spelt in (text, f" {text}")]
-
-
-def write_prompts(directory: Path, prompts: dict[str, list[Prompt]]) -> dict[str, str]:
+def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[str, str]:
     """Writes `train.safetensors` and `held_out.safetensors`; returns their SHA-256 by split."""
     digests = {}
     for split, chosen in prompts.items():
@@ -210,7 +218,7 @@ def write_prompts(directory: Path, prompts: dict[str, list[Prompt]]) -> dict[str
     return digests
 
 
-def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
+def read_prompts(directory: Path, split: str, sha256: str) -> list[PromptIds]:
     """What `write_prompts` wrote of a split.
 
     Raises:
@@ -222,11 +230,10 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[Prompt]:
             raise ValueError("its sha256 differs from the manifest's")
         arrays = load(read_bytes(path))
         names = json.loads(arrays["names"].tobytes())
-        ends = np.cumsum(arrays["lengths"])
-        parts = np.split(arrays["ids"], ends)[:-1]
+        parts = np.split(arrays["ids"], np.cumsum(arrays["lengths"]))[:-1]
         columns = zip(parts, arrays["sets"], arrays["indices"], arrays["plain"], strict=True)
         return [
-            Prompt(set=names[of], index=int(index), ids=ids.tolist(), plain=bool(plain))
+            PromptIds(set=names[of], index=int(index), ids=ids.tolist(), plain=bool(plain))
             for ids, of, index, plain in columns
         ]
     except (InputError, ValueError, TypeError, LookupError, SafetensorError) as error:
@@ -238,23 +245,17 @@ def report(counts: dict[str, Any]) -> str:
     return "\n".join(f"{split}: {_counted(counts[split])}" for split in SPLITS if counts[split])
 
 
+_FATES = {"leaking": "that share a span with held-out ones", "too_long": "that are too long"}
+
+
 def _counted(sets: dict[str, dict[str, int]]) -> str:
-    total = Counter()
-    for count in sets.values():
-        total.update(count)
-    dropped = [
-        f"{total[fate]} {text} left out"
-        for fate, text in (
-            ("leaking", "that share a span with held-out ones"),
-            ("too_long", "that are too long"),
-        )
-        if total[fate]
-    ]
+    total = sum(map(Counter, sets.values()), Counter())
+    dropped = [f"{total[f]} {text} left out" for f, text in _FATES.items() if total[f]]
     own = ", ".join(f"{name} {count['kept']}" for name, count in sets.items())
     return "; ".join([f"{total['kept']} prompts ({own})", *dropped])
 
 
-def _meet(one: Entry, two: Entry) -> bool:
+def _meet(one: PromptEntry, two: PromptEntry) -> bool:
     if one.id_ranges is None or two.id_ranges is None:
         return True
     return any(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
-from ssd_jax.distill.settings import Entry
+from ssd_jax.distill.settings import PromptEntry
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import MOST_TEXT, decode, read_bytes
 from ssd_jax.system.prompts import BadLine, PromptLine, string
@@ -21,8 +20,7 @@ _LONGEST_ID = 20
 _ID_KEYS = ("task_id", "question_id", "id")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """A prompt of a set.
 
     Attributes:
@@ -32,7 +30,7 @@ class Line:
 
     prompt: PromptLine
     id: int | None
-    further: tuple[str, ...] = ()
+    further: tuple[str, ...]
 
     @property
     def own_text(self) -> str:
@@ -46,12 +44,12 @@ class Line:
         return "\n\n".join(written)
 
 
-def is_plain_text(entry: Entry) -> bool:
+def is_plain_text(entry: PromptEntry) -> bool:
     """Whether the file is cut into passages."""
     return Path(entry.path).suffix in PLAIN_TEXT
 
 
-def find(entry: Entry, directory: Path) -> Path | None:
+def find(entry: PromptEntry, directory: Path) -> Path | None:
     """The file of an entry; None is a built-in set.
 
     Raises:
@@ -71,41 +69,34 @@ def find(entry: Entry, directory: Path) -> Path | None:
     return path
 
 
-def read_lines(entry: Entry, path: Path | None) -> list[Line | BadLine]:
+def read_lines(entry: PromptEntry, path: Path | None) -> list[Line | BadLine]:
     """The lines that an entry chooses, in order, bad ones of the file among them.
 
     Raises:
-      InputError: a file that cannot be read, lines without ids, or a range without lines.
+      InputError: a file that cannot be read, lines without ids, or a range without lines, which is
+        a mistake or meant for another file.
     """
-    name = entry.path if path is None else str(path)
-    lines = read_set(name, _parse)
+    lines = read_set(entry.path if path is None else str(path), _parse)
     ranges = entry.id_ranges
     if ranges is None:
         return lines
-    nameless = [line for line in lines if isinstance(line, Line) and line.id is None]
-    if nameless:
+    found = [line.id for line in lines if isinstance(line, Line)]
+    known = sorted(i for i in found if i is not None)
+    if len(known) < len(found):
         raise InputError(
-            f"prompts {entry}: {len(nameless)} lines have no number under {', '.join(_ID_KEYS)}; "
-            "leave ids out"
+            f"prompts {entry}: {len(found) - len(known)} lines have no number under "
+            f"{', '.join(_ID_KEYS)}; leave ids out"
         )
-    chosen = [
-        line for line in lines if isinstance(line, BadLine) or any(line.id in ids for ids in ranges)
-    ]
-    if not any(isinstance(line, BadLine) for line in lines):
-        _refuse_empty(entry, {line.id for line in lines if isinstance(line, Line)})
-    return chosen
-
-
-def _refuse_empty(entry: Entry, found: set[int | None]) -> None:
-    """Refuses ranges that choose nothing, which are mistakes or meant for another file."""
-    parts = zip((entry.ids or "").split(","), entry.id_ranges or (), strict=True)
-    empty = [text.strip() for text, ids in parts if not any(i in ids for i in found)]
-    if empty:
-        known = sorted(i for i in found if i is not None)
+    parts = zip((entry.ids or "").split(","), ranges, strict=True)
+    empty = [text.strip() for text, ids in parts if not any(i in ids for i in known)]
+    if empty and len(found) == len(lines):
         there = f"there are {known[0]} to {known[-1]}" if known else "the file has no lines"
         raise InputError(
             f"prompts {entry}: no line has one of the ids {','.join(empty)}, {there}; mend ids"
         )
+    return [
+        line for line in lines if isinstance(line, BadLine) or any(line.id in ids for ids in ranges)
+    ]
 
 
 def read_plain(path: Path) -> str:
@@ -130,12 +121,6 @@ def _parse(line: Mapping[str, Any]) -> Line:
     prompt = parse_line(line)
     turns = enumerate(line.get("turns", ()))
     further = tuple(string(turn, f"turns[{i}]") for i, turn in turns if i)
-    return Line(prompt=prompt, id=_id(line), further=further)
-
-
-def _id(line: Mapping[str, Any]) -> int | None:
-    for key in _ID_KEYS:
-        match = re.search(r"\d+$", str(line.get(key, "")))
-        if match and len(match[0]) < _LONGEST_ID:
-            return int(match[0])
-    return None
+    ends = [re.search(r"\d+$", str(line.get(key, ""))) for key in _ID_KEYS]
+    numbers = [int(end[0]) for end in ends if end and len(end[0]) < _LONGEST_ID]
+    return Line(prompt, numbers[0] if numbers else None, further)

@@ -101,7 +101,7 @@ def walk(chances: Sequence[np.ndarray], k: int, *, tail: int | None = None) -> R
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredDraft:
     """What was found of a draft; see `throughput.Seen`.
 
     Attributes:
@@ -119,9 +119,9 @@ class Measured:
         return list(self.by_length[length - 1]) if length else []
 
 
-def mean_of(found: Sequence[Measured]) -> Measured:
+def mean_of(found: Sequence[MeasuredDraft]) -> MeasuredDraft:
     """Each number averaged."""
-    return Measured(
+    return MeasuredDraft(
         by_length=tuple(
             tuple(float(np.mean(place)) for place in zip(*rates, strict=True))
             for rates in zip(*(one.by_length for one in found), strict=True)

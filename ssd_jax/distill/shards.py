@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from ssd_jax.distill.manifest import Manifest, read_manifest
+from ssd_jax.distill.manifest import read_manifest
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, read_bytes, require_plain_name, sha256_of, shown
 
@@ -83,10 +83,14 @@ def with_scores(samples: Sequence[Sample], data: bytes) -> list[Sample]:
     """The samples with what `encode_scores` encoded, in its types: training holds all of them."""
     arrays = load(data)
     ends = np.cumsum([len(sample.learnt) for sample in samples])[:-1]
-    parts = zip(
-        samples, np.split(arrays["ids"], ends), np.split(arrays["probs"], ends), strict=True
-    )
-    return [_with(sample, ids, probs) for sample, ids, probs in parts]
+    parts = [np.split(arrays[name], ends) for name in ("ids", "probs")]
+    scored = []
+    for sample, *found in zip(samples, *parts, strict=True):
+        whole = [np.zeros((len(sample.tokens), part.shape[1]), part.dtype) for part in found]
+        for array, part in zip(whole, found, strict=True):
+            array[sample.learnt.start : sample.learnt.stop] = part
+        scored.append(dataclasses.replace(sample, top_ids=whole[0], top_probs=whole[1]))
+    return scored
 
 
 def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
@@ -105,15 +109,17 @@ def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
     return read_bytes(path, remedy=_REMEDY)
 
 
-def finished_manifest(directory: Path, *, target: str | None = None) -> Manifest:
-    """The manifest of complete shards, whose files have the sizes that it says.
+def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sample]:
+    """All samples in order. The manifest and the sizes of files are checked at once, each file when
+    its turn comes.
 
     Args:
       directory: of the stage.
       target: digest of the target that they must be of; None is any.
 
     Raises:
-      InputError: not complete, another target, or a file that is missing or cut off.
+      InputError: not complete, another target, or a file that is missing or cut off; later, a
+        damaged file.
     """
     manifest = read_manifest(directory)
     if manifest is None or not manifest.finished:
@@ -125,51 +131,32 @@ def finished_manifest(directory: Path, *, target: str | None = None) -> Manifest
             f"has {target}; name that target, or give another --out"
         )
     try:
-        files = [
+        shards = [(entry, entry["scores"]) for entry in manifest.data["shards"]]
+        sizes = [
             (directory / require_plain_name(file["file"], directory), file["bytes"], file["sha256"])
-            for entry in manifest.data["shards"]
-            for file in (entry, entry["scores"])
+            for shard in shards
+            for file in shard
             if file is not None
         ]
     except (LookupError, TypeError) as error:
         raise InputError(f"{directory} has a damaged manifest: {shown(error)}; {_REMEDY}") from None
-    for path, expected, _ in files:
+    for path, expected, _ in sizes:
         size = path.stat().st_size if path.is_file() else 0
         if size != expected:
             raise InputError(
                 f"{path} has {size} bytes, the manifest has {shown(expected)}; {_REMEDY}"
             )
-    return manifest
+    return (sample for texts, scores in shards for sample in _samples(directory, texts, scores))
 
 
-def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sample]:
-    """All samples in order. The manifest is checked at once, each file when its turn comes.
-
-    Args: see `finished_manifest`.
-
-    Raises:
-      InputError: see `finished_manifest`; later, a damaged file.
-    """
-    return _samples(directory, finished_manifest(directory, target=target))
-
-
-def _samples(directory: Path, manifest: Manifest) -> Iterator[Sample]:
-    for entry in manifest.data["shards"]:
-        try:
-            samples = decode_texts(read_file(directory, entry))
-            if entry["scores"] is not None:
-                samples = with_scores(samples, read_file(directory, entry["scores"]))
-        except (ValueError, TypeError, LookupError, SafetensorError) as error:
-            raise InputError(f"{directory / entry['file']}: {brief(error)}; {_REMEDY}") from None
-        yield from samples
-
-
-def _with(sample: Sample, ids: np.ndarray, probs: np.ndarray) -> Sample:
-    shape = (len(sample.tokens), ids.shape[1])
-    top_ids, top_probs = np.zeros(shape, ids.dtype), np.zeros(shape, probs.dtype)
-    learnt = slice(sample.learnt.start, sample.learnt.stop)
-    top_ids[learnt], top_probs[learnt] = ids, probs
-    return dataclasses.replace(sample, top_ids=top_ids, top_probs=top_probs)
+def _samples(
+    directory: Path, texts: Mapping[str, Any], scores: Mapping[str, Any] | None
+) -> list[Sample]:
+    try:
+        samples = decode_texts(read_file(directory, texts))
+        return samples if scores is None else with_scores(samples, read_file(directory, scores))
+    except (ValueError, TypeError, LookupError, SafetensorError) as error:
+        raise InputError(f"{directory / texts['file']}: {brief(error)}; {_REMEDY}") from None
 
 
 _REMEDY = f"run --stage={STAGE} again, which makes what is missing or damaged"

@@ -9,32 +9,79 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
-from ssd_jax.distill import prompts as prompts_stage
-from ssd_jax.distill.generate import Bar, Job
-from ssd_jax.distill.generate import run as generate
-from ssd_jax.distill.lock import only_one
+from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices.opened import OpenedSource, open_source
+from ssd_jax.distill.generate import Bar, CompletionJob, generate
 from ssd_jax.distill.manifest import (
     Manifest,
     check_same,
     file_digests,
+    only_one,
     read_manifest,
     write_manifest,
 )
-from ssd_jax.distill.prompts import SPLITS, PromptFiles, read_prompts, write_prompts
-from ssd_jax.distill.settings import DistillSettings, EvaluateSettings, recorded
+from ssd_jax.distill.prompts import SPLITS, PromptFiles, PromptIds, read_prompts, write_prompts
+from ssd_jax.distill.prompts import report as counted
+from ssd_jax.distill.settings import DistillSettings, GenerateSettings, recorded
 from ssd_jax.distill.shards import read_shards
-from ssd_jax.distill.target import Target, open_target
-from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+EVALUATION = "evaluation.json"
+"""Name of the figures of the trained draft."""
+
+
+_SECTIONS = {
+    "prompts": ("prompts",),
+    "generate": ("target", "generate"),
+    "train": ("train", "draft"),
+    "evaluate": ("target", "evaluate"),
+}
+"""Of a configuration, on which a stage's results depend."""
+
+
+class Stopped(Exception):  # noqa: N818 (no error)
+    """A stage ended early, as it was asked to; its text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillTarget(OpenedSource):
+    """The target without its weights.
+
+    Attributes:
+      sha256: of its architecture, vocabulary, chat template (its source: what it writes may depend
+        on the day), the tokens that begin and end a text, and the files that its weights came
+        from. What `ssd-jax convert` wrote of a checkpoint has the checkpoint's own.
+    """
+
+    sha256: str
+
+
+def open_target(source: str, *, progress: Progress | None = None) -> DistillTarget:
+    """Finds a target, downloads it if need be, and reads it once for its digest.
+
+    Raises:
+      InputError: see `open_source`.
+    """
+    opened = open_source(source, progress=progress)
+    checkpoint, tokenizer = opened.checkpoint, opened.tokenizer
+    tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
+    template = tokenizer.chat_template
+    # Jinja reads every line end as the same, and a copy of the file may have others.
+    chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
+    ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
+    files = sorted(origin(checkpoint.path).values())
+    sha256 = _digest([checkpoint.config.to_hf(), tokens, chat, ends, files])
+    return DistillTarget(checkpoint, tokenizer, sha256)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,35 +97,50 @@ class Distillation:
     """
 
     settings: DistillSettings
-    target: Target
+    target: DistillTarget
     work: Path
     draft: str | None
     bar: Bar
     say: Callable[[str], None]
     show: Callable[[Table], None]
 
-    def directory(self, stage: str) -> Path:
-        """Where a stage keeps its files; drafts share the text, training is a draft's own."""
-        return (self.own if stage == "train" else self.work) / stage
-
-    def locked_for(self, stage: str) -> Path:
-        """What one process at a time may work in; drafts of the same text can train together."""
-        directory = self.own if stage == "train" else self.work
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
-
     @property
     def own(self) -> Path:
         """Of what belongs to this configuration's draft alone."""
         return self.work / self.settings.name
 
+    def directory(self, stage: str) -> Path:
+        """Where a stage keeps its files; drafts share the text, training is a draft's own."""
+        return (self.own if stage == "train" else self.work) / stage
+
+    def begun(
+        self,
+        stage: str,
+        settings: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, str] | None = None,
+    ) -> Manifest | None:
+        """The manifest of a stage; None where it was not begun.
+
+        Raises:
+          InputError: it was begun with another target, with other settings than these, or made from
+            other inputs.
+        """
+        manifest = read_manifest(self.directory(stage))
+        if manifest is not None:
+            now = dict(manifest.inputs if inputs is None else inputs)
+            now["target"] = self.target.sha256
+            same = manifest.settings if settings is None else settings
+            planned = dataclasses.replace(manifest, settings=same, inputs=now)
+            check_same(self.directory(stage), manifest, planned)
+        return manifest
+
     def finished(self, stage: str, asker: str) -> Manifest:
         """The manifest of an earlier stage.
 
         Raises:
-          InputError: it is not finished.
+          InputError: it is not finished, or of another target.
         """
-        manifest = read_manifest(self.directory(stage))
+        manifest = self.begun(stage)
         if manifest is None or not manifest.finished:
             raise InputError(
                 f"stage {asker} needs stage {stage}, which is not finished in {self.work}; run it "
@@ -86,19 +148,40 @@ class Distillation:
             )
         return manifest
 
+    def plan(self, stage: str, inputs: dict[str, str]) -> Manifest:
+        """What the manifest of a stage would say now that is made from the target and `inputs`.
 
-class Stopped(Exception):  # noqa: N818 (no error)
-    """A stage ended early, as it was asked to; its text says why."""
+        Raises:
+          InputError: the configuration lacks a section of the stage.
+        """
+        sections = {name: getattr(self.settings, name) for name in _SECTIONS[stage]}
+        missing = [f"[{name}]" for name in sorted(sections) if sections[name] is None]
+        if missing:
+            raise InputError(
+                f"config {self.settings.name} has no {' and '.join(missing)}; stage {stage} needs "
+                f"{'them' if len(missing) > 1 else 'it'}"
+            )
+        made_with: dict[str, Any] = {}
+        for name, settings in sections.items():
+            made_with |= recorded(name, settings)
+        if stage == "evaluate":
+            made_with["generate.slots"] = self.settings.generate.slots
+        inputs = {"target": self.target.sha256, **inputs}
+        return Manifest(stage=stage, settings=made_with, inputs=inputs)
 
-
-class _Stage(NamedTuple):
-    """`plan` says what a manifest would say now; `make` makes what is missing.
-
-    There is no manifest before there is something to go on with: bad input binds nobody.
-    """
-
-    plan: Callable[[Distillation], Manifest]
-    make: Callable[[Distillation, Manifest], None]
+    def job(
+        self, stage: str, settings: GenerateSettings, prompts: list[PromptIds]
+    ) -> CompletionJob:
+        """What completes the prompts of a stage."""
+        return CompletionJob(
+            target=self.settings.target,
+            settings=settings,
+            prompts=prompts,
+            vocabulary=self.target.tokenizer.size,
+            limit=self.target.checkpoint.config.max_context,
+            directory=self.directory(stage),
+            bar=self.bar,
+        )
 
 
 def run(
@@ -128,122 +211,94 @@ def run(
       InputError: bad input, other settings than the ones a stage was begun with, or an earlier
         stage that is not finished; before anything that takes long.
     """
-    chosen = [stage] if stage is not None else _stages_of(settings, draft)
-    _check_stages(settings, chosen, draft)
+    chosen = _stages_of(settings, stage, draft)
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
+    if draft == DEFAULT:
+        draft = str(default_draft(target, "ssd"))
     whole = Distillation(
         settings=settings, target=target, work=work, draft=draft, bar=bar, say=say, show=show
     )
-    if draft == DEFAULT:
-        whole = dataclasses.replace(whole, draft=str(default_draft(target, "ssd")))
     for name in chosen:
         _check_settings(whole, name)
     for name in chosen:
-        with only_one(whole.locked_for(name)):
-            _run(whole, name)
+        directory = whole.directory(name)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # One process on prompts and text, and one on a draft: those of a text can train together.
+        with only_one(directory.parent):
+            STAGES[name](whole)
 
 
-def _run(whole: Distillation, stage: str) -> None:
-    directory = whole.directory(stage)
-    planned = STAGES[stage].plan(whole)
-    begun = read_manifest(directory)
-    if begun is not None:
-        check_same(directory, begun, planned)
-    directory.mkdir(parents=True, exist_ok=True)
-    STAGES[stage].make(whole, begun or planned)
-
-
-def _stages_of(settings: DistillSettings, draft: str | None) -> list[str]:
-    """Those that the configuration has all sections of.
+def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) -> list[str]:
+    """The given stage, or those that the configuration has all sections of.
 
     Raises:
-      InputError: it is for evaluating alone, and no draft is given.
+      InputError: the configuration has nothing for a stage, or nobody says which draft to evaluate.
     """
-    if not settings.prompts.train and settings.evaluate is not None and draft is None:
+    name, trains = settings.name, bool(settings.prompts.train)
+    if stage is None and not trains and settings.evaluate is not None and draft is None:
         raise InputError(
-            f"config {settings.name} evaluates drafts and trains none; say which one, with "
-            "--draft=SOURCE or --draft=default"
+            f"config {name} evaluates drafts and trains none; say which one, with --draft=SOURCE "
+            "or --draft=default"
         )
-    left_out = set()
-    if not settings.prompts.train:
-        left_out.add("generate")
-    if settings.train is None:
-        left_out.add("train")
-    if settings.evaluate is None or (settings.train is None and draft is None):
-        left_out.add("evaluate")
-    return [name for name in STAGES if name not in left_out]
-
-
-def _check_stages(settings: DistillSettings, chosen: list[str], draft: str | None) -> None:
-    """Refuses stages that the configuration has nothing for."""
+    possible = {
+        "prompts": True,
+        "generate": trains,
+        "train": settings.train is not None,
+        "evaluate": settings.evaluate is not None and (settings.train or draft) is not None,
+    }
+    chosen = [one for one in STAGES if (possible[one] if stage is None else one == stage)]
     if draft is not None and "evaluate" not in chosen:
         raise InputError(
             f"draft = {draft!r} is for stage evaluate, which is not asked for; leave it out, or "
             "give --stage=evaluate and a configuration with [evaluate]"
         )
-    if "generate" in chosen and not settings.prompts.train:
-        raise InputError(
-            f"config {settings.name} lists no prompts to train on; stage generate needs them"
-        )
+    if "generate" in chosen and not trains:
+        raise InputError(f"config {name} lists no prompts to train on; stage generate needs them")
+    return chosen
 
 
 def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses other settings of any chosen stage, and an impossible draft, before the first one
     runs."""
-    if name == "train":
-        from ssd_jax.distill.training.checking import check
+    settings = whole.settings
+    planned = whole.plan(name, {})
+    if name == "train" and settings.train is not None and settings.draft is not None:
+        from ssd_jax.distill.training.loop import check
 
-        check(*_train_sections(whole.settings), whole.target)
-    if name == "evaluate":
-        _evaluate_section(whole.settings)
-        if whole.draft is not None:
-            from ssd_jax.distill.evaluate import open_pair
+        check(settings.train, settings.draft, whole.target)
+    if name == "evaluate" and whole.draft is not None:
+        from ssd_jax.distill.evaluate import open_pair
 
-            open_pair(whole.settings.target, whole.draft)
-    begun = read_manifest(whole.directory(name))
-    if begun is not None:
-        inputs = {**begun.inputs, "target": whole.target.sha256}
-        now = Manifest(stage=name, settings=_settings_of(whole.settings, name), inputs=inputs)
-        check_same(whole.directory(name), begun, now)
+        open_pair(settings.target, whole.draft)
+    whole.begun(name, planned.settings)
 
 
-def _settings_of(settings: DistillSettings, stage: str) -> dict:
-    if stage == "prompts":
-        return recorded("prompts", settings.prompts)
-    if stage == "train":
-        train, draft = _train_sections(settings)
-        made_with = recorded("train", train) | recorded("draft", draft)
-        of_run = {f"train.{name}" for name in RESUMABLE} | {"draft.store"}
-        return {key: value for key, value in made_with.items() if key not in of_run}
-    if stage == "evaluate":
-        made_with = recorded("evaluate", _evaluate_section(settings))
-        made_with |= {"generate.slots": settings.generate.slots}
-        return recorded("target", settings.target) | made_with
-    return recorded("target", settings.target) | recorded("generate", settings.generate)
+# There is no manifest before there is something to go on with: bad input binds nobody.
 
 
-def _plan_prompts(whole: Distillation) -> Manifest:
+def _start(whole: Distillation, stage: str, inputs: dict[str, str]) -> Manifest:
+    """The manifest of a stage that is made from `inputs`, as it was left or as it begins."""
+    planned = whole.plan(stage, inputs)
+    begun = whole.begun(stage, planned.settings, planned.inputs)
+    whole.directory(stage).mkdir(parents=True, exist_ok=True)
+    return begun or planned
+
+
+def _prompts(whole: Distillation) -> None:
     files = PromptFiles(whole.settings.prompts, whole.settings.directory)
-    inputs = {"target": whole.target.sha256, **files.digests()}
-    settings = _settings_of(whole.settings, "prompts")
-    return Manifest(stage="prompts", settings=settings, inputs=inputs)
-
-
-def _make_prompts(whole: Distillation, manifest: Manifest) -> None:
-    directory = whole.directory("prompts")
-    if manifest.finished and _all_there(directory, manifest):
-        whole.say(f"prompts, made before:\n{prompts_stage.report(manifest.data['counts'])}")
+    manifest, directory = _start(whole, "prompts", files.digests()), whole.directory("prompts")
+    if manifest.finished and _prompts_are_there(directory, manifest):
+        whole.say(f"prompts, made before:\n{counted(manifest.data['counts'])}")
         return
     clear_partial(directory)
-    files = PromptFiles(whole.settings.prompts, whole.settings.directory)
     prompts, counts = files.prepare(whole.target.tokenizer)
     data = {"counts": counts, "sha256": write_prompts(directory, prompts)}
     write_manifest(directory, dataclasses.replace(manifest, finished=True, data=data))
-    whole.say(f"prompts:\n{prompts_stage.report(counts)}")
+    whole.say(f"prompts:\n{counted(counts)}")
 
 
-def _all_there(directory: Path, manifest: Manifest) -> bool:
+def _prompts_are_there(directory: Path, manifest: Manifest) -> bool:
     try:
         for split in SPLITS:
             read_prompts(directory, split, manifest.data["sha256"][split])
@@ -252,75 +307,39 @@ def _all_there(directory: Path, manifest: Manifest) -> bool:
     return True
 
 
-def _plan_generate(whole: Distillation) -> Manifest:
-    return _plan_of_prompts(whole, "generate", "train")
+def _start_of_prompts(
+    whole: Distillation, stage: str, split: str
+) -> tuple[Manifest, list[PromptIds]]:
+    """The manifest of a stage that completes the prompts of a split, and these."""
+    digest = whole.finished("prompts", stage).data["sha256"][split]
+    manifest = _start(whole, stage, {"prompts": digest})
+    return manifest, read_prompts(whole.directory("prompts"), split, digest)
 
 
-def _plan_of_prompts(whole: Distillation, stage: str, split: str) -> Manifest:
-    """Of a stage that completes the prompts of a split."""
-    made = whole.finished("prompts", stage)
-    if made.inputs["target"] != whole.target.sha256:
-        planned = dataclasses.replace(made, inputs={**made.inputs, "target": whole.target.sha256})
-        check_same(whole.directory("prompts"), made, planned)
-    return Manifest(
-        stage=stage,
-        settings=_settings_of(whole.settings, stage),
-        inputs={"target": whole.target.sha256, "prompts": made.data["sha256"][split]},
-    )
-
-
-def _make_generate(whole: Distillation, manifest: Manifest) -> None:
-    directory = whole.directory("generate")
-    job = Job(
-        target=whole.settings.target,
-        settings=whole.settings.generate,
-        prompts=read_prompts(whole.directory("prompts"), "train", manifest.inputs["prompts"]),
-        vocabulary=whole.target.tokenizer.size,
-        limit=whole.target.checkpoint.config.max_context,
-        directory=directory,
-        bar=whole.bar,
-    )
-    data = generate(job, manifest).data
+def _generate(whole: Distillation) -> None:
+    manifest, prompts = _start_of_prompts(whole, "generate", "train")
+    data = generate(whole.job("generate", whole.settings.generate, prompts), manifest).data
     whole.say(
         f"generate: {data['completions']} completions, {data['generated']} tokens to learn of "
-        f"{data['tokens']}, in {data['planned']} shards of {directory}"
+        f"{data['tokens']}, in {data['planned']} shards of {whole.directory('generate')}"
     )
 
 
-def _train_sections(settings: DistillSettings) -> tuple[TrainSettings, DraftSettings]:
-    if settings.train is None or settings.draft is None:
-        raise InputError(
-            f"config {settings.name} has no [draft] and [train]; stage train needs them"
-        )
-    return settings.train, settings.draft
-
-
-def _plan_train(whole: Distillation) -> Manifest:
-    made = whole.finished("generate", "train")
-    files = [
-        [shard["sha256"], shard["scores"] and shard["scores"]["sha256"]]
-        for shard in made.data["shards"]
-    ]
-    return Manifest(
-        stage="train",
-        settings=_settings_of(whole.settings, "train"),
-        inputs={
-            "target": whole.target.sha256,
-            "generate": _digest(files),
-        },
-    )
-
-
-def _make_train(whole: Distillation, manifest: Manifest) -> None:
-    train, draft = _train_sections(whole.settings)
-    directory = whole.directory("train")
-    if manifest.finished and _has_draft(manifest, draft):
-        whole.say(f"train, made before: {manifest.data['draft']}")
-        return
+def _train(whole: Distillation) -> None:
+    shards = whole.finished("generate", "train").data["shards"]
+    files = [[shard["sha256"], shard["scores"] and shard["scores"]["sha256"]] for shard in shards]
+    manifest = _start(whole, "train", {"generate": _digest(files)})
+    directory, train, draft = whole.directory("train"), whole.settings.train, whole.settings.draft
+    assert train is not None
+    assert draft is not None
+    if manifest.finished and manifest.data["store"] == draft.store:
+        made = manifest.data["draft"]
+        if file_digests(Path(made)) == manifest.data.get("files"):
+            whole.say(f"train, made before: {made}")
+            return
     clear_partial(directory)
+    from ssd_jax.distill.training.journal import picture_of, training_bar
     from ssd_jax.distill.training.loop import run as train_draft
-    from ssd_jax.distill.training.plot import picture_of
-    from ssd_jax.distill.training.progress import training_bar
 
     def begun() -> None:
         if read_manifest(directory) is None:
@@ -343,90 +362,49 @@ def _make_train(whole: Distillation, manifest: Manifest) -> None:
         "draft": str(result.draft),
         "files": file_digests(result.draft),
     }
-    write_manifest(directory, dataclasses.replace(manifest, finished=result.finished, data=data))
+    finished = not result.stopped
+    write_manifest(directory, dataclasses.replace(manifest, finished=finished, data=data))
     whole.say(f"train: step {result.step} of {train.steps}; the draft is {result.draft}")
     missing = picture_of(directory)
     if missing:
         whole.say(missing)
-    if not result.finished:
+    if not finished:
         raise Stopped(result.stopped)
 
 
-def _has_draft(manifest: Manifest, draft: DraftSettings) -> bool:
-    """Whether the draft is there, as it was written."""
-    files = file_digests(Path(manifest.data["draft"]))
-    return manifest.data["store"] == draft.store and files == manifest.data.get("files")
-
-
-def _evaluate_section(settings: DistillSettings) -> EvaluateSettings:
-    if settings.evaluate is None:
-        raise InputError(f"config {settings.name} has no [evaluate]; stage evaluate needs it")
-    return settings.evaluate
-
-
-def _plan_evaluate(whole: Distillation) -> Manifest:
-    _draft_to_evaluate(whole)
-    return _plan_of_prompts(whole, "evaluate", "held_out")
-
-
-def _make_evaluate(whole: Distillation, manifest: Manifest) -> None:
+def _evaluate(whole: Distillation) -> None:
     from ssd_jax.distill import evaluate
     from ssd_jax.distill.evaluation_table import evaluation_tables
 
-    settings, directory = _evaluate_section(whole.settings), whole.directory("evaluate")
-    held_out = read_prompts(whole.directory("prompts"), "held_out", manifest.inputs["prompts"])
-    job = evaluate.text_job(
-        settings,
-        whole.settings.target,
-        prompts=evaluate.choose(held_out, settings),
-        slots=whole.settings.generate.slots,
-        vocabulary=whole.target.tokenizer.size,
-        limit=whole.target.checkpoint.config.max_context,
-        directory=directory,
-        bar=whole.bar,
-    )
-    written = evaluate.write_texts(job, manifest)
-    draft, path = _draft_to_evaluate(whole), whole.own / EVALUATION
-    if whole.draft is not None:
+    draft, path = whole.draft, whole.own / EVALUATION
+    if draft is None:
+        trained = read_manifest(whole.directory("train"))
+        if trained is None or "draft" not in trained.data:
+            raise InputError(
+                f"stage evaluate needs a draft, and stage train has made none in {whole.own}; run "
+                "it first, or give --draft=PATH"
+            )
+        draft = str(trained.data["draft"])
+    else:
         place = Path(draft).expanduser()
         known_as = str(place.resolve()) if place.exists() else draft
         path = path.with_stem(f"{path.stem}-{_digest([known_as])[:12]}")
+    manifest, held_out = _start_of_prompts(whole, "evaluate", "held_out")
+    settings = whole.settings.evaluate
+    assert settings is not None
+    chosen = evaluate.choose(held_out, settings)
+    text = evaluate.text_settings(settings, whole.settings.generate.slots)
+    job = whole.job("evaluate", text, chosen)
+    written = generate(job, manifest, evaluate.plan_texts(job))
     path.parent.mkdir(parents=True, exist_ok=True)
-    evaluation = evaluate.Evaluation(
-        settings=settings, draft=draft, job=job, manifest=written, path=path, bar=whole.bar
-    )
-    for table in evaluation_tables(evaluate.evaluate(evaluation)):
+    document = evaluate.evaluate(settings, draft, job=job, manifest=written, path=path)
+    for table in evaluation_tables(document):
         whole.show(table)
     whole.say(f"evaluate: {path}")
 
 
-def _draft_to_evaluate(whole: Distillation) -> str:
-    """The given draft; else the trained one, as far as it has come.
-
-    Raises:
-      InputError: nothing is trained yet.
-    """
-    if whole.draft is not None:
-        return whole.draft
-    begun = read_manifest(whole.directory("train"))
-    if begun is None or "draft" not in begun.data:
-        raise InputError(
-            f"stage evaluate needs a draft, and stage train has made none in {whole.own}; run it "
-            "first, or give --draft=PATH"
-        )
-    return str(begun.data["draft"])
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-EVALUATION = "evaluation.json"
-"""Name of the figures of the trained draft."""
-
-STAGES = {
-    "prompts": _Stage(_plan_prompts, _make_prompts),
-    "generate": _Stage(_plan_generate, _make_generate),
-    "train": _Stage(_plan_train, _make_train),
-    "evaluate": _Stage(_plan_evaluate, _make_evaluate),
-}
+STAGES = {"prompts": _prompts, "generate": _generate, "train": _train, "evaluate": _evaluate}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -52,28 +53,23 @@ def headline(environment: Mapping[str, Any]) -> str:
     device = environment["device"]
     if environment["platform"] == "cpu":
         device = environment["cpu_model"] or device
-    commit = environment["commit"]
-    if commit:
-        ours = commit[:9] + ("+changes" if environment["commit_modified"] else "")
-    else:
-        ours = environment["versions"]["ssd_jax"]
-    jax_version = environment["versions"]["jax"]
-    return f"{device}, {used}/{cores} cores, jax {jax_version}, ssd_jax {ours}"
+    commit, versions = environment["commit"], environment["versions"]
+    changes = "+changes" if environment["commit_modified"] else ""
+    ours = commit[:9] + changes if commit else versions["ssd_jax"]
+    return f"{device}, {used}/{cores} cores, jax {versions['jax']}, ssd_jax {ours}"
 
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that matter; None where not installed."""
-    found: dict[str, str | None] = {
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return {
         "python": platform.python_version(),
         "ssd_jax": importlib.metadata.version("ssd-jax"),
+        **found,
     }
-    for package in PACKAGES:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            version = None
-        found[package] = version
-    return found
 
 
 def commit(root: Path) -> dict[str, Any]:
@@ -84,20 +80,15 @@ def commit(root: Path) -> dict[str, Any]:
     unknown = {"commit": None, "commit_modified": None}
     if not (root / ".git").exists():
         return unknown
-    git = ["git", "-C", str(root)]
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        head = subprocess.run(
-            [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
-        )
-        changes = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        found = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # no git, or no commit yet
         return unknown
-    return {"commit": head.stdout.strip(), "commit_modified": bool(changes.stdout.strip())}
+    return {
+        "commit": found.removesuffix("-dirty"),
+        "commit_modified": found.endswith("-dirty"),
+    }
 
 
 def cpu_model() -> str | None:

@@ -6,7 +6,7 @@ misses are hatched, too, for print.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,18 +95,17 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
             "drawing needs matplotlib; pip install 'ssd-jax[plot]', or open the trace at "
             "https://ui.perfetto.dev"
         ) from None
-    start, end = rounds[0].begin, rounds[-1].end
-    margin = 0.01 * (end - start)
-    begin, end = start - margin, end + margin
+    zero, end = rounds[0].begin, rounds[-1].end
+    margin = 0.01 * (end - zero)
+    bars = list(_bars(engine, zero - margin, end + margin))
+    lanes = {"target": _TARGET_LANE} | ({"draft": _DRAFT_LANE} if engine.draft else {})
     figure, axes = plt.subplots(figsize=(12, 3.6), layout="constrained")
-    used = _target(axes, engine.target, (begin, end), start)
-    if engine.draft:
-        used |= _draft(axes, engine, (begin, end), start)
-    axes.set_yticks([_TARGET_LANE, _DRAFT_LANE][: 1 + bool(engine.draft)])
-    axes.set_yticklabels(["target", "draft"][: 1 + bool(engine.draft)], fontsize=12)
-    bottom = _DRAFT_LANE if engine.draft else _TARGET_LANE
-    axes.set_ylim(bottom - 0.5, _TARGET_LANE + 0.5)
-    axes.set_xlim(begin - start, end - start)
+    for bar in bars:
+        _draw_bar(axes, bar, zero, _NARROW * (end - zero + 2 * margin))
+    axes.set_yticks([*lanes.values()])
+    axes.set_yticklabels([*lanes], fontsize=12)
+    axes.set_ylim(min(lanes.values()) - 0.5, _TARGET_LANE + 0.5)
+    axes.set_xlim(-margin, end + margin - zero)
     axes.set_xlabel("ms (+n: tokens that a round committed)")
     axes.set_title(title(engine, rounds), loc="left", fontsize=12)
     for side in ("top", "right", "left"):
@@ -114,16 +113,12 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
-    patches = [
-        Rectangle((0, 0), 1, 1, facecolor=style.color, hatch=style.hatch, edgecolor="white")
-        for style in used
-    ]
-    labels = [style.label for style in used]
+    used = list(dict.fromkeys(bar.style for bar in bars))
     figure.legend(
-        patches,
-        labels,
+        [Rectangle((0, 0), 1, 1, fc=style.color, hatch=style.hatch, ec="white") for style in used],
+        [style.label for style in used],
         loc="outside lower center",
-        ncols=min(len(labels), 6),
+        ncols=min(len(used), 6),
         frameon=False,
         fontsize=10,
     )
@@ -149,31 +144,32 @@ def title(engine: EngineLanes, rounds: Sequence[Slice]) -> str:
     return "; ".join(parts)
 
 
-def _target(
-    axes: Axes, slices: Iterable[Slice], between: tuple[float, float], zero: float
-) -> dict[_Style, None]:
-    used: dict[_Style, None] = {}
-    for each in _within(slices, between):
-        style = _round_style(each)
-        used[style] = None
-        words = f"+{each.committed}" if "round" in each.args else ""
-        _bar(axes, each, style, _TARGET_LANE, between, zero, words)
-    return used
+class _Bar(NamedTuple):
+    """A slice, as far as it is drawn; `part` is one of another slice, and has no outline."""
+
+    begin: float
+    end: float
+    lane: float
+    style: _Style
+    words: str = ""
+    part: bool = False
 
 
-def _draft(
-    axes: Axes, engine: EngineLanes, between: tuple[float, float], zero: float
-) -> dict[_Style, None]:
-    used: dict[_Style, None] = {}
-    for each in _within(engine.draft, between):
-        style = _DRAFT.get(each.name, _PLAIN)
-        used[style] = None
-        _bar(axes, each, style, _DRAFT_LANE, between, zero, "")
-        if each.name in FORWARDS:
-            for gap in gaps(engine.target, max(each.begin, between[0]), min(each.end, between[1])):
-                used[_EXPOSED] = None
-                _bar(axes, Slice("", *gap, {}), _EXPOSED, _DRAFT_LANE, between, zero, None)
-    return used
+def _bars(engine: EngineLanes, first: float, last: float) -> Iterator[_Bar]:
+    """What there is between two times."""
+    for lane, slices in ((_TARGET_LANE, engine.target), (_DRAFT_LANE, engine.draft)):
+        for each in slices:
+            begin, end = max(each.begin, first), min(each.end, last)
+            if begin >= end:
+                continue
+            if lane == _TARGET_LANE:
+                words = f"+{each.committed}" if "round" in each.args else ""
+                yield _Bar(begin, end, lane, _round_style(each), words)
+                continue
+            yield _Bar(begin, end, lane, _DRAFT.get(each.name, _PLAIN))
+            if each.name in FORWARDS:
+                for gap in gaps(engine.target, begin, end):
+                    yield _Bar(*gap, lane, _EXPOSED, part=True)
 
 
 def gaps(target: Iterable[Slice], begin: float, end: float) -> list[tuple[float, float]]:
@@ -197,37 +193,23 @@ def _round_style(each: Slice) -> _Style:
     return _HIT if hits == len(sources) else _SOME if hits else _MISS
 
 
-def _within(slices: Iterable[Slice], between: tuple[float, float]) -> list[Slice]:
-    return [each for each in slices if each.begin < between[1] and each.end > between[0]]
-
-
-def _bar(
-    axes: Axes,
-    each: Slice,
-    style: _Style,
-    lane: float,
-    between: tuple[float, float],
-    zero: float,
-    words: str | None,
-) -> None:
-    """Draws a slice; with None for words as a part of another, without an outline."""
-    begin, end = max(each.begin, between[0]), min(each.end, between[1])
+def _draw_bar(axes: Axes, bar: _Bar, zero: float, narrow: float) -> None:
     axes.broken_barh(
-        [(begin - zero, end - begin)],
-        (lane - _HEIGHT / 2, _HEIGHT),
-        facecolor=style.color,
+        [(bar.begin - zero, bar.end - bar.begin)],
+        (bar.lane - _HEIGHT / 2, _HEIGHT),
+        facecolor=bar.style.color,
         edgecolor="white",
-        linewidth=0 if words is None else 0.8,
-        hatch=style.hatch,
+        linewidth=0 if bar.part else 0.8,
+        hatch=bar.style.hatch,
     )
-    if words and end - begin > _NARROW * (between[1] - between[0]):
+    if bar.words and bar.end - bar.begin > narrow:
         axes.text(
-            (begin + end) / 2 - zero,
-            lane,
-            words,
+            (bar.begin + bar.end) / 2 - zero,
+            bar.lane,
+            bar.words,
             ha="center",
             va="center",
             fontsize=11,
-            color="black" if style is _SOME else "white",
-            bbox={"facecolor": style.color, "edgecolor": "none", "pad": 1.5},
+            color="black" if bar.style is _SOME else "white",
+            bbox={"facecolor": bar.style.color, "edgecolor": "none", "pad": 1.5},
         )

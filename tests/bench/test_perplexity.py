@@ -80,7 +80,10 @@ def test_a_uniform_model_has_as_much_perplexity_as_the_vocabulary_has_tokens(dty
     assert result.value == pytest.approx(tiny.TOKENS, rel=1e-5)
 
 
-@pytest.mark.parametrize("window", [40, 128, 300])
+@pytest.mark.parametrize(
+    "window",
+    [pytest.param(40, marks=pytest.mark.slow), pytest.param(128, marks=pytest.mark.slow), 300],
+)
 def test_scores_are_the_log_probabilities_of_a_whole_forward(window, tiny_checkpoint):
     """Windows shorter than a chunk, as long, and longer; twice, since pages are used again."""
     checkpoint = open_checkpoint(str(tiny_checkpoint))

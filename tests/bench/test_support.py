@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 
 import jax
@@ -12,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from ssd_jax.bench import report, support
+from ssd_jax.bench.perplexity import TeacherForced
 from ssd_jax.bench.support import Overlaps, Support, TargetText, measure_supports
-from ssd_jax.bench.teacher_forcing import TeacherForced
 from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
@@ -55,9 +56,18 @@ def cut(q, n):
     return kept / kept.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("length", [40, 300])
-@pytest.mark.parametrize("temperatures", [(1.0, None), (0.5, 1.3)])
-@pytest.mark.parametrize("outputs", [None, OUTPUTS], ids=["whole", "reduced"])
+CASES = list(itertools.product([40, 300], [(1.0, None), (0.5, 1.3)], [None, OUTPUTS]))
+"""Length, temperatures, and outputs of the draft."""
+
+
+@pytest.mark.parametrize(
+    ("length", "temperatures", "outputs"),
+    # Each value of each by default.
+    [
+        pytest.param(*case, marks=[] if n in (2, 5) else pytest.mark.slow)
+        for n, case in enumerate(CASES)
+    ],
+)
 def test_acceptance_is_that_of_whole_forwards(target, length, temperatures, outputs):
     """Texts shorter than a chunk and longer; twice, since pages are used again."""
     made, sizes = draft(outputs), (1, 4, 30)

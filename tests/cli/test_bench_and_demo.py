@@ -1,4 +1,4 @@
-"""`ssd-jax bench`, `demo` and `convert` on a tiny checkpoint."""
+"""`ssd-jax bench`, `demo` and `convert` on a tiny checkpoint; slow where much compiles."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from ssd_jax.checkpoints import shipped
+from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
 from ssd_jax.llm import LLM
 from tests.checkpoints.tiny_drafts import open_target, write
@@ -28,6 +29,7 @@ def run(capsys, *arguments):
     return out, err
 
 
+@pytest.mark.slow
 def test_prompts_suite_reports_decode_speed_and_latency(tiny_checkpoint, prompts, capsys):
     out, err = run(
         capsys,
@@ -49,6 +51,7 @@ def test_prompts_suite_reports_decode_speed_and_latency(tiny_checkpoint, prompts
     assert "tokens/s" in err
 
 
+@pytest.mark.slow
 def test_modes_are_compared_with_acceptance_and_the_ceiling(tiny_checkpoint, prompts, capsys):
     out, err = run(
         capsys,
@@ -76,7 +79,12 @@ def test_modes_are_compared_with_acceptance_and_the_ceiling(tiny_checkpoint, pro
     assert "accepted at position" in err
 
 
-def test_step_suite_times_every_width(tiny_checkpoint, capsys):
+@pytest.mark.parametrize(
+    "widths", [range(1, 3), pytest.param(range(1, 18), marks=pytest.mark.slow)], ids=len
+)
+def test_step_suite_times_every_width(tiny_checkpoint, capsys, monkeypatch, widths):
+    assert range(1, 18) == suites.WIDTHS
+    monkeypatch.setattr(suites, "WIDTHS", widths)
     out, _ = run(
         capsys,
         "bench",
@@ -87,10 +95,11 @@ def test_step_suite_times_every_width(tiny_checkpoint, capsys):
         *SMALL,
     )
     result = json.loads(out)
-    assert [row["width"] for row in result["steps"]] == list(range(1, 18))
+    assert [row["width"] for row in result["steps"]] == list(widths)
     assert result["bandwidth"]["copy_gb_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_overhead_suite_compares_the_engine_with_its_own_programs(tiny_checkpoint, capsys):
     out, _ = run(
         capsys, "bench", "--suite=overhead", f"--target={tiny_checkpoint}", "--json", *SMALL
@@ -113,6 +122,7 @@ def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
     assert "window = 301 is more than the context of 300" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_support_suite_finds_no_loss_with_every_token_kept(tiny_checkpoint, prompts, capsys):
     out, err = run(
         capsys,
@@ -140,7 +150,7 @@ def test_support_suite_finds_no_loss_with_every_token_kept(tiny_checkpoint, prom
 def test_support_suite_needs_a_text(tiny_checkpoint, prompts, capsys):
     flags = [f"--target={tiny_checkpoint}", f"--draft={tiny_checkpoint}", f"--prompts={prompts}"]
     flags += ["--temperature=1", *SMALL]
-    with mock.patch("ssd_jax.llm.LLM.run", return_value=[]):
+    with mock.patch.multiple(LLM, run=mock.Mock(return_value=[]), load=mock.Mock()):
         assert main(["bench", "--suite=support", *flags]) == 2
     assert "every text ended at its first token" in capsys.readouterr().err
 
@@ -167,6 +177,7 @@ def test_support_suite_refuses_what_it_cannot_compare(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_mode_auto_is_a_mode_among_others(tiny_checkpoint, prompts, capsys):
     out, err = run(
         capsys,
@@ -200,6 +211,7 @@ def test_what_is_impossible_exits_2(capsys):
     assert "suite = 'speed' is unknown" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_demo_answers_in_every_mode_and_compares_the_ids(
     tiny_checkpoint, capsys, monkeypatch, tmp_path
 ):
@@ -226,6 +238,7 @@ def test_demo_answers_in_every_mode_and_compares_the_ids(
     assert "ssd" not in out
 
 
+@pytest.mark.slow
 def test_demo_takes_the_drafts_of_the_package(tiny_checkpoint, capsys, monkeypatch, tmp_path):
     target = open_target(tiny_checkpoint)
     for name, layers in (("light", 1), ("strong", 2)):
@@ -240,6 +253,7 @@ def test_demo_takes_the_drafts_of_the_package(tiny_checkpoint, capsys, monkeypat
     assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
 
 
+@pytest.mark.slow
 def test_a_converted_checkpoint_generates_the_same(tiny_checkpoint, tmp_path, capsys):
     out = tmp_path / "converted"
     run(capsys, "convert", f"--target={tiny_checkpoint}", f"--out={out}", "--dtype=float32")

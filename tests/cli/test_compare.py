@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ssd_jax.cli.main import main
+from ssd_jax.compare.judges import Candidate, Scores
 
 MODEL = ("--dtype=float32", "--context=200", "--compile_cache=off", "--exact=law")
 COMMON = (*MODEL, "--max_tokens=12", "--ignore_eos")
@@ -19,47 +20,46 @@ def prompt_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answers(tiny_checkpoint, prompt_file):
-    """The lines of a real run."""
-    import contextlib
-    import io
+def answers():
+    """The lines of a run, such as `generate --json` writes."""
+    return [
+        {
+            "prompt_index": index,
+            "token_ids": [(5 * index + 7 * place) % 256 for place in range(12)],
+            "text": "x",
+            "finish_reason": "length",
+            "metrics": {},
+        }
+        for index in range(len(PROMPTS))
+    ]
 
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert (
-            main(
-                [
-                    "generate",
-                    f"--target={tiny_checkpoint}",
-                    f"--prompt_file={prompt_file}",
-                    "--json",
-                    *COMMON,
-                ]
-            )
-            == 0
+
+def generated(tiny_checkpoint, prompt_file, capsys):
+    """The lines of a real run."""
+    flags = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", "--json")
+    assert main(["generate", *flags, *COMMON]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def write(tmp_path, answers, changes=()):
+    """Writes two runs: one, and the same with some lines changed (None leaves one out)."""
+    other = [
+        line | changed
+        for line, changed in (
+            (line, dict(changes).get(line["prompt_index"], {})) for line in answers
         )
-    return [json.loads(line) for line in out.getvalue().splitlines()]
+        if changed is not None
+    ]
+    paths = []
+    for name, lines in (("a.jsonl", answers), ("b.jsonl", other)):
+        paths.append(tmp_path / name)
+        paths[-1].write_text("\n".join(json.dumps(line) for line in lines))
+    return [str(path) for path in paths]
 
 
 @pytest.fixture
 def files(answers, tmp_path):
-    """Writes two runs: the real one, and one with some lines changed (None leaves one out)."""
-
-    def write(changes=()):
-        other = [
-            line | changed
-            for line, changed in (
-                (line, dict(changes).get(line["prompt_index"], {})) for line in answers
-            )
-            if changed is not None
-        ]
-        paths = []
-        for name, lines in (("a.jsonl", answers), ("b.jsonl", other)):
-            paths.append(tmp_path / name)
-            paths[-1].write_text("\n".join(json.dumps(line) for line in lines))
-        return [str(path) for path in paths]
-
-    return write
+    return lambda changes=(): write(tmp_path, answers, changes)
 
 
 def forged(line, place):
@@ -87,10 +87,10 @@ def test_draws_of_one_law_may_differ(files, answers, capsys):
     assert "different draws of the same law" in " ".join(capsys.readouterr().out.split())
 
 
-def test_with_the_model_a_forged_token_is_by_law(
-    files, answers, prompt_file, tiny_checkpoint, capsys
-):
-    paths = files({2: forged(answers[2], 7)})
+@pytest.mark.slow
+def test_with_the_model_a_forged_token_is_by_law(tmp_path, prompt_file, tiny_checkpoint, capsys):
+    answers = generated(tiny_checkpoint, prompt_file, capsys)
+    paths = write(tmp_path, answers, {2: forged(answers[2], 7)})
     settings = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", *COMMON)
     # The flags of either run may be given as they were; the draft is not looked for.
     status = main(["compare", *settings, "--mode=sd", "--draft=no/such", "--k=3", *paths, "--json"])
@@ -104,7 +104,40 @@ def test_with_the_model_a_forged_token_is_by_law(
     assert found["limit"] == 1e-3
 
 
-def test_generate_compares_two_modes(tiny_checkpoint, prompt_file, answers, capsys):
+@pytest.mark.parametrize(("score", "verdict"), [(2.0, "law"), (0.0005, "float")])
+def test_with_a_model_the_verdict_is_of_its_scores(
+    files, answers, prompt_file, tiny_checkpoint, capsys, monkeypatch, score, verdict
+):
+    """With scores that are given in place of a loaded model's."""
+    asked = []
+
+    class Scorer:
+        def __init__(self, llm, limit):
+            pass
+
+        def scores(self, request, common, a, b):
+            asked.append((request.index, len(common), a, b))
+            chosen, other = (Candidate(score=x, may_stay=True, may_go=False) for x in (score, 0.0))
+            return Scores(a=chosen, b=other, best=score)
+
+    monkeypatch.setattr("ssd_jax.cli.compare.load", lambda llm: None)
+    monkeypatch.setattr("ssd_jax.compare.scores.ForkScorer", Scorer)
+    paths = files({2: forged(answers[2], 7)})
+    settings = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", *COMMON)
+    # The flags of either run may be given as they were; the draft is not looked for.
+    status = main(["compare", *settings, "--mode=sd", "--draft=no/such", "--k=3", *paths, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    (difference,) = found["differences"]
+    assert asked == [(2, 7, answers[2]["token_ids"][7], forged(answers[2], 7)["token_ids"][7])]
+    assert (difference["position"], difference["verdict"]) == (7, verdict)
+    assert difference["margin"] == score
+    assert difference["a"]["text"] is not None
+    assert (status, found["limit"]) == (int(verdict == "law"), 1e-3)
+
+
+@pytest.mark.slow
+def test_generate_compares_two_modes(tiny_checkpoint, prompt_file, capsys):
+    answers = generated(tiny_checkpoint, prompt_file, capsys)
     status = main(
         [
             "generate",
@@ -122,6 +155,7 @@ def test_generate_compares_two_modes(tiny_checkpoint, prompt_file, answers, caps
     assert "3 of 3 prompts identical (100%)" in err
 
 
+@pytest.mark.slow
 def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
     """The first token of the first run is not what the target said."""
     from ssd_jax.engine.sequence import Sequence

@@ -4,10 +4,13 @@ import io
 import json
 import logging
 import sys
+from unittest import mock
 
 import jax
 import pytest
 
+from ssd_jax.bench import costs, stats
+from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
 from ssd_jax.engine.metrics import empty
 from ssd_jax.engine.request import RequestOutput, TokenEvent
@@ -16,9 +19,13 @@ from ssd_jax.llm import LLM
 SMALL = ("--dtype=float32", "--context=300", "--compile_cache=off")
 
 
-def event(index, reason):
+def event(index, reason, **found):
     output = RequestOutput(
-        prompt_index=index, token_ids=[5, 6], text="so", finish_reason=reason, metrics=empty()
+        prompt_index=index,
+        token_ids=[5, 6],
+        text="so",
+        finish_reason=reason,
+        metrics=empty() | found,
     )
     return TokenEvent(
         request_id=index, prompt_index=index, token_ids=[5, 6], text="so", output=output
@@ -44,7 +51,7 @@ class Engine:
 def fake(monkeypatch, tiny_checkpoint, capsys):
     """Runs a command whose requests end for these reasons: status, output, errors."""
 
-    def run(reasons, command, *arguments):
+    def run(reasons, command, *arguments, **found):
         engine = Engine(reasons)
         monkeypatch.setattr(LLM, "load", lambda *_args, **_kwargs: None)
         monkeypatch.setattr(LLM, "engine_of", lambda *_args: engine)
@@ -52,7 +59,7 @@ def fake(monkeypatch, tiny_checkpoint, capsys):
             LLM,
             "run",
             lambda _self, requests, *_mode: iter(
-                [event(request.index, next(engine.reasons)) for request in requests]
+                [event(request.index, next(engine.reasons), **found) for request in requests]
             ),
         )
         status = main([command, f"--target={tiny_checkpoint}", *SMALL, *arguments])
@@ -93,6 +100,15 @@ def test_runs_that_failed_are_not_compared(fake, prompts):
         assert status == 1
         assert "3 of 3 prompts ended with finish_reason error" in err
         assert "identical" not in err
+
+
+def test_the_same_ids_in_two_modes_are_told_to_be_identical(fake, prompts, monkeypatch):
+    monkeypatch.setattr(LLM, "loaded", mock.Mock(exact="law"))
+    flags = ("generate", f"--prompt_file={prompts}", "--mode=sd", "--draft=ngram", "--compare=ar")
+    status, out, err = fake(["stop"] * 6, *flags)
+    assert status == 0
+    assert out.count("so\n") == 3
+    assert "3 of 3 prompts identical (100%)" in err
 
 
 def test_a_failed_answer_in_a_file_is_none(tmp_path, capsys):
@@ -177,3 +193,39 @@ def test_demo_shows_its_table_first(fake):
     assert status == 1
     assert "tokens" in out
     assert "1 of 2 answers ended with finish_reason error (sd (n-gram, k=8))" in err
+
+
+def test_demo_without_a_draft_of_the_package_takes_the_targets_own_weights(
+    fake, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    status, out, _ = fake(["stop"] * 6, "demo")
+    assert status == 0
+    for part in ("ar (float32)", "sd (n-gram, k=8)", "ssd (own int8, k=3)", "in int8, for want of"):
+        assert part in out
+    assert out.count("so\n") == 3
+
+
+def test_bench_reports_every_mode_with_its_acceptance(fake, prompts, monkeypatch):
+    """Whose parts of a round are given."""
+    estimate = stats.median_interval([2.0])
+    rounds = costs.RoundCosts(draft_ms=estimate, verify_ms=estimate)
+    monkeypatch.setattr(suites, "_costs", lambda job, mode, k: rounds)
+    monkeypatch.setenv("COLUMNS", "80")
+    found = {"acceptance_histogram": [1, 0, 0, 2], "acceptance_by_position": [[3, 3], [2, 3]]}
+    found |= {"acceptance_length": 2.5, "hit_rate": 0.5, "hidden_draft_share": 0.9}
+    flags = (f"--prompts={prompts}", "--mode=sd", "--draft=ngram", "--ks=1,3", "--warmup=0")
+    status, out, err = fake(["stop"] * 9, "bench", *flags, "--json", **found)
+    assert status == 0
+    result = json.loads(out)
+    assert [each["variant"] for each in result["variants"]] == ["ar", "sd k=1", "sd k=3"]
+    assert [each["identical"] for each in result["variants"]] == [None, 3, 3]
+    assert result["acceptance"][1]["histogram"] == [3, 0, 0, 6]
+    assert result["costs"]["sd k=3"]["ceiling"] == 2
+    assert result["settings"]["ks"] == ["1", "3"]
+    assert result["versions"]["jax"]
+    for part in ("tokens/s", "accepted at position", "ceiling", "2.00x", "2.50", "0.50", "0.90"):
+        assert part in err
+    assert max(map(len, err.splitlines())) <= 80
+    assert "\u2026" not in err
+    assert all(err.count(f"{name} ") >= 3 for name in ("sd k=1", "sd k=3"))  # names stay whole

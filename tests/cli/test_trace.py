@@ -50,7 +50,7 @@ def test_an_interrupted_run_leaves_what_it_has(tiny_checkpoint, tmp_path, monkey
 
 def test_the_python_interface_writes_it_on_close_with_every_mode(tiny_checkpoint, tmp_path):
     path = tmp_path / "trace.json"
-    settings = {"mode": "sd", "draft": str(tiny_checkpoint), "k": "2", "trace": str(path)}
+    settings = {"mode": "sd", "draft": "ngram", "k": "2", "trace": str(path)}
     settings |= {"dtype": "float32", "context": 300, "compile_cache": "off"}
     with LLM(str(tiny_checkpoint), **settings) as llm:
         for mode in ("ar", "sd"):

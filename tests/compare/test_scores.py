@@ -24,21 +24,19 @@ SETTINGS = [
 ]
 
 
+SAME = {
+    "dtype": "float32",
+    "exact": "law",
+    "verify": "coupled",
+    "context": 320,
+    "logprobs": 9,
+    "compile_cache": "off",
+}
+
+
 @pytest.fixture(scope="module")
-def llm(tiny_checkpoint, tmp_path_factory):
-    draft = tiny.write_checkpoint(tmp_path_factory.mktemp("draft") / "llama", noise=0.04)
-    return LLM(
-        str(tiny_checkpoint),
-        mode="sd",
-        draft=str(draft),
-        k="3",
-        dtype="float32",
-        exact="law",
-        verify="coupled",
-        context=320,
-        logprobs=9,
-        compile_cache="off",
-    )
+def llm(tiny_checkpoint):
+    return LLM(str(tiny_checkpoint), **SAME)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +104,10 @@ def test_rounding_decides_at_the_edge_of_a_filter(llm, filtered):
     assert (exact.b.may_stay, exact.b.may_go) == (False, True)
 
 
-def test_modes_are_identical_or_part_within_rounding(llm):
+@pytest.mark.slow
+def test_modes_are_identical_or_part_within_rounding(tiny_checkpoint, tmp_path):
+    draft = tiny.write_checkpoint(tmp_path / "llama", noise=0.04)
+    llm = LLM(str(tiny_checkpoint), mode="sd", draft=str(draft), k="3", **SAME)
     requests, alone = answers(llm, "ar", max_tokens=40)
     _, together = answers(llm, "sd", max_tokens=40)
     judge = ModelJudge(llm, {request.index: request for request in requests}, certain=True)

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ssd_jax.distill import generate
-from ssd_jax.distill.generate import Job
+from ssd_jax.distill.generate import CompletionJob, generate
 from ssd_jax.distill.manifest import Manifest, read_manifest
-from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import encode_scores
 
@@ -39,7 +38,7 @@ class FakeTarget:
     def install(self, monkeypatch) -> FakeTarget:
         monkeypatch.setattr("ssd_jax.llm.LLM", lambda **_settings: _Engine(self))
         monkeypatch.setattr(
-            "ssd_jax.distill.scores.Scorer", lambda *_a, top_n, **_k: _Scorer(self, top_n)
+            "ssd_jax.distill.scoring.TargetScorer", lambda *_a, top_n, **_k: _Scorer(self, top_n)
         )
         return self
 
@@ -97,13 +96,15 @@ def no_bar(_label, *, unit):
     yield None
 
 
-def job(directory: Path, **changes) -> Job:
+def job(directory: Path, **changes) -> CompletionJob:
     """Twenty completions in several shards, half of them of plain text."""
     settings = {"completions": 20, "max_tokens": 6, "slots": 4, "shard_tokens": 40}
     settings |= {"top_n": 2, "seed": 3}
-    prompts = [Prompt(set="a", index=i, ids=[i] * (2 + i % 3), plain=i % 2 == 1) for i in range(8)]
+    prompts = [
+        PromptIds(set="a", index=i, ids=[i] * (2 + i % 3), plain=i % 2 == 1) for i in range(8)
+    ]
     directory.mkdir(exist_ok=True)
-    return Job(
+    return CompletionJob(
         target=TargetSettings(source="none"),
         settings=GenerateSettings(**settings | changes),
         prompts=prompts,
@@ -114,10 +115,10 @@ def job(directory: Path, **changes) -> Job:
     )
 
 
-def run(job: Job) -> Manifest:
+def run(job: CompletionJob) -> Manifest:
     """Goes on with what is there, as a stage does."""
     begun = Manifest(stage="generate", settings={}, inputs={"target": "t"})
-    return generate.run(job, read_manifest(job.directory) or begun)
+    return generate(job, read_manifest(job.directory) or begun)
 
 
 def files(directory: Path) -> dict[str, bytes]:

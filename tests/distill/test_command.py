@@ -16,7 +16,7 @@ import pytest
 from ssd_jax.cli.distill import STOPPED
 from ssd_jax.cli.main import main
 from ssd_jax.distill.shards import read_shards
-from ssd_jax.distill.target import open_target
+from ssd_jax.distill.stages import open_target
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from tests import tiny
@@ -75,6 +75,7 @@ def test_scores_are_kept_of_what_is_learnt(finished):
         assert greedy.any()
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_for_bit(place, finished):
     code = (
         "import os, signal, sys\n"
@@ -103,7 +104,7 @@ def test_a_killed_process_goes_on_bit_for_bit(place, finished):
 
 def test_what_is_finished_is_skipped(place, finished, monkeypatch, capsys):
     monkeypatch.setattr("ssd_jax.llm.LLM", None)
-    monkeypatch.setattr("ssd_jax.distill.scores.Scorer", None)
+    monkeypatch.setattr("ssd_jax.distill.scoring.TargetScorer", None)
     before = files(finished)
     assert distill(place, "finished", "--stage=generate") == 0
     assert distill(place, "finished", "--stage=prompts") == 0
@@ -217,9 +218,7 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
         stopped = "" if done == settings.steps else "max_seconds = 1 are over"
         (work / "draft").mkdir(exist_ok=True)
         (work / "draft" / "model.safetensors").write_text(f"{done} {draft.store}")
-        return loop.Result(
-            step=done, finished=not stopped, stopped=stopped, held_out={}, draft=work / "draft"
-        )
+        return loop.Result(step=done, stopped=stopped, held_out={}, draft=work / "draft")
 
     monkeypatch.setattr(loop, "run", run)
     shutil.rmtree(finished / "config", ignore_errors=True)

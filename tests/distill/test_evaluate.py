@@ -8,8 +8,9 @@ import pytest
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli.main import main
 from ssd_jax.distill.evaluate import choose
-from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import EvaluateSettings
+from ssd_jax.distill.step_costs import StepCosts
 from ssd_jax.errors import InputError
 from tests import tiny
 from tests.checkpoints import tiny_drafts
@@ -105,7 +106,7 @@ def test_the_text_is_kept_and_so_are_figures(
     again = json.loads(path.read_text())  # other figures of the same text
     assert again["sets"]["other.jsonl"]["overlap"] == document["sets"]["other.jsonl"]["overlap"]
     assert list(again["mean"]["tokens_per_call"]["greedy"]) == ["2"]
-    monkeypatch.setattr("ssd_jax.distill.evaluate.Judge", None)
+    monkeypatch.setattr("ssd_jax.distill.evaluate.judge", None)
     capsys.readouterr()
     assert distill(place, tiny_checkpoint, *given, evaluate_ks="[2]") == 0
     shown, said = capsys.readouterr()
@@ -121,7 +122,7 @@ def test_a_whole_run_ends_with_the_trained_draft(
 
     def train(settings, _draft, *, samples, **_rest):
         assert len(list(samples)) == 2
-        return loop.Result(step=settings.steps, finished=True, stopped="", held_out={}, draft=draft)
+        return loop.Result(step=settings.steps, stopped="", held_out={}, draft=draft)
 
     monkeypatch.setattr(loop, "run", train)
     FakeTarget().install(monkeypatch)
@@ -188,6 +189,8 @@ def test_a_draft_of_the_package_is_evaluated_without_prompts_to_train(
     tiny_drafts.write(tmp_path / "drafts" / "light", target, None, noise=0.05, layers=1)
     tiny_drafts.write(tmp_path / "drafts" / "tiny", target, None, noise=0.05, layers=2)
     monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
+    costs = StepCosts(target_ms=1.0, target={1: 1.0, 2: 1.1, 3: 1.2}, draft={1: 0.1, 2: 0.2})
+    monkeypatch.setattr("ssd_jax.distill.evaluate.measure_steps", lambda *_a, **_k: costs)
     config, out = tmp_path / "evaluation.toml", tmp_path / "out"
     config.write_text(EVALUATION.format(target=tiny_checkpoint))
     given = [f"--config={config}", f"--data={place}", f"--out={out}", "--compile_cache=off"]
@@ -221,7 +224,7 @@ def test_other_text_is_refused_with_its_keys(evaluated, place, draft, tiny_check
 
 
 def test_prompts_are_spread_over_their_set():
-    prompts = [Prompt(set=name, index=i, ids=[1]) for name in "ab" for i in range(9)]
+    prompts = [PromptIds(set=name, index=i, ids=[1]) for name in "ab" for i in range(9)]
     chosen = choose(prompts, EvaluateSettings(prompts=3))
     assert [(one.set, one.index) for one in chosen] == [(s, i) for s in "ab" for i in (0, 3, 6)]
     assert len(choose(prompts, EvaluateSettings(sets=("b",)))) == 9

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.evaluate import figures
-from ssd_jax.distill.judging import Judged
-from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.prompts import PromptIds
+from ssd_jax.distill.scoring import Judged
 from ssd_jax.distill.settings import EvaluateSettings
 from ssd_jax.distill.step_costs import StepCosts
 
@@ -13,7 +13,7 @@ SETTINGS = EvaluateSettings(ks=(1, 2, 3), budgets=(4, 8))
 STEPS = StepCosts(
     target_ms=1.0, target={1: 1.0, 2: 1.0, 3: 1.1, 4: 1.2}, draft={1: 0.1, 4: 0.2, 8: 0.9}
 )
-PROMPTS = [Prompt(set=name, index=0, ids=[1]) for name in ("right", "wrong")]
+PROMPTS = [PromptIds(set=name, index=0, ids=[1]) for name in ("right", "wrong")]
 
 
 def judged(*, rank: int, size: int = 61) -> Judged:

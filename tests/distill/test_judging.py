@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices.opened import open_model
-from ssd_jax.distill.judging import Judge, Text
+from ssd_jax.distill.scoring import judge as judge_texts
+from ssd_jax.distill.shards import Sample
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from tests import tiny
 from tests.checkpoints import tiny_drafts
@@ -74,16 +75,17 @@ def texts(laws):
         tokens = rng.integers(0, 256, prompt).tolist()
         while len(tokens) < size:
             tokens.append(int(laws[0](tokens)[-1].argmax()))
-        made.append(Text(np.array(tokens, np.int32), prompt))
+        made.append(Sample(tokens=np.array(tokens, np.int32), prompt_length=prompt))
     for prompt, size in ((5, 60), (30, 31)):
-        made.append(Text(rng.integers(0, tiny.TOKENS, size).astype(np.int32), prompt))
+        tokens = rng.integers(0, tiny.TOKENS, size).astype(np.int32)
+        made.append(Sample(tokens=tokens, prompt_length=prompt))
     return made
 
 
 def judge(pair, texts, monkeypatch):
-    monkeypatch.setattr("ssd_jax.distill.rows._TOKENS", 128)
-    monkeypatch.setattr("ssd_jax.distill.judging._HEAD_ROWS", 50)
-    return Judge(*pair, tokens=tiny.TOKENS, longest=LENGTH).judge(texts)
+    monkeypatch.setattr("ssd_jax.distill.scoring._TOKENS", 128)
+    monkeypatch.setattr("ssd_jax.distill.scoring._HEAD_ROWS", 50)
+    return judge_texts(*pair, texts, tokens=tiny.TOKENS, longest=LENGTH)
 
 
 def test_figures_are_the_sums_that_they_say(noisy, laws, texts, monkeypatch):
@@ -92,9 +94,9 @@ def test_figures_are_the_sums_that_they_say(noisy, laws, texts, monkeypatch):
         p, columns = (law(text.tokens) for law in laws)
         q = np.zeros_like(p)
         q[:, IDS] = columns
-        assert len(found.rank) == len(text.tokens) - text.prompt
-        for place, token in enumerate(text.tokens[text.prompt :]):
-            theirs, own = p[text.prompt + place - 1], q[text.prompt + place - 1]
+        assert len(found.rank) == len(text.tokens) - text.prompt_length
+        for place, token in enumerate(text.tokens[text.prompt_length :]):
+            theirs, own = p[text.prompt_length + place - 1], q[text.prompt_length + place - 1]
             overlap = sum(min(a, b) for a, b in zip(theirs, own, strict=True))
             assert found.overlap[place] == pytest.approx(overlap, abs=1e-4)
             assert found.kept[place] == pytest.approx(min(1, own[token] / theirs[token]), abs=1e-3)
@@ -118,6 +120,6 @@ def test_of_equally_likely_ids_the_lowest_is_proposed(noisy, texts, monkeypatch)
     target, (draft, own) = noisy
     flat = [np.zeros_like(array) for array in own]
     (found,) = judge((target, (draft, flat)), texts[:1], monkeypatch)
-    tokens = texts[0].tokens[texts[0].prompt :]
+    tokens = texts[0].tokens[texts[0].prompt_length :]
     expected = [IDS.tolist().index(t) if t in IDS else len(IDS) for t in tokens]
     assert found.rank.tolist() == expected

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssd_jax.distill.leaks import SPAN, HeldOut
+from ssd_jax.distill.prompts import SPAN, HeldOut
 
 HELD = list(range(100, 140))
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ssd_jax.distill.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from ssd_jax.distill.manifest import MANIFEST, Manifest, only_one, read_manifest, write_manifest
 from ssd_jax.errors import InputError
 
 WRITTEN = Manifest(stage="train", settings={"a.b": 1}, inputs={"target": "t"}, data={"step": 3})
@@ -39,3 +39,14 @@ def test_what_cannot_be_used_names_the_remedy(tmp_path, change, message):
     said = str(error.value)
     assert re.search(f"^{re.escape(str(path))}.* {re.escape(message)}", said)
     assert said.endswith(f"; remove {tmp_path} to make it again")
+
+
+def test_a_directory_is_free_again_after_its_user(tmp_path):
+    with (
+        only_one(tmp_path),
+        pytest.raises(InputError, match="another ssd-jax distill"),
+        only_one(tmp_path),
+    ):
+        pass
+    with only_one(tmp_path):
+        pass

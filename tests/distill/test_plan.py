@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from ssd_jax.distill.plan import plan_shards
-from ssd_jax.distill.prompts import Prompt
+from ssd_jax.distill.generate import plan_shards
+from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings
 from ssd_jax.errors import InputError
 
-PROMPTS = [Prompt(set="a", index=i, ids=[0] * (i + 1)) for i in range(7)]
+PROMPTS = [PromptIds(set="a", index=i, ids=[0] * (i + 1)) for i in range(7)]
 
 
 def plan(prompts=PROMPTS, **changes):

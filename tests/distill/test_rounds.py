@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssd_jax.distill.rounds import Measured, mean_of, power_law, walk
+from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
 from ssd_jax.tuning.throughput import tokens
 
 
@@ -96,8 +96,8 @@ def test_misses_follow_the_law_of_ranks():
 
 
 def test_a_mean_counts_sets_alike():
-    one = Measured(by_length=((0.5,), (0.5, 0.1)), alone=0.2, r=1.0)
-    two = Measured(by_length=((0.7,), (0.7, 0.3)), alone=0.4, r=2.0)
+    one = MeasuredDraft(by_length=((0.5,), (0.5, 0.1)), alone=0.2, r=1.0)
+    two = MeasuredDraft(by_length=((0.7,), (0.7, 0.3)), alone=0.4, r=2.0)
     mean = mean_of([one, two])
     np.testing.assert_allclose(mean.rates(2, "hit"), [0.6, 0.2])
     assert mean.rates(0, "miss") == []

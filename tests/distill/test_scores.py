@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.checkpoint import open_checkpoint
-from ssd_jax.distill.scores import Scorer
+from ssd_jax.distill.scoring import TargetScorer
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.functional import FunctionalModel
@@ -44,10 +44,10 @@ def laws(tiny_checkpoint, samples):
 def test_the_likeliest_tokens_and_their_probabilities_are_the_targets(
     tiny_checkpoint, samples, laws, monkeypatch
 ):
-    monkeypatch.setattr("ssd_jax.distill.rows._TOKENS", 256)  # two rows a batch
-    monkeypatch.setattr("ssd_jax.distill.scores._HEAD_ROWS", 50)
+    monkeypatch.setattr("ssd_jax.distill.scoring._TOKENS", 256)  # two rows a batch
+    monkeypatch.setattr("ssd_jax.distill.scoring._HEAD_ROWS", 50)
     target = TargetSettings(source=str(tiny_checkpoint), dtype="float32")
-    scorer = Scorer(target, length=max(LENGTHS), top_n=TOP)
+    scorer = TargetScorer(target, length=max(LENGTHS), top_n=TOP)
     ids, probs = scorer.scores(samples)
     assert ids.shape == probs.shape == (len(laws), TOP)
     assert ids.max() < tiny.TOKENS

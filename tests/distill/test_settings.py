@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.distill.ranges import parse_ranges
-from ssd_jax.distill.settings import Entry, read_settings, recorded
+from ssd_jax.distill.settings import PromptEntry, parse_ranges, read_settings, recorded
 from ssd_jax.errors import InputError
 from tests.distill import tiny_run
 
@@ -40,7 +39,10 @@ def test_entries_are_paths_with_or_without_ids(tmp_path):
     given = tiny_run.settings(
         tmp_path, prompts_train='["a.jsonl", {path = "b.jsonl", ids = "1-3,7"}]'
     )
-    assert given.prompts.train == (Entry(path="a.jsonl"), Entry(path="b.jsonl", ids="1-3,7"))
+    assert given.prompts.train == (
+        PromptEntry(path="a.jsonl"),
+        PromptEntry(path="b.jsonl", ids="1-3,7"),
+    )
     assert given.directory == tmp_path
     assert given.prompts.train[1].id_ranges == (range(1, 4), range(7, 8))
 
@@ -76,7 +78,7 @@ def test_a_bad_range_is_refused(text):
         ({"prompts_train": '[{path = "a", ids = "5-1"}]'}, "train: a: '5-1' of '5-1' is no range"),
         ({"prompts_passage_tokens": "99"}, "passage_tokens = 99 is more than longest = 48"),
         ({"target_source": '""'}, "[target] source is missing"),
-        ({"target_dtype": '"int8"'}, "[target] dtype = 'int8' is unknown"),
+        ({"target_dtype": '"int8"'}, "[target] dtype = 'int8' must be one of bfloat16, float32"),
         ({"draft_layers": "[0]"}, "[draft] and [train] go together"),
         ({"draft_layers": "[0]", "train_batch": "2"}, "[train] steps is missing"),
         (

@@ -11,7 +11,7 @@ from ssd_jax.distill.shards import (
     encode_texts,
     with_scores,
 )
-from ssd_jax.distill.training.packing import pack
+from ssd_jax.distill.training.data import pack
 
 SAMPLES = [
     Sample(tokens=np.array([5, 6, 7, 8], np.int32), prompt_length=2),

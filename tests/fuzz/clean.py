@@ -171,7 +171,7 @@ def _distill(directory: Path) -> None:
         return {"file": name, "bytes": len(data), "sha256": sha256(data).hexdigest()}
 
     shards = [entry("t.safetensors", texts) | {"scores": entry("s.safetensors", scores)}]
-    prompt = distill_prompts.Prompt(set="a", index=0, ids=[1, 2])
+    prompt = distill_prompts.PromptIds(set="a", index=0, ids=[1, 2])
     digests = distill_prompts.write_prompts(directory, {"train": [prompt]})
     write_manifest(
         directory,

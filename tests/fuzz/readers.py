@@ -24,7 +24,7 @@ from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.distill.manifest import read_manifest
 from ssd_jax.distill.prompts import read_prompts
 from ssd_jax.distill.reading import read_lines, read_plain
-from ssd_jax.distill.settings import Entry, read_settings
+from ssd_jax.distill.settings import PromptEntry, read_settings
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
 from ssd_jax.system.prompts import parse_prompt_file, read_json_lines
@@ -82,7 +82,7 @@ def _lines(path: Path) -> None:
     every(
         lambda: parse_prompt_file(path / "p.jsonl"),
         lambda: read_json_lines(path / "p.jsonl", parse_line),
-        lambda: read_lines(Entry(path="p.jsonl"), path / "p.jsonl"),
+        lambda: read_lines(PromptEntry(path="p.jsonl"), path / "p.jsonl"),
         lambda: parse_prompt_file(path / "z.jsonl.gz"),
         lambda: load(path / "talk.jsonl"),
         lambda: read_outputs(path / "run.jsonl"),

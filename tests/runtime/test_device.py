@@ -6,8 +6,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-import ssd_jax.runtime
 
+import ssd_jax.devices
 from ssd_jax.devices import device
 from ssd_jax.errors import DeviceError
 
@@ -27,7 +27,7 @@ def test_a_buffer_that_was_given_away_is_an_error_of_the_device():
 @pytest.mark.parametrize("role", ROLES)
 def test_roles_run_their_programs_and_read_their_results_through_it(role):
     """A program that fails anywhere else would be taken for an error of the host, and run again."""
-    source = (Path(ssd_jax.runtime.__path__[0]) / f"{role}.py").read_text()
+    source = (Path(ssd_jax.devices.__path__[0]) / f"{role}.py").read_text()
     assert "device.run(" in source
     assert not re.search(r"(programs|_base)\[[^\]]*\]\(|\.prefill\(\n? *self\._param", source)
     assert not re.search(r"\bnp\.asarray\(self\._", source)

@@ -16,8 +16,9 @@ import pytest
 from ssd_jax.devices import passes
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.distill.judging import Judge, Text
 from ssd_jax.distill.rounds import walk
+from ssd_jax.distill.scoring import judge
+from ssd_jax.distill.shards import Sample
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -112,14 +113,17 @@ def test_rounds_are_those_that_teacher_forcing_predicts(many):
     spoken = outputs(many, asked, "sd")
     assert {one.finish_reason for one in spoken} == {"stop", "length"}
     texts = [
-        Text(np.array([*request.prompt_ids, *one.token_ids], np.int32), len(request.prompt_ids))
+        Sample(
+            tokens=np.array([*request.prompt_ids, *one.token_ids], np.int32),
+            prompt_length=len(request.prompt_ids),
+        )
         for request, one in zip(asked, spoken, strict=True)
     ]
     target, draft = (
         (many.target.model, many.loaded.parameters),
         (many.draft.model, many.draft.load()),
     )
-    judged = Judge(target, draft, tokens=many.tokenizer.size, longest=64).judge(texts)
+    judged = judge(target, draft, texts, tokens=many.tokenizer.size, longest=64)
     agreed = [(one.rank == 0).astype(float) for one in judged]
     assert 0.1 < np.mean(np.concatenate(agreed)) < 0.9
     for one, own in zip(spoken, agreed, strict=True):

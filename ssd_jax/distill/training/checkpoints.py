@@ -1,35 +1,25 @@
-"""Checkpoints of training: whole or absent, the last few kept.
+"""Checkpoints of training, by orbax's `CheckpointManager`: whole or absent, the last few kept.
 
-  NAME/arrays/        an orbax checkpoint: the leaves of the state, by number
-  NAME/manifest.json  step, what the run was made with, sizes of the files in arrays/
-
-A checkpoint is written under another name and renamed when it is complete; one whose files are not
-as long as its manifest says (a power cut) is passed over for the one before.
+Each has two items: `state`, the leaves of the state by number, and `made_with`, what the run was
+made with.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from ssd_jax.distill.manifest import differences
 from ssd_jax.errors import InputError
-from ssd_jax.system.atomic import clear_partial, new_directory
-from ssd_jax.system.files import read_json
-
-_NAME = re.compile(r"step-(\d{8})")
-_MANIFEST, _ARRAYS = "manifest.json", "arrays"
+from ssd_jax.system.files import brief
 
 
-@dataclasses.dataclass(frozen=True)
-class Restored:
+class Restored(NamedTuple):
     """A checkpoint's contents; `state` has NumPy leaves."""
 
     step: int
@@ -43,121 +33,96 @@ class Checkpoints:
       directory: made if need be; what a killed run left half-written there is removed.
       made_with: JSON values that decide what is trained; a run with others cannot go on from here.
       keep: how many to keep.
+
+    Raises:
+      InputError: checkpoints of an earlier version are there.
     """
 
     def __init__(self, directory: Path, *, made_with: Mapping[str, Any], keep: int) -> None:
-        self._directory = directory
-        self._made_with = json.loads(json.dumps(made_with))
-        self._keep = keep
-        directory.mkdir(parents=True, exist_ok=True)
-        clear_partial(directory)
-
-    def steps(self) -> list[int]:
-        """Steps of which there is a whole checkpoint, ascending."""
-        found = [_NAME.fullmatch(path.name) for path in self._directory.iterdir()]
-        steps = sorted(int(match[1]) for match in found if match)
-        return [step for step in steps if self._manifest(step) is not None]
-
-    def save(self, step: int, state: Any) -> None:
-        """Writes the state after `step` steps, then removes the oldest ones and what is not whole.
-
-        Raises:
-          OSError: the disk is full; the checkpoints before are as they were.
-        """
         import orbax.checkpoint as ocp
 
+        if any(directory.glob("step-*")):
+            raise InputError(
+                f"{directory} has checkpoints of an earlier version of ssd_jax, which this one "
+                "cannot read; go on with that version, or remove that directory to begin again"
+            )
+        self._directory = directory
+        self._made_with = json.loads(json.dumps(made_with))
+        self._items = ocp.args
+        self._manager = ocp.CheckpointManager(
+            directory.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep,
+                step_prefix="step",
+                cleanup_tmp_directories=True,
+                enable_async_checkpointing=False,
+            ),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "made_with": ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    def save(self, step: int, state: Any) -> None:
+        """Writes the state after `step` steps, then removes the oldest ones.
+
+        Raises:
+          OSError, ValueError: the disk is full; the checkpoints before are as they were.
+        """
+        for later in self._manager.all_steps():
+            if later >= step:  # what could not be read, or training would not be here again
+                self._manager.delete(later)
         leaves = {f"{i:05}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-        # One of that name is not whole, or the same.
-        with new_directory(self._path(step), durable=True) as partial:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                checkpointer.save(partial.absolute() / _ARRAYS, args=ocp.args.PyTreeSave(leaves))
-            manifest = {
-                "step": step,
-                "made_with": self._made_with,
-                "files": _sizes(partial / _ARRAYS),
-            }
-            text = json.dumps(manifest, indent=1) + "\n"
-            (partial / _MANIFEST).write_text(text, encoding="utf-8")
-        kept = self.steps()[-self._keep :]
-        for path in self._directory.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match and int(match[1]) not in kept:  # old, or not whole
-                shutil.rmtree(path)
+        items = self._items.Composite(
+            state=self._items.StandardSave(leaves), made_with=self._items.JsonSave(self._made_with)
+        )
+        self._manager.save(step, args=items, force=True)
 
     def restore(self, like: Any) -> Restored | None:
-        """The latest whole checkpoint; None if there is none.
+        """The latest checkpoint that can be read; None if there is none.
 
         Args:
           like: a state of the same structure.
 
         Raises:
-          InputError: it was made with other settings, which are named, or it is damaged.
+          InputError: it was made with other settings, which are named, it is another draft's, or
+            there are some and all are damaged.
         """
-        steps = self.steps()
-        if not steps:
-            return None
-        manifest = self._manifest(steps[-1])
-        assert manifest is not None
-        self._require_same(manifest["made_with"])
-        arrays = self._read(self._path(steps[-1]))
-        structs, structure = jax.tree.flatten(like)
-        leaves = [arrays.get(f"{i:05}") for i in range(len(structs))]
-        fit = len(arrays) == len(structs) and all(
-            leaf is not None and (leaf.shape, leaf.dtype) == (struct.shape, struct.dtype)
-            for leaf, struct in zip(leaves, structs, strict=True)
-        )
-        if not fit:
-            raise InputError(
-                f"{self._path(steps[-1])} is the state of another draft or optimiser; remove it, "
-                "or give another --out"
-            )
-        return Restored(steps[-1], jax.tree.unflatten(structure, leaves))
-
-    def _read(self, path: Path) -> dict[str, np.ndarray]:
-        import orbax.checkpoint as ocp
-
-        try:
-            handler = ocp.PyTreeCheckpointHandler()
-            with ocp.Checkpointer(handler) as checkpointer:
-                stored = checkpointer.metadata(path.absolute() / _ARRAYS)
-                tree = stored.item_metadata.tree
-                numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-                return checkpointer.restore(
-                    path.absolute() / _ARRAYS, args=ocp.args.PyTreeRestore(restore_args=numpy)
+        damage = ""
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                self._require_same(self._read(step, made_with=self._items.JsonRestore()))
+                arrays = self._read(step, state=self._items.StandardRestore())
+            except (ValueError, LookupError, TypeError, OSError) as error:
+                damage = damage or f"step_{step} is damaged: {brief(error)}"
+                continue
+            structs, structure = jax.tree.flatten(like)
+            leaves = [arrays[name] for name in sorted(arrays)]
+            if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in structs]:
+                raise InputError(
+                    f"{self._directory} has the state of another draft or optimiser; remove it, "
+                    "or give another --out"
                 )
-        except (ValueError, KeyError, OSError) as error:
+            return Restored(step, jax.tree.unflatten(structure, leaves))
+        if damage:
             raise InputError(
-                f"{path} is damaged: {error}; remove it, training goes on from the one before"
-            ) from None
+                f"{self._directory} has no checkpoint that can be read: {damage}; remove that "
+                "directory to begin again"
+            )
+        return None
+
+    def _read(self, step: int, **item: Any) -> Any:
+        (found,) = self._manager.restore(step, args=self._items.Composite(**item)).values()
+        return found
 
     def _require_same(self, before: Mapping[str, Any]) -> None:
-        now = self._made_with
-        changed = sorted(
-            key for key in before.keys() | now.keys() if before.get(key) != now.get(key)
-        )
+        changed = [
+            f"{key} was {old!r}, is {new!r}"
+            for key, new, old in differences(before, self._made_with)
+        ]
         if changed:
-            listed = "; ".join(
-                f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed
-            )
             raise InputError(
-                f"{self._directory}: training cannot go on with other settings: {listed}; undo "
-                "the change, remove that directory to begin again, or give another --out"
+                f"{self._directory}: training cannot go on with other settings: "
+                f"{'; '.join(changed)}; undo the change, remove that directory to begin again, or "
+                "give another --out"
             )
-
-    def _manifest(self, step: int) -> dict[str, Any] | None:
-        """None if the checkpoint is not whole."""
-        path = self._path(step)
-        try:
-            manifest = read_json(path / _MANIFEST)
-            whole = manifest["step"] == step and manifest["files"] == _sizes(path / _ARRAYS)
-        except (InputError, KeyError):
-            return None
-        return manifest if whole else None
-
-    def _path(self, step: int) -> Path:
-        return self._directory / f"step-{step:08}"
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}

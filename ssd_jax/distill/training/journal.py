@@ -1,16 +1,31 @@
-"""`metrics.jsonl`: one line a step, and one for each look at held-out text."""
+"""How far training is: `metrics.jsonl`, one line a step and one for each look at held-out text, a
+picture of it, and a bar on a terminal."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ssd_jax.distill.training.losses import Sums
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.files import MOST_TEXT, parse_json, read_bytes
 
-METRICS = "metrics.jsonl"
+METRICS, PICTURE = "metrics.jsonl", "training.png"
+
+SECONDS_BETWEEN_LINES = 30.0
+
+# Colours are those of Okabe and Ito.
+_TRAIN, _HELD_OUT, _FAINT = "#0072B2", "#D55E00", 0.25
+_SMOOTHED = 50
+"""Steps that a smoothed line averages, at most; a tenth of all steps, at most."""
 
 
 class Journal:
@@ -27,9 +42,10 @@ class Journal:
         kept = [entry for entry in read_journal(path) if entry["step"] <= step]
         write_file(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
-    def entries(self) -> list[dict[str, Any]]:
-        """All lines so far."""
-        return read_journal(self._path)
+    def last_look(self) -> dict[str, float]:
+        """Means at the last look at held-out text; empty without one."""
+        looks = [entry["held_out"] for entry in read_journal(self._path) if "held_out" in entry]
+        return looks[-1] if looks else {}
 
     def write(self, **entry: Any) -> None:
         """Adds a line."""
@@ -63,3 +79,97 @@ def means(sums: Sums, *, known: bool = True) -> dict[str, float]:
     if known:
         found |= {"kl": sums.kl, "acceptance": sums.accepted, "agreement": sums.agreed}
     return {name: float(value) / positions for name, value in found.items()}
+
+
+def picture_of(work: Path) -> str:
+    """Draws loss and, where known, acceptance by step, of a directory of training, if it can.
+
+    Returns: why there is no new picture; empty if there is one, or no step to draw.
+    """
+    entries = read_journal(work / METRICS)
+    steps = [entry for entry in entries if "held_out" not in entry]
+    if not steps:
+        return ""
+    try:
+        drawn = _draw(steps, [entry for entry in entries if "held_out" in entry])
+        write_file(work / PICTURE, drawn, durable=True)
+    except ModuleNotFoundError:
+        return f"no {PICTURE}: drawing needs matplotlib; pip install 'ssd-jax[plot]'"
+    except OSError as error:
+        return f"no {PICTURE}: {error}"
+    return ""
+
+
+def _draw(steps: Sequence[dict[str, Any]], looks: Sequence[dict[str, Any]]) -> bytes:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    titles = {"loss": "loss a position"}
+    if any("acceptance" in entry for entry in steps):
+        titles["acceptance"] = "acceptance, sum of min(p, q)"
+    figure = Figure(figsize=(4.5 * len(titles), 3.6), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(titles), squeeze=False)[0]
+    for panel, (name, title) in zip(panels, titles.items(), strict=True):
+        x, y = [e["step"] for e in steps], np.array([e[name] for e in steps])
+        panel.plot(x, y, color=_TRAIN, alpha=_FAINT, linewidth=0.8)
+        panel.plot(x, _smooth(y), color=_TRAIN, label="training text")
+        if looks:
+            points = [e["step"] for e in looks], [e["held_out"][name] for e in looks]
+            panel.plot(*points, color=_HELD_OUT, marker="o", markersize=4, label="held-out text")
+        panel.set(title=title, xlabel="step")
+        panel.grid(alpha=_FAINT)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False)
+        if name == "acceptance":
+            panel.set_ylim(0, 1)
+        else:  # it begins many times as high as it ends
+            panel.set_yscale("log")
+            panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("{x:g}")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    return drawn.getvalue()
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    """A mean over the last few values."""
+    window = max(1, min(_SMOOTHED, len(values) // 10))
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
+ShowStep = Callable[[int, int, str], None]
+"""Shows how far training is: steps done, steps in all, a line about them."""
+
+
+@contextlib.contextmanager
+def training_bar() -> Iterator[ShowStep]:
+    """A bar on standard error; a line now and then where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = ("training", BarColumn(bar_width=20), MofNCompleteColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+        task = bar.add_task("compiling", total=None)
+        yield lambda step, steps, line: bar.update(
+            task, completed=step, total=steps, description=line
+        )
+
+
+def _lines() -> ShowStep:
+    said = time.monotonic() - SECONDS_BETWEEN_LINES
+
+    def say(step: int, steps: int, line: str) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= SECONDS_BETWEEN_LINES or step == steps:
+            said = now
+            print(f"step {step} of {steps}: {line}", file=sys.stderr, flush=True)
+
+    return say

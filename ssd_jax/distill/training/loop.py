@@ -2,51 +2,131 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.draft_checkpoint import DraftTarget, Identity, identity_of
-from ssd_jax.distill.training.checking import check, check_probabilities
+from ssd_jax.checkpoints.draft_checkpoint import DraftTarget, identity_of
+from ssd_jax.distill.settings import DraftSettings, TrainSettings, recorded
+from ssd_jax.distill.shards import Sample
 from ssd_jax.distill.training.checkpoints import Checkpoints
-from ssd_jax.distill.training.export import export
-from ssd_jax.distill.training.held_out import set_aside
-from ssd_jax.distill.training.journal import METRICS, Journal, means, read_journal
-from ssd_jax.distill.training.model import first_arrays, make_draft
-from ssd_jax.distill.training.packing import Packed, Text, pack, rows_of_step
-from ssd_jax.distill.training.progress import Report
-from ssd_jax.distill.training.settings import RESUMABLE, DraftSettings, TrainSettings
-from ssd_jax.distill.training.step import Fixed, State, Taken, Trainer, mesh_of, schedule
-from ssd_jax.distill.training.stopping import Stop, stop_signals
-from ssd_jax.distill.training.teacher import Teacher, load_live
-from ssd_jax.distill.training.vocabulary import most_frequent
+from ssd_jax.distill.training.data import (
+    PackedTexts,
+    check_output_size,
+    most_frequent,
+    pack,
+    rows_of_step,
+    set_aside,
+)
+from ssd_jax.distill.training.journal import METRICS, Journal, ShowStep, means
+from ssd_jax.distill.training.model import draft_config, export, first_arrays, make_draft
+from ssd_jax.distill.training.step import (
+    State,
+    Taken,
+    Teacher,
+    Trainer,
+    Untrained,
+    load_live,
+    mesh_of,
+    schedule,
+)
 from ssd_jax.errors import InputError
 
 DRAFT, CHECKPOINTS = "draft", "checkpoints"
 _REMEMBERED = 0.95
 """Share of a running mean that stays at each step."""
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
+
+def check(settings: TrainSettings, draft: DraftSettings, target: DraftTarget) -> None:
+    """Refuses, before any text is read, a draft that the target cannot have, and batches that the
+    devices cannot share.
+
+    Raises:
+      InputError: the value, what it may be, and what to change.
+    """
+    draft_config(draft, target.checkpoint.config)
+    tokenizer = target.tokenizer
+    if draft.output_size:
+        always = tokenizer.eos_ids | tokenizer.special_ids
+        check_output_size(draft.output_size, size=tokenizer.size, always=always)
+    there = jax.device_count()
+    if settings.devices > there:
+        raise InputError(
+            f"devices = {settings.devices}, but there are {there}; set 0 for all of them"
+        )
+    rows, devices = settings.batch // settings.accumulation, settings.devices or there
+    if rows % devices:
+        raise InputError(
+            f"batch / accumulation = {rows} rows do not spread evenly over {devices} devices; "
+            "change batch or accumulation, or set devices"
+        )
+
+
+class Stop:
+    """Whether to stop at the next step: a time limit, SIGTERM, Ctrl-C.
+
+    Attributes:
+      why: in words, once it is asked for.
+    """
+
+    def __init__(self, max_seconds: float) -> None:
+        self._deadline = time.monotonic() + max_seconds if max_seconds else math.inf
+        self._limit = max_seconds
+        self.why = ""
+
+    def asked(self) -> bool:
+        """Whether something has asked to stop, or time is up."""
+        if not self.why and time.monotonic() >= self._deadline:
+            self.why = f"max_seconds = {self._limit:g} are over"
+        return bool(self.why)
+
+    @contextlib.contextmanager
+    def heeding_signals(self) -> Iterator[None]:
+        """A signal asks to stop; the second one acts as it does elsewhere.
+
+        Does nothing outside the main thread, where signals cannot be taken.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+        def take(number: int, _frame: object) -> None:
+            self.why = self.why or signal.Signals(number).name
+            signal.signal(number, before[signal.Signals(number)])
+
+        for number in _SIGNALS:
+            signal.signal(number, take)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Result(NamedTuple):
     """Where training stands.
 
     Attributes:
       step: steps done.
-      finished: whether those are all.
-      stopped: why not, in words.
+      stopped: why those are not all, in words; empty if they are.
       held_out: means at the last look at held-out text; empty without one.
       draft: directory of the draft checkpoint, as trained so far.
     """
 
     step: int
-    finished: bool
     stopped: str
     held_out: dict[str, float]
     draft: Path
@@ -57,9 +137,9 @@ def run(
     draft: DraftSettings,
     *,
     target: DraftTarget,
-    samples: Iterable[Text],
+    samples: Iterable[Sample],
     work: Path,
-    progress: Callable[[Report], None] | None = None,
+    progress: ShowStep | None = None,
     stop: Stop | None = None,
     saved: Callable[[], None] | None = None,
 ) -> Result:
@@ -73,7 +153,7 @@ def run(
       target: opened; only the tensors that are needed are read.
       samples: texts, the same at each call; read once everything else is checked.
       work: gets `checkpoints/`, `metrics.jsonl` and `draft/`.
-      progress: called after each step.
+      progress: called after each step, with running means over training text.
       stop: asks to stop; by default `settings.max_seconds` and signals do.
       saved: called after each checkpoint.
 
@@ -83,67 +163,61 @@ def run(
     """
     stop = Stop(settings.max_seconds) if stop is None else stop
     check(settings, draft, target)
-    mesh = mesh_of(settings.devices)
+    tokenizer, length, seed = target.tokenizer, settings.length, settings.seed
     where = f"training text for {work}"
-    texts, aside = list(samples), []
+    texts, looked = list(samples), None
     if settings.held_out:
-        tokens = settings.held_out * settings.length
-        texts, aside = set_aside(texts, tokens=tokens, seed=settings.seed, where=where)
-    packed = pack(texts, length=settings.length, seed=settings.seed, where=where)
-    looked = pack(aside, length=settings.length, seed=settings.seed, where=where) if aside else None
-    check_probabilities(settings, packed, where)
-    tokenizer, ids = target.tokenizer, None
+        tokens = settings.held_out * length
+        texts, aside = set_aside(texts, tokens=tokens, seed=seed, where=where)
+        looked = pack(aside, length=length, seed=seed, where=where)
+    packed = pack(texts, length=length, seed=seed, where=where)
+    if settings.compares and not packed.width:
+        raise InputError(
+            f"{where}: no cached probabilities, which kl and acceptance need; generate with "
+            'top_n above 0, set probabilities = "live", or train on cross_entropy alone'
+        )
+    ids = None
     if draft.output_size:
         always = tokenizer.eos_ids | tokenizer.special_ids
         ids = most_frequent(texts, count=draft.output_size, size=tokenizer.size, always=always)
     made = make_draft(draft, target.checkpoint.config, ids)
     identity = identity_of(target, made.tied)
     work.mkdir(parents=True, exist_ok=True)
-    checkpoints = Checkpoints(
-        work / CHECKPOINTS,
-        made_with=_made_with(settings, draft, packed, identity),
-        keep=settings.keep,
-    )
+    made_with = recorded("train", settings) | recorded("draft", draft)
+    made_with |= {"texts": packed.digest(), "target": identity.sha256}
+    checkpoints = Checkpoints(work / CHECKPOINTS, made_with=made_with, keep=settings.keep)
     teacher, theirs = Teacher(), []
     if settings.probabilities == "live":
         teacher, theirs = load_live(
             target.checkpoint, tokens=tokenizer.size, compute=settings.compute
         )
-    trainer = Trainer(made, teacher, settings, mesh)
-    trained, frozen = first_arrays(made, draft, target.checkpoint, seed=settings.seed)
+    trainer = Trainer(made, teacher, settings, mesh_of(settings.devices))
+    trained, frozen = first_arrays(made, draft, target.checkpoint, seed=seed)
     state, first = trainer.first_state(trained), 0
     restored = checkpoints.restore(state)
     if restored is not None:
         state, first = trainer.everywhere(restored.state), restored.step
-    session = _Session(
-        trainer,
-        trainer.fixed(frozen, theirs),
-        packed,
-        looked,
-        checkpoints,
-        Journal(work / METRICS, step=-1 if restored is None else first),
-        progress,
-        saved,
-    )
-    with stop_signals(stop):
-        state, step = session.train(state, first, stop)
-    arrays = {name: np.asarray(array) for name, array in state.trained.items()}
+    journal = Journal(work / METRICS, step=-1 if restored is None else first)
+    untrained = trainer.untrained(frozen, theirs)
+    session = _Session(trainer, untrained, packed, looked, journal, progress)
+
+    def save(step: int, state: State) -> None:
+        checkpoints.save(step, state)
+        if saved is not None:
+            saved()
+
+    with stop.heeding_signals():
+        state, step = session.train(state, first, stop, save)
     export(
         work / DRAFT,
         made,
-        arrays,
+        {name: np.asarray(array) for name, array in state.trained.items()},
         store=draft.store,
         target=identity,
-        tokenizer=target.tokenizer,
+        tokenizer=tokenizer,
     )
-    looks = _looks(read_journal(work / METRICS))
-    return Result(
-        step=step,
-        finished=step == settings.steps,
-        stopped="" if step == settings.steps else stop.why,
-        held_out=looks[-1] if looks else {},
-        draft=work / DRAFT,
-    )
+    stopped = "" if step == settings.steps else stop.why
+    return Result(step, stopped, journal.last_look(), work / DRAFT)
 
 
 @dataclasses.dataclass
@@ -151,26 +225,25 @@ class _Session:
     """One call of `run`, from its first step on."""
 
     trainer: Trainer
-    fixed: Fixed
-    packed: Packed
-    looked: Packed | None
-    checkpoints: Checkpoints
+    untrained: Untrained
+    packed: PackedTexts
+    looked: PackedTexts | None
     journal: Journal
-    progress: Callable[[Report], None] | None
-    saved: Callable[[], None] | None
+    progress: ShowStep | None
 
     def __post_init__(self) -> None:
         self._settings = self.trainer.settings
         self._step, self._look = self.trainer.programs()
         # All at once: a rate computed when it is reported would wait for the step that runs.
         self._rates = np.asarray(schedule(self._settings)(np.arange(self._settings.steps)))
-        self._loss, self._acceptance = _RunningMean(), _RunningMean()
         self._known = self.trainer.teacher.live is not None or self.packed.width > 0
-        looks = _looks(self.journal.entries())
-        self._held_out = looks[-1].get("acceptance") if looks else None
+        self._held_out = self.journal.last_look().get("acceptance")
         self._tokens, self._since, self._began = 0, 0.0, 0
+        self._weight, self._sums = 0.0, {"loss": 0.0, "acceptance": 0.0}  # of running means
 
-    def train(self, state: State, first: int, stop: Stop) -> tuple[State, int]:
+    def train(
+        self, state: State, first: int, stop: Stop, save: Callable[[int, State], None]
+    ) -> tuple[State, int]:
         """Steps until the last one or a stop, where it leaves a checkpoint."""
         s = self._settings
         if first == 0:
@@ -178,11 +251,10 @@ class _Session:
         self._began, step, saved = first, first, first
         running: tuple[int, int, Taken] | None = None  # dispatched, not read yet
         while step < s.steps and not stop.asked():
-            batch = self.packed.batch(
-                rows_of_step(len(self.packed), batch=s.batch, seed=s.seed, step=step)
-            )
+            rows = rows_of_step(len(self.packed), batch=s.batch, seed=s.seed, step=step)
+            batch = self.packed.batch(rows)
             spread = self.trainer.spread(batch, micro_batches=s.accumulation)
-            state, taken = self._step(state, self.fixed, spread)
+            state, taken = self._step(state, self.untrained, spread)
             if running is not None:
                 self._record(*running)  # while the next step runs
             step += 1
@@ -195,26 +267,20 @@ class _Session:
             if looks:
                 self._look_at_held_out(state, step)
             if saves:
-                self._save(step, state)
+                save(step, state)
                 saved = step
         if running is not None:
             self._record(*running)
         if saved < step:
-            self._save(step, state)
+            save(step, state)
         return state, step
 
-    def _save(self, step: int, state: State) -> None:
-        self.checkpoints.save(step, state)
-        if self.saved is not None:
-            self.saved()
-
     def _record(self, step: int, tokens: int, taken: Taken) -> None:
-        found = means(taken.sums, known=self._known)
-        if not math.isfinite(found["loss"] + float(taken.gradient_norm)):
+        found, norm = means(taken.sums, known=self._known), float(taken.gradient_norm)
+        if not math.isfinite(found["loss"] + norm):
             raise InputError(
-                f"step {step}: the loss is {found['loss']}, the gradient's norm "
-                f"{float(taken.gradient_norm)}; lower learning_rate or raise warmup, and remove "
-                "the checkpoints if it happens again"
+                f"step {step}: the loss is {found['loss']}, the gradient's norm {norm}; lower "
+                "learning_rate or raise warmup, and remove the checkpoints if it happens again"
             )
         now = time.monotonic()
         if self._since:  # the first step of a run compiles
@@ -225,27 +291,25 @@ class _Session:
         self.journal.write(
             step=step,
             **found,
-            gradient_norm=float(taken.gradient_norm),
+            gradient_norm=norm,
             learning_rate=float(self._rates[step - 1]),
             tokens=tokens,
             tokens_per_second=round(speed, 1),
         )
-        self._loss.add(found["loss"])
-        if self._known:
-            self._acceptance.add(found["acceptance"])
+        self._weight = _REMEMBERED * self._weight + 1
+        for name in self._sums:
+            self._sums[name] = _REMEMBERED * self._sums[name] + found.get(name, 0.0)
         if self.progress is not None:
-            done, left = step - self._began, self._settings.steps - step
-            self.progress(
-                Report(
-                    step=step,
-                    steps=self._settings.steps,
-                    loss=self._loss.value,
-                    acceptance=self._acceptance.value if self._known else None,
-                    held_out=self._held_out,
-                    tokens_per_second=speed,
-                    seconds_left=(now - self._since) / done * left if done else 0.0,
-                )
-            )
+            done, steps = step - self._began, self._settings.steps
+            seconds = (now - self._since) / done * (steps - step) if done else 0.0
+            loss, acceptance = (each / self._weight for each in self._sums.values())
+            line = f"loss {loss:.4f}"
+            if self._known:
+                line += f"  acceptance {acceptance:.3f}"
+            if self._held_out is not None:
+                line += f" (held-out {self._held_out:.3f})"
+            left = datetime.timedelta(seconds=round(seconds))
+            self.progress(step, steps, f"{line}  {speed:,.0f} tokens/s  {left} left")
 
     def _look_at_held_out(self, state: State, step: int) -> None:
         if self.looked is None:
@@ -254,42 +318,8 @@ class _Session:
         total: Any = None
         for begin in range(0, len(self.looked), size):
             rows = [i if i < len(self.looked) else -1 for i in range(begin, begin + size)]
-            sums = self._look(state, self.fixed, self.trainer.spread(self.looked.batch(rows)))
+            sums = self._look(state, self.untrained, self.trainer.spread(self.looked.batch(rows)))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
         found = means(total, known=self._known)
         self._held_out = found.get("acceptance")
         self.journal.write(step=step, held_out=found)
-
-
-def _looks(entries: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
-    return [entry["held_out"] for entry in entries if "held_out" in entry]
-
-
-class _RunningMean:
-    """A mean in which older values count less."""
-
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
-
-    def add(self, value: float) -> None:
-        self._sum = _REMEMBERED * self._sum + value
-        self._weight = _REMEMBERED * self._weight + 1.0
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weight
-
-
-def _made_with(
-    settings: TrainSettings, draft: DraftSettings, packed: Packed, target: Identity
-) -> dict[str, Any]:
-    """Everything that decides what is trained."""
-    of_run = dataclasses.asdict(settings)
-    of_draft = dataclasses.asdict(draft)
-    of_draft.pop("store")  # of the export alone
-    return {
-        **{f"train.{name}": v for name, v in of_run.items() if name not in RESUMABLE},
-        **{f"draft.{name}": v for name, v in of_draft.items()},
-        "texts": packed.digest(),
-        "target": target.sha256,
-    }

@@ -49,7 +49,7 @@ class Sums(NamedTuple):
     agreed: jax.Array
 
 
-class Known(NamedTuple):
+class TopProbs(NamedTuple):
     """The likeliest ids of p, as columns of the draft's head.
 
     Attributes:
@@ -62,7 +62,7 @@ class Known(NamedTuple):
 
 
 def from_top(
-    logits: jax.Array, known: Known, following: jax.Array, counted: jax.Array, weights: Weights
+    logits: jax.Array, known: TopProbs, following: jax.Array, counted: jax.Array, weights: Weights
 ) -> tuple[Sums, jax.Array]:
     """Losses against cached probabilities.
 
@@ -163,7 +163,9 @@ def _p_log(p: jax.Array, log_q: jax.Array) -> jax.Array:
     return jnp.where(p > 0, p * (jnp.log(jnp.maximum(p, _SMALLEST)) - log_q), 0.0)
 
 
-def _agreed(known: Known, known_logits: jax.Array, logits_max: jax.Array, size: int) -> jax.Array:
+def _agreed(
+    known: TopProbs, known_logits: jax.Array, logits_max: jax.Array, size: int
+) -> jax.Array:
     if known.columns.shape[1] == 0:
         return jnp.zeros(logits_max.shape, bool)
     likeliest = jnp.argmax(known.probs, axis=1)[:, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,15 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import HEAD
-from ssd_jax.distill.training.packing import Batch
-from ssd_jax.distill.training.settings import DraftSettings
+from ssd_jax.checkpoints.draft_checkpoint import HEAD, SCALE, Identity, write_draft
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.distill.settings import SIZES, DraftSettings
+from ssd_jax.distill.training.data import PackedBatch
+from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.quantized import quantize
 from ssd_jax.models.sequence import sequence_hidden
 
 Arrays = dict[str, jax.Array]
@@ -50,7 +54,7 @@ class Draft:
         return EMBEDDING if self.config.tie_embeddings else HEAD
 
     def hidden(
-        self, arrays: Arrays, batch: Batch, compute: jnp.dtype, *, rematerialise: bool
+        self, arrays: Arrays, batch: PackedBatch, compute: jnp.dtype, *, rematerialise: bool
     ) -> jax.Array:
         """[B * T, hidden] float32 after the final norm, of the batch's tokens."""
         module = self.model.module(self.model.assemble(arrays))
@@ -63,11 +67,64 @@ class Draft:
         return module.model.norm(hidden.reshape(-1, hidden.shape[-1]))
 
 
+def draft_config(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
+    """The draft's architecture for a target.
+
+    Raises:
+      InputError: layers that the target does not have, sizes that do not fit each other, or a
+        frozen part of another width than the target.
+    """
+    made = _of_layers(settings, target) if settings.layers else _of_sizes(settings, target)
+    for name in ("embedding", "head"):
+        if getattr(settings, name) == "frozen" and made.hidden_size != target.hidden_size:
+            raise InputError(
+                f'{name} = "frozen" needs the target\'s hidden_size {target.hidden_size}, not '
+                f'{made.hidden_size}; set {name} = "trained" or hidden_size = 0'
+            )
+    size = settings.output_size
+    if size > target.vocab_size:
+        raise InputError(
+            f"output_size = {size} is more than the target's vocabulary of {target.vocab_size}; "
+            "set 0 for all of it"
+        )
+    alike = (settings.embedding, settings.head, size) == ("frozen", "frozen", 0)
+    tied = alike and target.tie_embeddings
+    return dataclasses.replace(made, tie_embeddings=tied, output_size=size or None)
+
+
+def _of_layers(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
+    for layer in settings.layers:
+        if not 0 <= layer < target.num_layers:
+            raise InputError(
+                f"layers: {layer!r} is out of range, the target has layers 0 to "
+                f"{target.num_layers - 1}"
+            )
+    return dataclasses.replace(target, num_layers=len(settings.layers))
+
+
+def _of_sizes(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
+    sizes = {name: getattr(settings, name) or getattr(target, name) for name in SIZES}
+    hidden, heads, kv_heads = (sizes[n] for n in ("hidden_size", "num_heads", "num_kv_heads"))
+    if heads % kv_heads:
+        raise InputError(f"num_heads = {heads} is no multiple of num_kv_heads = {kv_heads}")
+    if not settings.head_dim and (settings.hidden_size or settings.num_heads):
+        if hidden % heads:
+            raise InputError(
+                f"hidden_size = {hidden} is no multiple of num_heads = {heads}; set head_dim"
+            )
+        sizes["head_dim"] = hidden // heads
+    if sizes["head_dim"] % 2:
+        raise InputError(f"head_dim = {sizes['head_dim']} must be even, for RoPE")
+    sizes["family"] = settings.family or target.family
+    qwen = {"qkv_bias": sizes["family"] == "qwen2", "qk_norm": sizes["family"] == "qwen3"}
+    return dataclasses.replace(target, **qwen, **sizes)
+
+
 def make_draft(
     settings: DraftSettings, target: ModelConfig, output_ids: np.ndarray | None
 ) -> Draft:
-    """The draft that the settings describe; see `DraftSettings.config` for its errors."""
-    config = settings.config(target)
+    """The draft that the settings describe; see `draft_config` for its errors."""
+    config = draft_config(settings, target)
     execution = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32))
     target_head = EMBEDDING if target.tie_embeddings else HEAD
     tied = {}
@@ -137,3 +194,46 @@ def _from_scratch(name: str, shape: tuple[int, ...], layers: int, seed: int) -> 
     spread = _SPREAD / np.sqrt(2 * layers) if adds else _SPREAD
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return rng.normal(0, spread, shape).astype(np.float32)
+
+
+def export(
+    directory: Path,
+    draft: Draft,
+    trained: Mapping[str, np.ndarray],
+    *,
+    store: str,
+    target: Identity,
+    tokenizer: Tokenizer,
+) -> None:
+    """Writes the draft; one that lies there already is replaced once the new one is whole.
+
+    Args:
+      directory: of the draft checkpoint.
+      draft: that was trained.
+      trained: float32 arrays by name.
+      store: "bfloat16" or "int8", of matrices; vectors stay float32, and an embedding, whose rows
+        are only looked up, is at least bfloat16.
+      target: see `draft_checkpoint.identity_of`.
+      tokenizer: of the target.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    for name, array in trained.items():
+        array = np.asarray(array, np.float32)
+        if array.ndim == 1:
+            tensors[name] = array
+        elif store == "int8" and name != EMBEDDING:
+            rows = quantize(jnp.asarray(array))
+            tensors[name] = np.asarray(rows.values)
+            tensors[name + SCALE] = np.asarray(rows.scales)
+        else:
+            tensors[name] = array.astype(ml_dtypes.bfloat16)
+    write_draft(
+        directory,
+        config=draft.config,
+        tensors=tensors,
+        tied=draft.tied,
+        output_ids=draft.output_ids,
+        target=target,
+        tokenizer=tokenizer,
+        replace=True,
+    )

@@ -17,23 +17,100 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ssd_jax.distill.training.losses import Sums, Weights
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.distill.settings import TrainSettings
+from ssd_jax.distill.training.data import PackedBatch, columns_of
+from ssd_jax.distill.training.losses import Sums, TopProbs, Weights, from_all, from_top
 from ssd_jax.distill.training.model import Arrays, Draft
-from ssd_jax.distill.training.packing import Batch
-from ssd_jax.distill.training.settings import TrainSettings
-from ssd_jax.distill.training.teacher import Rows, Teacher
-from ssd_jax.distill.training.vocabulary import columns_of
-from ssd_jax.models.sequence import narrow_product
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits
+
+
+class Rows(NamedTuple):
+    """What is known of p at positions [n]; `hidden` is the live target's."""
+
+    top_ids: jax.Array  # [n, N] int32
+    top_probs: jax.Array  # [n, N] float32
+    hidden: jax.Array  # [n, hidden] float32, or [n, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """The target as training needs it.
+
+    Attributes:
+      live: the target's modules where it is run on every batch; None: cached probabilities.
+      tokens: ids of the tokenizer; rows of the live target's head beyond them are padding.
+    """
+
+    live: FunctionalModel | None = None
+    tokens: int = 0
+
+    def rows(self, parameters: list[jax.Array], batch: PackedBatch) -> Rows:
+        """What is known of p at every position of a batch."""
+        tokens, positions, segments, *_, ids, probs = map(jnp.asarray, batch)
+        hidden = jnp.zeros((*tokens.shape, 0), jnp.float32)
+        if self.live is not None:
+            module = self.live.module(parameters)
+            hidden = sequence_hidden(module, tokens, positions, segments)
+        return Rows(*(x.reshape(tokens.size, x.shape[-1]) for x in (ids, probs, hidden)))
+
+    def losses(
+        self,
+        parameters: list[jax.Array],
+        rows: Rows,
+        columns: jax.Array | None,
+        logits: jax.Array,
+        following: jax.Array,
+        counted: jax.Array,
+        weights: Weights,
+    ) -> tuple[Sums, jax.Array]:
+        """Losses of the draft's logits [n, V] and their gradient; see `losses.from_top`.
+
+        Args:
+          parameters: of the live target.
+          rows: of the same positions as `logits`.
+          columns: [vocabulary] int32, columns of ids where the output vocabulary is reduced.
+          following: [n] int32, ids.
+        """
+        following = following if columns is None else columns[following]
+        if self.live is None:
+            place = rows.top_ids if columns is None else columns[rows.top_ids]
+            return from_top(logits, TopProbs(place, rows.top_probs), following, counted, weights)
+        theirs = sequence_logits(self.live.module(parameters), rows.hidden)
+        exists = jnp.arange(theirs.shape[1]) < self.tokens
+        p = jax.nn.softmax(jnp.where(exists, theirs, -jnp.inf))
+        largest = jnp.max(p, axis=1)
+        if columns is not None:
+            ids = jnp.zeros(logits.shape[1], columns.dtype)
+            ids = ids.at[columns].set(jnp.arange(len(columns), dtype=ids.dtype), mode="drop")
+            p = p[:, ids]
+        return from_all(logits, p, largest, following, counted, weights)
+
+
+def load_live(target: Checkpoint, *, tokens: int, compute: str) -> tuple[Teacher, list[jax.Array]]:
+    """The target in the dtype `compute`, and its parameters; `tokens` as in `Teacher`.
+
+    Raises:
+      InputError: its data cannot be read.
+    """
+    execution = Execution.for_platform(jax.default_backend(), compute)
+    model = FunctionalModel(target.config, execution)
+    arrays = load_arrays(target.tensors, model.wanted(), where=str(target.path))
+    return Teacher(model, tokens), model.assemble(arrays)
+
 
 DATA_AXIS = "data"
 """Mesh axis over which the rows of a batch are spread."""
 
 
-class Fixed(NamedTuple):
+class Untrained(NamedTuple):
     """What training does not change."""
 
     frozen: Arrays
-    columns: jax.Array | None  # [vocabulary] int32, see `vocabulary.columns_of`
+    columns: jax.Array | None  # [vocabulary] int32, see `data.columns_of`
     target: list[jax.Array]  # of the live target
 
 
@@ -72,25 +149,23 @@ class Trainer:
         step_rows = PartitionSpec(None, DATA_AXIS)
 
         def over_devices(function: Callable[..., Any], batch: PartitionSpec) -> Callable[..., Any]:
-            specs = (whole, whole, batch)
-            return jax.shard_map(
-                function, mesh=self.mesh, in_specs=specs, out_specs=whole, check_vma=False
-            )
+            specs = {"in_specs": (whole, whole, batch), "out_specs": whole}
+            return jax.shard_map(function, mesh=self.mesh, check_vma=False, **specs)
 
         gradients = over_devices(self._gradients, step_rows)
         looked = over_devices(self._look, rows)
 
-        def step(state: State, fixed: Fixed, batch: Batch) -> tuple[State, Taken]:
+        def step(state: State, fixed: Untrained, batch: PackedBatch) -> tuple[State, Taken]:
             sums, total = gradients(state.trained, fixed, batch)
             mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
             trained: Any = optax.apply_updates(state.trained, updates)
             return State(trained, optimizer), Taken(sums, _norm(mean))
 
-        def look(state: State, fixed: Fixed, batch: Batch) -> Sums:
-            return looked(state.trained, fixed, batch)
-
-        return jax.jit(step, donate_argnums=0), jax.jit(look)
+        return (
+            jax.jit(step, donate_argnums=0),
+            jax.jit(lambda state, fixed, batch: looked(state.trained, fixed, batch)),
+        )
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
@@ -112,17 +187,17 @@ class Trainer:
         placed = self.everywhere(trained)
         return State(placed, self.everywhere(self.optimizer.init(placed)))
 
-    def fixed(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> Fixed:
+    def untrained(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> Untrained:
         """What does not change, on all devices."""
         ids = self.draft.output_ids
         columns = None if ids is None else columns_of(ids, self.draft.config.vocab_size)
-        return self.everywhere(Fixed(frozen, columns, target))  # type: ignore[return-value]
+        return self.everywhere(Untrained(frozen, columns, target))  # type: ignore[return-value]
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays of a tree, whole on every device."""
         return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
-    def spread(self, batch: Batch, *, micro_batches: int | None = None) -> Batch:
+    def spread(self, batch: PackedBatch, *, micro_batches: int | None = None) -> PackedBatch:
         """A batch with its rows spread over the devices, cut into micro-batches for a step."""
         if micro_batches is None:
             return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(DATA_AXIS)))
@@ -131,15 +206,17 @@ class Trainer:
             part.reshape(micro_batches, len(part) // micro_batches, *part.shape[1:])
             for part in batch
         )
-        return jax.device_put(Batch(*cut), sharding)
+        return jax.device_put(PackedBatch(*cut), sharding)
 
-    def _gradients(self, trained: Arrays, fixed: Fixed, batch: Batch) -> tuple[Sums, Arrays]:
+    def _gradients(
+        self, trained: Arrays, fixed: Untrained, batch: PackedBatch
+    ) -> tuple[Sums, Arrays]:
         """Sums over everything that counts in the whole batch, of losses and of gradients."""
 
-        def add(total: Any, micro: Batch) -> tuple[Any, None]:
+        def add(total: Any, micro: PackedBatch) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, self._of_batch(trained, fixed, micro)), None
 
-        first = Batch(*(part[0] for part in batch))
+        first = PackedBatch(*(part[0] for part in batch))
         if batch.tokens.shape[0] == 1:
             total = self._of_batch(trained, fixed, first)
         else:
@@ -148,7 +225,9 @@ class Trainer:
             total, _ = jax.lax.scan(add, nothing, batch)
         return jax.lax.psum(total, DATA_AXIS)
 
-    def _of_batch(self, trained: Arrays, fixed: Fixed, batch: Batch) -> tuple[Sums, Arrays]:
+    def _of_batch(
+        self, trained: Arrays, fixed: Untrained, batch: PackedBatch
+    ) -> tuple[Sums, Arrays]:
         head_name = self.draft.head
         body = {name: array for name, array in trained.items() if name != head_name}
         hidden, pull_back = jax.vjp(lambda body: self._hidden(body, trained, fixed, batch), body)
@@ -158,12 +237,14 @@ class Trainer:
             gradients[head_name] = at_head
         return sums, gradients
 
-    def _look(self, trained: Arrays, fixed: Fixed, batch: Batch) -> Sums:
+    def _look(self, trained: Arrays, fixed: Untrained, batch: PackedBatch) -> Sums:
         hidden = self._hidden(trained, trained, fixed, batch)
         sums, _, _ = self._through_head(hidden, trained, fixed, batch, learning=False)
         return jax.lax.psum(sums, DATA_AXIS)
 
-    def _hidden(self, body: Arrays, trained: Arrays, fixed: Fixed, batch: Batch) -> jax.Array:
+    def _hidden(
+        self, body: Arrays, trained: Arrays, fixed: Untrained, batch: PackedBatch
+    ) -> jax.Array:
         return self.draft.hidden(
             {**fixed.frozen, **trained, **body},
             batch,
@@ -179,8 +260,8 @@ class Trainer:
         self,
         hidden: jax.Array,
         trained: Arrays,
-        fixed: Fixed,
-        batch: Batch,
+        fixed: Untrained,
+        batch: PackedBatch,
         *,
         learning: bool = True,
     ) -> tuple[Sums, jax.Array, jax.Array]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.distill.shards import Sample
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from tests import tiny
@@ -23,16 +24,6 @@ class Opened:
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer
-
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """A text, as `packing.Text` has it."""
-
-    tokens: np.ndarray
-    prompt_length: int
-    top_ids: np.ndarray | None = None
-    top_probs: np.ndarray | None = None
 
 
 def opened(path: Path) -> Opened:
@@ -49,7 +40,7 @@ def logits_of(target: Opened, tokens: np.ndarray) -> np.ndarray:
 
 def write(
     target: Opened, *, texts: int, prompt: int, length: int, top: int, letters: int = 64
-) -> list[Written]:
+) -> list[Sample]:
     """Random prompts of few different tokens, continued at temperature 1."""
     model = FunctionalModel(target.checkpoint.config, FLOAT32)
     weights = parameters(target.checkpoint, model)
@@ -68,7 +59,12 @@ def write(
 
     tokens, probs, ids = (np.asarray(x) for x in write(weights, start))
     return [
-        Written(tokens[i], prompt, ids[i].astype(np.int32), probs[i].astype(np.float32))
+        Sample(
+            tokens=tokens[i],
+            prompt_length=prompt,
+            top_ids=ids[i].astype(np.int32),
+            top_probs=probs[i].astype(np.float32),
+        )
         for i in range(texts)
     ]
 

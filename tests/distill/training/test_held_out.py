@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ssd_jax.distill.training.held_out import set_aside
-from tests.distill.training.own_text import Written
+from ssd_jax.distill.shards import Sample
+from ssd_jax.distill.training.data import set_aside
 
 BEGIN = 12
 
@@ -13,7 +13,10 @@ def texts(prompt_length):
     rng = np.random.default_rng(0)
     begins = rng.integers(0, 99, (20, BEGIN))
     return [
-        Written(np.concatenate([begin, rng.integers(0, 99, 9)]).astype(np.int32), prompt_length)
+        Sample(
+            tokens=np.concatenate([begin, rng.integers(0, 99, 9)]).astype(np.int32),
+            prompt_length=prompt_length,
+        )
         for _ in range(3)
         for begin in begins
     ]

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.training import losses
-from ssd_jax.distill.training.losses import Known, Weights, from_all, from_top
+from ssd_jax.distill.training.losses import TopProbs, Weights, from_all, from_top
 from tests.speculation.edits import Edit, edited
 
 POSITIONS, COLUMNS, TOP = 7, 12, 4
 TOP_PROGRAM, ALL_PROGRAM = jax.jit(from_top), jax.jit(from_all)
-MIXES = [Weights(1, 0, 0), Weights(0, 1, 0), Weights(0, 0, 1), Weights(0.3, 1.2, 0.5)]
+MIXES = [Weights(1.0, 0.0, 0.0), Weights(0.0, 1.0, 0.0), Weights(0.0, 0.0, 1.0)]
+MIXES.append(Weights(0.3, 1.2, 0.5))
 
 
 def softmax(z):
@@ -39,7 +40,7 @@ class Case:
 
     def top(self, weights, function=TOP_PROGRAM):
         logits, probs = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.probs))
-        return function(logits, Known(jnp.asarray(self.columns), probs), *self.args(), weights)
+        return function(logits, TopProbs(jnp.asarray(self.columns), probs), *self.args(), weights)
 
     def all(self, weights):
         logits, p = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.whole))
@@ -129,10 +130,10 @@ def test_agreement_is_of_the_likeliest_ids():
 def test_a_position_of_which_nothing_is_known_costs_nothing_but_cross_entropy():
     case = Case()
     case.columns, case.probs = np.zeros((POSITIONS, 0), np.int32), np.zeros((POSITIONS, 0))
-    sums, gradient = case.top(Weights(1, 0, 0))
+    sums, gradient = case.top(MIXES[0])
     entropy = plain_all(case, case.logits)[case.counted, 0].sum()
     assert float(sums.loss) == pytest.approx(entropy, rel=1e-5)
-    np.testing.assert_allclose(gradient, slopes(case, plain_all, Weights(1, 0, 0)), atol=2e-5)
+    np.testing.assert_allclose(gradient, slopes(case, plain_all, MIXES[0]), atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +154,7 @@ def test_a_position_of_which_nothing_is_known_costs_nothing_but_cross_entropy():
 def test_wrong_losses_are_noticed(function, old, new):
     case, weights = Case(), MIXES[-1]
     with edited([Edit(losses, function, old, new)]):
-        sums, gradient = case.top(
-            weights, jax.jit(lambda *args: losses.from_top(*args))
-        )  # not traced before
+        sums, gradient = case.top(weights, losses.from_top)  # not traced before
     total = plain_loss(plain_top(case, case.logits), weights)[case.counted].sum()
     same = float(sums.loss) == pytest.approx(total, rel=1e-4)
     assert not (same and np.allclose(gradient, slopes(case, plain_top, weights), atol=1e-4))

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ssd_jax.distill.training import packing
-from ssd_jax.distill.training.packing import PADDING, pack, rows_of_step
+from ssd_jax.distill.shards import Sample
+from ssd_jax.distill.training import data
+from ssd_jax.distill.training.data import PADDING, pack, rows_of_step
 from ssd_jax.errors import InputError
-from tests.distill.training.own_text import Written
 
 LENGTH, TOP = 10, 3
 
@@ -18,11 +18,11 @@ def texts(rng, count=23, longest=27):
     for _ in range(count):
         size = int(rng.integers(2, longest))
         made.append(
-            Written(
-                rng.integers(1, 1000, size).astype(np.int32),
-                int(rng.integers(0, size)),
-                rng.integers(0, 1000, (size, TOP)).astype(np.int32),
-                rng.random((size, TOP)).astype(np.float32),
+            Sample(
+                tokens=rng.integers(1, 1000, size).astype(np.int32),
+                prompt_length=int(rng.integers(0, size)),
+                top_ids=rng.integers(0, 1000, (size, TOP)).astype(np.int32),
+                top_probs=rng.random((size, TOP)).astype(np.float32),
             )
         )
     return made
@@ -66,7 +66,7 @@ def test_rows_are_full_segments_apart_and_positions_from_zero():
 
 
 def test_the_last_token_of_a_text_in_a_full_row_is_not_followed_by_another_text():
-    one, other = (Written(np.full(5, token, np.int32), 0) for token in (7, 8))
+    one, other = (Sample(tokens=np.full(5, token, np.int32), prompt_length=0) for token in (7, 8))
     batch = pack([one, other], length=LENGTH, seed=0, where="texts").batch([0])
     assert {*map(int, batch.following[batch.tokens == 7])} <= {0, 7}
     assert batch.counted.sum() == 8
@@ -79,11 +79,11 @@ def test_texts_in_few_bits_make_the_batch_of_the_same_ones_in_many():
     ]
     for ids in (np.uint16, np.uint32):
         few = [
-            Written(
-                text.tokens.astype(ids),
-                text.prompt_length,
-                text.top_ids.astype(ids),
-                text.top_probs.astype(np.float16),
+            Sample(
+                tokens=text.tokens.astype(ids),
+                prompt_length=text.prompt_length,
+                top_ids=text.top_ids.astype(ids),
+                top_probs=text.top_probs.astype(np.float16),
             )
             for text in wide
         ]
@@ -113,13 +113,13 @@ def test_rows_of_a_step_depend_on_seed_and_step_alone_and_come_once_before_any_a
 
 
 def test_rows_are_put_in_order_once_an_epoch_not_once_a_row(monkeypatch):
-    rows, epochs, order = rows_of_step(11, batch=16, seed=5, step=0), [], packing._order
+    rows, epochs, order = rows_of_step(11, batch=16, seed=5, step=0), [], data._order
 
     def counted(count, seed, epoch):
         epochs.append(epoch)
         return order(count, seed, epoch)
 
-    monkeypatch.setattr(packing, "_order", counted)
+    monkeypatch.setattr(data, "_order", counted)
     assert rows_of_step(11, batch=16, seed=5, step=0) == rows
     assert sorted(epochs) == [0, 1]
 
@@ -133,7 +133,7 @@ def test_the_digest_is_of_texts_and_their_places():
 
 
 def test_texts_without_completions_and_unequal_scores_are_refused():
-    prompt = Written(np.arange(4, dtype=np.int32), 4)
+    prompt = Sample(tokens=np.arange(4, dtype=np.int32), prompt_length=4)
     with pytest.raises(InputError, match="none of 1 texts has a token of a completion"):
         pack([prompt], length=LENGTH, seed=0, where="texts")
     scored = texts(np.random.default_rng(5), count=1)[0]

@@ -5,12 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
-from ssd_jax.distill.training.vocabulary import columns_of, most_frequent
+from ssd_jax.distill.settings import DraftSettings, TrainSettings, read_section
+from ssd_jax.distill.shards import Sample
+from ssd_jax.distill.training.data import columns_of, most_frequent
+from ssd_jax.distill.training.model import draft_config
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from tests import tiny
-from tests.distill.training.own_text import Written
 
 TARGET = ModelConfig.from_hf(tiny.config("llama"))
 
@@ -32,7 +33,7 @@ TARGET = ModelConfig.from_hf(tiny.config("llama"))
 )
 def test_drafts_that_cannot_be(settings, message):
     with pytest.raises(InputError, match=message):
-        DraftSettings(**settings).config(TARGET)
+        draft_config(read_section(DraftSettings, settings, "[draft]"), TARGET)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +50,14 @@ def test_drafts_that_cannot_be(settings, message):
 )
 def test_training_that_cannot_be(settings, message):
     with pytest.raises(InputError, match=message):
-        TrainSettings(**{"steps": 10} | settings)
+        read_section(TrainSettings, {"steps": 10} | settings, "[train]")
 
 
 def test_a_draft_of_the_targets_layers_has_its_sizes_and_shares_what_is_frozen():
-    made = DraftSettings(layers=(1,)).config(TARGET)
+    made = draft_config(DraftSettings(layers=(1,)), TARGET)
     assert made == dataclasses.replace(TARGET, num_layers=1)
     assert made.tie_embeddings
-    reduced = DraftSettings(layers=(1, 0, 1), output_size=64).config(TARGET)
+    reduced = draft_config(DraftSettings(layers=(1, 0, 1), output_size=64), TARGET)
     assert (reduced.num_layers, reduced.output_size, reduced.tie_embeddings) == (3, 64, False)
 
 
@@ -69,13 +70,13 @@ def test_a_draft_from_scratch_may_be_of_another_family_and_width():
         embedding="trained",
         head="trained",
     )
-    made = settings.config(TARGET)
+    made = draft_config(settings, TARGET)
     assert (made.family, made.hidden_size, made.head_dim, made.qk_norm) == ("qwen3", 16, 8, True)
     assert (made.intermediate_size, made.num_kv_heads) == (48, 2)
 
 
 def test_the_output_vocabulary_is_the_most_frequent_ids_and_the_special_ones():
-    text = Written(np.array([1, 1, 1, 5, 5, 9, 7, 7, 7], np.int32), 3)
+    text = Sample(tokens=np.array([1, 1, 1, 5, 5, 9, 7, 7, 7], np.int32), prompt_length=3)
     ids = most_frequent([text], count=4, size=20, always=[19])
     np.testing.assert_array_equal(ids, [5, 7, 9, 19])  # what is of the prompt does not count
     assert ids.dtype == np.int32

@@ -7,12 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from ssd_jax.distill.settings import DraftSettings, TrainSettings
+from ssd_jax.distill.training.data import PackedBatch, pack
 from ssd_jax.distill.training.journal import means
 from ssd_jax.distill.training.model import first_arrays, make_draft
-from ssd_jax.distill.training.packing import Batch, pack
-from ssd_jax.distill.training.settings import DraftSettings, TrainSettings
-from ssd_jax.distill.training.step import Trainer, mesh_of, schedule
-from ssd_jax.distill.training.teacher import Teacher, load_live
+from ssd_jax.distill.training.step import Teacher, Trainer, load_live, mesh_of, schedule
 from tests import tiny
 from tests.distill.training import own_text
 
@@ -51,7 +50,7 @@ def trainer(target, draft=DRAFT, teacher=None, theirs=(), **changes):
     made = make_draft(draft, target.checkpoint.config, IDS if draft.output_size else None)
     built = Trainer(made, teacher or Teacher(), settings, mesh_of(settings.devices))
     trained, frozen = first_arrays(made, draft, target.checkpoint, seed=0)
-    return built, built.first_state(trained), built.fixed(frozen, list(theirs))
+    return built, built.first_state(trained), built.untrained(frozen, list(theirs))
 
 
 def batch_of(texts, length=2 * LENGTH):
@@ -138,7 +137,7 @@ def test_the_live_target_is_what_all_cached_probabilities_say(target, texts):
     teacher, theirs = load_live(target.checkpoint, tokens=tiny.ROWS, compute="float32")
     batch = batch_of(texts)
     cached = looked(target, batch)
-    bare = Batch(
+    bare = PackedBatch(
         *batch[:5], *(np.zeros((*batch.tokens.shape, 0), d) for d in (np.int32, np.float32))
     )
     live = looked(target, bare, teacher=teacher, theirs=theirs)

@@ -7,9 +7,9 @@ import functools
 import time
 
 import pytest
-from ssd_jax.runtime.worker import clocks
-from ssd_jax.runtime.worker.clocks import ClockOffset
+from ssd_jax.placement.process.clocks import ClockOffset
 
+from ssd_jax.placement.process import clocks
 from ssd_jax.placement.process.messages import ProtocolError, Speculations, Stats, Winner, Work
 from ssd_jax.placement.process.session import Session
 from tests.runtime.worker.scripted import HELLO, K, ScriptedDraft

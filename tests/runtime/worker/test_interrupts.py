@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ssd_jax.runtime.worker.texts import SlotText
+from ssd_jax.placement.process.texts import SlotText
 
 from ssd_jax.placement.process import placement
 from ssd_jax.placement.process.client import RemoteDraft

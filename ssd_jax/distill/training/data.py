@@ -1,18 +1,20 @@
-"""Texts in rows of one length: what shares a row does not see each other, and is counted once.
+"""Texts to learn from: which are set aside, the rows they are packed into, the ids they use.
 
-Which row is in which step is a function of (seed, step) alone, so that a run that was stopped goes
-on with the rows it would have had.
+What shares a row does not see each other, and is counted once. Which row is in which step is a
+function of (seed, step) alone, so that a run that was stopped goes on with the rows it would have
+had.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from ssd_jax.distill.shards import Sample
 from ssd_jax.errors import InputError
 
 PADDING = 0
@@ -21,32 +23,11 @@ PADDING = 0
 _OPEN_ROWS = 64
 """Rows that are being filled at a time."""
 
-
-class Text(Protocol):
-    """Tokens that a target wrote, or text that it scored."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """[n] of an integer type, prompt then completion."""
-        ...
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens that are prompt; 0 for plain text."""
-        ...
-
-    @property
-    def top_ids(self) -> np.ndarray | None:
-        """[n, N] of an integer type: likeliest ids of the token after each."""
-        ...
-
-    @property
-    def top_probs(self) -> np.ndarray | None:
-        """[n, N] float16 or float32: their probabilities, by the target at temperature 1."""
-        ...
+_BEGINNING = 8
+"""Tokens by which a passage is known: fewer than one has, as its completions differ after it."""
 
 
-class Batch(NamedTuple):
+class PackedBatch(NamedTuple):
     """Rows of packed texts; a position counts if its next token is of a completion."""
 
     tokens: np.ndarray  # [B, T] int32
@@ -65,7 +46,7 @@ class _Piece(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class PackedTexts:
     """Texts and the rows they were packed into.
 
     Attributes:
@@ -75,7 +56,7 @@ class Packed:
       width: N, cached probabilities a position.
     """
 
-    texts: Sequence[Text]
+    texts: Sequence[Sample]
     rows: Sequence[Sequence[_Piece]]
     length: int
     width: int
@@ -83,14 +64,12 @@ class Packed:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, rows: Iterable[int]) -> Batch:
+    def batch(self, rows: Iterable[int]) -> PackedBatch:
         """These rows, in whatever types their texts are; a negative index is an empty row."""
         chosen = list(rows)
         shape = (len(chosen), self.length)
-        made = Batch(
-            tokens=np.zeros(shape, np.int32),
-            positions=np.zeros(shape, np.int32),
-            segments=np.zeros(shape, np.int32),
+        made = PackedBatch(
+            *np.zeros((3, *shape), np.int32),
             counted=np.zeros(shape, bool),
             following=np.zeros(shape, np.int32),
             top_ids=np.zeros((*shape, self.width), np.int32),
@@ -101,7 +80,7 @@ class Packed:
                 self._fill(made, place, self.rows[row])
         return made
 
-    def _fill(self, made: Batch, place: int, pieces: Sequence[_Piece]) -> None:
+    def _fill(self, made: PackedBatch, place: int, pieces: Sequence[_Piece]) -> None:
         begin = 0
         for number, (index, start, stop) in enumerate(pieces):
             text, size = self.texts[index], stop - start
@@ -129,7 +108,7 @@ class Packed:
         return digest.hexdigest()
 
 
-def pack(texts: Iterable[Text], *, length: int, seed: int, where: str) -> Packed:
+def pack(texts: Iterable[Sample], *, length: int, seed: int, where: str) -> PackedTexts:
     """Packs texts into rows, each where it first fits, in an order that the seed gives.
 
     A text longer than a row is cut into pieces that overlap by one token, so that every next token
@@ -158,7 +137,7 @@ def pack(texts: Iterable[Text], *, length: int, seed: int, where: str) -> Packed
         )
     order = np.random.default_rng(seed).permutation(len(pieces))
     rows = _first_fit([pieces[i] for i in order], length)
-    return Packed(given, rows, length, widths.pop())
+    return PackedTexts(given, rows, length, widths.pop())
 
 
 def rows_of_step(count: int, *, batch: int, seed: int, step: int) -> list[int]:
@@ -172,7 +151,7 @@ def _order(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _pieces(index: int, text: Text, length: int) -> list[_Piece]:
+def _pieces(index: int, text: Sample, length: int) -> list[_Piece]:
     size, pieces = len(text.tokens), []
     for start in range(0, max(size - 1, 0), length - 1):
         stop = min(start + length, size)
@@ -198,3 +177,80 @@ def _first_fit(pieces: Sequence[_Piece], length: int) -> list[list[_Piece]]:
         if len(being_filled) > _OPEN_ROWS:
             being_filled.pop(0)
     return rows
+
+
+def set_aside(
+    texts: Sequence[Sample], *, tokens: int, seed: int, where: str
+) -> tuple[list[Sample], list[Sample]]:
+    """Texts to learn from, and others of at least `tokens` tokens together.
+
+    All completions of a prompt are on one side, and all of a passage of plain text, which is
+    known by how it begins.
+
+    Raises:
+      InputError: nothing would be left to learn from.
+    """
+    groups: dict[tuple[bool, bytes], list[Sample]] = {}
+    for text in texts:
+        begin = np.ascontiguousarray(text.tokens[: text.prompt_length or _BEGINNING])
+        groups.setdefault((text.prompt_length > 0, begin.tobytes()), []).append(text)
+    names, aside, size = list(groups), [], 0
+    for index in np.random.default_rng([seed, 1]).permutation(len(names)):
+        if size >= tokens:
+            break
+        group = groups.pop(names[index])
+        aside += group
+        size += sum(len(text.tokens) for text in group)
+    if not groups:
+        raise InputError(
+            f"{where}: {len(texts)} texts of {len(names)} prompts leave nothing to learn from "
+            f"beside {tokens} held-out tokens; lower held_out, or generate more"
+        )
+    return [text for group in groups.values() for text in group], aside
+
+
+def most_frequent(
+    texts: Iterable[Sample], *, count: int, size: int, always: Collection[int]
+) -> np.ndarray:
+    """The ids that completions have most often: a draft's reduced output vocabulary.
+
+    Args:
+      texts: whose completions are counted; plain text counts whole.
+      count: ids to choose.
+      size: ids that the tokenizer has; later ones are padding.
+      always: ids that are chosen however rare, such as those that end a text.
+
+    Returns: [count] int32, ascending. Of equally frequent ids the lowest are chosen.
+
+    Raises:
+      InputError: see `check_output_size`.
+    """
+    check_output_size(count, size=size, always=always)
+    seen = np.zeros(size, np.int64)
+    for text in texts:
+        seen += np.bincount(text.tokens[text.prompt_length :], minlength=size)[:size]
+    seen[list(always)] = np.iinfo(np.int64).max
+    chosen = np.argsort(-seen, kind="stable")[:count]
+    return np.sort(chosen).astype(np.int32)
+
+
+def check_output_size(count: int, *, size: int, always: Collection[int]) -> None:
+    """Refuses a number of ids that cannot be chosen; see `most_frequent`.
+
+    Raises:
+      InputError: more ids than there are, or fewer than must be chosen.
+    """
+    if count > size:
+        raise InputError(f"output_size = {count} is more than the {size} ids of the tokenizer")
+    if count < len(set(always)):
+        raise InputError(
+            f"output_size = {count} has no room for the {len(set(always))} special ids, which are "
+            "always in it; raise it"
+        )
+
+
+def columns_of(ids: np.ndarray, size: int) -> np.ndarray:
+    """[size] int32: the place of each id in `ids`; `len(ids)` for one that is not in it."""
+    columns = np.full(size, len(ids), np.int32)
+    columns[ids] = np.arange(len(ids), dtype=np.int32)
+    return columns
