@@ -24,7 +24,7 @@ LINK = re.compile(r"\[((?:`[^`]*`|[^\]`])*)\]\(([^)\s]+)\)")
 CLASS = re.compile(r"(?<![\w.:/])([A-Z][a-z]\w*)((?:\.\w+)?)(?![\w/])")
 FLAG = re.compile(r"(?<![\w-])--(\w[\w-]*)")
 PLANNED = {"Drain", "Cancel"}  # messages that docs/protocol.md says are not built yet
-OF_OTHERS = {"None", "True", "False", "RequestOutput.outputs"}
+OF_OTHERS = {"None", "True", "False", "RequestOutput.outputs", "CheckpointManager"}
 
 
 def _named(page: Path) -> str:
