@@ -126,18 +126,18 @@ class RemoteDraft:
         tokens = np.where(won[:, None], said.tokens[every, asked.winner], asked.tokens)
         self._proposals.put(tokens, np.where(rows, limit, 0))
         self._confidence[:] = UNKNOWN
-        # A branch is gone with its worker, or with an interrupted step.
-        gone = [
-            slot
-            for slot in np.flatnonzero(rows).tolist()
-            if self._taught.get(slot) is not link or self._texts[slot].known == asked.position[slot]
-        ]
+        slots = np.flatnonzero(rows).tolist()
+        anew = [slot for slot in slots if self._taught.get(slot) is not link]
+        for slot in anew:
+            self._texts[slot].whole = False
+        # A branch is gone with its stream, or with an interrupted step.
+        told = [slot for slot in slots if self._texts[slot].known == asked.position[slot]]
         teach = None if link is None else lambda slot: self._teach(slot, link)
         found = promoted(self._texts, asked, teach)
         if link is None:
             return
         winner = asked.winner.copy()
-        winner[gone] = -1
+        winner[anew + told] = -1
         self._records = found._replace(winner=winner, tokens=tokens, limit=limit)
         self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (limit > 0))
         self._unsent = True
