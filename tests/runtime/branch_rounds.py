@@ -11,8 +11,10 @@ import numpy as np
 from ssd_jax.runtime.branch_draft import BranchDraft
 from ssd_jax.runtime.expansion import Expansion
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Moved, News
+from ssd_jax.runtime.roles import SlotOpening
+from ssd_jax.speculation.cache import BranchTokens
 from ssd_jax.speculation.record import Record
+from tests.runtime.by_row import Promoted, promotion_of
 
 ALL = -1
 """An outcome's k that stands for L."""
@@ -65,7 +67,7 @@ class Seen:
     texts: Mapping[int, tuple[int, ...]]
     requests: Mapping[int, Request]
     sources: Mapping[int, str]
-    moves: Mapping[int, Moved]
+    moves: Mapping[int, Promoted]
     moved: np.ndarray
     record: Record
     grown: np.ndarray
@@ -73,7 +75,7 @@ class Seen:
     output: np.ndarray
     counts: np.ndarray
     expansion: Expansion
-    news: News
+    told: BranchTokens
     forwards: tuple[list[int], list[int]]
 
     @property
@@ -130,7 +132,7 @@ class Rounds:
                 )
         self._texts = {slot: self._texts[slot] for slot in moves}
         self._forwards_since()  # prefills
-        self._draft.move(moved)
+        self._draft.promote(promotion_of(moved, self._draft.slots, self._draft.k))
         if limits.any():
             self._draft.draft(limits, lowered=self._lowered)
         drafting = self._forwards_since()
@@ -157,26 +159,28 @@ class Rounds:
                 output=np.array(self._draft._history.output),
                 counts=counts,
                 expansion=copied(self._draft._held.expansion),
-                news=self._draft.news(1),
+                told=self._draft.branch_tokens(1),
                 forwards=(drafting, self._forwards_since()),
             )
         )
         return self.seen[-1]
 
-    def _open(self, slot: int, request: Request) -> Moved:
+    def _open(self, slot: int, request: Request) -> Promoted:
         self._requests[slot], self._texts[slot] = request, list(request.prompt)
-        self._draft.open(slot, request.params, slot, request.banned, request.ban_before)
+        self._draft.open(
+            SlotOpening(slot, request.params, slot, request.banned, request.ban_before)
+        )
         self._draft.prefill(slot, request.prompt, 0)
-        return Moved(slot=slot, position=len(request.prompt) - 1, pending=request.prompt[-1])
+        return Promoted(slot=slot, position=len(request.prompt) - 1, pending=request.prompt[-1])
 
-    def _take(self, slot: int, how: Outcome) -> Moved:
+    def _take(self, slot: int, how: Outcome) -> Promoted:
         last, text = self.seen[-1], self._texts[slot]
         tokens = np.asarray(last.record.proposal.tokens)[slot].tolist()
         length = int(last.record.proposal.length[slot])
         k = length if how.k == ALL else how.k
         assert k <= length
         prepared = {
-            rank: (number, int(last.news.bonus[slot, number]))
+            rank: (number, int(last.told.bonus[slot, number]))
             for number, at, rank in last.branches(slot)
             if at == k
         }
@@ -187,7 +191,7 @@ class Rounds:
             winner, bonus = prepared[how.rank % len(prepared)]
         committed = [*tokens[:k], bonus]
         text += committed
-        return Moved(
+        return Promoted(
             slot=slot,
             position=len(text) - 1,
             pending=bonus,

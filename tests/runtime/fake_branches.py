@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import Moved, News
+from ssd_jax.runtime.roles import BranchTokens, Promotion, SlotOpening
 from ssd_jax.speculation.confidence import UNKNOWN
+from tests.runtime.by_row import Promoted, promoted
 
 Script = Callable[[Sequence[int], int], int]
 FILLER = 1000
@@ -82,16 +82,15 @@ class FakeBranchingDraft:
         self._new: set[int] = set()  # slots whose request has had no record yet
         self._records: dict[int, Record] = {}
         self._branches: dict[int, list[Branch | None]] = {}
-        self._untold = False  # whether branches wait for `news`
+        self._untold = False  # whether nobody has asked for the branches
         self.calls: list[str] = []
-        self.moves: list[list[Moved]] = []
+        self.moves: list[list[Promoted]] = []
         self.drafted: list[dict[int, int]] = []
         self.expansions: list[Expansion] = []
 
-    def open(
-        self, slot: int, params: SamplingParams, index: int, banned: Sequence[int], ban_before: int
-    ) -> None:
+    def open(self, opening: SlotOpening) -> None:
         """What the slot's last request left behind stays, as it does on a device."""
+        slot = opening.slot
         self._texts[slot], self._prompts[slot] = [], 0
         self._new.add(slot)
         self.calls.append("open")
@@ -103,15 +102,15 @@ class FakeBranchingDraft:
         self._prompts[slot] = len(self._texts[slot])
         self.calls.append("prefill")
 
-    def move(self, moves: Sequence[Moved]) -> None:
+    def promote(self, promotion: Promotion) -> None:
+        moves = promoted(promotion)
         assert moves, "a call for nothing"
-        assert len({moved.slot for moved in moves}) == len(moves)
         records = {moved.slot: self._moved(moved) for moved in moves}
         self._records, self._branches, self._untold = records, {}, False
-        self.calls.append("move")
-        self.moves.append(list(moves))
+        self.calls.append("promote")
+        self.moves.append(moves)
 
-    def _moved(self, moved: Moved) -> Record:
+    def _moved(self, moved: Promoted) -> Record:
         slot = moved.slot
         text = self._texts[slot]
         text += moved.committed
@@ -151,7 +150,11 @@ class FakeBranchingDraft:
         self.drafted.append(waiting)
         return limits
 
+    def tokens(self) -> list[list[int]]:
+        return self._proposals()
+
     def proposal(self) -> list[list[int]]:
+        self.calls.append("proposal")
         return self._proposals()
 
     def _proposals(self) -> list[list[int]]:
@@ -211,14 +214,13 @@ class FakeBranchingDraft:
             )
         )
 
-    def news(self, forwards: int) -> News:
+    def branch_tokens(self, forwards: int, until=None) -> BranchTokens:
         assert forwards == 1
-        assert self._untold, "there is no news"
+        assert self._branches, "there are none"
+        if not self._untold:
+            return self._told
         self._untold = False
-        self.calls.append("news")
-        proposed = np.zeros((self.slots, self.k), np.int32)
-        for slot, tokens in enumerate(self._proposals()):
-            proposed[slot, : len(tokens)] = tokens
+        self.calls.append("branch_tokens")
         shape = self.slots, self.branches
         bonus, lengths = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
         tokens = np.zeros((*shape, self.k), np.int32)
@@ -233,7 +235,8 @@ class FakeBranchingDraft:
                         self._confidence(begin + place) for place in range(len(branch.tokens))
                     ]
         forwards = self.expansions[-1].forwards
-        return News(proposed, bonus, lengths, tokens, confidence, forwards)
+        self._told = BranchTokens(bonus, lengths, tokens, confidence, forwards)
+        return self._told
 
     def _branch(self, slot: int, record: Record, k: int, rank: int, forwards: int) -> Branch | None:
         """The tail rule: branches of k = L start one forward later."""

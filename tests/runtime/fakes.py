@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import IDLE, Drafted, DraftRow, Outcomes, Traits
+from ssd_jax.runtime.roles import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening, Traits
+from tests.runtime.by_row import rows_of
 
 
 class Ready:
@@ -18,6 +18,9 @@ class Ready:
         for row, ids in enumerate(emitted):
             tokens[row, : len(ids)] = ids
         self._outcomes = Outcomes(np.array([len(ids) - 1 for ids in emitted], np.int32), tokens)
+
+    def ready(self) -> bool:
+        return True
 
     def read(self) -> Outcomes:
         return self._outcomes
@@ -42,12 +45,12 @@ class FakeTarget:
         self._script = script
         self._pages = [[-1] * context for _ in range(slots)]
         self._prompts: list[list[int]] = [[] for _ in range(slots)]
-        self.opened: list[tuple[int, SamplingParams, int, list[int], int]] = []
+        self.opened: list[SlotOpening] = []
         self.calls: list[str] = []
 
-    def open(self, slot, params, index, banned, ban_before) -> None:
-        self._prompts[slot] = []
-        self.opened.append((slot, params, index, list(banned), ban_before))
+    def open(self, opening: SlotOpening) -> None:
+        self._prompts[opening.slot] = []
+        self.opened.append(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         assert 0 < len(tokens) <= self.max_chunk
@@ -63,11 +66,11 @@ class FakeTarget:
 
     def forward(
         self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
-    ) -> Ready:
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """What is emitted, and the proposed tokens."""
         assert tokens.shape == lengths.shape == (self.slots,)
         self.calls.append("forward")
-        if drafted is not None and drafted.settle is not None:
-            assert drafted.settle() == drafted.proposal
+        given: list[list[int]] = [[]] * self.slots
         emitted: list[list[int]] = [[0]] * self.slots
         for slot, length in enumerate(lengths):
             if length == IDLE:
@@ -76,10 +79,18 @@ class FakeTarget:
             self._pages[slot][length] = tokens[slot]
             expected = prompt + [self._script(prompt, at) for at in range(len(prompt), length + 1)]
             assert self._pages[slot][: length + 1] == expected
-            proposed = [] if drafted is None else drafted.proposal[slot][: drafted.lengths[slot]]
+            if drafted is not None:
+                given[slot] = drafted.tokens[slot]
+            proposed = [] if drafted is None else given[slot][: drafted.lengths[slot]]
             self._pages[slot][length + 1 : length + 1 + len(proposed)] = proposed
             assert len(self._pages[slot]) == self.context, "a token was written past the context"
             emitted[slot] = self._verify(prompt, length + 1, proposed)
+        return emitted, given
+
+    def accept(self, logits: tuple[list[list[int]], list[list[int]]], proposal=None) -> Ready:
+        emitted, given = logits
+        for slot, tokens in enumerate(given):
+            assert not tokens or proposal[slot] == tokens
         return Ready(emitted)
 
     def _verify(self, prompt: list[int], position: int, proposed: Sequence[int]) -> list[int]:
@@ -115,21 +126,27 @@ class FakeDrafter:
         self.limits: list[int] = []
         self.speculated = 0
 
-    def open(self, slot, params, index, banned, ban_before) -> None:
-        self._texts[slot] = []
+    def open(self, opening: SlotOpening) -> None:
+        self._texts[opening.slot] = []
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         assert offset == len(self._texts[slot])
         self._texts[slot] += tokens
         self._prompts[slot] = len(self._texts[slot])
 
+    def gather(self, until) -> None:
+        pass
+
     def speculate(self) -> None:
         self.speculated += 1
 
-    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
+    def proposal(self) -> list[list[int]]:
+        return self._proposal
+
+    def propose(self, batch: DraftBatch) -> Drafted:
         lengths = np.zeros(self._slots, np.int32)
         proposal: list[list[int]] = [[] for _ in range(self._slots)]
-        for row in rows:
+        for row in rows_of(batch):
             text = self._texts[row.slot]
             text += row.committed
             assert row.position == len(text) - 1
@@ -140,6 +157,7 @@ class FakeDrafter:
                 right = self._script(prompt, position)
                 proposal[row.slot].append(right + self._wrong(position))
             lengths[row.slot] = len(proposal[row.slot])
+        self._proposal = proposal
         return Drafted(lengths, proposal)
 
 

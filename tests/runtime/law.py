@@ -6,8 +6,6 @@ truncation leaves possible, with the slow reference. Greedy requests run in the 
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ssd_jax import LLM, SamplingParams
@@ -143,11 +141,11 @@ class ChangedQ:
         self._drafter, self._change = drafter, change
         self.traits, self.k = drafter.traits, drafter.k
         self.open, self.prefill = drafter.open, drafter.prefill
-        self.speculate = drafter.speculate
+        self.speculate, self.gather = drafter.speculate, drafter.gather
+        self.propose = drafter.propose
 
-    def propose(self, rows):
-        drafted = self._drafter.propose(rows)
-        return dataclasses.replace(drafted, proposal=self._change(drafted.proposal))
+    def proposal(self):
+        return self._change(self._drafter.proposal())
 
 
 def mix_up(proposal):

@@ -147,18 +147,17 @@ class Losing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
-    def propose(self, rows):
-        drafted = self._drafter.propose(rows)
-        lost = self._rng.random(len(drafted.lengths)) < self._share
+    def propose(self, batch):
+        drafted = self._drafter.propose(batch)
+        lost = self._lost = self._rng.random(len(drafted.lengths)) < self._share
         sources = {
             slot: f"{source} and q lost" if lost[slot] and drafted.lengths[slot] else source
             for slot, source in drafted.sources.items()
         }
-        if drafted.settle is None:
-            proposal = _lose(drafted.proposal, lost)
-            return dataclasses.replace(drafted, proposal=proposal, sources=sources)
-        settle = drafted.settle
-        return dataclasses.replace(drafted, settle=lambda: _lose(settle(), lost), sources=sources)
+        return dataclasses.replace(drafted, sources=sources)
+
+    def proposal(self):
+        return _lose(self._drafter.proposal(), self._lost)
 
 
 _lose = jax.jit(as_point_mass_where)

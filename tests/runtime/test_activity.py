@@ -9,7 +9,8 @@ from ssd_jax.runtime import activity, metrics
 from ssd_jax.runtime.activity import Activity, Busy, TargetTimes, overlap
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import Request, SamplingParams
-from ssd_jax.runtime.roles import Drafted, Look, Outcomes, Traits
+from ssd_jax.runtime.roles import Drafted, Outcomes, Traits
+from ssd_jax.speculation.cache import CacheLookup
 from tests.speculation.edits import Edit, edited
 
 
@@ -68,16 +69,32 @@ class Script:
         return self
 
     def forward(self, tokens, lengths, drafted=None):
+        return None
+
+    def accept(self, logits, proposal=None):
         return self
+
+    def ready(self):
+        return False
+
+    def gather(self, until):
+        pass
+
+    def proposal(self):
+        return None
 
     def read(self):
         self.now += 10
         return Outcomes(np.zeros(2, np.int32), np.full((2, 2), 40, np.int32))
 
-    def propose(self, rows):
+    def propose(self, batch):
         self.now += 2
         done, source, look = next(self.told)
-        return Drafted(np.zeros(2, np.int32), None, {0: source}, looks={0: look}, activity=done)
+        lookup = CacheLookup(
+            *(np.array([each, -1]) for each in (0, *look[:2], -1 if look[2] is None else look[2])),
+            wasted=np.array([look[3], 0]),
+        )
+        return Drafted(np.zeros(2, np.int32), None, {0: source}, lookup, activity=done)
 
     def speculate(self):
         pass
@@ -91,7 +108,7 @@ class Silent:
         return ""
 
 
-LOOK = Look(0, 2, 0, 3)
+LOOK = (0, 2, 0, 3)  # k, prepared, rank, wasted
 
 
 def measured(activities, sources=("hit",) * 3, looks=(LOOK,) * 3):
@@ -144,7 +161,7 @@ def test_a_draft_that_reports_nothing_has_no_share():
 
 
 def test_hits_are_counted_by_k_and_by_rank_and_what_did_not_win_is_waste():
-    looks = (Look(0, 2, 1, 5), Look(2, 1, None, 6), Look(0, 3, 0, 4))
+    looks = ((0, 2, 1, 5), (2, 1, None, 6), (0, 3, 0, 4))
     found = measured(ACTIVITIES, ("hit", "miss", "hit"), looks)
     assert found["hit_rate_by_k"] == [(2, 2), (0, 0), (0, 1)]
     assert found["hit_rate_by_rank"] == [(1, 3), (1, 2), (0, 1)]

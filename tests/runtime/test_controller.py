@@ -3,10 +3,17 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from ssd_jax.runtime.controller import Controller
+from ssd_jax.runtime.metrics import RowLookup, row_lookup
+from ssd_jax.runtime.roles import SlotOpening
 from ssd_jax.speculation.backup import NgramBackup, RandomBackup
+from ssd_jax.speculation.cache import BranchTokens
+from ssd_jax.speculation.confidence import UNKNOWN
 from ssd_jax.speculation.fan_out import Listed
+from tests.runtime.by_row import DraftRow, batch_of
 from tests.runtime.fake_branches import FakeBranchingDraft
 from tests.runtime.test_engine import LONG, drain, outputs, request, spell
 from tests.runtime.watched import EOS, TOKENS, ssd
@@ -83,10 +90,10 @@ def test_backups_of_the_host_propose_what_they_know_and_the_draft_follows_it():
     rows = [rows[0] for rows, _ in parts["ngram"].controller.rounds]
     for (_, drafted), row in zip(parts["ngram"].controller.rounds, rows, strict=True):
         ngram.extend(row.committed)
-        assert drafted.proposal[0] == ngram.propose(row.position, row.limit)
+        assert drafted.tokens[0] == ngram.propose(row.position, row.limit)
     assert 3 in parts["ngram"].controller.lengths()
     rows, drafted = parts["random"].controller.rounds[4]
-    assert drafted.proposal[0] == RandomBackup(9, 5, TOKENS).propose(rows[0].position, 3)
+    assert drafted.tokens[0] == RandomBackup(9, 5, TOKENS).propose(rows[0].position, 3)
     assert set(parts["none"].controller.lengths()) == {0}
     for name, part in parts.items():
         assert not part.draft.drafted
@@ -164,10 +171,11 @@ def test_ranks_are_observed_also_where_nothing_was_proposed():
 
 
 def test_branches_that_were_not_heard_of_are_not_observed_as_prepared():
-    """News that is absent says nothing about where the bonus token would have been."""
+    """Absent ones say nothing about where the bonus token would have been."""
     policy = Told(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
     parts = ssd(spell(LONG), fan_out=policy, budget=4)
-    told, parts.draft.news = parts.draft.news, lambda forwards: told(forwards) and "late"
+    told = parts.draft.branch_tokens
+    parts.draft.branch_tokens = lambda *args: told(*args) and "late"
     parts.engine.add(request([72], max_tokens=12))
     drain(parts.engine)
     assert len(policy.observed) > 5
@@ -253,10 +261,16 @@ def test_a_round_moves_once_expands_once_and_drafts_only_for_rows_that_wait(back
         proposed = parts.controller.rounds[rounds:]
         if proposed:
             waits = backup == "draft" and set(proposed[0][1].sources.values()) != {"hit"}
-            assert called == ["news", "move", *["draft"] * waits, "expand"]
+            assert called == [
+                "branch_tokens",
+                "promote",
+                *["draft"] * waits,
+                "expand",
+                "proposal",
+            ]
             seen.add(waits)
         else:  # a prompt has ended, or nothing has
-            assert called in ([], ["move", "expand"])
+            assert called in ([], ["branch_tokens"], ["promote", "expand"])
     assert seen == ({False, True} if backup == "draft" else {False})
     # Fewer where no sequence has room for three more.
     assert max(expansion.forwards for expansion in parts.draft.expansions) == 3
@@ -326,9 +340,62 @@ def test_an_end_that_the_draft_proposes_and_the_target_rejects_ends_nothing():
 
     output, parts = write(draft=make, backup="draft")
     assert output.text == LONG
-    assert any(EOS in drafted.proposal[0] for _, drafted in parts.controller.rounds[:3])
+    assert any(EOS in drafted.tokens[0] for _, drafted in parts.controller.rounds[:3])
 
 
 def test_the_controller_imports_no_jax():
     code = "import ssd_jax.runtime.controller, sys; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"rank": only(3, 4, 9, 20)}, {"backup": "draft"}])
+def test_look_ups_by_k_and_by_rank_add_up(settings):
+    metrics = write(k=3, wrong=lambda position: position % 4 == 0, **settings)[0].metrics
+    hits, looks = (sum(column) for column in zip(*metrics["hit_rate_by_k"], strict=True))
+    assert hits / looks == pytest.approx(metrics["hit_rate"])
+    assert looks == hits + sum(metrics["fallbacks"].values())
+    assert sum(found for found, _ in metrics["hit_rate_by_rank"]) == hits
+    assert metrics["wasted_draft_tokens"] > 0
+
+
+def controller_of(told):
+    """One slot, whose prompt is known and whose branches are `told` (or why there are none)."""
+    parts = ssd(spell(LONG), k=2, slots=1, budget=4)
+    controller, draft = parts.controller, parts.draft
+    controller.open(SlotOpening(0, request().params))
+    controller.prefill(0, [65, 66, 67], 0, last=True)
+    controller.speculate()
+    draft.branch_tokens = lambda forwards, until=None: told
+    draft.promote = lambda promotion: None
+    return controller
+
+
+def branches(bonus, lengths):
+    tokens = np.arange(40, 48, dtype=np.int32).reshape(1, 4, 2)
+    parts = (np.array([part], np.int32) for part in (bonus, lengths))
+    return BranchTokens(*parts, tokens, np.full(tokens.shape, UNKNOWN, np.int32), 2)
+
+
+def looked_up(controller, row):
+    drafted = Controller.propose(controller, batch_of([row], 1))
+    return drafted.sources[0], int(drafted.lengths[0]), row_lookup(drafted.lookup, 0)
+
+
+def test_look_ups_name_k_rank_and_the_tokens_that_did_not_win():
+    controller = controller_of(branches([10, 11, 12, -1], [2, 2, 1, 0]))
+    # Three branches of k = 0 with 5 tokens; the second one comes true, limited to one token.
+    row = DraftRow(0, 3, [11], 1)
+    assert looked_up(controller, row) == ("hit", 1, RowLookup(0, 3, 1, 4))
+    # Told again after an interruption, it is counted once, and its branches are gone.
+    assert looked_up(controller, row) == ("cold", 0, None)
+
+
+def test_an_outcome_without_a_branch_is_a_miss_and_all_tokens_are_wasted():
+    controller = controller_of(branches([10, 11, 12, -1], [2, 2, 1, 0]))
+    assert looked_up(controller, DraftRow(0, 3, [9], 2)) == ("miss", 0, RowLookup(0, 3, None, 5))
+
+
+@pytest.mark.parametrize("absence", ["late", "stale", "dead"])
+def test_where_no_branches_came_the_look_up_says_why(absence):
+    controller = controller_of(absence)
+    assert looked_up(controller, DraftRow(0, 3, [9], 2)) == (absence, 0, RowLookup(0, 0, None, 0))

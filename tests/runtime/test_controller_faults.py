@@ -2,10 +2,8 @@
 
 import pytest
 
-from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import DraftRow
 from tests.runtime.fake_branches import FakeBranchingDraft
-from tests.runtime.test_engine import LONG, drain, ids, outputs, request, spell
+from tests.runtime.test_engine import LONG, drain, outputs, request, spell
 from tests.runtime.watched import ssd
 
 
@@ -18,27 +16,7 @@ def test_where_nothing_was_prepared_the_row_is_cold():
     assert set(output.metrics["fallbacks"]) == {"cold"}
 
 
-@pytest.mark.parametrize(
-    ("rounds", "sources"),
-    [
-        ([(3, 1), (5, 2), (6, 1)], ["hit", "late", "cold"]),  # along the tokens of a branch
-        ([(4, 2)], ["late"]),  # the same, in a single step
-        ([(3, 1), None, (4, 1), (7, 3)], ["hit", "miss", "late"]),  # into the path of one
-    ],
-)
-def test_a_branch_of_an_earlier_verification_is_late_and_never_wins(rounds, sources):
-    """The draft let its branches go when the record moved on."""
-    controller, text = ssd(spell(LONG), k=4).controller, iter(ids(LONG))
-    controller.open(0, SamplingParams(), 0, [], 0)
-    controller.prefill(0, [65, 66, 67], 0, last=True)
-    controller.speculate()
-    for each in rounds:
-        if each is None:
-            controller.speculate()
-        else:
-            position, count = each
-            controller.propose([DraftRow(0, position, [next(text) for _ in range(count)], 4)])
-    assert controller.sources() == sources
+CALLS = ["branch_tokens", "promote", "draft", "tokens", "expand", "proposal"]
 
 
 def breaking(call, at):
@@ -62,7 +40,7 @@ def breaking(call, at):
 
 @pytest.mark.parametrize("sizes", [(9, 1), (9,)])
 @pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize("call", ["prefill", "move", "draft", "proposal", "expand", "news"])
+@pytest.mark.parametrize("call", ["prefill", *CALLS])
 def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_ever(
     call, at, sizes
 ):
@@ -88,7 +66,7 @@ def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_e
 
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("at", [2, 3, 4])
-@pytest.mark.parametrize("call", ["news", "move", "proposal", "expand"])
+@pytest.mark.parametrize("call", sorted({*CALLS} - {"draft"}))
 def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at, remote):
     """What the draft did not take, it is told again."""
     parts = ssd(spell(LONG), draft=breaking(call, at), backup="ngram", remote=remote)
@@ -101,7 +79,7 @@ def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at, 
 
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("at", [2, 3, 4])
-@pytest.mark.parametrize("call", ["news", "move", "draft", "proposal", "expand"])
+@pytest.mark.parametrize("call", CALLS)
 def test_after_an_interrupt_the_cache_hits_again(call, at, remote):
     """What is told twice is taken once, by cache, backup and draft."""
     settings = {"backup": "draft", "rank": lambda prompt, position: 0 if position % 5 else None}

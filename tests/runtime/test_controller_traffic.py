@@ -152,7 +152,7 @@ def test_a_cancelled_request_leaves_nothing_to_the_next_one_in_its_slot(steps, s
     assert done[second].finish_reason == "cancelled"
     assert LONG.startswith(done[second].text)
     assert len(parts.target.opened) == (2 if steps == 0 else 3)
-    assert parts.target.opened[-1][0] == 1
+    assert parts.target.opened[-1].slot == 1
     for number, each in ((first, kept), (third, late)):
         alone = ssd(spell(LONG), **settings)
         alone.engine.add(each)

@@ -113,7 +113,7 @@ def test_min_tokens_bans_every_stop_id_until_then():
     target, engine = make(spell("abcd"))
     engine.add(request(min_tokens=3, stop_token_ids=(9,)))
     drain(engine)
-    (_, _, _, banned, before), *_ = target.opened
+    banned, before = target.opened[0].banned, target.opened[0].ban_before
     assert (banned, before) == ([EOS, OTHER_EOS, 9], 3 + 3)
 
 
@@ -176,10 +176,10 @@ def test_a_stop_string_that_the_last_flush_completes_is_a_stop():
 
 def test_a_request_that_no_role_can_open_ends_alone_with_an_error():
     class Failing(FakeTarget):
-        def open(self, slot, params, index, banned, ban_before):
-            if index == 9:
+        def open(self, opening):
+            if opening.index == 9:
                 raise RuntimeError("no")
-            super().open(slot, params, index, banned, ban_before)
+            super().open(opening)
 
     target = Failing(spell("abcdef"))
     engine = Engine(target, Letters, frozenset({EOS}), clock=Clock())
@@ -240,7 +240,7 @@ def test_requests_enter_and_leave_slots_in_any_round():
         events += engine.step()
     events += drain(engine)
     assert {key: output.token_ids for key, output in outputs(events).items()} == wanted
-    assert {slot for slot, *_ in target.opened} == {0, 1, 2}
+    assert {opening.slot for opening in target.opened} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])

@@ -8,6 +8,7 @@ import pytest
 from ssd_jax import interrupts
 from ssd_jax.errors import DeviceError
 from ssd_jax.runtime.engine import Engine
+from tests.runtime.by_row import rows_of
 from tests.runtime.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.runtime.test_engine import EOS, LONG, drain, outputs, request, spell
 
@@ -29,10 +30,10 @@ class Drafter(FakeDrafter):
         del self._texts[slot][offset:]
         super().prefill(slot, tokens, offset, last=last)
 
-    def propose(self, rows):
-        for row in rows:
+    def propose(self, batch):
+        for row in rows_of(batch):
             del self._texts[row.slot][row.position + 1 - len(row.committed) :]
-        return super().propose(rows)
+        return super().propose(batch)
 
 
 class Faulty:
@@ -45,7 +46,7 @@ class Faulty:
 
     def __getattr__(self, name):
         works = getattr(self._role, name)
-        if name in ("prefill_last", "forward") and self._call == "read":
+        if name in ("prefill_last", "accept") and self._call == "read":
             return lambda *args: Faulty(works(*args), "read", 1, self._counted, after=self._after)
         return self._faulty(works) if name == self._call else works
 
@@ -109,8 +110,8 @@ def assert_whole(events, text):
 
 
 CALLS = [
-    *itertools.product(["target"], ["prefill", "prefill_last", "forward", "read"]),
-    *itertools.product(["drafter"], ["prefill", "propose", "speculate"]),
+    *itertools.product(["target"], ["prefill", "prefill_last", "forward", "accept", "read"]),
+    *itertools.product(["drafter"], ["prefill", "gather", "propose", "speculate", "proposal"]),
 ]
 
 

@@ -53,20 +53,20 @@ def test_branches_start_with_the_likeliest_bonus_tokens(script):
         expected = seen.branches(slot)
         after_last = [number for number, k, _ in expected if k == len(one.tokens)]
         scores = allowed(run.logits[-1], one.request, one.whole)
-        assert_likeliest(seen.news.bonus[slot, after_last], scores)
+        assert_likeliest(seen.told.bonus[slot, after_last], scores)
         for number, k, rank in expected:
             if k < len(one.tokens):
                 others = [c for c in one.candidates[k].tolist() if c != one.tokens[k]]
-                assert seen.news.bonus[slot, number] == others[rank]
+                assert seen.told.bonus[slot, number] == others[rank]
             row = slot * seen.budget + number
             assert seen.expansion.records.start[row] == len(one.text) + k
-            assert seen.expansion.records.pending[row] == seen.news.bonus[slot, number]
+            assert seen.expansion.records.pending[row] == seen.told.bonus[slot, number]
             path = seen.expansion.path[row].tolist()
             assert [token for token in path if token >= 0] == [
                 *one.tokens[:k],
-                seen.news.bonus[slot, number],
+                seen.told.bonus[slot, number],
             ]
-            assert path[-1] == seen.news.bonus[slot, number]
+            assert path[-1] == seen.told.bonus[slot, number]
 
 
 def test_branches_say_what_a_plain_draft_says_after_their_whole_text(script):
@@ -83,17 +83,17 @@ def test_branches_of_accepted_records_start_one_forward_later(script):
         for slot in seen.texts:
             for number, k, _ in seen.branches(slot):
                 late = k == length(seen, slot) and not longer
-                assert seen.news.lengths[slot, number] == K - late
+                assert seen.told.lengths[slot, number] == K - late
 
 
 def test_rows_without_a_branch_say_so(script):
     _, rounds, _ = script
     for seen in rounds:
         used = seen.counts.sum(1)[:, None] > np.arange(M)
-        np.testing.assert_array_equal(seen.news.bonus >= 0, used)
+        np.testing.assert_array_equal(seen.told.bonus >= 0, used)
         held = seen.expansion.records.start.reshape(SLOTS, seen.budget) >= 0
         np.testing.assert_array_equal(held, used[:, : seen.budget])
-        assert not seen.news.lengths[~used].any()
+        assert not seen.told.lengths[~used].any()
         idle = [slot for slot in range(SLOTS) if slot not in seen.texts]
         assert (seen.followed.start[idle] == -1).all()
 
@@ -102,10 +102,9 @@ def test_the_host_hears_what_the_branches_hold(script):
     _, rounds, _ = script
     for seen in rounds:
         proposal = seen.expansion.records.proposal
-        told = [array[:, : seen.budget] for array in (seen.news.tokens, seen.news.lengths)]
+        told = [array[:, : seen.budget] for array in (seen.told.tokens, seen.told.lengths)]
         np.testing.assert_array_equal(told[0].reshape(-1, K), proposal.tokens)
         np.testing.assert_array_equal(told[1].reshape(-1), proposal.length)
-        np.testing.assert_array_equal(seen.news.proposed, seen.record.proposal.tokens)
 
 
 def test_a_round_costs_k_forwards_after_hits(script):

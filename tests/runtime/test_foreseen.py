@@ -33,7 +33,7 @@ def check_bonus_tokens(draft, rounds):
     ):
         numbers = np.array([(number, k) for number, k, _ in seen.branches(slot)])
         for k in range(length(seen, slot) + 1):
-            ids = seen.news.bonus[slot, numbers[numbers[:, 1] == k, 0]]
+            ids = seen.told.bonus[slot, numbers[numbers[:, 1] == k, 0]]
             logits = run.logits[len(one.text) - 1 + k]
             without = one.tokens[k] if k < len(one.tokens) else None
             if one.request.params.temperature == 0:

@@ -75,10 +75,11 @@ class Noted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def open(self, slot, params, index, *rest) -> None:
+    def open(self, opening) -> None:
+        slot, params, index = opening.slot, opening.params, opening.index
         settings = {**SETTINGS[index % 2], "temperature": params.temperature}
         self._requests[slot] = ((params.seed, index), [], [], settings)
-        self._target.open(slot, params, index, *rest)
+        self._target.open(opening)
 
     def prefill(self, slot, tokens, offset):
         self._requests[slot][1][offset:] = tokens
@@ -89,13 +90,13 @@ class Noted:
         return self._read(self._target.prefill_last(slot, tokens, offset), {0: slot}, None)
 
     def forward(self, tokens, lengths, drafted=None):
-        proposal = None
-        if drafted is not None:
-            proposal = drafted.proposal if drafted.settle is None else drafted.settle()
-            drafted = dataclasses.replace(drafted, settle=None, proposal=proposal)
-            proposal = jax.tree.map(np.asarray, proposal)
-        slots = {slot: slot for slot in np.flatnonzero(lengths != IDLE).tolist()}
-        return self._read(self._target.forward(tokens, lengths, drafted), slots, proposal)
+        self._slots = {slot: slot for slot in np.flatnonzero(lengths != IDLE).tolist()}
+        return self._target.forward(tokens, lengths, drafted)
+
+    def accept(self, logits, proposal=None):
+        pending = self._target.accept(logits, proposal)
+        proposal = None if proposal is None else jax.tree.map(np.asarray, proposal)
+        return self._read(pending, self._slots, proposal)
 
     def _read(self, pending, slots, proposal):
         def read():
@@ -115,7 +116,7 @@ class Noted:
                 output += emitted
             return found
 
-        return SimpleNamespace(read=read)
+        return SimpleNamespace(read=read, ready=pending.ready)
 
 
 class Draw(NamedTuple):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM
-from ssd_jax.runtime.branch_draft import BranchDraft
-from ssd_jax.runtime.speculated import Speculated
+from ssd_jax.runtime.controller import Controller
+from ssd_jax.runtime.rows import SamplingRows
 from ssd_jax.runtime.worker.proposals import HostProposals
 from tests import tiny
 from tests.checkpoints import tiny_drafts
@@ -125,26 +125,20 @@ UNSURE = 3  # a class of confidence
 SELECTED_BY_CONTENT = [
     # A hit is not taken if the draft is unsure of its first token, nor are unsure tail tokens.
     Edit(
-        Speculated,
-        "look_up",
-        "and not hit.used:",
-        f"and not hit.used and hit.entry.confidence[0] >= {UNSURE}:",
-    ),
-    Edit(
-        Speculated,
-        "look_up",
-        "length = min(len(hit.entry.tokens), row.limit)",
-        "tail = enumerate(hit.entry.confidence)\n"
-        f"        unsure = [place for place, sure in tail if place and sure < {UNSURE}]\n"
-        "        length = min([len(hit.entry.tokens), row.limit, *unsure])",
+        Controller,
+        "_promote",
+        "length = min(int(branches.lengths[slot, winner]), int(limit[slot]))",
+        "sure = enumerate(branches.confidence[slot, winner].tolist())\n"
+        f"            unsure = [place for place, each in sure if each < {UNSURE}]\n"
+        "            length = min(int(branches.lengths[slot, winner]), int(limit[slot]), *unsure)",
     ),
 ]
 KEYED_BY_SLOT = [
     Edit(
-        BranchDraft,
-        "open",
-        "self._rows.set(slot, params, index,",
-        "self._rows.set(slot, params, slot,",
+        SamplingRows,
+        "set",
+        '["request"][row] = opening.index',
+        '["request"][row] = row',
     )
 ]
 Q_OF_BEFORE = [

@@ -12,8 +12,10 @@ from ssd_jax.errors import InputError
 from ssd_jax.runtime import measuring
 from ssd_jax.runtime.measuring import Branches, Verifications, measure_drafter
 from ssd_jax.runtime.programs import Verification
-from ssd_jax.runtime.roles import Drafted, News
+from ssd_jax.runtime.roles import Drafted
 from ssd_jax.runtime.worker import placement
+from ssd_jax.speculation.cache import BranchTokens
+from tests.runtime.by_row import promoted
 
 SLOTS, CONTEXT, K = 2, 64, 4
 
@@ -69,18 +71,21 @@ class Drafter:
         assert last
         self.prompt = len(tokens)
 
-    def propose(self, rows):
-        assert [row.slot for row in rows] == list(range(SLOTS))
-        assert all(row.position == self.prompt for row in rows)
+    def propose(self, batch):
+        assert batch.slots == list(range(SLOTS))
+        assert (batch.position == self.prompt).all()
         assert self.prompt + K < CONTEXT
         return Drafted(np.full(SLOTS, K, np.int32), None)
+
+    def proposal(self):
+        return K
 
 
 def test_a_drafted_token_is_timed_until_it_is_there():
     watch = Watch()
 
-    def wait(drafted):
-        watch.now += 0.2 * int(drafted.lengths.max())
+    def wait(proposal):
+        watch.now += 0.2 * proposal
 
     found = measure_drafter(Drafter(watch), SLOTS, CONTEXT, wait, clock=watch)
     assert found == pytest.approx(0.2)
@@ -103,7 +108,8 @@ class Draft:
     def prefill(self, slot, tokens, offset):
         self.length[slot] = offset + len(tokens)
 
-    def move(self, moves):
+    def promote(self, promotion):
+        moves = promoted(promotion)
         assert [moved.slot for moved in moves] == list(range(SLOTS))
         assert [moved.position + 1 for moved in moves] == self.length
         self.expanded = None
@@ -120,13 +126,13 @@ class Draft:
         assert set(counts.sum(axis=1)) <= {4, 8, 16}
         self.expanded = counts.sum(axis=1).max(), forwards
 
-    def news(self, forwards):
+    def branch_tokens(self, forwards):
         budget, made = self.expanded
         assert forwards <= made
         self.watch.now += 0.01 * budget * forwards
         if self._is_late():
             return "late"
-        return News(*(np.zeros(0),) * 5, forwards)
+        return BranchTokens(*(np.zeros(0),) * 4, forwards)
 
     def _is_late(self):
         self.late -= 1
@@ -168,9 +174,9 @@ class Hidden(Draft):
         super().expand(counts, follow=follow, lowered=lowered, forwards=forwards)
         self.ready = self.watch.now + 0.01 * self.expanded[0] * forwards
 
-    def news(self, forwards):
+    def branch_tokens(self, forwards):
         self.watch.now = max(self.watch.now, self.ready)
-        return News(*(np.zeros(0),) * 5, forwards)
+        return BranchTokens(*(np.zeros(0),) * 4, forwards)
 
 
 @pytest.mark.parametrize(("kind", "together"), [(Hidden, 1.4), (Draft, 1.4 + K * 0.16)])

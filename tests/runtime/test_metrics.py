@@ -3,8 +3,7 @@
 import pytest
 
 from ssd_jax.runtime.activity import DraftCost
-from ssd_jax.runtime.metrics import REQUEST_KEYS, RequestTimes, Verified
-from ssd_jax.runtime.roles import Look
+from ssd_jax.runtime.metrics import REQUEST_KEYS, RequestTimes, RoundRecord, RowLookup
 
 
 def times(*tokens, arrived=0.0):
@@ -33,20 +32,20 @@ def test_every_key_is_there_whatever_happened():
 
 def verified(committed, proposed=0, accepted=None, seconds=0.1):
     accepted = committed - 1 if accepted is None else accepted
-    return Verified(committed=committed, proposed=proposed, accepted=accepted, seconds=seconds)
+    return RoundRecord(committed=committed, proposed=proposed, accepted=accepted, seconds=seconds)
 
 
 def test_verification_time_is_the_median():
     measured = times(1.0, 2.0)
     for seconds in (0.1, 0.3, 0.2):
-        measured.verified(verified(1, seconds=seconds))
+        measured.rounds.append(verified(1, seconds=seconds))
     assert measured.summary()["verify_ms"] == pytest.approx(200)
 
 
 def test_a_verification_that_shares_its_device_with_the_draft_is_not_timed():
     measured = times(1.0, 2.0)
     measured.shared_device = True
-    measured.verified(verified(1))
+    measured.rounds.append(verified(1))
     assert measured.summary()["verify_ms"] is None
 
 
@@ -54,7 +53,7 @@ def speculative(*rounds, tokens):
     measured = times(*range(1, tokens + 1))
     measured.speculative = True
     for each in rounds:
-        measured.verified(each)
+        measured.rounds.append(each)
     return measured
 
 
@@ -81,14 +80,14 @@ def test_nothing_after_the_end_counts():
 
 def test_without_a_drafter_there_is_no_acceptance():
     measured = times(1.0, 2.0)
-    measured.verified(verified(1))
+    measured.rounds.append(verified(1))
     assert measured.summary()["acceptance_length"] is None
 
 
 def looked_up(*rounds):
     """Rounds of (source, committed tokens)."""
     found = [
-        Verified(committed=count, proposed=3, accepted=count - 1, source=source, seconds=0.1)
+        RoundRecord(committed=count, proposed=3, accepted=count - 1, source=source, seconds=0.1)
         for source, count in rounds
     ]
     return speculative(*found, tokens=1 + sum(count for _, count in rounds))
@@ -134,14 +133,14 @@ def test_look_ups_after_the_end_do_not_count():
 def test_what_the_draft_did_for_rounds_after_the_end_does_not_count():
     measured = speculative(tokens=11)
     for number, source in enumerate(("hit", "miss", "hit")):
-        measured.verified(
-            Verified(
+        measured.rounds.append(
+            RoundRecord(
                 committed=4,
                 proposed=3,
                 accepted=3,
                 source=source,
                 seconds=0.1,
-                look=Look(number, 2, 0 if source == "hit" else None, 10),
+                lookup=RowLookup(number, 2, 0 if source == "hit" else None, 10),
                 cost=DraftCost(2.0, 1.0 + number / 2, (1.0,), 100 * number),
             )
         )

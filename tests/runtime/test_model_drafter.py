@@ -12,9 +12,10 @@ from ssd_jax.runtime import passes
 from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.model_drafter import ModelDrafter
 from ssd_jax.runtime.request import SamplingParams
-from ssd_jax.runtime.roles import DraftRow
+from ssd_jax.runtime.roles import SlotOpening
 from tests import tiny
 from tests.models.golden import FLOAT32, parameters
+from tests.runtime.by_row import DraftRow, batch_of
 
 SLOTS, K, CONTEXT, SUPPORT = 3, 4, 200, 8
 PARAMS = SamplingParams(temperature=0.8, seed=3)
@@ -67,7 +68,7 @@ class Rounds:
         self.proposed = {slot: [] for slot in self.slots}
         self.kept = []
         for slot in self.slots:
-            drafter.open(slot, params, slot, [], 0)
+            drafter.open(SlotOpening(slot, params, slot))
             drafter.prefill(slot, self.prompts[slot], 0, last=True)
 
     def run(self, count, limit=lambda round_, slot: K, times=1):
@@ -76,8 +77,9 @@ class Rounds:
             for slot, text in self.texts.items():
                 committed, self.told[slot] = text[self.told[slot] :], len(text)
                 rows.append(DraftRow(slot, len(text) - 1, committed, limit(round_, slot)))
-            drafted = [self.drafter.propose(rows) for _ in range(times)][-1]
-            tokens = np.asarray(drafted.proposal.tokens)
+            batch = batch_of(rows, self.drafter._programs.slots)
+            drafted = [self.drafter.propose(batch) for _ in range(times)][-1]
+            tokens = np.asarray(drafted.tokens)
             for slot, text in self.texts.items():
                 own = tokens[slot, : drafted.lengths[slot]].tolist()
                 self.proposed[slot].append(own)
@@ -112,7 +114,7 @@ def test_after_rounds_the_pages_are_those_of_a_plain_prefill_of_the_committed_te
         said = text[len(run.prompts[slot]) : run.told[slot]]
         counts = np.bincount(said, minlength=tiny.ROWS)
         np.testing.assert_array_equal(np.asarray(drafter._history.output)[slot], counts)
-        plain.open(slot, PARAMS, slot, [], 0)
+        plain.open(SlotOpening(slot, PARAMS, slot))
         plain.prefill(slot, text[:-1], 0, last=True)
         expected = cached(plain, slot, known)
         for ours, theirs in zip(cached(drafter, slot, known), expected, strict=True):
@@ -128,7 +130,7 @@ def test_the_next_proposal_is_that_of_a_drafter_that_saw_the_text_at_once(loaded
     run = Rounds(ModelDrafter(*loaded), PROMPTS, lambda *_: accepted).run(4)
     fresh = Rounds(ModelDrafter(*loaded), PROMPTS, lambda *_: 0)
     for slot, text in run.texts.items():
-        fresh.drafter.open(slot, PARAMS, slot, [], 0)
+        fresh.drafter.open(SlotOpening(slot, PARAMS, slot))
         fresh.drafter.prefill(slot, text[:-1], 0, last=True)
         fresh.texts[slot], fresh.told[slot] = list(text), len(text) - 1
     run.run(1)
@@ -209,7 +211,8 @@ def test_a_draft_temperature_of_zero_ships_point_masses_for_sampled_requests(loa
     drafter = ModelDrafter(*loaded, temperature=0.0)
     Rounds(drafter, PROMPTS, some_accepted)
     rows = [DraftRow(slot, len(PROMPTS[slot]), [7], K) for slot in range(SLOTS)]
-    proposal = drafter.propose(rows).proposal
+    drafter.propose(batch_of(rows, SLOTS))
+    proposal = drafter.proposal()
     tokens, support, q = (np.asarray(a) for a in (proposal.tokens, proposal.support, proposal.q))
     np.testing.assert_array_equal(support[..., 0], tokens)
     np.testing.assert_array_equal(q[..., 0], 1)
@@ -221,7 +224,8 @@ def test_sampled_proposals_come_with_the_truncated_law_they_were_drawn_from(load
     drafter = ModelDrafter(*loaded)
     Rounds(drafter, PROMPTS, some_accepted)
     rows = [DraftRow(slot, len(PROMPTS[slot]), [7], K) for slot in range(SLOTS)]
-    proposal = drafter.propose(rows).proposal
+    drafter.propose(batch_of(rows, SLOTS))
+    proposal = drafter.proposal()
     q = np.asarray(proposal.q)
     assert q.dtype == np.float32
     assert q.shape == (SLOTS, K, SUPPORT)

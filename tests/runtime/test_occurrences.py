@@ -92,8 +92,8 @@ def test_noise_is_unique_where_lengths_depend_on_time(settings, timed):
     asked = [request(seed=5, temperature=1.0, index=index) for index in (0, 0, 1)]
     ids = [parts.engine.add(each) for each in asked]
     found = outputs(drain(parts.engine))
-    assert [params.seed for _, params, *_ in parts.target.opened] == expected
-    assert [index for _, _, index, *_ in parts.target.opened] == [0, 0, 1]
+    assert [each.params.seed for each in parts.target.opened] == expected
+    assert [each.index for each in parts.target.opened] == [0, 0, 1]
     # Callers see what they gave.
     assert [found[each].prompt_index for each in ids] == [0, 0, 1]
     assert [each.params.seed for each in asked] == [5, 5, 5]
@@ -102,18 +102,15 @@ def test_noise_is_unique_where_lengths_depend_on_time(settings, timed):
 def test_both_roles_and_the_backup_have_the_same_seed():
     parts = ssd(spell(LONG), remote=True, backup="random", rank=lambda prompt, position: None)
     opened, open_draft = [], parts.draft.open
-    parts.draft.open = lambda slot, params, *rest: (
-        opened.append(params.seed),
-        open_draft(slot, params, *rest),
-    )
+    parts.draft.open = lambda opening: (opened.append(opening.params.seed), open_draft(opening))
     for _ in range(2):
         parts.engine.add(request(seed=5, temperature=1.0, max_tokens=20))
         drain(parts.engine)
     own = derived(5, 0, 0, 1)
-    assert opened == [params.seed for _, params, *_ in parts.target.opened] == [5, own]
+    assert opened == [each.params.seed for each in parts.target.opened] == [5, own]
     rows, drafted = parts.controller.rounds[-2]
     limit = rows[0].limit
-    assert drafted.proposal[0] == RandomBackup(own, 0, TOKENS).propose(rows[0].position, limit)
+    assert drafted.tokens[0] == RandomBackup(own, 0, TOKENS).propose(rows[0].position, limit)
 
 
 def test_greedy_requests_are_not_counted():
@@ -121,7 +118,7 @@ def test_greedy_requests_are_not_counted():
     for temperature in (0.0, 0.0, 1.0):
         parts.engine.add(request(seed=5, temperature=temperature))
     drain(parts.engine)
-    assert {params.seed for _, params, *_ in parts.target.opened} == {5}
+    assert {each.params.seed for each in parts.target.opened} == {5}
 
 
 def test_engines_count_together_also_the_requests_of_those_that_use_no_number():
@@ -143,4 +140,4 @@ def test_engines_count_together_also_the_requests_of_those_that_use_no_number():
         )
         engine.add(request(seed=5, temperature=1.0))
         drain(engine)
-    assert [params.seed for _, params, *_ in target.opened] == [5, 5, derived(5, 0, 0, 2)]
+    assert [each.params.seed for each in target.opened] == [5, 5, derived(5, 0, 0, 2)]

@@ -284,10 +284,10 @@ def test_the_reads_are_seen(reads):
     array = jax.jit(lambda x: x + 1)(jnp.zeros(4, jnp.int32))
     assert not reads  # of this file's own reads none is the product's
     branch = branch_draft.BranchDraft.__new__(branch_draft.BranchDraft)
-    branch._news, branch._proposed = array[None, None], array[:1, None]  # B = M = K = 1
+    branch._told, branch._heard = array[None, None], None  # B = M = K = 1
     branch._forwards, branch.branches = 1, 1
-    branch.news(1)
-    assert [name for name, _ in reads] == ["news", "news"]
+    branch.branch_tokens(1)
+    assert [name for name, _ in reads] == ["branch_tokens"]
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])

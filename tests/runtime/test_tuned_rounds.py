@@ -219,20 +219,20 @@ def test_work_is_reported_once_however_often_it_is_asked_for():
     )
     told = iter([Activity((Busy("expand", 1.0, 2.0),), 5), Activity((Busy("grow", 2.0, 3.0),), 7)])
     controller._activity = lambda: next(told)
-    controller._gather()
+    controller._gather_work()
     assert controller._worked(0, 0.0) == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
     controller._activity = Activity
     assert controller._worked(0, 0.0) == Activity()
 
 
 class Slow(FakeBranchingDraft):
-    """A draft whose first news come before the branches have all their tokens."""
+    """A draft whose first answers come before the branches have all their tokens."""
 
-    def news(self, forwards):
+    def branch_tokens(self, forwards, until=None):
+        whole = super().branch_tokens(1)
         if forwards == 1:
-            self.whole = super().news(1)
-            return self.whole._replace(lengths=np.minimum(self.whole.lengths, 1), forwards=1)
-        return self.whole
+            return whole._replace(lengths=np.minimum(whole.lengths, 1), forwards=1)
+        return whole
 
 
 class Asked(Pace):
@@ -269,7 +269,7 @@ def test_the_pace_hears_how_long_the_running_forward_has_taken(told, underway):
 def test_an_interrupted_rounds_work_is_not_the_next_requests():
     parts = ssd(spell(LONG), k=3)
     parts.controller._activity = lambda: Activity((Busy("grow", 0.0, 1.0, [0]),), 5)
-    parts.controller._gather()
+    parts.controller._gather_work()
     parts.engine.add(request(max_tokens=4))
     parts.controller._activity = Activity
     drain(parts.engine)

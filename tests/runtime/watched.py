@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.engine import Engine
-from ssd_jax.runtime.roles import Drafted, DraftRow
+from ssd_jax.runtime.roles import DraftBatch, Drafted
 from ssd_jax.speculation.backup import HostKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import Fixed, Tuner
 from ssd_jax.speculation.tuning import Plan
+from tests.runtime.by_row import DraftRow, rows_of
 from tests.runtime.fake_branches import FakeBranchingDraft, Script
 from tests.runtime.fakes import Clock, FakeTarget, Letters
 
@@ -28,12 +29,12 @@ class Watched(Controller):
         super().__init__(*args, **kwargs)
         self.rounds: list[tuple[dict[int, DraftRow], Drafted]] = []
 
-    def propose(self, rows: Sequence[DraftRow]) -> Drafted:
-        drafted = super().propose(rows)
+    def propose(self, batch: DraftBatch) -> Drafted:
+        drafted, rows = super().propose(batch), rows_of(batch)
         limits = {row.slot: row.limit for row in rows}
         for slot, length in enumerate(drafted.lengths):
             assert length <= limits.get(slot, 0)
-            assert length == len(drafted.proposal[slot])
+            assert length == len(drafted.tokens[slot])
         assert set(drafted.sources) == set(limits)
         self.rounds.append(({row.slot: row for row in rows}, drafted))
         return drafted
@@ -77,7 +78,7 @@ def ssd(
     """An engine with a controller.
 
     Args:
-      remote: the branches are asked for while the target's forward runs, as of a draft elsewhere.
+      remote: the draft has devices of its own.
       draft: makes the draft, of `scripted` among others.
     """
     target = FakeTarget(script, slots=slots, context=context)
@@ -92,7 +93,7 @@ def ssd(
         tokens=TOKENS,
         rule=rule,
         pace=pace,
-        settle=(lambda: branching.proposal()) if remote else None,
+        elsewhere=remote,
     )
     engine = Engine(target, Letters, frozenset({EOS}), drafter=controller, clock=Clock())
     return Parts(target, branching, controller, engine)

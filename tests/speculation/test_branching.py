@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation import branching
-from ssd_jax.speculation.branching import Forks
+from ssd_jax.speculation.forks import Forks
+from ssd_jax.speculation.forks import forks as forks_of
 from ssd_jax.speculation.proposal import Proposal
 from ssd_jax.speculation.record import Record
 from tests.speculation.rows import QUICKLY
 
 K, W, VOCAB = 4, 5, 9
 
-numbers = jax.jit(branching.forks, static_argnums=1, compiler_options=QUICKLY)
+numbers = jax.jit(forks_of, static_argnums=1, compiler_options=QUICKLY)
 
 
 @functools.partial(jax.jit, compiler_options=QUICKLY)

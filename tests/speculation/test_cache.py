@@ -1,124 +1,153 @@
-"""The speculation cache finds the branch that the committed text is on, and no other."""
+"""The speculation cache finds the branch that was prepared for an outcome, and no other."""
 
 from __future__ import annotations
 
-import itertools
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
-from ssd_jax.speculation.cache import Hit, SpeculationCache
-from tests.speculation.cached import START, branch, cache_of, row_found, three
+from ssd_jax.speculation import cache, forks
+from ssd_jax.speculation.cache import BranchTokens, SpeculationCache
+from tests.speculation.edits import Edit, edited
+
+K, M = 3, 6
+
+
+def told(bonus, lengths=None) -> BranchTokens:
+    """Branches [B, M] with these bonus tokens; those of branch m are 10 m, 10 m + 1, ..."""
+    bonus = np.array(bonus, np.int32)
+    rows, branches = bonus.shape
+    lengths = np.full(bonus.shape, K, np.int32) if lengths is None else np.array(lengths, np.int32)
+    tokens = np.arange(branches)[None, :, None] * 10 + np.arange(K)
+    tokens = np.broadcast_to(tokens, (rows, branches, K)).astype(np.int32)
+    return BranchTokens(bonus, lengths, tokens, np.zeros_like(tokens), K)
+
+
+def cache_of(counts, bonus, lengths=None) -> SpeculationCache:
+    found = SpeculationCache(len(counts), M)
+    found.prepare(np.array(counts, np.int32))
+    found.fill(told(bonus, lengths))
+    return found
+
+
+def look_up(found: SpeculationCache, *outcomes):
+    k, bonus = np.array(outcomes, np.int32).T
+    return found.look_up(k, bonus)
+
+
+# Two bonus tokens each for k = 0, 1 and 2.
+ONE = ([[2, 2, 2, 0]], [[5, 6, 7, 5, 8, 9]])
 
 
 @pytest.mark.parametrize(
-    ("committed", "found"),
-    [((5,), (0, (50, 51, 52))), ((1, 6), (1, (60, 61, 62))), ((1, 2, 7), (2, (70,)))],
+    ("outcome", "branch", "rank"),
+    [((0, 5), 0, 0), ((0, 6), 1, 1), ((1, 7), 2, 0), ((1, 5), 3, 1), ((2, 9), 5, 1)],
 )
-def test_the_outcome_finds_its_branch(committed, found):
-    cache = three()
-    cache.advance(committed)
-    assert row_found(cache) == found
-    hit = cache.find()
-    assert hit is not None
-    assert hit.used == 0
-    assert hit.entry.k == len(committed) - 1
+def test_the_outcome_finds_its_branch(outcome, branch, rank):
+    found = look_up(cache_of(*ONE), outcome)
+    assert (found.branch[0], found.rank[0], found.prepared[0]) == (branch, rank, 2)
+    assert found.wasted[0] == M * K
 
 
-@pytest.mark.parametrize("committed", [(6,), (1, 5), (1, 2, 6), (2,), (1,), (1, 2)])
-def test_an_outcome_that_was_not_prepared_is_a_miss(committed):
-    cache = three()
-    cache.advance(committed)
-    assert cache.find() is None
+@pytest.mark.parametrize("outcome", [(0, 7), (1, 6), (2, 5), (3, 5), (-1, 5)])
+def test_another_outcome_finds_nothing(outcome):
+    found = look_up(cache_of(*ONE), outcome)
+    assert (found.branch[0], found.rank[0]) == (-1, -1)
+    assert found.prepared[0] == (2 if 0 <= outcome[0] < 3 else 0)
 
 
-def test_nothing_is_found_before_the_outcome_is_known():
-    assert three().find() is None
+def test_rows_are_looked_up_each_by_itself():
+    counts = [[2, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [6, 0, 0, 0]]
+    bonus = [
+        [4, 5, 4, -1, -1, -1],
+        [-1] * M,
+        [4, 5, 6, 7, -1, -1],
+        [1, -1, 3, 2, 5, -1],
+    ]
+    lengths = [[3, 2, 1, 0, 0, 0], [0] * M, [1, 1, 1, 0, 0, 0], [2, 0, 2, 2, 2, 0]]
+    found = look_up(cache_of(counts, bonus, lengths), (1, 4), (0, 4), (3, 7), (0, 2))
+    assert found.branch.tolist() == [2, -1, 3, 3]
+    assert found.rank.tolist() == [0, -1, 0, 3]
+    assert found.prepared.tolist() == [1, 0, 1, 4]
+    assert found.wasted.tolist() == [6, 0, 3, 8]
 
 
-def test_a_new_sequence_holds_nothing():
-    cache = SpeculationCache(START)
-    cache.advance([5])
-    assert cache.find() is None
+def test_of_branches_for_the_same_outcome_the_lowest_counts():
+    """Its tokens may be worse: to look at them would bias the text."""
+    found = look_up(cache_of([[3, 0, 0, 0]], [[8, 8, 8, -1, -1, -1]], [[0, 3, 2, 0, 0, 0]]), (0, 8))
+    assert found.branch[0] == 0
 
 
-def test_it_tells_whether_anything_was_prepared_for_a_verification():
-    assert not SpeculationCache(START).prepared(START)
-    cache = three()
-    assert cache.prepared(START)
-    assert not cache.prepared(START + 1)
-    cache.advance([5])
-    cache.fill(START + 1, [])
-    assert not cache.prepared(START)
-    assert not cache.prepared(START + 1)
+@pytest.mark.parametrize("clear", [False, True])
+def test_what_was_not_filled_or_was_cleared_finds_nothing(clear):
+    found = cache_of(*ONE)
+    if clear:
+        found.clear()
+    else:
+        found.prepare(np.array(ONE[0]))
+    assert not found.held().any()
+    nothing = look_up(found, (0, 5))
+    assert (nothing.branch[0], nothing.prepared[0], nothing.wasted[0]) == (-1, 0, 0)
 
 
-def test_a_branch_keeps_its_rank_for_the_figures():
-    cache = cache_of(branch(0, (1, 5), (2,)), branch(1, (1, 6), (3,), rank=1))
-    cache.advance([1, 6])
-    assert cache.find() == Hit(branch(1, (1, 6), (3,), rank=1), 0)
+def test_later_tokens_of_the_same_branches_replace_earlier_ones():
+    found = cache_of(*ONE, [[1] * M])
+    found.fill(told(ONE[1]))
+    assert look_up(found, (0, 5)).wasted[0] == M * K
 
 
-def test_tokens_grow_while_the_draft_expands():
-    cache = cache_of(branch(0, (5,)), branch(1, (6,)))
-    cache.fill(START, [branch(0, (5,), (50,)), branch(1, (6,))])
-    cache.advance([5])
-    assert row_found(cache) == (0, (50,))
-    cache.fill(START, [branch(0, (5,), (50, 51)), branch(1, (6,), (60,))])
-    assert cache.find() == Hit(branch(0, (5,), (50, 51)), 0)
+def test_it_agrees_with_looking_at_every_branch():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        counts = rng.multinomial(rng.integers(1, M + 1), [1 / 4] * 4, size=3)
+        bonus = rng.integers(-1, 4, (3, M))
+        outcomes = [(int(rng.integers(-1, 4)), int(rng.integers(0, 4))) for _ in range(3)]
+        found = look_up(cache_of(counts, bonus), *outcomes)
+        for row, (k, token) in enumerate(outcomes):
+            places = [(each, rank) for each, n in enumerate(counts[row]) for rank in range(n)]
+            real = [
+                (place, rank, int(bonus[row, place]))
+                for place, (each, rank) in enumerate(places)
+                if each == k and bonus[row, place] >= 0
+            ]
+            hit = next(((place, rank) for place, rank, t in real if t == token), (-1, -1))
+            assert (found.branch[row], found.rank[row]) == hit
+            assert found.prepared[row] == len(real)
 
 
-def test_an_outcome_that_was_prepared_is_found_before_its_first_token_is():
-    """The controller then decides whether to wait for the draft."""
-    cache = cache_of(branch(0, (5,)), branch(1, (6,), (60,)))
-    cache.advance([5])
-    assert row_found(cache) == (0, ())
+FLAWS = {
+    "any k": Edit(SpeculationCache, "look_up", "self._forks.k == k[:, None]", "True"),
+    "any bonus token": Edit(SpeculationCache, "look_up", "== bonus[row]", ">= 0"),
+    "the last of equals": Edit(
+        SpeculationCache,
+        "look_up",
+        "[row[match][::-1]] = found[match][::-1]",
+        "[row[match]] = found[match]",
+    ),
+    "branches that are none": Edit(SpeculationCache, "_there", "self.branches.bonus >= 0", "True"),
+    "ranks of all": Edit(forks, "forks", "index - first", "index + 0 * first"),
+    "kept when cleared": Edit(
+        SpeculationCache, "clear", "self._nothing, None", "self._forks, self.branches"
+    ),
+}
 
 
-def test_a_branch_serves_on_while_the_text_runs_along_it():
-    cache = three()
-    cache.advance([5])
-    cache.advance([50])
-    assert row_found(cache) == (0, (51, 52))
-    cache.advance([51])
-    assert row_found(cache) == (0, (52,))
-    cache.advance([52])
-    assert cache.find() is None
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_flaws_are_caught(flaw):
+    with edited([FLAWS[flaw]]), pytest.raises(AssertionError):
+        all_of_them()
 
 
-def test_a_branch_that_the_text_has_left_never_returns():
-    cache = three()
-    cache.advance([5])
-    cache.advance([50, 99])
-    assert cache.find() is None
-    cache.fill(START, [branch(0, (5,), (50, 51, 52, 53))])
-    cache.advance([52])
-    assert cache.find() is None
+def all_of_them():
+    for outcome, branch, rank in [((1, 5), 3, 1), ((0, 6), 1, 1)]:
+        test_the_outcome_finds_its_branch(outcome, branch, rank)
+    test_rows_are_looked_up_each_by_itself()
+    test_of_branches_for_the_same_outcome_the_lowest_counts()
+    test_what_was_not_filled_or_was_cleared_finds_nothing(clear=True)
 
 
-def test_of_two_branches_for_one_outcome_the_lowest_row_counts():
-    same = [branch(4, (5,), (50,)), branch(2, (5,), (60,)), branch(3, (5,), (70,))]
-    for order in itertools.permutations(same):
-        cache = cache_of(*order)
-        cache.advance([5])
-        assert row_found(cache) == (2, (60,))
-
-
-def test_the_branch_of_the_very_outcome_comes_before_one_that_ran_into_it():
-    entries = [branch(0, (5,), (6, 60)), branch(1, (5, 6), (61,))]
-    for order in (entries, entries[::-1]):
-        cache = cache_of(*order)
-        cache.advance([5, 6])
-        assert row_found(cache) == (1, (61,))
-
-
-def test_new_branches_replace_the_old():
-    cache = three()
-    cache.advance([5])
-    cache.fill(START + 1, [branch(0, (50, 8), (80,))])
-    cache.advance([50, 8])
-    assert row_found(cache) == (0, (80,))
-    cache = three()
-    cache.advance([5])
-    cache.fill(START + 1, [branch(0, (9,), (90,))])
-    cache.advance([50])
-    assert cache.find() is None  # row 0 of before would have had two tokens left
+def test_it_imports_no_jax():
+    code = f"import sys, {cache.__name__}; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

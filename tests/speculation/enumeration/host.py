@@ -89,7 +89,7 @@ class Host:
             patience=self.patience,
             q_arrives=self.q_arrives,
         )
-        elsewhere = {"settle": draft.settled, "activity": draft.activity}
+        elsewhere = {"elsewhere": True, "activity": draft.activity}
         controller = Controller(
             watch(draft),
             k=k,

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.runtime.activity import Activity, Busy
-from ssd_jax.runtime.roles import IDLE, Drafted, Moved, News, Outcomes
+from ssd_jax.runtime.roles import IDLE, Drafted, Outcomes, Promotion, SlotOpening
+from ssd_jax.speculation.cache import BranchTokens
 from ssd_jax.speculation.confidence import EDGES, UNKNOWN
+from tests.runtime.by_row import promoted
 from tests.speculation.enumeration.chance import Key, Law, Renamed
 from tests.speculation.enumeration.filters import Model, Text, point
 from tests.speculation.enumeration.rounds import Game, Record, State
@@ -168,19 +170,20 @@ class ToyDraft:
         self._serving, self._awaited, self._overdue = True, False, False
         self._spans: list[Busy] = []
 
-    def open(self, slot, params, index, banned, ban_before) -> None:
-        self._names[slot], self._texts[slot] = (params.seed, index), ()
+    def open(self, opening: SlotOpening) -> None:
+        name = opening.params.seed, opening.index
+        self._names[opening.slot], self._texts[opening.slot] = name, ()
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         self._texts[slot] = (*self._texts[slot][:offset], *tokens)
 
-    def move(self, moves: Sequence[Moved]) -> None:
+    def promote(self, promotion: Promotion) -> None:
         self._cut()
         self._overdue = self._overdue and self._clock.now < self._free
         self._serving, self._awaited = not self._overdue, False
         self._moves += 1
         records = {}
-        for moved in moves:
+        for moved in promoted(promotion):
             slot = moved.slot
             self._texts[slot] += tuple(moved.committed)
             text = self._texts[slot]
@@ -213,10 +216,10 @@ class ToyDraft:
         self._spans.append(Busy("draft", began, self._free))
         return limits
 
-    def proposal(self) -> dict[int, Proposed]:
-        return self._proposal(point_mass=False)
+    def tokens(self) -> None:
+        """Those of the proposal, which the target draws no sooner."""
 
-    def settled(self) -> dict[int, Proposed]:
+    def proposal(self) -> dict[int, Proposed]:
         return self._proposal(point_mass=not self._q_arrives(self._moves))
 
     def _proposal(self, *, point_mass: bool) -> dict[int, Proposed]:
@@ -262,17 +265,21 @@ class ToyDraft:
         branch.path = path
         return branch
 
-    def news(self, forwards: int) -> News | str:
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | str | None:
         if not self._awaited:
             return "stale"
         made = self._began + forwards * self._forward(self._number)
+        if until is not None and made > self._clock.now:
+            return None  # the outcome comes first
         if made > self._clock.now + self._patience:
             self._clock.until(self._clock.now + self._patience)
             self._overdue = True
             self._free = made
             return "late"
         self._clock.until(made)
-        return self._news(self._made())
+        return self._branch_tokens(self._made())
 
     def _made(self) -> int:
         """Forwards of the expansion that have ended."""
@@ -291,14 +298,12 @@ class ToyDraft:
         running = self._told < self._planned and self._clock.now > self._began
         self._free = max(self._free, self._began + (self._told + running) * seconds)
 
-    def _news(self, made: int) -> News:
+    def _branch_tokens(self, made: int) -> BranchTokens:
         shape = self.slots, self.branches
         bonus, lengths = np.full(shape, -1, object), np.zeros(shape, np.int32)
         tokens = np.zeros((*shape, self.k), object)
         confidence = np.full((*shape, self.k), UNKNOWN, object)
-        proposed = np.zeros((self.slots, self.k), object)
         for slot, record in self._records.items():
-            proposed[slot, : len(record.tokens)] = record.tokens
             for row, branch in enumerate(self._branches[slot]):
                 if branch is None:
                     continue
@@ -308,7 +313,7 @@ class ToyDraft:
                 bonus[slot, row], lengths[slot, row] = branch.path[-1], count
                 tokens[slot, row, :count] = branch.tokens[:count]
                 confidence[slot, row, :count] = branch.confidence()[:count]
-        return News(proposed, bonus, lengths, tokens, confidence, made)
+        return BranchTokens(bonus, lengths, tokens, confidence, made)
 
     def activity(self) -> Activity:
         """What it has done, as far as it has ended."""
@@ -331,6 +336,9 @@ class Pending:
 
     def __init__(self, clock: Clock, moment: float, emitted: dict[int, Text]) -> None:
         self._clock, self._moment, self._emitted = clock, moment, emitted
+
+    def ready(self) -> bool:
+        return self._clock.now >= self._moment
 
     def read(self) -> Outcomes:
         self._clock.until(self._moment)
@@ -355,8 +363,9 @@ class ToyTarget:
         self.lengths: list[tuple[Name, int]] = []
         """Of the proposals, whose and how long, round after round."""
 
-    def open(self, slot, params, index, banned, ban_before) -> None:
-        self._names[slot], self._texts[slot] = (params.seed, index), ()
+    def open(self, opening: SlotOpening) -> None:
+        name = opening.params.seed, opening.index
+        self._names[opening.slot], self._texts[opening.slot] = name, ()
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         self._texts[slot] = (*self._texts[slot][:offset], *tokens)
@@ -367,10 +376,15 @@ class ToyTarget:
 
     def forward(
         self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> tuple[np.ndarray, np.ndarray, Drafted | None]:
+        return tokens, lengths, drafted
+
+    def accept(
+        self,
+        logits: tuple[np.ndarray, np.ndarray, Drafted | None],
+        proposal: dict[int, Proposed] | None = None,
     ) -> Pending:
-        proposal: dict[int, Proposed] = {}
-        if drafted is not None:
-            proposal = drafted.proposal if drafted.settle is None else drafted.settle()
+        (tokens, lengths, drafted), proposal = logits, proposal or {}
         emitted = {}
         for slot in np.flatnonzero(lengths != IDLE).tolist():
             self._texts[slot] = self._texts[slot][: lengths[slot] + 1]

@@ -15,6 +15,7 @@ import pytest
 from ssd_jax.speculation.confidence import Confidence
 from ssd_jax.speculation.fan_out import Geometric, Uniform
 from ssd_jax.speculation.measured import Measured
+from tests.runtime.by_row import promoted
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import table
@@ -39,19 +40,19 @@ class Watched:
     ) -> None:
         self._draft, self._exchanged, self._kept = draft, exchanged, kept
         self.asked: list[list[Any]] = [[]]
-        """By round, which begins where it looks for the first news."""
+        """By round, which begins where it looks for the first branches."""
         self.winners: list[list[tuple[int, int]]] = [[]]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draft, name)
 
-    def news(self, forwards):
-        found = self._draft.news(forwards)
-        if forwards == 1:
+    def branch_tokens(self, forwards, until=None):
+        found = self._draft.branch_tokens(forwards, until)
+        if until is not None:
             self.asked.append([])
             self.winners.append([])
-        self.asked[-1].append(("news", forwards))
-        if isinstance(found, str) or len(self.asked) - 1 != self._exchanged:
+        self.asked[-1].append(("branch_tokens", forwards))
+        if found is None or isinstance(found, str) or len(self.asked) - 1 != self._exchanged:
             return found
         here = np.ones(found.lengths.shape, bool)
         for slot, row in self._kept:
@@ -62,10 +63,11 @@ class Watched:
             confidence=np.where(here[..., None], 7 - confidence, confidence),
         )
 
-    def move(self, moves):
-        self.asked[-1].append(("move", [(m.slot, m.winner, m.limit, *m.tokens) for m in moves]))
+    def promote(self, promotion):
+        moves = promoted(promotion)
+        self.asked[-1].append(("promote", [(m.slot, m.winner, m.limit, *m.tokens) for m in moves]))
         self.winners[-1] += [(each.slot, each.winner) for each in moves if each.winner >= 0]
-        self._draft.move(moves)
+        self._draft.promote(promotion)
 
     def draft(self, limits, *, lowered):
         self.asked[-1].append(("draft", limits.tolist(), lowered.tolist()))
@@ -119,7 +121,7 @@ def test_a_round_does_not_look_at_the_tokens_of_branches(host):
             other = play(host, exchanged=round_, kept=usual.winners[round_])
         assert usual.asked[round_] == other.asked[round_]
         sizes |= {event[0] for event in usual.asked[round_]}
-    assert {"news", "move", "expand"} <= sizes
+    assert {"branch_tokens", "promote", "expand"} <= sizes
     assert changed or host.fan_out is not Confidence
 
 

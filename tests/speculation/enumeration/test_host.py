@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ssd_jax.runtime.controller import Controller
 from ssd_jax.runtime.occurrences import Occurrences
-from ssd_jax.runtime.speculated import Speculated
 from ssd_jax.speculation.confidence import Confidence
 from ssd_jax.speculation.fan_out import Geometric
 from ssd_jax.speculation.measured import Measured
 from ssd_jax.speculation.tuning import Plan
+from tests.speculation.edits import Edit, edited
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.chance import paths
 from tests.speculation.enumeration.host import Hashed, Host, outputs, texts
@@ -131,23 +132,21 @@ def test_the_host_keeps_the_law(settings, sources):
     assert {source for source in seen if isinstance(source, str)} >= sources
 
 
-def without_unsure_tails(self, row):
-    """Serves no last tokens that the draft is unsure of."""
-    found, length = LOOK_UP(self, row), 0
-    while length < found.length and found.confidence[length : length + 1] >= (4,):
-        length += 1
-    if found.source != "hit" or length == found.length:
-        return found
-    return found._replace(moved=replace(found.moved, limit=length), length=length, more=0)
-
-
-LOOK_UP = Speculated.look_up
+# Serves no last tokens that the draft is unsure of.
+WITHOUT_UNSURE_TAILS = Edit(
+    Controller,
+    "_promote",
+    'each.begin(length, "hit"',
+    "while length and confidence[length - 1] < 4:\n"
+    "                length -= 1\n"
+    '            each.begin(length, "hit"',
+)
 
 
 @pytest.mark.parametrize("name", ["inline", "a slow draft", "confidence"])
-def test_a_look_up_that_selects_by_content_has_another_law(name, monkeypatch):
-    monkeypatch.setattr(Speculated, "look_up", without_unsure_tails)
-    law, _ = law_of(Host(game=GAME, **SETTINGS[name][0]), [(0, 0)], 5)
+def test_a_look_up_that_selects_by_content_has_another_law(name):
+    with edited([WITHOUT_UNSURE_TAILS]):
+        law, _ = law_of(Host(game=GAME, **SETTINGS[name][0]), [(0, 0)], 5)
     assert of_row(law, 0) != autoregressive(GAME.target, PROMPT, 5)
 
 

@@ -1,0 +1,89 @@
+"""The arrays that the roles exchange, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ssd_jax.runtime.roles import IDLE, DraftBatch, Promotion, draft_batch, padded, promotion
+
+
+class DraftRow(NamedTuple):
+    """A row of a `DraftBatch`."""
+
+    slot: int
+    position: int
+    committed: Sequence[int]
+    limit: int
+    room: int = 2**30
+
+
+class Promoted(NamedTuple):
+    """A row of a `Promotion`."""
+
+    slot: int
+    position: int
+    pending: int
+    committed: Sequence[int] = ()
+    winner: int = -1
+    tokens: Sequence[int] = ()
+    limit: int = 0
+
+
+def batch_of(rows: Sequence[DraftRow], slots: int = 2) -> DraftBatch:
+    batch = draft_batch(slots, max(len(row.committed) for row in rows))
+    for row in rows:
+        slot = row.slot
+        batch.position[slot], batch.counts[slot] = row.position, len(row.committed)
+        batch.tokens[slot, : len(row.committed)] = row.committed
+        batch.limit[slot], batch.room[slot] = row.limit, row.room
+    return batch
+
+
+def rows_of(batch: DraftBatch) -> list[DraftRow]:
+    return [
+        DraftRow(
+            slot,
+            int(batch.position[slot]),
+            batch.tokens[slot, : batch.counts[slot]].tolist(),
+            int(batch.limit[slot]),
+            int(batch.room[slot]),
+        )
+        for slot in batch.slots
+    ]
+
+
+def promotion_of(rows: Sequence[Promoted], slots: int, k: int) -> Promotion:
+    made = promotion(slots, k)
+    for row in rows:
+        slot = row.slot
+        made.position[slot], made.pending[slot], made.winner[slot] = (
+            row.position,
+            row.pending,
+            row.winner,
+        )
+        made.tokens[slot, : len(row.tokens)] = row.tokens
+        made.limit[slot] = row.limit if row.winner >= 0 else len(row.tokens)
+    committed = padded({row.slot: row.committed for row in rows}, slots, k + 1)
+    return made._replace(committed=committed)
+
+
+def promoted(made: Promotion) -> list[Promoted]:
+    rows = []
+    for slot in np.flatnonzero(made.position != IDLE).tolist():
+        winner, limit = int(made.winner[slot]), int(made.limit[slot])
+        committed = [token for token in made.committed[slot].tolist() if token >= 0]
+        rows.append(
+            Promoted(
+                slot,
+                int(made.position[slot]),
+                int(made.pending[slot]),
+                committed,
+                winner,
+                [] if winner >= 0 else made.tokens[slot, :limit].tolist(),
+                limit if winner >= 0 else 0,
+            )
+        )
+    return rows
