@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ssd_jax.llm import LLM
 from ssd_jax.runtime.worker.messages import Winner
@@ -48,9 +47,9 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(che
     take, rng, lost = draft._take_q, np.random.default_rng(5), []
 
     def lossy():
-        lost.append(bool(draft._asked_q) and rng.random() < 0.2)
+        lost.append(draft._asked_q.size > 0 and rng.random() < 0.2)
         if lost[-1]:
-            draft._asked_q = []
+            draft._asked_q = draft._asked_q[:0]
         take()
 
     draft._take_q = lossy
@@ -81,9 +80,9 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     take = link._take
 
     def spoilt(message):
-        if isinstance(message, Winner) and message.sampled and rng.random() < 0.2:
+        if isinstance(message, Winner) and message.sampled.size and rng.random() < 0.2:
             broken.append(len(message.sampled))
-            message = dataclasses.replace(message, q=BROKEN[rng.integers(len(BROKEN))](message.q))
+            message = replace(message, q=BROKEN[rng.integers(len(BROKEN))](message.q))
         take(message)
 
     link._take = spoilt
@@ -99,10 +98,10 @@ def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):
     proposals = llm.loaded.worker.drafts[-1]._proposals
     put = proposals.put_q
 
-    def put_mixed(slot, winner):
+    def put_mixed(slots, winner):
         both = (winner.q > 0).all(axis=-1, keepdims=True)
         mixed = np.where(both, winner.q[..., ::-1], winner.q)
-        return put(slot, dataclasses.replace(winner, q=mixed))
+        return put(slots, replace(winner, q=mixed))
 
     proposals.put_q = put_mixed
     outputs, _ = law.run(engine, law.requests(llm))

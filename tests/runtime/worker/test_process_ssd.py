@@ -22,6 +22,7 @@ from ssd_jax.llm import LLM
 from ssd_jax.runtime import cores
 from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import SamplingParams
+from ssd_jax.runtime.roles import BranchTokens
 from ssd_jax.runtime.worker import placement
 from ssd_jax.speculation.pace import Pace
 from tests import tiny
@@ -114,16 +115,15 @@ def test_text_equals_autoregressive_decoding(request, fixture, backup):
 
 def shuffle_outcomes(draft):
     """Each third time the branches are told to be for one another's outcomes."""
-    told, calls = draft.news, itertools.count()
+    told, calls = draft.branch_tokens, itertools.count()
 
-    def news(forwards):
-        found = told(forwards)
-        if next(calls) % 3 == 2:
-            found = found._replace(bonus=np.roll(found.bonus, 1, axis=1))
-            draft._news = found
+    def branch_tokens(forwards, until=None):
+        before, found = draft._branches, told(forwards, until)
+        if isinstance(found, BranchTokens) and found is not before and next(calls) % 3 == 2:
+            found = draft._branches = found._replace(bonus=np.roll(found.bonus, 1, axis=1))
         return found
 
-    draft.news = news
+    draft.branch_tokens = branch_tokens
 
 
 @pytest.mark.parametrize("pace", [Hasty, Moody, Pace])
