@@ -82,7 +82,8 @@ class RemoteDraft:
         self._counted = False  # why this round had no answer
         self._overdue = False  # an answer that was waited for did not come
         self._link: Connection | None = None  # that this round's records went to
-        self._records = promotion(self.slots, self.k)  # as the worker was told of them
+        self._records = promotion(self.slots, self.k)  # as the worker is told of them
+        self._owners = self._epochs  # the epochs that they are of
         self._unsent = False
         self._asked_q = np.zeros(0, np.int64)
         self._awaited = False  # the branches of the last `expand`
@@ -139,6 +140,7 @@ class RemoteDraft:
         winner = asked.winner.copy()
         winner[anew + told] = -1
         self._records = found._replace(winner=winner, tokens=tokens, limit=limit)
+        self._owners = self._epochs.copy()
         self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (limit > 0))
         self._unsent = True
 
@@ -357,7 +359,7 @@ class RemoteDraft:
         records = self._records if self._unsent else promotion(self.slots, self.k)
         message = Round(
             number=next(self._numbers),
-            epochs=self._epochs,
+            epochs=self._owners,
             **records._asdict(),
             drafts=none if drafts is None else drafts,
             sampled=self._sampled,

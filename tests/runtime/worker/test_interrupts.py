@@ -11,7 +11,7 @@ from ssd_jax.runtime.roles import SlotOpening, promotion
 from ssd_jax.runtime.worker import placement
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.connection import Connection, Told
-from ssd_jax.runtime.worker.messages import Open, Prefill, no_branches
+from ssd_jax.runtime.worker.messages import Open, Prefill, Round, no_branches
 from ssd_jax.runtime.worker.proposals import HostProposals
 from tests.runtime.worker.scripted import HELLO, SLOTS, K, M, only_misses, request, text
 from tests.runtime.worker.serving import served
@@ -161,6 +161,19 @@ def test_a_stream_that_is_there_at_once_is_told_all_of_a_text():
     assert prefilled.tokens.tolist() == [1, 2, 3, 50]
     assert told.winner[0] == -1
     assert told.tokens[0, : told.limit[0]].tolist() == [40] * K
+
+
+def test_records_that_nobody_expands_are_of_the_request_that_they_were_made_for():
+    """They are sent with the next ones; another request may be in their slot then."""
+    link = Link()
+    draft = RemoteDraft(HELLO, lambda: link, patience=0.01)
+    for prompt in ([1, 2, 3], [4, 5]):
+        draft.open(SlotOpening(0, SamplingParams()))
+        draft.prefill(0, prompt, 0)
+        draft.promote(records((len(prompt) - 1, [], -1)))
+    draft.proposal()
+    rounds = [message for message in link.sent if isinstance(message, Round)]
+    assert [(each.position[0], each.epochs[0]) for each in rounds] == [(2, 1), (1, 2)]
 
 
 def test_an_interrupt_while_a_worker_is_greeted_leaves_no_stream(monkeypatch):
