@@ -10,7 +10,7 @@ import msgspec
 from ssd_jax.runtime.worker.main import run
 from ssd_jax.runtime.worker.server import serve
 from ssd_jax.runtime.worker.session import Session
-from tests.runtime.worker.scripted import ScriptedDraft
+from tests.runtime.worker.script import ScriptedDraft
 
 _ROOT = Path(__file__).parents[3]
 

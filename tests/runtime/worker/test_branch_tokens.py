@@ -10,7 +10,7 @@ import pytest
 
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import BranchTokens, SlotOpening, promotion
-from tests.runtime.worker.scripted import PROMPT, SLOTS, K, M, ScriptedDraft, said_at
+from tests.runtime.worker.script import PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 from tests.runtime.worker.serving import served
 
 

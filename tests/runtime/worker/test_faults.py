@@ -14,14 +14,8 @@ from ssd_jax.runtime.worker.messages import Speculations
 from ssd_jax.runtime.worker.session import Session
 from ssd_jax.speculation.pace import Pace
 from tests.runtime.paces import Hasty, Moody, Patient
-from tests.runtime.worker.scripted import (
-    HELLO,
-    K,
-    ScriptedDraft,
-    only_misses,
-    request,
-    text,
-)
+from tests.runtime.worker.script import HELLO, K, ScriptedDraft
+from tests.runtime.worker.scripted import only_misses, request, text
 from tests.runtime.worker.serving import rogue, served
 from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND
 

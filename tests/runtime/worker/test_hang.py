@@ -13,7 +13,8 @@ from ssd_jax.runtime.worker import placement
 from ssd_jax.runtime.worker.hang import HANG, HangLimit
 from ssd_jax.runtime.worker.placement import DraftWorker
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.scripted import ScriptedDraft, only_misses, run_of
+from tests.runtime.worker.script import ScriptedDraft
+from tests.runtime.worker.scripted import only_misses, run_of
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_faults import Stuck
 from tests.runtime.worker.test_supervisor import SETTINGS, eventually, linux, working

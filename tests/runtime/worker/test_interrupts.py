@@ -13,7 +13,8 @@ from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.connection import Connection, Told
 from ssd_jax.runtime.worker.messages import Open, Prefill, Round, no_branches
 from ssd_jax.runtime.worker.proposals import HostProposals
-from tests.runtime.worker.scripted import HELLO, SLOTS, K, M, only_misses, request, text
+from tests.runtime.worker.script import HELLO, SLOTS, K, M
+from tests.runtime.worker.scripted import only_misses, request, text
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_supervisor import SETTINGS
 

@@ -22,7 +22,7 @@ from ssd_jax.runtime.worker.messages import (
     Winner,
 )
 from ssd_jax.runtime.worker.session import Session
-from tests.runtime.worker.scripted import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
+from tests.runtime.worker.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)
 OPEN = Open(number=1, epoch=1, opening=SlotOpening(slot=1, params=PARAMS, banned=[1], ban_before=9))

@@ -27,7 +27,8 @@ from ssd_jax.runtime.worker.messages import Open, Refused
 from ssd_jax.runtime.worker.session import Session
 from ssd_jax.runtime.worker.transport import METHOD, options
 from ssd_jax.runtime.worker.transport import TOKEN as KEY
-from tests.runtime.worker.scripted import HELLO, SLOTS, TOKEN, ScriptedDraft, only_misses
+from tests.runtime.worker.script import HELLO, SLOTS, TOKEN, ScriptedDraft
+from tests.runtime.worker.scripted import only_misses
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_session import OPEN, ROUND
 

@@ -20,7 +20,8 @@ from ssd_jax.runtime.worker.placement import DraftWorker
 from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.runtime.worker.supervisor import Supervisor
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.scripted import HELLO, TOKEN, only_misses, request, run_of, text
+from tests.runtime.worker.script import HELLO, TOKEN
+from tests.runtime.worker.scripted import only_misses, request, run_of, text
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and /proc of Linux")
 SETTINGS = WorkerSettings(
@@ -249,7 +250,7 @@ def test_what_others_write_before_a_worker_reports_is_no_report(code):
 def test_what_native_code_writes_later_does_not_block_a_worker():
     """A pipe that nobody reads is full after 64 KiB."""
     code = (
-        "import tests.runtime.worker.scripted as s; o = s.ScriptedDraft.open; "
+        "import tests.runtime.worker.script as s; o = s.ScriptedDraft.open; "
         "s.ScriptedDraft.open = lambda *a: (os.write(1, b'x' * 2**20), o(*a))[1]"
     )
     worker = DraftWorker(SETTINGS, patience=5.0, command=speaking_later(code))

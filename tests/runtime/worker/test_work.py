@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ssd_jax.runtime.activity import WORK, Busy
 from ssd_jax.runtime.worker.messages import Work
 from ssd_jax.runtime.worker.session import Session
-from tests.runtime.worker.scripted import HELLO, K
+from tests.runtime.worker.script import HELLO, K
 from tests.runtime.worker.serving import rogue, served
 from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND, UNEXPANDED, Talk, rows
 from tests.runtime.worker.test_supervisor import linux, working
