@@ -85,7 +85,7 @@ class RemoteDraft:
         self._records = promotion(self.slots, self.k)  # as the worker is told of them
         self._owners = self._epochs  # the epochs that they are of
         self._unsent = False
-        self._asked_q = np.zeros(0, np.int64)
+        self._asked_q = np.flatnonzero([])
         self._awaited = False  # the branches of the last `expand`
         self._told: Told | None = None
         self._branches = no_branches(hello)
@@ -347,26 +347,20 @@ class RemoteDraft:
     def _send_round(
         self,
         link: Connection,
-        lowered: np.ndarray,
-        *,
-        drafts: np.ndarray | None = None,
-        counts: np.ndarray | None = None,
-        follow: np.ndarray | None = None,
-        forwards: int = 0,
+        lowered: np.ndarray | None = None,
+        **asked: Any,
     ) -> None:
-        """Sends what is asked for, and with it the records that were not sent yet."""
-        none = np.zeros(self.slots, np.int32)
+        """Sends some fields of a `Round`, and with them the records that were not sent yet."""
+        nothing = np.zeros((self.slots, self.k + 1), np.int32)
+        none = {"drafts": nothing[:, 0], "counts": nothing, "follow": nothing[:, 0], "forwards": 0}
         records = self._records if self._unsent else promotion(self.slots, self.k)
         message = Round(
             number=next(self._numbers),
             epochs=self._owners,
-            **records._asdict(),
-            drafts=none if drafts is None else drafts,
             sampled=self._sampled,
-            lowered=lowered,
-            counts=np.zeros((self.slots, self.k + 1), np.int32) if counts is None else counts,
-            follow=none if follow is None else follow,
-            forwards=forwards,
+            lowered=nothing[:, 1:] if lowered is None else lowered,
+            **records._asdict(),
+            **none | asked,
         )
         with self._telling(link):
             link.ask(message)
@@ -375,7 +369,7 @@ class RemoteDraft:
     def _flush(self) -> None:
         """Sends records that nobody expands: at the end of a text they have no branches."""
         if self._unsent and self._link is not None:
-            self._send_round(self._link, np.zeros((self.slots, self.k), np.int32))
+            self._send_round(self._link)
 
     def _take_q(self) -> None:
         """Puts the q that was asked for into the proposals; without it they stay point masses."""

@@ -69,7 +69,6 @@ class Connection:
       hello: what the worker must be.
       token: secret that the worker was started with.
       counters: where ignored messages and broken streams are counted.
-      clock: the engine's, and every other process's of this host.
     """
 
     def __init__(
@@ -78,10 +77,8 @@ class Connection:
         hello: Hello,
         token: str,
         counters: Counter[str],
-        *,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._hello, self._counters, self._clock = hello, counters, clock
+        self._hello, self._counters = hello, counters
         self._work: deque[tuple[Busy, Answer]] = deque(maxlen=_KEPT)  # and what has told of it
         self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
@@ -233,7 +230,7 @@ class Connection:
 
     def _take_work(self, message: Answer) -> None:
         """Keeps the work that an answer tells of; what was told before counts once."""
-        now = self._clock()  # it was told afterwards, whatever it says
+        now = time.perf_counter()  # it was told afterwards, whatever it says
         for each in message.work:
             if each.begin >= self._worked_until:
                 span = Busy(each.what, min(each.begin, now), min(each.end, now))

@@ -9,7 +9,6 @@ and context.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -86,13 +85,7 @@ class Entries(NamedTuple):
         return array
 
 
-class Message(
-    msgspec.Struct,
-    frozen=True,
-    tag=True,
-    array_like=True,
-    forbid_unknown_fields=True,
-):
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """Anything that is sent."""
 
     def check(self, about: Hello) -> None:
@@ -296,16 +289,7 @@ def no_branches(about: Hello, forwards: int = 0) -> BranchTokens:
     )
 
 
-MESSAGES: Sequence[type[Message]] = (
-    Hello,
-    Welcome,
-    Refused,
-    Open,
-    Prefill,
-    Round,
-    Winner,
-    Speculations,
-)
+MESSAGES = Hello, Welcome, Refused, Open, Prefill, Round, Winner, Speculations
 
 
 def _within(name: str, value: int, end: int) -> None:
