@@ -10,6 +10,7 @@ import numpy as np
 
 from ssd_jax.runtime.roles import IDLE, BranchTokens, Promotion
 from ssd_jax.runtime.worker.messages import Hello, no_branches
+from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.speculation.confidence import UNKNOWN
 
 SLOTS, K, M, N = 2, 3, 6, 2
@@ -24,6 +25,22 @@ HELLO = Hello(
     branches=M,
     support=N,
     rule="ratio",
+)
+
+SETTINGS = WorkerSettings(
+    token=TOKEN,
+    hello=HELLO,
+    source="scripted",
+    target=None,
+    dtype="float32",
+    support=2,
+    predict="noise",
+    confident=False,
+    saguaro_c=1.0,
+    draft_temperature=None,
+    compile_cache=None,
+    cores=None,
+    budgets=(HELLO.branches,),
 )
 
 

@@ -27,9 +27,8 @@ from ssd_jax.runtime.worker import codec
 from ssd_jax.runtime.worker.placement import DraftWorker
 from ssd_jax.runtime.worker.transport import METHOD, options
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.script import HELLO
+from tests.runtime.worker.script import HELLO, SETTINGS
 from tests.runtime.worker.scripted import only_misses, run_of
-from tests.runtime.worker.test_supervisor import SETTINGS
 
 KINDS = ("quiet", "silent", "huge", "malformed", "noise")
 _LINGER = 3.0  # seconds

@@ -13,11 +13,11 @@ from ssd_jax.runtime.worker import placement
 from ssd_jax.runtime.worker.hang import HANG, HangLimit
 from ssd_jax.runtime.worker.placement import DraftWorker
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.script import ScriptedDraft
+from tests.runtime.worker.script import SETTINGS, ScriptedDraft
 from tests.runtime.worker.scripted import only_misses, run_of
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_faults import Stuck
-from tests.runtime.worker.test_supervisor import SETTINGS, eventually, linux, working
+from tests.runtime.worker.test_supervisor import eventually, linux, working
 
 
 def test_the_limit_is_twice_as_long_each_time_that_it_is_reached():

@@ -13,10 +13,9 @@ from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.connection import Connection, Told
 from ssd_jax.runtime.worker.messages import Open, Prefill, Round, no_branches
 from ssd_jax.runtime.worker.proposals import HostProposals
-from tests.runtime.worker.script import HELLO, SLOTS, K, M
+from tests.runtime.worker.script import HELLO, SETTINGS, SLOTS, K, M
 from tests.runtime.worker.scripted import only_misses, request, text
 from tests.runtime.worker.serving import served
-from tests.runtime.worker.test_supervisor import SETTINGS
 
 PLACES = [
     (RemoteDraft, "prefill"),
@@ -61,8 +60,8 @@ def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, aft
             left[0], expected = 0, {}
             assert run.draft.wait_ready(30)
             for index in range(3):
-                number = run.engine.add(request(index, max_tokens=40, temperature=1.0))
-                expected[number] = text(40)
+                number = run.engine.add(request(index, max_tokens=24, temperature=1.0))
+                expected[number] = text(24)
             left[0] = at
             while run.engine.has_work:
                 try:

@@ -22,17 +22,10 @@ from ssd_jax.runtime.worker.placement import DraftWorker, connector
 from ssd_jax.runtime.worker.supervisor import Supervisor
 from tests.runtime.worker import faults, recovery, strangers
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.script import HELLO, TOKEN, ScriptedDraft
+from tests.runtime.worker.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
 from tests.runtime.worker.scripted import only_misses, run_of
 from tests.runtime.worker.serving import served
-from tests.runtime.worker.test_supervisor import (
-    SETTINGS,
-    ended,
-    linux,
-    speaking,
-    speaking_later,
-    started,
-)
+from tests.runtime.worker.test_supervisor import ended, linux, speaking, speaking_later, started
 
 BREAKABLE = "from tests.runtime.worker import faults; faults.install()"
 

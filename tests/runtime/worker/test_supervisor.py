@@ -17,28 +17,12 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.worker import supervisor as supervisor_module
 from ssd_jax.runtime.worker.placement import DraftWorker
-from ssd_jax.runtime.worker.settings import WorkerSettings
 from ssd_jax.runtime.worker.supervisor import Supervisor
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.script import HELLO, TOKEN
+from tests.runtime.worker.script import SETTINGS
 from tests.runtime.worker.scripted import only_misses, request, run_of, text
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and /proc of Linux")
-SETTINGS = WorkerSettings(
-    token=TOKEN,
-    hello=HELLO,
-    source="scripted",
-    target=None,
-    dtype="float32",
-    support=2,
-    predict="noise",
-    confident=False,
-    saguaro_c=1.0,
-    draft_temperature=None,
-    compile_cache=None,
-    cores=None,
-    budgets=(HELLO.branches,),
-)
 
 
 @contextmanager
@@ -152,7 +136,9 @@ def test_a_supervisor_that_nobody_holds_ends_its_worker():
 PARENT = """
 import os, sys, signal
 sys.path.insert(0, {root!r})
-from tests.runtime.worker.test_supervisor import SETTINGS, Supervisor, command
+from ssd_jax.runtime.worker.supervisor import Supervisor
+from tests.runtime.worker.fake_worker import command
+from tests.runtime.worker.script import SETTINGS
 supervisor = Supervisor(SETTINGS, command())
 supervisor.start()
 supervisor.wait_ready()
