@@ -30,7 +30,7 @@ from ssd_jax.runtime.submesh_draft import PATIENCE, SubmeshDraft
 from ssd_jax.runtime.target import DeviceTarget
 from ssd_jax.runtime.tuned_drafter import TunedDrafter
 from ssd_jax.runtime.worker.messages import Hello
-from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.runtime.worker.supervisor import WorkerSettings
 from ssd_jax.speculation.tuner import Fixed, Tuner
 from ssd_jax.speculation.tuning import Plan
 

@@ -21,8 +21,7 @@ import numpy as np
 from ssd_jax.runtime.activity import Activity
 from ssd_jax.runtime.known_text import KnownText, promoted
 from ssd_jax.runtime.roles import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
-from ssd_jax.runtime.worker.connection import Connection, Told
-from ssd_jax.runtime.worker.hang import SILENCE, HangLimit
+from ssd_jax.runtime.worker.connection import SILENCE, Connection, HangLimit, Told
 from ssd_jax.runtime.worker.messages import Hello, Open, Prefill, Round, no_branches
 from ssd_jax.runtime.worker.proposals import HostProposals
 from ssd_jax.speculation.confidence import UNKNOWN

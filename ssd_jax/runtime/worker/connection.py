@@ -1,4 +1,4 @@
-"""The engine's end of one gRPC stream: sends without waiting, keeps the answers that are asked."""
+"""The engine's end of a gRPC stream, when another is tried, and when a worker is taken to hang."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ from ssd_jax.runtime.worker.messages import (
 )
 from ssd_jax.runtime.worker.transport import LET_IN, METHOD, TOKEN, channel_options
 
+HANG = 30.0
+"""Seconds for an answer."""
+SILENCE = 1.5
+"""Seconds for a sign of life: a worker accepts streams while it computes, too."""
+_STEP = 1.0  # seconds
+_RETRY, _LONGEST_RETRY = 0.2, 10.0  # seconds between attempts to connect
+_STEADY = 60.0  # seconds that a stream lasts before its end is taken for chance
 _T = TypeVar("_T")
 _KEPT = 1024  # spans of work that nobody has asked for
 _LOOK = 1e-3  # seconds
@@ -59,7 +66,9 @@ class Told(NamedTuple):
 
 
 class Connection:
-    """A stream to a worker. When it fails it stays failed: `alive` is then False.
+    """A stream to a worker: sends without waiting, and keeps the answers that are asked for.
+
+    When it fails it stays failed: `alive` is then False.
 
     `heard` tells whether the worker has let it in, `ready` whether it agrees to the `Hello`, and
     `refused` whether it failed because the worker did not.
@@ -252,3 +261,80 @@ class Connection:
         for name in ("bonus", "lengths", "tokens", "confidence"):
             getattr(branches, name)[slots] = getattr(message, name)
         return Told(epochs, branches, message.complete)
+
+
+def connector(
+    hello: Hello,
+    token: str,
+    address: Callable[[], str | None],
+    counters: Counter[str],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[], Connection | None]:
+    """Connects to wherever `address` says; None while it is nowhere, or was tried just now.
+
+    Where streams keep breaking at the same address, the next one waits twice as long each time.
+    """
+    last, pause, tried = -float("inf"), 0.0, ""
+
+    def connect() -> Connection | None:
+        nonlocal last, pause, tried
+        where, now = address(), clock()
+        same = where == tried
+        if where is None or (same and now < last + pause):
+            return None
+        again = same and now < last + pause + _STEADY
+        pause = min(2 * pause, _LONGEST_RETRY) if again else _RETRY
+        last, tried = now, where
+        return Connection(where, hello, token, counters)
+
+    return connect
+
+
+class HangLimit:
+    """After some seconds; each time it is reached, it is twice as long.
+
+    A worker that is only slow, with a long prompt perhaps, so gets to its end in spite of restarts.
+    Time counts while somebody looks, at most a second between two looks: a worker has had no chance
+    to be heard while its engine was idle, or the whole host asleep.
+
+    Args:
+      seconds: the first limit.
+      forgets: the limit is the first one again where it was kept with ease.
+    """
+
+    def __init__(
+        self,
+        seconds: float = HANG,
+        *,
+        forgets: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._first = self._seconds = seconds
+        self._forgets, self._clock = forgets, clock
+        self._by: str | None = None
+        self._waited = self._looked = 0.0
+
+    def owed(self, by: str) -> None:
+        """The worker at this address owes something, from now on if it did not before."""
+        if self._by != by:
+            self._by, self._waited, self._looked = by, 0.0, self._clock()
+
+    def settled(self) -> None:
+        """Nothing is owed."""
+        if self._by is not None and self._forgets and self._waited < self._first:
+            self._seconds = self._first
+        self._by = None
+
+    def reached(self) -> bool:
+        """Whether something has been owed for too long; nothing is owed then."""
+        if self._by is None:
+            return False
+        now = self._clock()
+        self._waited += min(now - self._looked, _STEP)
+        self._looked = now
+        if self._waited < self._seconds:
+            return False
+        self._seconds *= 2
+        self._by = None
+        return True

@@ -19,7 +19,7 @@ from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.warm_up import run_once
 from ssd_jax.runtime.worker.server import MakeSession
 from ssd_jax.runtime.worker.session import Session
-from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.runtime.worker.supervisor import WorkerSettings
 
 _BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
 

@@ -19,7 +19,7 @@ import msgspec
 
 from ssd_jax.errors import SsdError
 from ssd_jax.runtime.cores import pin
-from ssd_jax.runtime.worker.settings import Report, WorkerSettings
+from ssd_jax.runtime.worker.supervisor import Report, WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
 

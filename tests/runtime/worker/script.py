@@ -10,7 +10,7 @@ import numpy as np
 
 from ssd_jax.runtime.roles import IDLE, BranchTokens, Promotion
 from ssd_jax.runtime.worker.messages import Hello, no_branches
-from ssd_jax.runtime.worker.settings import WorkerSettings
+from ssd_jax.runtime.worker.supervisor import WorkerSettings
 from ssd_jax.speculation.confidence import UNKNOWN
 
 SLOTS, K, M, N = 2, 3, 6, 2

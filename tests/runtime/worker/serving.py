@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from ssd_jax.runtime.worker import server
 from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.placement import connector
+from ssd_jax.runtime.worker.connection import connector
 from ssd_jax.runtime.worker.session import Session
 from tests.runtime.worker.script import HELLO, TOKEN, ScriptedDraft
 from tests.runtime.worker.scripted import run_of

@@ -10,7 +10,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.runtime.worker import placement
-from ssd_jax.runtime.worker.hang import HANG, HangLimit
+from ssd_jax.runtime.worker.connection import HANG, HangLimit
 from ssd_jax.runtime.worker.placement import DraftWorker
 from tests.runtime.worker.fake_worker import command
 from tests.runtime.worker.script import SETTINGS, ScriptedDraft

@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.runtime.known_text import KnownText
 from ssd_jax.runtime.request import SamplingParams
 from ssd_jax.runtime.roles import SlotOpening, promotion
-from ssd_jax.runtime.worker import placement
+from ssd_jax.runtime.worker import connection, placement
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.connection import Connection, Told
 from ssd_jax.runtime.worker.messages import Open, Prefill, Round, no_branches
@@ -54,7 +54,7 @@ def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, aft
         raise KeyboardInterrupt
 
     monkeypatch.setattr(where, call, interrupted)
-    monkeypatch.setattr(placement, "_RETRY", 1e-3)
+    monkeypatch.setattr(connection, "_RETRY", 1e-3)
     with served(backup=backup) as run:
         for at in (1, 2, 3, 7, 8):
             left[0], expected = 0, {}

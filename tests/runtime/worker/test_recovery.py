@@ -13,12 +13,11 @@ from collections import Counter
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.runtime.worker import placement
+from ssd_jax.runtime.worker import connection
 from ssd_jax.runtime.worker import supervisor as supervisor_module
 from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.connection import Connection
-from ssd_jax.runtime.worker.hang import HangLimit
-from ssd_jax.runtime.worker.placement import DraftWorker, connector
+from ssd_jax.runtime.worker.connection import Connection, HangLimit, connector
+from ssd_jax.runtime.worker.placement import DraftWorker
 from ssd_jax.runtime.worker.supervisor import Supervisor
 from tests.runtime.worker import faults, recovery, strangers
 from tests.runtime.worker.fake_worker import command
@@ -134,7 +133,7 @@ def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
 
 def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
     """Else a worker whose streams break would never be replaced."""
-    monkeypatch.setattr(placement, "_RETRY", 1e-3)
+    monkeypatch.setattr(connection, "_RETRY", 1e-3)
     ends, go = [], threading.Event()
 
     class Never(ScriptedDraft):
@@ -160,7 +159,7 @@ def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
 
 
 def test_streams_that_break_for_one_reason_are_told_of_once(monkeypatch, caplog):
-    monkeypatch.setattr(placement, "_RETRY", 1e-3)
+    monkeypatch.setattr(connection, "_RETRY", 1e-3)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"  # where nobody listens

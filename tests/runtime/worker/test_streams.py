@@ -21,7 +21,7 @@ from ssd_jax.runtime.request import (
     SamplingParams,
 )
 from ssd_jax.runtime.roles import SlotOpening
-from ssd_jax.runtime.worker import codec, placement, server
+from ssd_jax.runtime.worker import codec, connection, server
 from ssd_jax.runtime.worker.connection import Connection
 from ssd_jax.runtime.worker.messages import Open, Refused
 from ssd_jax.runtime.worker.session import Session
@@ -205,10 +205,10 @@ def test_no_proxy_comes_between(monkeypatch, name):
 
 
 def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
-    monkeypatch.setattr(placement, "Connection", lambda *_: object())
-    monkeypatch.setattr(placement, "_RETRY", 1.0)
+    monkeypatch.setattr(connection, "Connection", lambda *_: object())
+    monkeypatch.setattr(connection, "_RETRY", 1.0)
     now, where = [0.0], ["a"]
-    connect = placement.connector(HELLO, TOKEN, lambda: where[0], Counter(), clock=lambda: now[0])
+    connect = connection.connector(HELLO, TOKEN, lambda: where[0], Counter(), clock=lambda: now[0])
 
     def pauses(count):
         found = []
