@@ -136,13 +136,12 @@ class Session:
             yield from self._promote(draft, message, promoted)
         if not message.forwards:
             return
-        if forked.any():
-            if not promoted.any():
-                self._begin()
-            yield from self._expand(draft, message, forked)
-        else:  # an engine waits for an answer to every round that asks for an expansion
-            nothing = no_branches(self._about)
-            yield self._speculations(message, forked, nothing, self._take_work(), complete=True)
+        if not forked.any():  # an engine waits for an answer to every round that asks for branches
+            yield self._speculations(message, forked, no_branches(self._about), complete=True)
+            return
+        if not promoted.any():
+            self._begin()
+        yield from self._expand(draft, message, forked)
 
     def _promote(self, draft: GrowingDraft, message: Round, rows: np.ndarray) -> Iterator[Winner]:
         known = self._known + (message.committed >= 0).sum(axis=1)
@@ -199,38 +198,32 @@ class Session:
             if not complete and self._called():
                 self.counters["cut"] += 1
                 complete = True
-            work = self._take_work()
             # A forward begins before what is known is sent, so that the draft hardly idles, but not
             # before the one before it has ended: nobody is to wait for two when the next round is
             # there.
             if not complete:
                 draft.grow(message.lowered)
-            yield self._speculations(message, rows, branches, work, complete=complete)
+            yield self._speculations(message, rows, branches, complete=complete)
             if complete:
-                break
+                self.counters += Counter(rounds=1, forwards=done)
+                return
             done, what = done + 1, "grow"
-        self.counters += Counter(rounds=1, forwards=done)
 
     def _speculations(
-        self,
-        message: Round,
-        rows: np.ndarray,
-        branches: BranchTokens,
-        work: tuple[Work, ...],
-        *,
-        complete: bool,
+        self, message: Round, rows: np.ndarray, branches: BranchTokens, *, complete: bool
     ) -> Speculations:
         slots = np.flatnonzero(rows)
+        bonus, lengths, tokens, confidence, _ = branches
         return Speculations(
             number=message.number,
-            complete=complete,
-            work=work,
+            work=self._take_work(),
             slots=slots,
             epochs=self._epochs[slots],
-            bonus=branches.bonus[slots],
-            lengths=branches.lengths[slots],
-            tokens=branches.tokens[slots],
-            confidence=branches.confidence[slots],
+            complete=complete,
+            bonus=bonus[slots],
+            lengths=lengths[slots],
+            tokens=tokens[slots],
+            confidence=confidence[slots],
         )
 
     def _begin(self) -> None:
