@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.checkpoints.detokenizer import Detokenizer
@@ -373,7 +374,8 @@ class BySlot(Session):
     """A worker that keys its draws by slot."""
 
     def _open(self, draft, message):
-        super()._open(draft, dataclasses.replace(message, index=message.slot))
+        opening = dataclasses.replace(message.opening, index=message.opening.slot)
+        super()._open(draft, replace(message, opening=opening))
 
 
 def test_a_worker_that_keys_its_draws_by_slot_is_caught(llm, checkpoints):
