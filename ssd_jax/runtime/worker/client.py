@@ -42,7 +42,7 @@ class RemoteDraft:
       patience: seconds to wait for an answer.
       counters: what happened: "late", "stale", "dead", "hung", "q late", "q malformed",
         "connections".
-      address: of the worker that there is now, None for none; by default the last connection's.
+      address: of the worker that there is now, None for none.
       end: ends the worker at an address, which hangs.
       limit: when it is taken to, for an answer that is owed.
       silence: the same for a sign of life.
@@ -56,7 +56,7 @@ class RemoteDraft:
         greedy: bool = False,
         patience: float = PATIENCE,
         counters: Counter[str] | None = None,
-        address: Callable[[], str | None] | None = None,
+        address: Callable[[], str | None] = lambda: None,
         end: Callable[[str], None] = lambda address: None,
         limit: HangLimit | None = None,
         silence: HangLimit | None = None,
@@ -84,7 +84,7 @@ class RemoteDraft:
         self._records = promotion(self.slots, self.k)  # as the worker is told of them
         self._owners = self._epochs  # the epochs that they are of
         self._unsent = False
-        self._asked_q = np.flatnonzero([])
+        self._asked_q = np.zeros(0, np.int64)
         self._awaited = False  # the branches of the last `expand`
         self._told: Told | None = None
         self._branches = no_branches(hello)
@@ -112,7 +112,7 @@ class RemoteDraft:
         """See `roles.BranchingDraft.promote`."""
         self._flush()
         link = self._link = self._usable()
-        self._unsent, self._counted = False, False
+        self._unsent, self._counted, self._asked_q = False, False, self._asked_q[:0]
         with self._telling(link):
             self._promote(promotion, link)
 
@@ -276,7 +276,7 @@ class RemoteDraft:
         Args:
           link: the last one to it.
         """
-        where = self._address() if self._address else link and link.address
+        where = self._address()
         if where is None or (link is not None and link.refused):  # none there, or one that answers
             self._limit.settled()
             self._silence.settled()

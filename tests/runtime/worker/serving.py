@@ -35,7 +35,8 @@ def served(
     serving, address = server.serve(make, HELLO, TOKEN)
     counters = Counter()
     connect = connector(hello, token, lambda: address, counters)
-    remote = RemoteDraft(hello, connect, patience=patience, counters=counters, **more)
+    settings = {"patience": patience, "counters": counters, "address": lambda: address}
+    remote = RemoteDraft(hello, connect, **settings | more)
     remote.wait_ready(2 if "limit" in more else 30)
     try:
         yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
