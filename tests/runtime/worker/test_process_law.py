@@ -13,6 +13,8 @@ from tests.runtime import law
 from tests.runtime.paces import Moody
 from tests.speculation.evidence import ALPHA
 
+pytestmark = pytest.mark.slow  # key by key, test_key_ledger.py says the same of fewer texts
+
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
@@ -92,7 +94,6 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     assert {*draft.counters} <= {"connections", "q malformed", "overtaken"}
 
 
-@pytest.mark.slow
 def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):
     engine = law.engine_with(llm, "ssd", lambda drafter: drafter)
     proposals = llm.loaded.worker.drafts[-1]._proposals

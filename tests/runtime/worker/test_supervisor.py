@@ -108,6 +108,21 @@ def test_a_worker_that_is_stopped_costs_one_wait_and_goes_on_when_it_is_continue
 
 
 @linux
+def test_every_thread_of_a_worker_runs_on_its_cores_alone():
+    core = max(os.sched_getaffinity(0))
+    worker = DraftWorker(msgspec.structs.replace(SETTINGS, cores=(core,)), command=command())
+    try:
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
+        assert only_misses(run_of(worker.draft()).generate(count=1))
+        tasks = list(Path(f"/proc/{worker.supervisor.pid}/task").iterdir())
+        assert len(tasks) > 3
+        assert all(os.sched_getaffinity(int(task.name)) == {core} for task in tasks)
+    finally:
+        worker.close()
+
+
+@linux
 def test_a_worker_is_gone_after_close():
     with working() as (worker, _):
         pid = worker.supervisor.pid
