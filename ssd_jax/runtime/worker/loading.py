@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ssd_jax.compat import check_sums
@@ -63,11 +63,7 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
     drafts = _Drafts(menu, parameters, settings.draft_temperature)
     if settings.urgent:
         threading.Thread(target=drafts.extend, args=(fewer,), daemon=True).start()
-
-    def session(called: Callable[[], bool]) -> Session:
-        return Session(about, drafts.new, called)
-
-    return session
+    return lambda called: Session(about, drafts.new, called)
 
 
 class _Drafts:
