@@ -31,7 +31,7 @@ from ssd_jax.runtime.worker import server
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.connection import Connection
 from ssd_jax.runtime.worker.messages import Hello
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.session import DraftSession
 from ssd_jax.speculation import keys
 from ssd_jax.speculation.keys import Purpose
 from tests import tiny
@@ -219,7 +219,7 @@ def llm(checkpoints):
 
 
 @contextmanager
-def remote(llm, session=Session):
+def remote(llm, session=DraftSession):
     """A draft behind a worker's server, in this process, with the programs that there are."""
     inline, drafting = llm.loaded.inline, llm.loaded.inline.branching()[0].base.drafting
     hello = Hello(
@@ -254,7 +254,7 @@ def remote(llm, session=Session):
 
 
 @contextmanager
-def placed(llm, where, session=Session):
+def placed(llm, where, session=DraftSession):
     """Roles with the draft in a placement; whatever is to come is waited for.
 
     The fan-out looks at no confidence: a sub-mesh does not wait for that.
@@ -370,7 +370,7 @@ def test_a_draft_that_really_is_elsewhere_has_the_same_keys(checkpoints, where):
     assert len({draw.key for draw in draws}) == len(draws)
 
 
-class BySlot(Session):
+class BySlot(DraftSession):
     """A worker that keys its draws by slot."""
 
     def _open(self, draft, message):

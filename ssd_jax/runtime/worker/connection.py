@@ -16,12 +16,12 @@ from ssd_jax.runtime.activity import Activity, Busy
 from ssd_jax.runtime.roles import BranchTokens
 from ssd_jax.runtime.worker import codec
 from ssd_jax.runtime.worker.messages import (
-    Answer,
+    DraftMessage,
     Hello,
-    Message,
     ProtocolError,
     Refused,
     Round,
+    RoundAnswer,
     Speculations,
     Welcome,
     Winner,
@@ -88,7 +88,7 @@ class Connection:
         counters: Counter[str],
     ) -> None:
         self._hello, self._counters = hello, counters
-        self._work: deque[tuple[Busy, Answer]] = deque(maxlen=_KEPT)  # and what has told of it
+        self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # and what has told of it
         self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
         self._counted = 0
@@ -108,7 +108,7 @@ class Connection:
         self.send(hello)
         threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: DraftMessage) -> None:
         """Queues a message."""
         data = codec.encode(message)
         self._sent += len(data)
@@ -221,10 +221,10 @@ class Connection:
             self._outbox.put(None)
             self._call.cancel()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: DraftMessage) -> None:
         if isinstance(message, Welcome):
             self.ready = True
-        elif isinstance(message, Answer):
+        elif isinstance(message, RoundAnswer):
             self._take_work(message)
             if message.number < self._asked:
                 self._counters["overtaken"] += 1
@@ -237,7 +237,7 @@ class Connection:
         else:
             raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
 
-    def _take_work(self, message: Answer) -> None:
+    def _take_work(self, message: RoundAnswer) -> None:
         """Keeps the work that an answer tells of; what was told before counts once."""
         now = time.perf_counter()  # it was told afterwards, whatever it says
         for each in message.work:
@@ -246,7 +246,7 @@ class Connection:
                 self._work.append((span, message))
                 self._worked_until = each.end
 
-    def _replayed(self, message: Answer) -> bool:
+    def _replayed(self, message: RoundAnswer) -> bool:
         """Whether the same was said before: what has been used once must not change."""
         if isinstance(message, Winner):
             return self._winner is not None

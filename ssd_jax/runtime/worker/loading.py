@@ -18,7 +18,7 @@ from ssd_jax.runtime.draft_programs import Drafting, DraftPrograms
 from ssd_jax.runtime.expansion_programs import ExpansionPrograms
 from ssd_jax.runtime.warm_up import run_once
 from ssd_jax.runtime.worker.server import MakeSession
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.session import DraftSession
 from ssd_jax.runtime.worker.supervisor import WorkerSettings
 
 _BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
@@ -63,7 +63,7 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
     drafts = _Drafts(menu, parameters, settings.draft_temperature)
     if settings.urgent:
         threading.Thread(target=drafts.extend, args=(fewer,), daemon=True).start()
-    return lambda called: Session(about, drafts.new, called)
+    return lambda called: DraftSession(about, drafts.new, called)
 
 
 class _Drafts:

@@ -12,8 +12,8 @@ import numpy as np
 from ssd_jax.runtime.roles import IDLE, BranchingDraft, BranchTokens
 from ssd_jax.runtime.worker.messages import (
     MAX_WORK,
+    DraftMessage,
     Hello,
-    Message,
     Open,
     Prefill,
     ProtocolError,
@@ -42,7 +42,7 @@ class GrowingDraft(BranchingDraft, Protocol):
         ...
 
 
-class Session:
+class DraftSession:
     """One stream's slots, records and branches.
 
     Args:
@@ -73,7 +73,7 @@ class Session:
         self._known = np.zeros(about.slots, np.int32)  # positions whose tokens are known
         self._last = 0  # number of the last message
 
-    def handle(self, message: Message) -> Iterator[Message]:
+    def handle(self, message: DraftMessage) -> Iterator[DraftMessage]:
         """Executes a message that fits; yields the answers as they are known.
 
         Raises:
@@ -127,7 +127,7 @@ class Session:
         draft.finish()  # so that its time is not another's
         self._end("prefill")
 
-    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Message]:
+    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[DraftMessage]:
         current = (message.epochs > 0) & (message.epochs == self._epochs)
         promoted, forked = message.position != IDLE, message.counts.any(axis=1)
         self.counters["stale"] += int(((promoted | forked) & ~current).sum())

@@ -68,7 +68,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.draft_temperature == 0
 
 
-class Report(msgspec.Struct, omit_defaults=True):
+class WorkerReport(msgspec.Struct, omit_defaults=True):
     """A worker's first line: its address when it is ready, or what went wrong."""
 
     address: str = ""
@@ -270,7 +270,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     limit = threading.Timer(startup, give_up)
     limit.daemon = True
     limit.start()
-    told = Report()
+    told = WorkerReport()
     with contextlib.suppress(OSError):  # it has ended already
         process.stdin.write(msgspec.json.encode(settings) + b"\n")
         process.stdin.flush()
@@ -298,15 +298,15 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     return _End(" | ".join([end, *last]), final=overdue.is_set(), served=served)
 
 
-def _report(output: IO[bytes], last: deque[str]) -> Report:
+def _report(output: IO[bytes], last: deque[str]) -> WorkerReport:
     """What a worker reports, nothing if it ends without; lines of others before it go to `last`."""
     while line := output.readline(_LONGEST_LINE):
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            told = msgspec.json.decode(line, type=Report)
+            told = msgspec.json.decode(line, type=WorkerReport)
             if told.address or told.error:
                 return told
         last.append(line.decode(errors="replace").rstrip())
-    return Report()
+    return WorkerReport()
 
 
 def _keep_last(output: IO[bytes], last: deque[str]) -> None:

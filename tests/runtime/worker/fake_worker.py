@@ -9,7 +9,7 @@ import msgspec
 
 from ssd_jax.runtime.worker.main import run
 from ssd_jax.runtime.worker.server import serve
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.session import DraftSession
 from tests.runtime.worker.script import ScriptedDraft
 
 _ROOT = Path(__file__).parents[3]
@@ -37,7 +37,7 @@ def main(how: list[str]) -> None:
             hello = msgspec.structs.replace(settings.hello, support=3)
             settings = msgspec.structs.replace(settings, hello=hello)
         return serve(
-            lambda called: Session(settings.hello, ScriptedDraft, called),
+            lambda called: DraftSession(settings.hello, ScriptedDraft, called),
             settings.hello,
             settings.token,
         )

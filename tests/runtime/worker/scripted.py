@@ -14,7 +14,7 @@ from ssd_jax.runtime.engine import Engine
 from ssd_jax.runtime.request import Request, SamplingParams
 from ssd_jax.runtime.roles import Outcomes
 from ssd_jax.runtime.worker.client import RemoteDraft
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.session import DraftSession
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import Fixed
@@ -95,7 +95,7 @@ class Run(NamedTuple):
     engine: Engine
     target: ScriptedTarget
     draft: RemoteDraft
-    sessions: Sequence[Session] = ()
+    sessions: Sequence[DraftSession] = ()
 
     def generate(self, count: int = 2, size: int = 60, **params) -> Counter[str]:
         """Completes requests, whose texts must be the script's; returns causes and hits."""

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from ssd_jax.runtime.worker import server
 from ssd_jax.runtime.worker.client import RemoteDraft
 from ssd_jax.runtime.worker.connection import connector
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.session import DraftSession
 from tests.runtime.worker.script import HELLO, TOKEN, ScriptedDraft
 from tests.runtime.worker.scripted import run_of
 
 
 @contextmanager
 def served(
-    session=Session,
+    session=DraftSession,
     draft=ScriptedDraft,
     *,
     patience=30.0,
@@ -45,7 +45,7 @@ def served(
         serving.stop(None)
 
 
-class Rogue(Session):
+class Rogue(DraftSession):
     """Changes answers by `change(message, answers before it)`, which gives what is sent instead."""
 
     change = None

@@ -24,7 +24,7 @@ from ssd_jax.runtime.roles import SlotOpening
 from ssd_jax.runtime.worker import codec, connection, server
 from ssd_jax.runtime.worker.connection import Connection
 from ssd_jax.runtime.worker.messages import Open, Refused
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.session import DraftSession
 from ssd_jax.runtime.worker.transport import METHOD, options
 from ssd_jax.runtime.worker.transport import TOKEN as KEY
 from tests.runtime.worker.script import HELLO, SLOTS, TOKEN, ScriptedDraft
@@ -38,7 +38,7 @@ def serving(**settings):
     """A function that opens connections to a worker in this process."""
     opened = []
     running, address = server.serve(
-        lambda called: Session(HELLO, ScriptedDraft, called), HELLO, TOKEN, **settings
+        lambda called: DraftSession(HELLO, ScriptedDraft, called), HELLO, TOKEN, **settings
     )
 
     def connect():
@@ -142,7 +142,7 @@ def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
 
     def make(called):
         asked.append(called)
-        return Session(HELLO, ScriptedDraft, called)
+        return DraftSession(HELLO, ScriptedDraft, called)
 
     running, address = server.serve(make, HELLO, TOKEN, streams=1)
     with grpc.insecure_channel(address) as channel:

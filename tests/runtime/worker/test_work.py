@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ssd_jax.runtime.activity import WORK, Busy
 from ssd_jax.runtime.worker.messages import Work
-from ssd_jax.runtime.worker.session import Session
+from ssd_jax.runtime.worker.session import DraftSession
 from tests.runtime.worker.script import HELLO, K
 from tests.runtime.worker.serving import rogue, served
 from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND, UNEXPANDED, Talk, rows
@@ -29,7 +29,7 @@ class Ticking:
 
 
 def work_of(*messages):
-    session = functools.partial(Session, clock=Ticking())
+    session = functools.partial(DraftSession, clock=Ticking())
     talk = Talk(HELLO, OPEN, *messages, session=session)
     return [answer.work for answer in talk.answers[1:]]
 
