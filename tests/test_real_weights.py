@@ -10,6 +10,8 @@ from ssd_jax import LLM, SamplingParams
 from ssd_jax.bench.prompts import load_prompts
 from ssd_jax.checkpoints.draft_checkpoint import identity_of
 
+pytestmark = pytest.mark.shipped
+
 GOLDENS = Path(__file__).parent / "goldens"
 
 

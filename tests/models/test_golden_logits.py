@@ -14,6 +14,8 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from tests.models.golden import FLOAT32, Runner, our_logits, runner
 
+pytestmark = pytest.mark.shipped
+
 GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/logits.npz"))
 

@@ -16,6 +16,8 @@ from ssd_jax.runtime.programs import Programs
 from tests import tiny
 from tests.runtime.forwards import Forwards, forwards_only
 
+pytestmark = pytest.mark.shipped
+
 WIDTHS = (0, 1, 3, 8)
 SLOTS, CONTEXT = 3, 320
 FAMILY_OF = {"float32": "qwen3", "bfloat16": "llama", "int8": "qwen2"}
