@@ -14,8 +14,6 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from tests.models.golden import FLOAT32, Runner, our_logits, runner
 
-pytestmark = pytest.mark.shipped
-
 GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/logits.npz"))
 
@@ -29,6 +27,7 @@ def test_the_goldens_cover_every_family_and_scaling():
     assert set(NAMES) == {"llama-plain", "llama-linear", "llama3-scaled", "qwen2", "qwen3"}
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_the_oracle(name):
     tokens, expected = golden(name)
