@@ -169,8 +169,8 @@ def test_a_draft_that_is_the_target_has_everything_accepted_and_foresees_every_b
 
     Of sampled text, too, one branch for k = L is enough: it has the token that the noise draws.
     """
-    target, _ = checkpoints["llama"]
-    llm = ssd((target, target), dtype="float32", budget="2", proposal_support="full", slots=2)
+    target, _ = checkpoints["qwen3"]
+    llm = ssd((target, target), dtype="float32", budget="2", proposal_support="full", slots=4)
     settings = {"max_tokens": 60, "ignore_eos": True}
     for sampled in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_p": 0.9}):
         params = SamplingParams(**settings, **sampled)
@@ -240,7 +240,8 @@ def test_a_shuffled_predictor_changes_speed_only(checkpoints, monkeypatch):
 
     monkeypatch.setattr(branching, "after_last", lambda c, *rest: right[0](others(c), *rest))
     monkeypatch.setattr(branching, "before_last", lambda r, forks: right[1](elsewhere(r), forks))
-    llm = ssd(checkpoints["llama"], slots=4, budget="6", dtype="float32", verify="coupled")
+    settings = {"budget": "8", "dtype": "float32", "verify": "coupled", "fan_out": "confidence"}
+    llm = ssd(checkpoints["qwen3"], slots=4, **settings)
     alone, spoken = (outputs(llm, asked(llm), mode) for mode in ("ar", "ssd"))
     assert [one.token_ids for one in alone] == [other.token_ids for other in spoken]
     rates = [out.metrics["hit_rate"] for out in spoken if out.metrics["hit_rate"] is not None]
