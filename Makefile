@@ -2,17 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
+PYTEST_FLAGS :=
 
-.PHONY: demo test check docs slow eval-draft clean
+.PHONY: demo test test-fast check docs slow eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
 
 test: $(VENV)/.test
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
+	$(PYTEST) $(PARALLEL) $(PYTEST_FLAGS)
+
+# Files that compile nothing and start nothing, by what they import: under a minute on two cores.
+test-fast: $(VENV)/.test
+	$(PYTEST) $(PARALLEL) --fast $(PYTEST_FLAGS)
 
 slow: $(VENV)/.test
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow $(PYTEST_FLAGS)
 
 # Figures of the drafts that come with the package, as their model cards have them.
 eval-draft: $(VENV)/.installed

@@ -26,7 +26,7 @@ from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.messages import Hello
-from ssd_jax.placement.process.settings import WorkerSettings
+from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
 from ssd_jax.roles.protocols import Drafter
 from ssd_jax.speculation.controller import Controller

@@ -1,5 +1,6 @@
 """Shared fixtures; virtual CPU devices, asked for before JAX starts, stand for accelerators."""
 
+import dataclasses
 import os
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 import jax
 import pytest
 
+from ssd_jax.models.execution import Execution
 from tests import tiny
 from tests.selection import is_fast
 
@@ -39,6 +41,28 @@ def pytest_terminal_summary(terminalreporter, config):
     path.parent.mkdir(parents=True, exist_ok=True)
     slowest = seconds.most_common(50)
     path.write_text("".join(f"{duration:8.2f} s  {test}\n" for test, duration in slowest))
+
+
+_shipped = Execution.for_platform
+
+
+def _with_one_chunk(platform: str, compute: str) -> Execution:
+    execution = _shipped(platform, compute)
+    return dataclasses.replace(execution, prefill_chunks=execution.prefill_chunks[:1])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Tests run programs that compile quickly, unless they are about those that users get.
+
+    Those are the tests marked `shipped` or `slow`, and all of real weights. For the others nothing
+    is optimised, here or in processes that they start, and there is one prefill program here.
+    """
+    shipped = any(item.get_closest_marker(name) for name in ("shipped", "slow"))
+    shipped |= "smollm2_path" in item.fixturenames
+    Execution.for_platform = _shipped if shipped else _with_one_chunk
+    jax.config.update("jax_disable_most_optimizations", not shipped)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(not shipped))
 
 
 @pytest.fixture(scope="session", autouse=True)

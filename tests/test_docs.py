@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator
@@ -10,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.cli.completion import _flags
-from ssd_jax.cli.main import COMMANDS
-from ssd_jax.cli.settings import VLLM
+from ssd_jax.config import VLLM, Config
 from ssd_jax.engine.metrics import REQUEST_KEYS
+from ssd_jax.sampling.params import SamplingParams
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
@@ -137,8 +137,28 @@ def test_links(page: Path) -> None:
 
 @functools.cache
 def _all_flags() -> frozenset[str]:
-    found = {flag.name for command in COMMANDS for flag in _flags(command)}
+    """Of all commands; their modules are read, not imported, since some start JAX."""
+    found = {field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)}
+    for path in (ROOT / "ssd_jax/cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found |= {*_own_flags(node)}
     return frozenset({*found, *VLLM, "help", "version"})
+
+
+def _own_flags(node: ast.AST) -> Iterator[str]:
+    """Names in tables of flags, and those that absl is given one by one."""
+    if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        named = any(isinstance(each, ast.Name) and each.id == "_FLAGS" for each in targets)
+        keys = node.value.keys if named else []
+    elif isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        keys = [key for key, value in pairs if isinstance(value, ast.Tuple)]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        keys = node.args[:1] if node.func.attr.startswith("DEFINE_") else []
+    else:
+        keys = []
+    yield from (key.value for key in keys if isinstance(key, ast.Constant))
 
 
 @pages

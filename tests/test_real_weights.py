@@ -10,6 +10,8 @@ from ssd_jax import LLM, SamplingParams
 from ssd_jax.bench.prompts import load_prompts
 from ssd_jax.checkpoints.draft_checkpoint import identity_of
 
+pytestmark = pytest.mark.shipped
+
 GOLDENS = Path(__file__).parent / "goldens"
 
 
@@ -58,6 +60,7 @@ def test_qwen_target_gives_the_golden_prompt_logits_and_text(qwen_target_path):
     check(qwen_target_path, "qwen2.5-coder-1.5b")
 
 
+@pytest.mark.slow
 def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_path, tmp_path):
     from ssd_jax.cli.main import main
 
@@ -89,9 +92,7 @@ DRAFTS = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=["bfloat16", pytest.param("float32", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def speculative_dtype(request):
     return request.param
 
@@ -153,6 +154,7 @@ def check_speculation(llm, sets, max_tokens):
         assert all(output.metrics["hit_rate"] > least for output in texts["ssd"])
 
 
+@pytest.mark.slow
 def test_smollm2_says_the_same_in_every_mode(speculative):
     check_speculation(speculative, "humaneval:1,gsm8k:1,mt_bench:1", 48)
 

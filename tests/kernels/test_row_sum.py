@@ -7,6 +7,8 @@ import pytest
 
 from ssd_jax.kernels.row_sum import LONG, row_sum
 
+pytestmark = pytest.mark.shipped
+
 COUNTS = (1, 2, 3, 5, 8, 9, 16, 40)
 WIDTHS = (8, 64, 576, LONG, LONG + 100)
 

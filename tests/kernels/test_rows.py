@@ -8,6 +8,8 @@ import pytest
 from ssd_jax.kernels.row_sum import LONG, row_sum
 from ssd_jax.kernels.rows import first_best, largest, map_rows
 
+pytestmark = pytest.mark.shipped
+
 
 def softmax(block):
     weights = jnp.exp(block["logits"] - jnp.max(block["logits"], axis=-1, keepdims=True))

@@ -27,6 +27,7 @@ def test_the_goldens_cover_every_family_and_scaling():
     assert set(NAMES) == {"llama-plain", "llama-linear", "llama3-scaled", "qwen2", "qwen3"}
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_the_oracle(name):
     tokens, expected = golden(name)

@@ -16,6 +16,8 @@ from ssd_jax.devices.target_programs import Programs
 from tests import tiny
 from tests.runtime.forwards import Forwards, forwards_only
 
+pytestmark = pytest.mark.shipped
+
 WIDTHS = (0, 1, 3, 8)
 SLOTS, CONTEXT = 3, 320
 FAMILY_OF = {"float32": "qwen3", "bfloat16": "llama", "int8": "qwen2"}
@@ -211,7 +213,10 @@ def test_auto_is_bitwise_where_that_costs_nothing(checkpoints, dtype):
 @pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="this machine has one core: one thread count only"
 )
-def test_logits_and_texts_are_the_same_bits_on_one_core_and_on_all(tmp_path):
+@pytest.mark.parametrize(
+    "dtypes", [["bfloat16"], pytest.param([*FAMILY_OF], marks=pytest.mark.slow)], ids="-".join
+)
+def test_logits_and_texts_are_the_same_bits_on_one_core_and_on_all(tmp_path, dtypes):
     """A model wide enough that XLA splits its products over threads."""
     path = tiny.write_checkpoint(
         tmp_path / "wide",
@@ -226,7 +231,7 @@ def test_logits_and_texts_are_the_same_bits_on_one_core_and_on_all(tmp_path):
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     workers = [
         subprocess.Popen(
-            [*command, cores, str(path), *FAMILY_OF],
+            [*command, cores, str(path), *dtypes],
             cwd=Path(__file__).parents[2],
             env=environment,
             stdout=subprocess.PIPE,

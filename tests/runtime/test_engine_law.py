@@ -33,6 +33,15 @@ def test_the_laws_are_laws_that_counts_can_tell_apart(laws):
         assert max(texts.values()) < 0.6
 
 
+SLOW = ("whole draft", "C = 0.5, random tokens after a miss")
+"""Cases whose parts others have."""
+
+
+def each(cases):
+    """Names of cases as parameters."""
+    return [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in cases]
+
+
 CASES = {
     "sparse draft": ("model", {"proposal_support": "2"}),
     "whole draft": ("model", {"proposal_support": "full"}),
@@ -46,12 +55,12 @@ def sparse(checkpoints):
     return open_llm(checkpoints, "sd", drafter, **settings)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", each(CASES))
 def test_texts_follow_the_law_and_greedy_rows_are_plain_decoding(checkpoints, laws, sparse, case):
     drafter, settings = CASES[case]
     llm = sparse if case == "sparse draft" else open_llm(checkpoints, "sd", drafter, **settings)
     metrics = assert_lawful(llm, laws, llm.engine)
-    histograms = [each["acceptance_histogram"] for each in metrics]
+    histograms = [figures["acceptance_histogram"] for figures in metrics]
     rounds = np.sum([np.pad(shape, (0, 4))[:4] for shape in histograms if shape], axis=0)
     assert (rounds[1:3] > 0).all() if drafter == "model" else rounds[1] > 0
 
@@ -93,7 +102,7 @@ def branching(checkpoints):
     return open_llm(checkpoints, "ssd", **SSD["few branches by confidence"])
 
 
-@pytest.mark.parametrize("case", SSD)
+@pytest.mark.parametrize("case", each(SSD))
 def test_texts_of_ssd_follow_the_law_on_hits_and_misses(checkpoints, laws, branching, case):
     first = case == "few branches by confidence"
     llm = branching if first else open_llm(checkpoints, "ssd", **SSD[case])

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.checkpoints.detokenizer import Detokenizer
@@ -29,7 +30,7 @@ from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Hello
-from ssd_jax.placement.process.session import Session
+from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.records import IDLE
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
@@ -218,7 +219,7 @@ def llm(checkpoints):
 
 
 @contextmanager
-def remote(llm, session=Session):
+def remote(llm, session=DraftSession):
     """A draft behind a worker's server, in this process, with the programs that there are."""
     inline, drafting = llm.loaded.inline, llm.loaded.inline.branching()[0].base.drafting
     hello = Hello(
@@ -253,7 +254,7 @@ def remote(llm, session=Session):
 
 
 @contextmanager
-def placed(llm, where, session=Session):
+def placed(llm, where, session=DraftSession):
     """Roles with the draft in a placement; whatever is to come is waited for.
 
     The fan-out looks at no confidence: a sub-mesh does not wait for that.
@@ -369,11 +370,12 @@ def test_a_draft_that_really_is_elsewhere_has_the_same_keys(checkpoints, where):
     assert len({draw.key for draw in draws}) == len(draws)
 
 
-class BySlot(Session):
+class BySlot(DraftSession):
     """A worker that keys its draws by slot."""
 
     def _open(self, draft, message):
-        super()._open(draft, dataclasses.replace(message, index=message.slot))
+        opening = dataclasses.replace(message.opening, index=message.opening.slot)
+        super()._open(draft, replace(message, opening=opening))
 
 
 def test_a_worker_that_keys_its_draws_by_slot_is_caught(llm, checkpoints):

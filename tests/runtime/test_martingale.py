@@ -113,6 +113,7 @@ def test_a_draft_in_a_worker_whose_q_is_lost_at_times(checkpoints, process):
     assert_lawful(sums(said, *checkpoints), ("first after hit", "first after miss", "q lost"))
 
 
+@pytest.mark.slow
 def test_a_draft_on_other_devices(checkpoints):
     groups = {"target_devices": "1", "draft_devices": "4"}
     llm = opened(checkpoints, draft_placement="submesh", backup="ngram", **groups)

@@ -6,25 +6,26 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ssd_jax.sampling import history, proposal, verification
 from ssd_jax.sampling import probs as law
 from ssd_jax.sampling.settings import Sampling
 
 _DEFAULTS = {
-    "temperature": (1.0, jnp.float32),
-    "top_k": (0, jnp.int32),
-    "top_p": (1.0, jnp.float32),
-    "min_p": (0.0, jnp.float32),
-    "repetition_penalty": (1.0, jnp.float32),
-    "frequency_penalty": (0.0, jnp.float32),
-    "presence_penalty": (0.0, jnp.float32),
-    "bias_ids": ((10**9, 10**9), jnp.int32),
-    "bias": ((0.0, 0.0), jnp.float32),
-    "seed": ((0, 0), jnp.uint32),
-    "request": (0, jnp.uint32),
-    "banned": ((-1, -1), jnp.int32),
-    "ban_before": (0, jnp.int32),
+    "temperature": (1.0, np.float32),
+    "top_k": (0, np.int32),
+    "top_p": (1.0, np.float32),
+    "min_p": (0.0, np.float32),
+    "repetition_penalty": (1.0, np.float32),
+    "frequency_penalty": (0.0, np.float32),
+    "presence_penalty": (0.0, np.float32),
+    "bias_ids": ((10**9, 10**9), np.int32),
+    "bias": ((0.0, 0.0), np.float32),
+    "seed": ((0, 0), np.uint32),
+    "request": (0, np.uint32),
+    "banned": ((-1, -1), np.int32),
+    "ban_before": (0, np.int32),
 }
 
 
@@ -33,13 +34,26 @@ QUICKLY = {"xla_backend_optimization_level": 0}
 
 
 def rows(*settings: dict) -> Sampling:
-    """A `Sampling` of one row per dict; settings that are missing are off."""
+    """A `Sampling` of one row per dict; settings that are missing are off.
+
+    Arrays are NumPy's: whatever JAX does outside of a program, it compiles.
+    """
     return Sampling(
         **{
-            name: jnp.array([row.get(name, default) for row in settings], dtype)
+            name: np.array([row.get(name, default) for row in settings], dtype)
             for name, (default, dtype) in _DEFAULTS.items()
         }
     )
+
+
+def repeated(sampling: Sampling, count: int) -> Sampling:
+    """Every row so many times."""
+    return jax.tree.map(lambda array: np.repeat(array, count, axis=0), sampling)
+
+
+def nothing_said(rows: int, vocab: int) -> history.History:
+    """`history.empty`, compiling nothing."""
+    return history.History(np.zeros((rows, vocab), bool), np.zeros((rows, vocab), np.int32))
 
 
 @functools.partial(jax.jit, static_argnums=3, compiler_options=QUICKLY)

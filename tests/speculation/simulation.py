@@ -24,7 +24,7 @@ from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.verification import Outcome
 from tests.speculation.evidence import p_value
 from tests.speculation.reference import text_law
-from tests.speculation.rows import QUICKLY, rows
+from tests.speculation.rows import QUICKLY, nothing_said, repeated, rows
 
 VOCAB, K = 4, 2
 ROWS = 32_768  # of every batch, so that all tests share their programs
@@ -139,8 +139,8 @@ def programs(
 def batch(scenario: Scenario, seed: int) -> Sampling:
     """The settings of all rows; row r is request r."""
     each = [{**settings, "seed": (seed, 0)} for settings in scenario.settings]
-    many = jax.tree.map(lambda a: jnp.repeat(a, ROWS // len(each), axis=0), rows(*each))
-    return many._replace(request=jnp.arange(len(many.request), dtype=jnp.uint32))
+    many = repeated(rows(*each), ROWS // len(each))
+    return many._replace(request=np.arange(len(many.request), dtype=np.uint32))
 
 
 def rounds(scenario: Scenario, seed: int, using: Programs | None = None) -> Iterator[Before]:
@@ -151,14 +151,14 @@ def rounds(scenario: Scenario, seed: int, using: Programs | None = None) -> Iter
     if scenario.draft_temperature is not None:
         sampled = sampling.temperature > 0
         drafting_at = sampling._replace(
-            temperature=jnp.where(sampled, scenario.draft_temperature, 0.0)
+            temperature=np.where(sampled, np.float32(scenario.draft_temperature), np.float32(0))
         )
     count = len(sampling.request)
     target, draft = logits(scenario.target), logits(scenario.draft)
     # The prompt is the token 0 at position 0.
     pending, start = np.zeros(count, np.int32), np.zeros(count, np.int32)
-    said = history.empty(count, VOCAB)
-    said = said._replace(prompt=said.prompt.at[:, 0].set(True))
+    said = nothing_said(count, VOCAB)
+    said.prompt[:, 0] = True
     before = None
     for index in itertools.count():
         drafted = using.draft(draft, pending, start, said, drafting_at)

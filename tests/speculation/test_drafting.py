@@ -14,7 +14,7 @@ from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.drafting import Saguaro
 from tests.speculation.evidence import ALPHA, p_value
 from tests.speculation.reference import slow_probs
-from tests.speculation.rows import QUICKLY, greedy_and_sampled, rows
+from tests.speculation.rows import QUICKLY, greedy_and_sampled, repeated, rows
 
 VOCAB, ROWS = 6, 20_000
 LAW = np.array([0.3, 0.05, 0.25, 0.2, 0.15, 0.05])
@@ -54,10 +54,10 @@ def draw(
 
 def many(settings: dict):
     """Draws for ROWS requests that differ in their number only."""
-    sampling = jax.tree.map(lambda a: jnp.repeat(a, ROWS, axis=0), rows(settings))
-    sampling = sampling._replace(request=jnp.arange(ROWS, dtype=jnp.uint32))
-    logits = jnp.tile(jnp.log(jnp.asarray(LAW, jnp.float32)), (ROWS, 1))
-    return logits, sampling, jnp.zeros(ROWS, jnp.int32), jnp.array(0)
+    sampling = repeated(rows(settings), ROWS)
+    sampling = sampling._replace(request=np.arange(ROWS, dtype=np.uint32))
+    logits = np.tile(np.log(LAW.astype(np.float32)), (ROWS, 1))
+    return logits, sampling, np.zeros(ROWS, np.int32), np.int32(0)
 
 
 @pytest.mark.parametrize("support", [1, 3, VOCAB, 64])
@@ -108,7 +108,7 @@ def test_a_coupled_draft_that_is_the_target_draws_the_targets_token():
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(0, 2, (500, VOCAB)), jnp.float32)
     start = jnp.arange(500, dtype=jnp.int32)
-    settings = jax.tree.map(lambda a: jnp.repeat(a, 500, axis=0), rows({"top_p": 0.9}))
+    settings = repeated(rows({"top_p": 0.9}), 500)
     target = greedy_and_sampled(logits, settings, start + 2, tokens=VOCAB, rule="coupled")
     drawn = draw(logits, settings, start, 2, rule="coupled")
     np.testing.assert_array_equal(drawn.token, target)
@@ -179,7 +179,7 @@ def test_candidates_are_the_likeliest_allowed_tokens_whatever_temperature_and_fi
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])
 def test_asking_for_candidates_changes_no_draw(rule):
     logits, sampling, start, step = many({"temperature": 0.9})
-    sampling = sampling._replace(temperature=sampling.temperature.at[::3].set(0.0))
+    sampling.temperature[::3] = 0.0
     plain = draw(logits, sampling, start, step, support=3, rule=rule)
     more = draw(logits, sampling, start, step, support=3, rule=rule, candidates=4)
     for one, other in zip(plain[:3], more[:3], strict=True):

@@ -1,6 +1,5 @@
 """The sampling law against a slow, obvious implementation."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from tests.speculation.evidence import ALPHA, p_value
 from tests.speculation.reference import slow_probs
 from tests.speculation.rows import greedy_and_sampled as sample
-from tests.speculation.rows import probs, rows
+from tests.speculation.rows import probs, repeated, rows
 
 CASES = [
     {},
@@ -110,7 +109,7 @@ def test_draws_follow_the_law():
     logits = np.log(np.array([0.5, 0.25, 0.125, 0.0625, 0.0625], np.float32))
     n = 20_000
     settings = rows({"temperature": 1.0})
-    settings = jax.tree.map(lambda a: jnp.repeat(a, n, axis=0), settings)
+    settings = repeated(settings, n)
     draws = sample(jnp.tile(logits, (n, 1)), settings, jnp.arange(n, dtype=jnp.int32), tokens=5)
     observed = np.bincount(np.asarray(draws), minlength=5)
     law = np.exp(logits.astype(np.float64))

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.sampling import history, verification
+from ssd_jax.sampling import history
 from ssd_jax.sampling.proposal import Proposal, as_point_mass_where, none, point_mass
 from ssd_jax.sampling.verification import commit
 from tests.speculation.evidence import ALPHA, p_value
-from tests.speculation.rows import rows, verify
+from tests.speculation.rows import nothing_said, repeated, rows, verify
 
 VOCAB, K, ROWS = 4, 2, 60_000
 # Row t is the target's (draft's) distribution of the token after t.
@@ -18,7 +18,7 @@ DRAFT = np.array([[0.2, 0.2, 0.1, 0.5], [0.4, 0.3, 0.2, 0.1], [0.0, 0.0, 0.5, 0.
 
 
 def many(settings: dict, count: int = ROWS):
-    return jax.tree.map(lambda a: jnp.repeat(a, count, axis=0), rows(settings))
+    return repeated(rows(settings), count)
 
 
 def logits_after(tokens: np.ndarray) -> np.ndarray:
@@ -42,10 +42,10 @@ def drafted(rng, count: int = ROWS) -> Proposal:
     ids = np.broadcast_to(np.arange(VOCAB), q.shape)
     tokens = np.stack([first, second], axis=1)
     return Proposal(
-        jnp.asarray(tokens, jnp.int32),
-        jnp.full(count, K, jnp.int32),
-        jnp.asarray(ids, jnp.int32),
-        jnp.asarray(q, jnp.float32),
+        tokens.astype(np.int32),
+        np.full(count, K, np.int32),
+        ids.astype(np.int32),
+        q.astype(np.float32),
     )
 
 
@@ -53,12 +53,12 @@ def emitted_pairs(rng, proposal: Proposal, rule: str, settings=None) -> np.ndarr
     """The first two tokens of each row; a second one that was not emitted comes from the target."""
     count = proposal.tokens.shape[0]
     tokens = np.asarray(proposal.tokens)
-    outcome = jax.jit(verification.verify, static_argnames=("tokens", "rule"))(
+    outcome = verify(
         logits_after(tokens),
         proposal,
         many(settings or {"temperature": 1.0}, count),
-        jnp.arange(count, dtype=jnp.int32) * 8,  # every row has its own keys
-        history.empty(count, VOCAB),
+        np.arange(count, dtype=np.int32) * 8,  # every row has its own keys
+        nothing_said(count, VOCAB),
         tokens=VOCAB,
         rule=rule,
     )
@@ -110,7 +110,7 @@ def test_more_is_accepted_when_the_draft_is_the_target():
         same,
         many({"temperature": 1.0}, 2000),
         jnp.arange(2000, dtype=jnp.int32),
-        history.empty(2000, VOCAB),
+        nothing_said(2000, VOCAB),
         tokens=VOCAB,
     )
     possible = TARGET[0][np.asarray(same.tokens)[:, 0]] > 0
@@ -126,7 +126,7 @@ def test_an_empty_residual_draws_from_p():
         support=jnp.array([[[0, 1]]]),
         q=jnp.array([[[1.0, 1e-9]]]),
     )
-    outcome = verify(logits, proposal, rows({}), jnp.array([3]), history.empty(1, 2), tokens=2)
+    outcome = verify(logits, proposal, rows({}), jnp.array([3]), nothing_said(1, 2), tokens=2)
     assert (int(outcome.accepted[0]), int(outcome.bonus[0])) == (0, 0)
 
 
@@ -138,7 +138,7 @@ def test_greedy_rows_accept_what_the_target_would_say(rule):
         point_mass(jnp.asarray(tokens, jnp.int32), jnp.full(4, K, jnp.int32)),
         many({"temperature": 0.0}, 4),
         jnp.zeros(4, jnp.int32),
-        history.empty(4, VOCAB),
+        nothing_said(4, VOCAB),
         tokens=VOCAB,
         rule=rule,
     )
@@ -157,7 +157,7 @@ def test_coupled_text_does_not_depend_on_the_proposals():
             point_mass(jnp.asarray(proposed[:, :length], jnp.int32), jnp.full(500, length)),
             settings,
             start,
-            history.empty(500, VOCAB),
+            nothing_said(500, VOCAB),
             tokens=VOCAB,
             rule="coupled",
         )
@@ -190,7 +190,7 @@ def test_min_tokens_ends_within_a_block():
     settings = rows({"temperature": 0.0, "banned": (2, -1), "ban_before": 12})
     proposal = point_mass(jnp.array([[0, 2]]), jnp.array([2]))
     outcome = verify(
-        logits, proposal, settings, jnp.array([10]), history.empty(1, VOCAB), tokens=VOCAB
+        logits, proposal, settings, jnp.array([10]), nothing_said(1, VOCAB), tokens=VOCAB
     )
     # Position 11 may not be 2; position 12 may.
     assert (int(outcome.accepted[0]), int(outcome.bonus[0])) == (2, 2)
@@ -203,7 +203,7 @@ def test_nothing_proposed_is_plain_sampling():
         proposal,
         rows({"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 0.0}),
         jnp.zeros(3, jnp.int32),
-        history.empty(3, VOCAB),
+        nothing_said(3, VOCAB),
         tokens=VOCAB,
     )
     assert outcome.accepted.tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""The engine's side of a draft in a worker: `protocols.BranchingDraft` over a stream.
+"""The engine's side of a draft in a worker: `roles.BranchingDraft` over a stream.
 
 Each round waits for the answer to the one before it, but not for long. While an answer is overdue
 nothing else is sent; when it has come, every slot catches up by a `Prefill` of the tokens that the
@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.placement.process.connection import Connection, Told
-from ssd_jax.placement.process.hang import SILENCE, HangLimit
+from ssd_jax.placement.process.connection import SILENCE, Connection, HangLimit, Told
 from ssd_jax.placement.process.messages import Hello, Open, Prefill, Round, no_branches
 from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.roles.activity import Activity
@@ -34,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RemoteDraft:
-    """See `protocols.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait.
+    """See `roles.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait.
 
     Args:
       hello: what the worker is.
@@ -43,7 +42,7 @@ class RemoteDraft:
       patience: seconds to wait for an answer.
       counters: what happened: "late", "stale", "dead", "hung", "q late", "q malformed",
         "connections".
-      address: of the worker that there is now, None for none; by default the last connection's.
+      address: of the worker that there is now, None for none.
       end: ends the worker at an address, which hangs.
       limit: when it is taken to, for an answer that is owed.
       silence: the same for a sign of life.
@@ -57,7 +56,7 @@ class RemoteDraft:
         greedy: bool = False,
         patience: float = PATIENCE,
         counters: Counter[str] | None = None,
-        address: Callable[[], str | None] | None = None,
+        address: Callable[[], str | None] = lambda: None,
         end: Callable[[str], None] = lambda address: None,
         limit: HangLimit | None = None,
         silence: HangLimit | None = None,
@@ -82,7 +81,8 @@ class RemoteDraft:
         self._counted = False  # why this round had no answer
         self._overdue = False  # an answer that was waited for did not come
         self._link: Connection | None = None  # that this round's records went to
-        self._records = promotion(self.slots, self.k)  # as the worker was told of them
+        self._records = promotion(self.slots, self.k)  # as the worker is told of them
+        self._owners = self._epochs  # the epochs that they are of
         self._unsent = False
         self._asked_q = np.zeros(0, np.int64)
         self._awaited = False  # the branches of the last `expand`
@@ -92,7 +92,7 @@ class RemoteDraft:
         self._confidence = np.full((hello.slots, hello.k), UNKNOWN, np.int32)
 
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.BranchingDraft.open`."""
+        """See `roles.BranchingDraft.open`."""
         slot = opening.slot
         self._epochs[slot] = next(self._requests)
         self._sampled[slot] = self._q_travels and opening.params.temperature > 0
@@ -101,7 +101,7 @@ class RemoteDraft:
         self._told = None  # the slot's branches are another's
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `protocols.BranchingDraft.prefill`."""
+        """See `roles.BranchingDraft.prefill`."""
         self._texts[slot].prefill(tokens, offset)
         link = self._usable()
         if link is not None:
@@ -109,10 +109,10 @@ class RemoteDraft:
                 self._teach(slot, link)
 
     def promote(self, promotion: Promotion) -> None:
-        """See `protocols.BranchingDraft.promote`."""
+        """See `roles.BranchingDraft.promote`."""
         self._flush()
         link = self._link = self._usable()
-        self._unsent, self._counted = False, False
+        self._unsent, self._counted, self._asked_q = False, False, self._asked_q[:0]
         with self._telling(link):
             self._promote(promotion, link)
 
@@ -126,24 +126,25 @@ class RemoteDraft:
         tokens = np.where(won[:, None], said.tokens[every, asked.winner], asked.tokens)
         self._proposals.put(tokens, np.where(rows, limit, 0))
         self._confidence[:] = UNKNOWN
-        # A branch is gone with its worker, or with an interrupted step.
-        gone = [
-            slot
-            for slot in np.flatnonzero(rows).tolist()
-            if self._taught.get(slot) is not link or self._texts[slot].known == asked.position[slot]
-        ]
+        slots = np.flatnonzero(rows).tolist()
+        anew = [slot for slot in slots if self._taught.get(slot) is not link]
+        for slot in anew:
+            self._texts[slot].whole = False
+        # A branch is gone with its stream, or with an interrupted step.
+        told = [slot for slot in slots if self._texts[slot].known == asked.position[slot]]
         teach = None if link is None else lambda slot: self._teach(slot, link)
         found = promoted(self._texts, asked, teach)
         if link is None:
             return
         winner = asked.winner.copy()
-        winner[gone] = -1
+        winner[anew + told] = -1
         self._records = found._replace(winner=winner, tokens=tokens, limit=limit)
+        self._owners = self._epochs.copy()
         self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (limit > 0))
         self._unsent = True
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        """See `protocols.BranchingDraft.draft`; waits for the worker."""
+        """See `roles.BranchingDraft.draft`; waits for the worker."""
         drafted = np.zeros(self.slots, np.int32)
         link = self._link
         if link is None:
@@ -167,15 +168,15 @@ class RemoteDraft:
         return drafted
 
     def tokens(self) -> np.ndarray:
-        """See `protocols.BranchingDraft.tokens`: known on the host."""
+        """See `roles.BranchingDraft.tokens`: known on the host."""
         return self._proposals.tokens
 
     def confidence(self) -> np.ndarray:
-        """See `protocols.BranchingDraft.confidence`: known since they were drafted."""
+        """See `roles.BranchingDraft.confidence`: known since they were drafted."""
         return self._confidence
 
     def proposal(self) -> Any:
-        """See `protocols.BranchingDraft.proposal`: point masses where q did not come in time."""
+        """See `roles.BranchingDraft.proposal`: point masses where q did not come in time."""
         self._flush()
         self._take_q()
         return self._proposals.now()
@@ -183,7 +184,7 @@ class RemoteDraft:
     def expand(
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
-        """See `protocols.BranchingDraft.expand`."""
+        """See `roles.BranchingDraft.expand`."""
         link = self._link
         self._awaited = link is not None
         if link is None:
@@ -196,7 +197,7 @@ class RemoteDraft:
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `protocols.BranchingDraft.branch_tokens`; without `until` for its patience.
+        """See `roles.BranchingDraft.branch_tokens`; without `until` no longer than its patience.
 
         Returns: the same object as before where nothing has come since.
         """
@@ -275,7 +276,7 @@ class RemoteDraft:
         Args:
           link: the last one to it.
         """
-        where = self._address() if self._address else link and link.address
+        where = self._address()
         if where is None or (link is not None and link.refused):  # none there, or one that answers
             self._limit.settled()
             self._silence.settled()
@@ -345,26 +346,20 @@ class RemoteDraft:
     def _send_round(
         self,
         link: Connection,
-        lowered: np.ndarray,
-        *,
-        drafts: np.ndarray | None = None,
-        counts: np.ndarray | None = None,
-        follow: np.ndarray | None = None,
-        forwards: int = 0,
+        lowered: np.ndarray | None = None,
+        **asked: Any,
     ) -> None:
-        """Sends what is asked for, and with it the records that were not sent yet."""
-        none = np.zeros(self.slots, np.int32)
+        """Sends some fields of a `Round`, and with them the records that were not sent yet."""
+        nothing = np.zeros((self.slots, self.k + 1), np.int32)
+        none = {"drafts": nothing[:, 0], "counts": nothing, "follow": nothing[:, 0], "forwards": 0}
         records = self._records if self._unsent else promotion(self.slots, self.k)
         message = Round(
             number=next(self._numbers),
-            epochs=self._epochs,
-            **records._asdict(),
-            drafts=none if drafts is None else drafts,
+            epochs=self._owners,
             sampled=self._sampled,
-            lowered=lowered,
-            counts=np.zeros((self.slots, self.k + 1), np.int32) if counts is None else counts,
-            follow=none if follow is None else follow,
-            forwards=forwards,
+            lowered=nothing[:, 1:] if lowered is None else lowered,
+            **records._asdict(),
+            **none | asked,
         )
         with self._telling(link):
             link.ask(message)
@@ -373,7 +368,7 @@ class RemoteDraft:
     def _flush(self) -> None:
         """Sends records that nobody expands: at the end of a text they have no branches."""
         if self._unsent and self._link is not None:
-            self._send_round(self._link, np.zeros((self.slots, self.k), np.int32))
+            self._send_round(self._link)
 
     def _take_q(self) -> None:
         """Puts the q that was asked for into the proposals; without it they stay point masses."""

@@ -1,7 +1,8 @@
 """Messages as bytes: "SSD", the version (1 byte), and msgpack of a message's fields in order.
 
-Fields are read by the types that `messages` declares, arrays as `messages.Packed`, so that nothing
-that another program sends can become anything else, nor take far more memory than its bytes.
+Fields are read by the types that `messages` declares, arrays as `messages.PackedArray`, so that
+nothing that another program sends can become anything else, nor take far more memory than its
+bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import numpy as np
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.messages import (
     MESSAGES,
+    DraftMessage,
     Entries,
     Hello,
-    Message,
-    Packed,
+    PackedArray,
     ProtocolError,
 )
 
@@ -37,12 +38,12 @@ class _OnTheWire(typing.NamedTuple):
       arrays: what they must be.
     """
 
-    kind: type[Message]
+    kind: type[DraftMessage]
     packed: type[msgspec.Struct]
     arrays: dict[str, Entries]
 
 
-def _on_the_wire(kind: type[Message]) -> _OnTheWire:
+def _on_the_wire(kind: type[DraftMessage]) -> _OnTheWire:
     hints = typing.get_type_hints(kind, include_extras=True)
     arrays = {
         name: each
@@ -52,7 +53,7 @@ def _on_the_wire(kind: type[Message]) -> _OnTheWire:
     }
     packed = msgspec.defstruct(
         kind.__name__,
-        [(name, Packed if name in arrays else hints[name]) for name in kind.__struct_fields__],
+        [(name, PackedArray if name in arrays else hints[name]) for name in kind.__struct_fields__],
         tag=True,
         array_like=True,
         forbid_unknown_fields=True,
@@ -64,7 +65,7 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value.item()  # a NumPy scalar
     dtype = "f4" if value.dtype.kind == "f" else "i4"
-    return Packed(dtype, value.shape, np.ascontiguousarray(value, f"<{dtype}").tobytes())
+    return PackedArray(dtype, value.shape, np.ascontiguousarray(value, f"<{dtype}").tobytes())
 
 
 _BY_PACKED = {each.packed: each for each in map(_on_the_wire, MESSAGES)}
@@ -72,7 +73,7 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, _BY_PACKED))
 
 
-def encode(message: Message) -> bytes:
+def encode(message: DraftMessage) -> bytes:
     """One message as bytes."""
     return _START + _ENCODER.encode(message)
 

@@ -1,4 +1,4 @@
-"""The engine's end of one gRPC stream: sends without waiting, keeps the answers that are asked."""
+"""The engine's end of a gRPC stream, when another is tried, and when a worker is taken to hang."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 
 from ssd_jax.placement.process import codec
 from ssd_jax.placement.process.messages import (
-    Answer,
+    DraftMessage,
     Hello,
-    Message,
     ProtocolError,
     Refused,
     Round,
+    RoundAnswer,
     Speculations,
     Welcome,
     Winner,
@@ -29,6 +29,13 @@ from ssd_jax.placement.process.transport import LET_IN, METHOD, TOKEN, channel_o
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import BranchTokens
 
+HANG = 30.0
+"""Seconds for an answer."""
+SILENCE = 1.5
+"""Seconds for a sign of life: a worker accepts streams while it computes, too."""
+_STEP = 1.0  # seconds
+_RETRY, _LONGEST_RETRY = 0.2, 10.0  # seconds between attempts to connect
+_STEADY = 60.0  # seconds that a stream lasts before its end is taken for chance
 _T = TypeVar("_T")
 _KEPT = 1024  # spans of work that nobody has asked for
 _LOOK = 1e-3  # seconds
@@ -59,7 +66,9 @@ class Told(NamedTuple):
 
 
 class Connection:
-    """A stream to a worker. When it fails it stays failed: `alive` is then False.
+    """A stream to a worker: sends without waiting, and keeps the answers that are asked for.
+
+    When it fails it stays failed: `alive` is then False.
 
     `heard` tells whether the worker has let it in, `ready` whether it agrees to the `Hello`, and
     `refused` whether it failed because the worker did not.
@@ -69,7 +78,6 @@ class Connection:
       hello: what the worker must be.
       token: secret that the worker was started with.
       counters: where ignored messages and broken streams are counted.
-      clock: the engine's, and every other process's of this host.
     """
 
     def __init__(
@@ -78,11 +86,9 @@ class Connection:
         hello: Hello,
         token: str,
         counters: Counter[str],
-        *,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._hello, self._counters, self._clock = hello, counters, clock
-        self._work: deque[tuple[Busy, Answer]] = deque(maxlen=_KEPT)  # and what has told of it
+        self._hello, self._counters = hello, counters
+        self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # and what has told of it
         self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
         self._counted = 0
@@ -102,7 +108,7 @@ class Connection:
         self.send(hello)
         threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: DraftMessage) -> None:
         """Queues a message."""
         data = codec.encode(message)
         self._sent += len(data)
@@ -215,10 +221,10 @@ class Connection:
             self._outbox.put(None)
             self._call.cancel()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: DraftMessage) -> None:
         if isinstance(message, Welcome):
             self.ready = True
-        elif isinstance(message, Answer):
+        elif isinstance(message, RoundAnswer):
             self._take_work(message)
             if message.number < self._asked:
                 self._counters["overtaken"] += 1
@@ -231,16 +237,16 @@ class Connection:
         else:
             raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
 
-    def _take_work(self, message: Answer) -> None:
+    def _take_work(self, message: RoundAnswer) -> None:
         """Keeps the work that an answer tells of; what was told before counts once."""
-        now = self._clock()  # it was told afterwards, whatever it says
+        now = time.perf_counter()  # it was told afterwards, whatever it says
         for each in message.work:
             if each.begin >= self._worked_until:
                 span = Busy(each.what, min(each.begin, now), min(each.end, now))
                 self._work.append((span, message))
                 self._worked_until = each.end
 
-    def _replayed(self, message: Answer) -> bool:
+    def _replayed(self, message: RoundAnswer) -> bool:
         """Whether the same was said before: what has been used once must not change."""
         if isinstance(message, Winner):
             return self._winner is not None
@@ -255,3 +261,80 @@ class Connection:
         for name in ("bonus", "lengths", "tokens", "confidence"):
             getattr(branches, name)[slots] = getattr(message, name)
         return Told(epochs, branches, message.complete)
+
+
+def connector(
+    hello: Hello,
+    token: str,
+    address: Callable[[], str | None],
+    counters: Counter[str],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[], Connection | None]:
+    """Connects to wherever `address` says; None while it is nowhere, or was tried just now.
+
+    Where streams keep breaking at the same address, the next one waits twice as long each time.
+    """
+    last, pause, tried = -float("inf"), 0.0, ""
+
+    def connect() -> Connection | None:
+        nonlocal last, pause, tried
+        where, now = address(), clock()
+        same = where == tried
+        if where is None or (same and now < last + pause):
+            return None
+        again = same and now < last + pause + _STEADY
+        pause = min(2 * pause, _LONGEST_RETRY) if again else _RETRY
+        last, tried = now, where
+        return Connection(where, hello, token, counters)
+
+    return connect
+
+
+class HangLimit:
+    """After some seconds; each time it is reached, it is twice as long.
+
+    A worker that is only slow, with a long prompt perhaps, so gets to its end in spite of restarts.
+    Time counts while somebody looks, at most a second between two looks: a worker has had no chance
+    to be heard while its engine was idle, or the whole host asleep.
+
+    Args:
+      seconds: the first limit.
+      forgets: the limit is the first one again where it was kept with ease.
+    """
+
+    def __init__(
+        self,
+        seconds: float = HANG,
+        *,
+        forgets: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._first = self._seconds = seconds
+        self._forgets, self._clock = forgets, clock
+        self._by: str | None = None
+        self._waited = self._looked = 0.0
+
+    def owed(self, by: str) -> None:
+        """The worker at this address owes something, from now on if it did not before."""
+        if self._by != by:
+            self._by, self._waited, self._looked = by, 0.0, self._clock()
+
+    def settled(self) -> None:
+        """Nothing is owed."""
+        if self._by is not None and self._forgets and self._waited < self._first:
+            self._seconds = self._first
+        self._by = None
+
+    def reached(self) -> bool:
+        """Whether something has been owed for too long; nothing is owed then."""
+        if self._by is None:
+            return False
+        now = self._clock()
+        self._waited += min(now - self._looked, _STEP)
+        self._looked = now
+        if self._waited < self._seconds:
+            return False
+        self._seconds *= 2
+        self._by = None
+        return True

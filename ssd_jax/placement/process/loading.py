@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ssd_jax.compat import check_sums
@@ -17,8 +17,8 @@ from ssd_jax.devices.warm_up import run_once
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
 from ssd_jax.placement.process.server import MakeSession
-from ssd_jax.placement.process.session import Session
-from ssd_jax.placement.process.settings import WorkerSettings
+from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.system.compile_cache import keep_programs, open_store
 
 _BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
@@ -63,11 +63,7 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
     drafts = _Drafts(menu, parameters, settings.draft_temperature)
     if settings.urgent:
         threading.Thread(target=drafts.extend, args=(fewer,), daemon=True).start()
-
-    def session(called: Callable[[], bool]) -> Session:
-        return Session(about, drafts.new, called)
-
-    return session
+    return lambda called: DraftSession(about, drafts.new, called)
 
 
 class _Drafts:

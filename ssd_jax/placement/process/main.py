@@ -1,8 +1,8 @@
 """The draft worker: `python -m ssd_jax.placement.process.main`, started by `supervisor`.
 
-The first line of standard input is its `WorkerSettings`, its own first line of output a `Report`.
-It ends when standard input does, which is when the process that started it ends, however that
-happens.
+The first line of standard input is its `WorkerSettings`, its own first line of output a
+`WorkerReport`. It ends when standard input does, which is when the process that started it ends,
+however that happens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from ssd_jax.errors import SsdError
-from ssd_jax.placement.process.settings import Report, WorkerSettings
+from ssd_jax.placement.process.supervisor import WorkerReport, WorkerSettings
 from ssd_jax.system.cores import pin
 
 _PR_SET_PDEATHSIG = 1
@@ -45,12 +45,12 @@ def run(start: Callable[[WorkerSettings], tuple[object, str]]) -> None:
     server = None  # lives as long as something names it
     try:
         server, address = start(settings)
-        report = Report(address=address)
+        report = WorkerReport(address=address)
     except SsdError as error:
-        report = Report(error=str(error))
+        report = WorkerReport(error=str(error))
     except Exception as error:
         traceback.print_exc()
-        report = Report(error=f"{type(error).__name__}: {error}")
+        report = WorkerReport(error=f"{type(error).__name__}: {error}")
     with output:
         output.write(msgspec.json.encode(report) + b"\n")
     if server is not None:

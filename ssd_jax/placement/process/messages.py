@@ -9,7 +9,6 @@ and context.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -38,7 +37,7 @@ class ProtocolError(Exception):
     """What came over the stream is not what the protocol allows."""
 
 
-class Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PackedArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An array on its way: "i4" or "f4", little-endian, and its bytes."""
 
     dtype: str
@@ -60,7 +59,7 @@ class Entries(NamedTuple):
     high: int | str = _MOST
     dtype: str = "i4"
 
-    def read(self, name: str, packed: Packed, sizes: dict[str, int]) -> np.ndarray:
+    def read(self, name: str, packed: PackedArray, sizes: dict[str, int]) -> np.ndarray:
         """The array; `sizes` gets those that are new.
 
         Raises:
@@ -86,12 +85,8 @@ class Entries(NamedTuple):
         return array
 
 
-class Message(
-    msgspec.Struct,
-    frozen=True,
-    tag=True,
-    array_like=True,
-    forbid_unknown_fields=True,
+class DraftMessage(
+    msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True
 ):
     """Anything that is sent."""
 
@@ -99,7 +94,7 @@ class Message(
         """Raises: ProtocolError: it does not fit, though each part of it does."""
 
 
-class Hello(Message, frozen=True):
+class Hello(DraftMessage, frozen=True):
     """Opens a stream: what the engine takes the draft to be.
 
     Attributes:
@@ -133,17 +128,17 @@ class Hello(Message, frozen=True):
         }
 
 
-class Welcome(Message, frozen=True):
+class Welcome(DraftMessage, frozen=True):
     """Answers a `Hello` that fits."""
 
 
-class Refused(Message, frozen=True):
+class Refused(DraftMessage, frozen=True):
     """The last message of a worker that gives a stream up, with the reason."""
 
     reason: Text
 
 
-class Open(Message, frozen=True):
+class Open(DraftMessage, frozen=True):
     """A new request in a slot. `epoch` counts requests: what carries another than it is stale."""
 
     number: Number
@@ -151,7 +146,7 @@ class Open(Message, frozen=True):
     opening: SlotOpening
 
     def check(self, about: Hello) -> None:
-        """See `Message.check`. The sampling parameters check themselves."""
+        """See `DraftMessage.check`. The sampling parameters check themselves."""
         opening = self.opening
         _within("slot", opening.slot, about.slots)
         for token in (*opening.banned, *(token for token, _ in opening.params.logit_bias)):
@@ -161,7 +156,7 @@ class Open(Message, frozen=True):
         _within("ban_before", opening.ban_before, about.context + 1)
 
 
-class Prefill(Message, frozen=True):
+class Prefill(DraftMessage, frozen=True):
     """Tokens from position `offset` on: of the prompt, or committed ones to catch up."""
 
     number: Number
@@ -171,26 +166,26 @@ class Prefill(Message, frozen=True):
     tokens: Annotated[np.ndarray, Entries("n", 0, "V")]
 
     def check(self, about: Hello) -> None:
-        """See `Message.check`."""
+        """See `DraftMessage.check`."""
         _within("slot", self.slot, about.slots)
         end = self.offset + self.tokens.size
         if not self.tokens.size or end > about.context:
             raise ProtocolError(f"tokens at {self.offset} to {end - 1} of {about.context}")
 
 
-class Round(Message, frozen=True):
+class Round(DraftMessage, frozen=True):
     """New records of all slots that go on, and their expansion.
 
     Where every slot is idle the records stay; where `forwards` is 0 they are not expanded.
 
     Attributes:
       epochs: of the slots; 0 where it says nothing.
-      position, pending, committed, winner, tokens, limit: see `records.Promotion`; `committed` are
+      position, pending, committed, winner, tokens, limit: see `roles.Promotion`; `committed` are
         all tokens since the worker was last told, however many.
       drafts: tokens to draft just in time.
       sampled: whether the verification needs the q of tokens that the draft made.
       lowered: D of Saguaro sampling for each token that is drafted.
-      counts, follow, forwards: see `protocols.BranchingDraft.expand`.
+      counts, follow, forwards: see `roles.BranchingDraft.expand`.
     """
 
     number: Number
@@ -214,7 +209,7 @@ class Round(Message, frozen=True):
         return Promotion(*(getattr(self, name) for name in Promotion._fields))
 
     def check(self, about: Hello) -> None:
-        """See `Message.check`."""
+        """See `DraftMessage.check`."""
         made = (self.winner >= 0) | (self.limit > 0)
         if (made & (self.drafts > 0)).any():
             raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
@@ -230,7 +225,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     end: Seconds
 
 
-class Answer(Message, frozen=True):
+class RoundAnswer(DraftMessage, frozen=True):
     """To a round.
 
     Attributes:
@@ -245,7 +240,7 @@ class Answer(Message, frozen=True):
     epochs: Annotated[np.ndarray, Entries("R")]
 
     def check(self, about: Hello) -> None:
-        """See `Message.check`."""
+        """See `DraftMessage.check`."""
         until = 0.0
         for span in self.work:
             if span.what not in WORK:
@@ -255,11 +250,11 @@ class Answer(Message, frozen=True):
             until = span.end
 
 
-class Winner(Answer, frozen=True):
+class Winner(RoundAnswer, frozen=True):
     """Tokens of records that the draft made, and their q.
 
     Attributes:
-      lengths, tokens, confidence: as `records.BranchTokens` has them of branches.
+      lengths, tokens, confidence: as `roles.BranchTokens` has them of branches.
       sampled: those of `slots` whose q was asked for.
       support, q: see `speculation.proposal.Proposal`. They are checked row by row when they are
         used.
@@ -273,8 +268,8 @@ class Winner(Answer, frozen=True):
     q: Annotated[np.ndarray, Entries("S K N", dtype="f4")]
 
 
-class Speculations(Answer, frozen=True):
-    """What the branches say so far; see `records.BranchTokens`. No more comes after `complete`."""
+class Speculations(RoundAnswer, frozen=True):
+    """What the branches say so far; see `roles.BranchTokens`. No more comes after `complete`."""
 
     complete: bool
     bonus: Annotated[np.ndarray, Entries("R M", -1, "V")]
@@ -296,16 +291,7 @@ def no_branches(about: Hello, forwards: int = 0) -> BranchTokens:
     )
 
 
-MESSAGES: Sequence[type[Message]] = (
-    Hello,
-    Welcome,
-    Refused,
-    Open,
-    Prefill,
-    Round,
-    Winner,
-    Speculations,
-)
+MESSAGES = Hello, Welcome, Refused, Open, Prefill, Round, Winner, Speculations
 
 
 def _within(name: str, value: int, end: int) -> None:

@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.client import PATIENCE, RemoteDraft
-from ssd_jax.placement.process.connection import Connection
-from ssd_jax.placement.process.messages import Hello
-from ssd_jax.placement.process.settings import WorkerSettings
-from ssd_jax.placement.process.supervisor import COMMAND, Supervisor
+from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.supervisor import COMMAND, Supervisor, WorkerSettings
 
-_RETRY, _LONGEST_RETRY = 0.2, 10.0  # seconds between attempts to connect
-_STEADY = 60.0  # seconds that a stream lasts before its end is taken for chance
 _LOG = logging.getLogger(__name__)
 _GREETING = 30.0  # seconds for a worker to answer a new stream
-
-
-def connector(
-    hello: Hello,
-    token: str,
-    address: Callable[[], str | None],
-    counters: Counter[str],
-    *,
-    clock: Callable[[], float] = time.monotonic,
-) -> Callable[[], Connection | None]:
-    """Connects to wherever `address` says; None while it is nowhere, or was tried just now.
-
-    Where streams keep breaking at the same address, the next one waits twice as long each time.
-    """
-    last, pause, tried = -float("inf"), 0.0, ""
-
-    def connect() -> Connection | None:
-        nonlocal last, pause, tried
-        where, now = address(), clock()
-        same = where == tried
-        if where is None or (same and now < last + pause):
-            return None
-        again = same and now < last + pause + _STEADY
-        pause = min(2 * pause, _LONGEST_RETRY) if again else _RETRY
-        last, tried = now, where
-        return Connection(where, hello, token, counters)
-
-    return connect
 
 
 class DraftWorker:

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from ssd_jax.placement.process import codec
-from ssd_jax.placement.process.messages import Hello, Message, ProtocolError, Refused, Round
-from ssd_jax.placement.process.session import Session
+from ssd_jax.placement.process.messages import DraftMessage, Hello, ProtocolError, Refused, Round
+from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.transport import LET_IN, METHOD, TOKEN, listen, server_options
 
 STREAMS = 64
@@ -24,7 +24,7 @@ GREETING = 10.0
 _TRACEBACK = 4000  # characters of it that an engine is sent
 _LOG = logging.getLogger(__name__)
 
-MakeSession = Callable[[Callable[[], bool]], Session]
+MakeSession = Callable[[Callable[[], bool]], DraftSession]
 """A new session, from a function that says whether another round waits."""
 
 
@@ -94,7 +94,7 @@ class _Inbox:
 
     def __init__(self, about: Hello) -> None:
         self._about = about
-        self._items: queue.SimpleQueue[Message | ProtocolError | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
         self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
         self.admitted = threading.Event()
         """Set when more than one message may be read: who is not known leaves no heap of them."""
@@ -117,7 +117,7 @@ class _Inbox:
         """Whether another round waits."""
         return self._read > self._handled
 
-    def messages(self, greeting: float) -> Iterator[Message]:
+    def messages(self, greeting: float) -> Iterator[DraftMessage]:
         """All of them; waits `greeting` seconds for the first.
 
         Raises:
@@ -137,7 +137,7 @@ class _Inbox:
             yield message
 
 
-def _answers(session: Session, inbox: _Inbox, greeting: float) -> Iterator[bytes]:
+def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[bytes]:
     """Answers one stream; what breaks the protocol ends this stream and no other."""
     try:
         for message in inbox.messages(greeting):

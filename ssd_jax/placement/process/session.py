@@ -11,8 +11,8 @@ import numpy as np
 
 from ssd_jax.placement.process.messages import (
     MAX_WORK,
+    DraftMessage,
     Hello,
-    Message,
     Open,
     Prefill,
     ProtocolError,
@@ -43,7 +43,7 @@ class GrowingDraft(BranchingDraft, Protocol):
         ...
 
 
-class Session:
+class DraftSession:
     """One stream's slots, records and branches.
 
     Args:
@@ -74,7 +74,7 @@ class Session:
         self._known = np.zeros(about.slots, np.int32)  # positions whose tokens are known
         self._last = 0  # number of the last message
 
-    def handle(self, message: Message) -> Iterator[Message]:
+    def handle(self, message: DraftMessage) -> Iterator[DraftMessage]:
         """Executes a message that fits; yields the answers as they are known.
 
         Raises:
@@ -128,7 +128,7 @@ class Session:
         draft.finish()  # so that its time is not another's
         self._end("prefill")
 
-    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[Message]:
+    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[DraftMessage]:
         current = (message.epochs > 0) & (message.epochs == self._epochs)
         promoted, forked = message.position != IDLE, message.counts.any(axis=1)
         self.counters["stale"] += int(((promoted | forked) & ~current).sum())
@@ -137,13 +137,12 @@ class Session:
             yield from self._promote(draft, message, promoted)
         if not message.forwards:
             return
-        if forked.any():
-            if not promoted.any():
-                self._begin()
-            yield from self._expand(draft, message, forked)
-        else:  # an engine waits for an answer to every round that asks for an expansion
-            nothing = no_branches(self._about)
-            yield self._speculations(message, forked, nothing, self._take_work(), complete=True)
+        if not forked.any():  # an engine waits for an answer to every round that asks for branches
+            yield self._speculations(message, forked, no_branches(self._about), complete=True)
+            return
+        if not promoted.any():
+            self._begin()
+        yield from self._expand(draft, message, forked)
 
     def _promote(self, draft: GrowingDraft, message: Round, rows: np.ndarray) -> Iterator[Winner]:
         known = self._known + (message.committed >= 0).sum(axis=1)
@@ -200,38 +199,32 @@ class Session:
             if not complete and self._called():
                 self.counters["cut"] += 1
                 complete = True
-            work = self._take_work()
             # A forward begins before what is known is sent, so that the draft hardly idles, but not
             # before the one before it has ended: nobody is to wait for two when the next round is
             # there.
             if not complete:
                 draft.grow(message.lowered)
-            yield self._speculations(message, rows, branches, work, complete=complete)
+            yield self._speculations(message, rows, branches, complete=complete)
             if complete:
-                break
+                self.counters += Counter(rounds=1, forwards=done)
+                return
             done, what = done + 1, "grow"
-        self.counters += Counter(rounds=1, forwards=done)
 
     def _speculations(
-        self,
-        message: Round,
-        rows: np.ndarray,
-        branches: BranchTokens,
-        work: tuple[Work, ...],
-        *,
-        complete: bool,
+        self, message: Round, rows: np.ndarray, branches: BranchTokens, *, complete: bool
     ) -> Speculations:
         slots = np.flatnonzero(rows)
+        bonus, lengths, tokens, confidence, _ = branches
         return Speculations(
             number=message.number,
-            complete=complete,
-            work=work,
+            work=self._take_work(),
             slots=slots,
             epochs=self._epochs[slots],
-            bonus=branches.bonus[slots],
-            lengths=branches.lengths[slots],
-            tokens=branches.tokens[slots],
-            confidence=branches.confidence[slots],
+            complete=complete,
+            bonus=bonus[slots],
+            lengths=lengths[slots],
+            tokens=tokens[slots],
+            confidence=confidence[slots],
         )
 
     def _begin(self) -> None:

@@ -20,7 +20,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.process.settings import Report, WorkerSettings
+from ssd_jax.placement.process.messages import Hello
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
 """Imports nothing from the directory that the user is in."""
@@ -33,6 +33,46 @@ _LAST_LINES = 20
 _LONGEST_LINE = 2**16  # bytes
 _REMINDER = 60.0  # seconds between warnings while a worker starts
 _ROOT = str(Path(__file__).parents[3])  # where this package is
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes:
+    token: secret that who opens a stream must know.
+    hello: what the worker must be; also see `config.Config` for the others.
+    target: source of the target, where the draft takes tensors from it; None where it needs none.
+    support: N of the draws; coupled proposals tell none of it.
+    cores: to run on; None is wherever the system likes.
+    budgets: numbers of branches that there are programs for; the most is the `hello`'s.
+    urgent: an engine waits: what expands records into the most branches is loaded first, programs
+      of fewer and of just-in-time drafts when the worker is ready.
+    """
+
+    token: str
+    hello: Hello
+    source: str
+    target: str | None
+    dtype: str
+    support: int
+    saguaro_c: float
+    predict: str
+    confident: bool
+    draft_temperature: float | None
+    compile_cache: str | None
+    cores: tuple[int, ...] | None
+    budgets: tuple[int, ...]
+    urgent: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        """Whether all proposals are the draft's likeliest tokens, so that no q travels."""
+        return self.draft_temperature == 0
+
+
+class WorkerReport(msgspec.Struct, omit_defaults=True):
+    """A worker's first line: its address when it is ready, or what went wrong."""
+
+    address: str = ""
+    error: str = ""
 
 
 @dataclasses.dataclass
@@ -230,7 +270,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     limit = threading.Timer(startup, give_up)
     limit.daemon = True
     limit.start()
-    told = Report()
+    told = WorkerReport()
     with contextlib.suppress(OSError):  # it has ended already
         process.stdin.write(msgspec.json.encode(settings) + b"\n")
         process.stdin.flush()
@@ -258,15 +298,15 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     return _End(" | ".join([end, *last]), final=overdue.is_set(), served=served)
 
 
-def _report(output: IO[bytes], last: deque[str]) -> Report:
+def _report(output: IO[bytes], last: deque[str]) -> WorkerReport:
     """What a worker reports, nothing if it ends without; lines of others before it go to `last`."""
     while line := output.readline(_LONGEST_LINE):
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            told = msgspec.json.decode(line, type=Report)
+            told = msgspec.json.decode(line, type=WorkerReport)
             if told.address or told.error:
                 return told
         last.append(line.decode(errors="replace").rstrip())
-    return Report()
+    return WorkerReport()
 
 
 def _keep_last(output: IO[bytes], last: deque[str]) -> None:

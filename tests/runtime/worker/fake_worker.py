@@ -9,8 +9,8 @@ import msgspec
 
 from ssd_jax.placement.process.main import run
 from ssd_jax.placement.process.server import serve
-from ssd_jax.placement.process.session import Session
-from tests.runtime.worker.scripted import ScriptedDraft
+from ssd_jax.placement.process.session import DraftSession
+from tests.runtime.worker.script import ScriptedDraft
 
 _ROOT = Path(__file__).parents[3]
 
@@ -37,7 +37,7 @@ def main(how: list[str]) -> None:
             hello = msgspec.structs.replace(settings.hello, support=3)
             settings = msgspec.structs.replace(settings, hello=hello)
         return serve(
-            lambda called: Session(settings.hello, ScriptedDraft, called),
+            lambda called: DraftSession(settings.hello, ScriptedDraft, called),
             settings.hello,
             settings.token,
         )

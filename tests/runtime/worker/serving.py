@@ -7,14 +7,15 @@ from contextlib import contextmanager
 
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.placement import connector
-from ssd_jax.placement.process.session import Session
-from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, run_of
+from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.session import DraftSession
+from tests.runtime.worker.script import HELLO, TOKEN, ScriptedDraft
+from tests.runtime.worker.scripted import run_of
 
 
 @contextmanager
 def served(
-    session=Session,
+    session=DraftSession,
     draft=ScriptedDraft,
     *,
     patience=30.0,
@@ -34,7 +35,8 @@ def served(
     serving, address = server.serve(make, HELLO, TOKEN)
     counters = Counter()
     connect = connector(hello, token, lambda: address, counters)
-    remote = RemoteDraft(hello, connect, patience=patience, counters=counters, **more)
+    settings = {"patience": patience, "counters": counters, "address": lambda: address}
+    remote = RemoteDraft(hello, connect, **settings | more)
     remote.wait_ready(2 if "limit" in more else 30)
     try:
         yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
@@ -43,7 +45,7 @@ def served(
         serving.stop(None)
 
 
-class Rogue(Session):
+class Rogue(DraftSession):
     """Changes answers by `change(message, answers before it)`, which gives what is sent instead."""
 
     change = None

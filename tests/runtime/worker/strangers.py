@@ -27,8 +27,8 @@ from ssd_jax.placement.process import codec
 from ssd_jax.placement.process.placement import DraftWorker
 from ssd_jax.placement.process.transport import METHOD, options
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.scripted import HELLO, only_misses, run_of
-from tests.runtime.worker.test_supervisor import SETTINGS
+from tests.runtime.worker.script import HELLO, SETTINGS
+from tests.runtime.worker.scripted import only_misses, run_of
 
 KINDS = ("quiet", "silent", "huge", "malformed", "noise")
 _LINGER = 3.0  # seconds

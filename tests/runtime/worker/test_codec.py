@@ -21,7 +21,7 @@ from ssd_jax.placement.process.messages import (
     Winner,
     Work,
 )
-from tests.runtime.worker.scripted import HELLO
+from tests.runtime.worker.script import HELLO
 from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND, UNEXPANDED
 
 ABOUT = replace(HELLO, slots=4, k=3, branches=2, support=4, tokens=2**31 - 1)

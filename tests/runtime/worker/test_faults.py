@@ -11,17 +11,11 @@ import pytest
 
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.messages import Speculations
-from ssd_jax.placement.process.session import Session
+from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
 from tests.runtime.paces import Hasty, Moody, Patient
-from tests.runtime.worker.scripted import (
-    HELLO,
-    K,
-    ScriptedDraft,
-    only_misses,
-    request,
-    text,
-)
+from tests.runtime.worker.script import HELLO, K, ScriptedDraft
+from tests.runtime.worker.scripted import only_misses, request, text
 from tests.runtime.worker.serving import rogue, served
 from tests.runtime.worker.test_session import OPEN, PREFILL, ROUND
 
@@ -133,7 +127,7 @@ def test_a_branch_that_is_not_finished_is_served_as_it_is():
 
 def listening(about, draft, called):
     """A worker that gives its engine the time to answer before it looks for another round."""
-    return Session(about, draft, lambda: bool(time.sleep(0.02)) or called())
+    return DraftSession(about, draft, lambda: bool(time.sleep(0.02)) or called())
 
 
 def test_a_branch_that_was_hit_is_waited_for_as_long_as_that_pays():

@@ -10,13 +10,14 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import placement
-from ssd_jax.placement.process.hang import HANG, HangLimit
+from ssd_jax.placement.process.connection import HANG, HangLimit
 from ssd_jax.placement.process.placement import DraftWorker
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.scripted import ScriptedDraft, only_misses, run_of
+from tests.runtime.worker.script import SETTINGS, ScriptedDraft
+from tests.runtime.worker.scripted import only_misses, run_of
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_faults import Stuck
-from tests.runtime.worker.test_supervisor import SETTINGS, eventually, linux, working
+from tests.runtime.worker.test_supervisor import eventually, linux, working
 
 
 def test_the_limit_is_twice_as_long_each_time_that_it_is_reached():

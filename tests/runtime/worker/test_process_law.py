@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ssd_jax.llm import LLM
 from ssd_jax.placement.process.messages import Winner
 from tests.runtime import law
 from tests.runtime.paces import Moody
 from tests.speculation.evidence import ALPHA
+
+pytestmark = pytest.mark.slow  # key by key, test_key_ledger.py says the same of fewer texts
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +49,9 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(che
     take, rng, lost = draft._take_q, np.random.default_rng(5), []
 
     def lossy():
-        lost.append(bool(draft._asked_q) and rng.random() < 0.2)
+        lost.append(draft._asked_q.size > 0 and rng.random() < 0.2)
         if lost[-1]:
-            draft._asked_q = []
+            draft._asked_q = draft._asked_q[:0]
         take()
 
     draft._take_q = lossy
@@ -81,9 +82,9 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     take = link._take
 
     def spoilt(message):
-        if isinstance(message, Winner) and message.sampled and rng.random() < 0.2:
+        if isinstance(message, Winner) and message.sampled.size and rng.random() < 0.2:
             broken.append(len(message.sampled))
-            message = dataclasses.replace(message, q=BROKEN[rng.integers(len(BROKEN))](message.q))
+            message = replace(message, q=BROKEN[rng.integers(len(BROKEN))](message.q))
         take(message)
 
     link._take = spoilt
@@ -93,16 +94,15 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     assert {*draft.counters} <= {"connections", "q malformed", "overtaken"}
 
 
-@pytest.mark.slow
 def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):
     engine = law.engine_with(llm, "ssd", lambda drafter: drafter)
     proposals = llm.loaded.worker.drafts[-1]._proposals
     put = proposals.put_q
 
-    def put_mixed(slot, winner):
+    def put_mixed(slots, winner):
         both = (winner.q > 0).all(axis=-1, keepdims=True)
         mixed = np.where(both, winner.q[..., ::-1], winner.q)
-        return put(slot, dataclasses.replace(winner, q=mixed))
+        return put(slots, replace(winner, q=mixed))
 
     proposals.put_q = put_mixed
     outputs, _ = law.run(engine, law.requests(llm))

@@ -21,6 +21,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.placement.process import placement
+from ssd_jax.roles.records import BranchTokens
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.system import cores
@@ -114,16 +115,15 @@ def test_text_equals_autoregressive_decoding(request, fixture, backup):
 
 def shuffle_outcomes(draft):
     """Each third time the branches are told to be for one another's outcomes."""
-    told, calls = draft.news, itertools.count()
+    told, calls = draft.branch_tokens, itertools.count()
 
-    def news(forwards):
-        found = told(forwards)
-        if next(calls) % 3 == 2:
-            found = found._replace(bonus=np.roll(found.bonus, 1, axis=1))
-            draft._news = found
+    def branch_tokens(forwards, until=None):
+        before, found = draft._branches, told(forwards, until)
+        if isinstance(found, BranchTokens) and found is not before and next(calls) % 3 == 2:
+            found = draft._branches = found._replace(bonus=np.roll(found.bonus, 1, axis=1))
         return found
 
-    draft.news = news
+    draft.branch_tokens = branch_tokens
 
 
 @pytest.mark.parametrize("pace", [Hasty, Moody, Pace])
@@ -157,14 +157,14 @@ def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch
         assert {plan.budget for plan in tuner.plans} == {2, 3, 8}
 
 
-@pytest.mark.parametrize("backup", ["none", "draft"])
-def test_rounds_are_those_of_a_draft_in_the_same_process(made, many, backup):
-    settings = {"verify": "coupled", "fan_out": "confidence", "backup": backup}
-    with opened(made, slots=4, **settings) as inline:
+def test_rounds_are_those_of_a_draft_in_the_same_process(made, many):
+    names = ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks")
+    with opened(made, slots=4, verify="coupled", fan_out="confidence") as inline:
         asked = requests(inline, "coupled")
-        one, other = run(inline.engine, asked), run(engine_of(many, backup=backup), asked)
-        for name in ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks"):
-            assert [out.metrics[name] for out in one] == [out.metrics[name] for out in other]
+        for backup in ("none", "draft"):
+            one, other = (run(engine_of(llm, backup=backup), asked) for llm in (inline, many))
+            for name in names:
+                assert [out.metrics[name] for out in one] == [out.metrics[name] for out in other]
     assert one[0].metrics["verify_ms"] is None  # draft and target share a device
     assert other[0].metrics["verify_ms"] is not None
 
@@ -188,7 +188,7 @@ COUNTED = {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalt
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals to a process that must go on")
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.slow), "stopped"])
 def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike, how):
     """Else a draft that is the target would be wrong somewhere, penalties being what they are."""
     llm, worker = alike, alike.loaded.worker
@@ -240,6 +240,7 @@ def eventually(condition):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_sd_is_there_beside_it(many):
     asked = requests(many, "coupled")
     one, other = (outputs(many, asked, mode) for mode in ("ar", "sd"))
@@ -273,6 +274,7 @@ def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, 
     assert called == ["Programs"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processor cores of Linux")
 def test_every_thread_of_the_worker_runs_on_its_cores_alone(made, monkeypatch):
     before = os.sched_getaffinity(0)

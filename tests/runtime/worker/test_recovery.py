@@ -13,25 +13,18 @@ from collections import Counter
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.process import placement
+from ssd_jax.placement.process import connection
 from ssd_jax.placement.process import supervisor as supervisor_module
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import Connection
-from ssd_jax.placement.process.hang import HangLimit
-from ssd_jax.placement.process.placement import DraftWorker, connector
+from ssd_jax.placement.process.connection import Connection, HangLimit, connector
+from ssd_jax.placement.process.placement import DraftWorker
 from ssd_jax.placement.process.supervisor import Supervisor
 from tests.runtime.worker import faults, recovery, strangers
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.scripted import HELLO, TOKEN, ScriptedDraft, only_misses, run_of
+from tests.runtime.worker.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
+from tests.runtime.worker.scripted import only_misses, run_of
 from tests.runtime.worker.serving import served
-from tests.runtime.worker.test_supervisor import (
-    SETTINGS,
-    ended,
-    linux,
-    speaking,
-    speaking_later,
-    started,
-)
+from tests.runtime.worker.test_supervisor import ended, linux, speaking, speaking_later, started
 
 BREAKABLE = "from tests.runtime.worker import faults; faults.install()"
 
@@ -140,7 +133,7 @@ def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
 
 def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
     """Else a worker whose streams break would never be replaced."""
-    monkeypatch.setattr(placement, "_RETRY", 1e-3)
+    monkeypatch.setattr(connection, "_RETRY", 1e-3)
     ends, go = [], threading.Event()
 
     class Never(ScriptedDraft):
@@ -166,7 +159,7 @@ def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
 
 
 def test_streams_that_break_for_one_reason_are_told_of_once(monkeypatch, caplog):
-    monkeypatch.setattr(placement, "_RETRY", 1e-3)
+    monkeypatch.setattr(connection, "_RETRY", 1e-3)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"  # where nobody listens

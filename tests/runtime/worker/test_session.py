@@ -19,10 +19,10 @@ from ssd_jax.placement.process.messages import (
     Welcome,
     Winner,
 )
-from ssd_jax.placement.process.session import Session
+from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from tests.runtime.worker.scripted import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
+from tests.runtime.worker.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)
 OPEN = Open(number=1, epoch=1, opening=SlotOpening(slot=1, params=PARAMS, banned=[1], ban_before=9))
@@ -63,7 +63,7 @@ UNEXPANDED = replace(ROUND, counts=rows([0] * (K + 1)), forwards=0)
 class Talk:
     """A session and what it has answered."""
 
-    def __init__(self, *messages, session=Session, called=lambda: False):
+    def __init__(self, *messages, session=DraftSession, called=lambda: False):
         self.session = session(HELLO, ScriptedDraft, called)
         self.answers = self.say(*messages)
 
@@ -124,7 +124,7 @@ def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forw
 def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
     """The next round would wait for it."""
     calls = iter([False] * (forwards - 1) + [True] * 9)
-    session, draft = Session(HELLO, lambda: draft, lambda: next(calls)), Watched()
+    session, draft = DraftSession(HELLO, lambda: draft, lambda: next(calls)), Watched()
     for message in (HELLO, OPEN, PREFILL, ROUND):
         list(session.handle(message))
     assert draft.asked == (["read", "grow"] * forwards)[:-1]
@@ -132,7 +132,7 @@ def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
 
 def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_it_is_told_of():
     """Or the next round, which comes in the middle of one, would wait for two."""
-    session, draft = Session(HELLO, lambda: draft, lambda: False), Watched()
+    session, draft = DraftSession(HELLO, lambda: draft, lambda: False), Watched()
     for message in (HELLO, OPEN, PREFILL):
         list(session.handle(message))
     for told, _ in enumerate(session.handle(ROUND), 1):

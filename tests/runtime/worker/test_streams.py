@@ -14,15 +14,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.placement.process import codec, placement, server
+from ssd_jax.placement.process import codec, connection, server
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Open, Refused
-from ssd_jax.placement.process.session import Session
+from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.transport import METHOD, options
 from ssd_jax.placement.process.transport import TOKEN as KEY
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
-from tests.runtime.worker.scripted import HELLO, SLOTS, TOKEN, ScriptedDraft, only_misses
+from tests.runtime.worker.script import HELLO, SLOTS, TOKEN, ScriptedDraft
+from tests.runtime.worker.scripted import only_misses
 from tests.runtime.worker.serving import served
 from tests.runtime.worker.test_session import OPEN, ROUND
 
@@ -32,7 +33,7 @@ def serving(**settings):
     """A function that opens connections to a worker in this process."""
     opened = []
     running, address = server.serve(
-        lambda called: Session(HELLO, ScriptedDraft, called), HELLO, TOKEN, **settings
+        lambda called: DraftSession(HELLO, ScriptedDraft, called), HELLO, TOKEN, **settings
     )
 
     def connect():
@@ -136,7 +137,7 @@ def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
 
     def make(called):
         asked.append(called)
-        return Session(HELLO, ScriptedDraft, called)
+        return DraftSession(HELLO, ScriptedDraft, called)
 
     running, address = server.serve(make, HELLO, TOKEN, streams=1)
     with grpc.insecure_channel(address) as channel:
@@ -199,10 +200,10 @@ def test_no_proxy_comes_between(monkeypatch, name):
 
 
 def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
-    monkeypatch.setattr(placement, "Connection", lambda *_: object())
-    monkeypatch.setattr(placement, "_RETRY", 1.0)
+    monkeypatch.setattr(connection, "Connection", lambda *_: object())
+    monkeypatch.setattr(connection, "_RETRY", 1.0)
     now, where = [0.0], ["a"]
-    connect = placement.connector(HELLO, TOKEN, lambda: where[0], Counter(), clock=lambda: now[0])
+    connect = connection.connector(HELLO, TOKEN, lambda: where[0], Counter(), clock=lambda: now[0])
 
     def pauses(count):
         found = []

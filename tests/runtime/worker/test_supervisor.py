@@ -17,27 +17,12 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import supervisor as supervisor_module
 from ssd_jax.placement.process.placement import DraftWorker
-from ssd_jax.placement.process.settings import WorkerSettings
 from ssd_jax.placement.process.supervisor import Supervisor
 from tests.runtime.worker.fake_worker import command
-from tests.runtime.worker.scripted import HELLO, TOKEN, only_misses, request, run_of, text
+from tests.runtime.worker.script import SETTINGS
+from tests.runtime.worker.scripted import only_misses, request, run_of, text
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and /proc of Linux")
-SETTINGS = WorkerSettings(
-    token=TOKEN,
-    hello=HELLO,
-    source="scripted",
-    target=None,
-    dtype="float32",
-    support=2,
-    predict="noise",
-    confident=False,
-    saguaro_c=1.0,
-    draft_temperature=None,
-    compile_cache=None,
-    cores=None,
-    budgets=(HELLO.branches,),
-)
 
 
 @contextmanager
@@ -123,6 +108,21 @@ def test_a_worker_that_is_stopped_costs_one_wait_and_goes_on_when_it_is_continue
 
 
 @linux
+def test_every_thread_of_a_worker_runs_on_its_cores_alone():
+    core = max(os.sched_getaffinity(0))
+    worker = DraftWorker(msgspec.structs.replace(SETTINGS, cores=(core,)), command=command())
+    try:
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
+        assert only_misses(run_of(worker.draft()).generate(count=1))
+        tasks = list(Path(f"/proc/{worker.supervisor.pid}/task").iterdir())
+        assert len(tasks) > 3
+        assert all(os.sched_getaffinity(int(task.name)) == {core} for task in tasks)
+    finally:
+        worker.close()
+
+
+@linux
 def test_a_worker_is_gone_after_close():
     with working() as (worker, _):
         pid = worker.supervisor.pid
@@ -151,7 +151,9 @@ def test_a_supervisor_that_nobody_holds_ends_its_worker():
 PARENT = """
 import os, sys, signal
 sys.path.insert(0, {root!r})
-from tests.runtime.worker.test_supervisor import SETTINGS, Supervisor, command
+from ssd_jax.placement.process.supervisor import Supervisor
+from tests.runtime.worker.fake_worker import command
+from tests.runtime.worker.script import SETTINGS
 supervisor = Supervisor(SETTINGS, command())
 supervisor.start()
 supervisor.wait_ready()
@@ -249,7 +251,7 @@ def test_what_others_write_before_a_worker_reports_is_no_report(code):
 def test_what_native_code_writes_later_does_not_block_a_worker():
     """A pipe that nobody reads is full after 64 KiB."""
     code = (
-        "import tests.runtime.worker.scripted as s; o = s.ScriptedDraft.open; "
+        "import tests.runtime.worker.script as s; o = s.ScriptedDraft.open; "
         "s.ScriptedDraft.open = lambda *a: (os.write(1, b'x' * 2**20), o(*a))[1]"
     )
     worker = DraftWorker(SETTINGS, patience=5.0, command=speaking_later(code))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -66,6 +67,7 @@ def point(token: int, vocab: int) -> Law:
 def then(model: Model, *filters: Callable[[Law], Law]) -> Model:
     """A model whose law passes through filters, in order."""
 
+    @functools.cache
     def filtered(text: Text) -> Law:
         law = model(text)
         for each in filters:

@@ -11,6 +11,8 @@ from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from tests.speculation.enumeration.ssd import HIT, Counts, Judged, Situation
 from tests.speculation.enumeration.ssd import FanOut as Reference
 
+_EDGES = tuple(map(Fraction, EDGES))  # compared with fractions, which floats are slow to be
+
 
 def played(make: Callable[[], FanOut], budget: int) -> Reference:
     """A policy that has observed the verifications of its sequence; each run makes a new one."""
@@ -36,9 +38,10 @@ def _verified(judged: Judged) -> VerificationStats:
     return VerificationStats(accepted, length, _after(hit), prepared, rank, _confidence(chances))
 
 
+@functools.cache
 def _confidence(chances: tuple[Fraction, ...]) -> tuple[int, ...]:
     """Classes of the draft's probabilities of the proposed tokens."""
-    return tuple(sum(chance >= edge for edge in EDGES) for chance in chances)
+    return tuple(sum(chance >= edge for edge in _EDGES) for chance in chances)
 
 
 def _after(hit: bool) -> After:

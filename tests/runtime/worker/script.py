@@ -1,0 +1,194 @@
+"""A scripted draft for workers: no model, no JAX, and nothing of an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ssd_jax.placement.process.messages import Hello, no_branches
+from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion
+from ssd_jax.sampling.confidence import UNKNOWN
+
+SLOTS, K, M, N = 2, 3, 6, 2
+PROMPT = 5
+TOKEN = "secret"
+HELLO = Hello(
+    model="scripted",
+    slots=SLOTS,
+    context=512,
+    tokens=128,
+    k=K,
+    branches=M,
+    support=N,
+    rule="ratio",
+)
+
+SETTINGS = WorkerSettings(
+    token=TOKEN,
+    hello=HELLO,
+    source="scripted",
+    target=None,
+    dtype="float32",
+    support=2,
+    predict="noise",
+    confident=False,
+    saguaro_c=1.0,
+    draft_temperature=None,
+    compile_cache=None,
+    cores=None,
+    budgets=(HELLO.branches,),
+)
+
+
+def said_at(position: int) -> int:
+    """The token of every text at a position."""
+    return 33 + position * position * 7 % 89
+
+
+def missed(position: int) -> bool:
+    """Where no branch has the right bonus token."""
+    return position % 11 == 0
+
+
+class Proposed(NamedTuple):
+    tokens: np.ndarray
+    length: np.ndarray
+    support: np.ndarray
+    q: np.ndarray
+
+
+@dataclasses.dataclass
+class Branch:
+    path: list[int]
+    tokens: list[int]
+
+
+@dataclasses.dataclass
+class Record:
+    start: int
+    tokens: list[int]
+    host: bool
+
+
+class ScriptedDraft:
+    """See `session.GrowingDraft`; fails where what it is told is not the text, or not all of it."""
+
+    slots, k, branches = SLOTS, K, M
+
+    def __init__(self) -> None:
+        self._texts: dict[int, list[int]] = {}
+        self._counted: dict[int, list[int]] = {}
+        self._records: dict[int, Record] = {}
+        self._branches: dict[int, list[Branch]] = {}
+        self._forwards = 0
+
+    def open(self, opening) -> None:
+        self._texts[opening.slot], self._counted[opening.slot] = [], []
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        text = self._texts[slot]
+        assert offset <= len(text), "a gap"
+        text[offset:] = tokens
+
+    def promote(self, promotion: Promotion) -> None:
+        records = {}
+        for slot in np.flatnonzero(promotion.position != IDLE).tolist():
+            text, position = self._texts[slot], int(promotion.position[slot])
+            committed = [token for token in promotion.committed[slot].tolist() if token >= 0]
+            if len(text) <= position:
+                text += committed[len(text) - position - 1 :]
+            assert text == [said_at(at) for at in range(position + 1)]
+            assert text[-1] == promotion.pending[slot]
+            self._counted[slot] += committed
+            output = len(self._counted[slot])
+            assert output >= len(text) - PROMPT - 2, "committed tokens were not counted"
+            assert self._counted[slot] == text[len(text) - output :]
+            winner, limit = promotion.winner[slot], int(promotion.limit[slot])
+            tokens = promotion.tokens[slot, :limit].tolist()
+            if winner >= 0:
+                branch = self._branches[slot][winner]
+                assert branch.path == text[self._records[slot].start + 1 :], "another outcome"
+                tokens = branch.tokens[:limit]
+                assert len(tokens) == limit, "more than the branch has"
+            records[slot] = Record(position, tokens, winner < 0 and limit > 0)
+        for slot in self.slots_without(records):
+            assert (promotion.committed[slot] == -1).all()
+        self._records, self._branches = records, {}
+
+    def slots_without(self, records) -> list[int]:
+        return [slot for slot in range(SLOTS) if slot not in records]
+
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+        assert lowered.shape == (SLOTS, K)
+        for slot in np.flatnonzero(limits):
+            record = self._records[slot]
+            assert not record.tokens
+            begin = record.start + 1
+            record.tokens = [said_at(at) for at in range(begin, begin + limits[slot])]
+        return limits
+
+    def tokens(self) -> np.ndarray:
+        return self.proposal().tokens
+
+    def proposal(self) -> Proposed:
+        tokens, length = np.zeros((SLOTS, K), np.int32), np.zeros(SLOTS, np.int32)
+        for slot, record in self._records.items():
+            length[slot] = len(record.tokens)
+            tokens[slot, : length[slot]] = record.tokens
+        support, q = np.full((SLOTS, K, N), -1, np.int32), np.zeros((SLOTS, K, N), np.float32)
+        support[..., 0], support[..., 1] = tokens, (tokens + 1) % 128
+        q[..., 0], q[..., 1] = 0.75, 0.25
+        return Proposed(tokens, length, support, q)
+
+    def expand(self, counts, *, follow, lowered, forwards) -> None:
+        assert forwards == 1
+        assert not self._branches
+        self._forwards = 1
+        for slot, record in self._records.items():
+            if not counts[slot].any():
+                continue
+            assert follow[slot] == record.host
+            last = len(record.tokens)
+            assert counts[slot, last] >= 1
+            assert not counts[slot, last + 1 :].any()
+            self._branches[slot] = []
+            for k, count in enumerate(counts[slot]):
+                at = record.start + k + 1
+                for rank in range(count):
+                    drafted = record.tokens[k] if k < last else None
+                    right = rank == 0 and not missed(at) and said_at(at) != drafted
+                    bonus = said_at(at) if right else 1 + rank
+                    branch = Branch([*record.tokens[:k], bonus], [])
+                    self._branches[slot].append(branch)
+                    if k < last:
+                        self._more(record, branch)
+
+    def grow(self, lowered) -> None:
+        self._forwards += 1
+        for slot, branches in self._branches.items():
+            for branch in branches:
+                self._more(self._records[slot], branch)
+
+    def _more(self, record: Record, branch: Branch) -> None:
+        at = record.start + len(branch.path) + len(branch.tokens) + 1
+        if len(branch.tokens) < K:
+            branch.tokens.append(said_at(at) if at % 7 else 2)  # wrong at each seventh position
+
+    def confidence(self) -> np.ndarray:
+        return np.full((SLOTS, K), UNKNOWN, np.int32)
+
+    def branch_tokens(self, forwards, until=None) -> BranchTokens:
+        told = no_branches(HELLO, self._forwards)
+        for slot, branches in self._branches.items():
+            for row, branch in enumerate(branches):
+                told.bonus[slot, row] = branch.path[-1]
+                told.lengths[slot, row] = len(branch.tokens)
+                told.tokens[slot, row, : len(branch.tokens)] = branch.tokens
+        return told
+
+    def finish(self) -> None:
+        pass
