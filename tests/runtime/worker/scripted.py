@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from ssd_jax.speculation.tuning import Plan
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request
@@ -19,7 +18,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import Fixed
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from tests.runtime.paces import Patient
 from tests.runtime.worker.script import HELLO, PROMPT, SLOTS, K, M, said_at
 
@@ -136,7 +135,7 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None
     controller = Controller(
         draft,
         k=K,
-        tuner=Fixed(Plan(k=K, budget=M)),
+        tuner=FixedTuner(SpeculationPlan(k=K, budget=M)),
         fan_out=lambda: parse("uniform", K, M),
         backup=backup,
         tokens=128,
