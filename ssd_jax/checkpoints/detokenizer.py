@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import tokenizers
 
-    from ssd_jax.checkpoints.tokenizer import Tokenizer
 
 SPACE_MARK = "\u2581"  # sentencepiece writes a space as this character
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -35,6 +34,13 @@ class DecodeStream(Protocol):
         ...
 
 
+class Streaming(Protocol):
+    """What a `tokenizer.Tokenizer` has for this."""
+
+    special_ids: frozenset[int]
+    open_stream: Callable[[], DecodeStream]
+
+
 class Detokenizer:
     """The `DecodeStream` of generated tokens; special ones are skipped.
 
@@ -42,7 +48,7 @@ class Detokenizer:
     cut into pushes. The cost of a push does not grow with the length of the sequence.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Streaming) -> None:
         self._special_ids = tokenizer.special_ids
         self._stream = tokenizer.open_stream()
 

@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
     if not given["out"]:
         raise InputError("give --out=DIRECTORY")
 
-    from ssd_jax.checkpoints.checkpoint import open_checkpoint
+    from ssd_jax.checkpoints.opening import open_checkpoint
     from ssd_jax.checkpoints.orbax import DTYPES, write_checkpoint
 
     if config.dtype not in DTYPES:

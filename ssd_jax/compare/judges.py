@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from ssd_jax.compare.forks import Scores
 from ssd_jax.compare.pairs import Pair
 from ssd_jax.engine.request import Request
 from ssd_jax.errors import InputError
@@ -30,39 +30,6 @@ Between passes of different widths over one text, differences of logits among th
 tokens moved by at most 0.00008 (float32), 0.26 (bfloat16) and 0.14 (int8) on SmolLM2-135M. int8 has
 bfloat16's limit: its attention runs in bfloat16.
 """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One of the two tokens, as the target sees it.
-
-    Attributes:
-      score: allowed logit, plus temperature times noise where sampled; -inf if banned.
-      may_stay: whether top-k, top-p and min-p keep it, or would if the logits were rounded in its
-        favour.
-      may_go: whether they drop it, or would if the logits were rounded against it.
-    """
-
-    score: float
-    may_stay: bool
-    may_go: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scores:
-    """The target's view of a fork: tokens `a` and `b`, and the `best` score of those that may be
-    drawn."""
-
-    a: Candidate
-    b: Candidate
-    best: float
-
-    @property
-    def margin(self) -> float:
-        """Difference between the scores; infinite if a token is banned."""
-        if math.isinf(self.a.score) or math.isinf(self.b.score):
-            return math.inf
-        return abs(self.a.score - self.b.score)
 
 
 def judge(scores: Scores, limit: float, *, certain: bool, bitwise: bool) -> Verdict:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.compare.judges import Candidate, Scores
+from ssd_jax.compare.forks import Candidate, Scores
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target import pad_chunk
 from ssd_jax.engine.request import Request

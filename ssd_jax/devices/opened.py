@@ -9,9 +9,10 @@ import hashlib
 import jax
 from jax.sharding import Mesh
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import DraftTarget
 from ssd_jax.checkpoints.load import check_tensors, load_arrays
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ssd_jax.bench import perplexity
 from ssd_jax.bench.perplexity import Perplexity, TextScorer, measure_perplexity
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution

@@ -15,7 +15,7 @@ from rich.console import Console
 from ssd_jax.bench import report, support
 from ssd_jax.bench.perplexity import TeacherForced
 from ssd_jax.bench.support import Overlaps, Support, TargetText, measure_supports
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling.params import SamplingParams

@@ -8,7 +8,7 @@ import pytest
 
 from ssd_jax.checkpoints import tokenizer_gguf as from_gguf
 from ssd_jax.checkpoints import tokenizer_hf as from_hf
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny

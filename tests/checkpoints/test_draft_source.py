@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ssd_jax.checkpoints import draft_source, orbax
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import (
     HEAD,
     KEY,
@@ -22,6 +21,7 @@ from ssd_jax.checkpoints.draft_checkpoint import (
     identity_of,
     write_draft,
 )
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices.opened import open_model, open_source
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.sources import resolve
 from ssd_jax.errors import InputError
 from tests.checkpoints import tiny_models as tiny
@@ -63,7 +63,7 @@ def test_the_environment_alone_suffices(tmp_path):
     """HF_HOME and HF_HUB_OFFLINE in a fresh process, as a user sets them."""
     put(tmp_path / "hub", "org/tiny")
     code = (
-        "from ssd_jax.checkpoints.checkpoint import open_checkpoint\n"
+        "from ssd_jax.checkpoints.opening import open_checkpoint\n"
         "print(open_checkpoint('hf:org/tiny').config.hidden_size)"
     )
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}

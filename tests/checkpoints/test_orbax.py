@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints import orbax
-from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, identity_of, write_draft
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.models.config import ModelConfig
 from tests import tiny

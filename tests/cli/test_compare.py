@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ssd_jax.cli.main import main
-from ssd_jax.compare.judges import Candidate, Scores
+from ssd_jax.compare.forks import Candidate, Scores
 
 MODEL = ("--dtype=float32", "--context=200", "--compile_cache=off", "--exact=law")
 COMMON = (*MODEL, "--max_tokens=12", "--ignore_eos")

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from ssd_jax.compare.judges import Candidate, Scores, judge
+from ssd_jax.compare.forks import Candidate, Scores
+from ssd_jax.compare.judges import judge
 
 
 def token(score, *, stay=True, go=False):

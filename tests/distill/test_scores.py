@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.distill.scoring import TargetScorer
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample

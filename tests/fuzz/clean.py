@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.orbax import write_checkpoint
 from ssd_jax.distill import prompts as distill_prompts
 from ssd_jax.distill.manifest import Manifest, write_manifest

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel

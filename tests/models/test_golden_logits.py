@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
 from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from tests.models.golden import FLOAT32, Runner, our_logits, runner

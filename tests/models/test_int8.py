@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from tests.models.golden import Runner, parameters, runner

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models import sequence
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices import branch_draft
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.checkpoint import open_checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices import passes
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.model_drafter import ModelDrafter

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.functional import FunctionalModel
