@@ -14,6 +14,8 @@ from tests.runtime import law
 from tests.runtime.paces import Moody
 from tests.speculation.evidence import ALPHA
 
+pytestmark = pytest.mark.shipped  # thousands of rounds, few programs
+
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
@@ -28,7 +30,7 @@ def llm(checkpoints):
         mode="ssd",
         draft=str(draft),
         dtype="float32",
-        slots=4,
+        slots=8,
         k="2",
         budget="2",
         proposal_support="2",
