@@ -114,7 +114,7 @@ def open_llm(checkpoints, mode, drafter="model", **settings):
         mode=mode,
         draft="ngram" if drafter == "ngram" else str(draft),
         dtype="float32",
-        slots=4,
+        slots=16,
         k="2",
         context=32,
         compile_cache="off",

@@ -15,6 +15,8 @@ from tests.runtime.law import LETTERS, ChangedQ, assert_lawful, engine_with, ope
 from tests.runtime.tuners import Restless
 from tests.speculation.evidence import ALPHA
 
+pytestmark = pytest.mark.shipped  # thousands of rounds, few programs
+
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):

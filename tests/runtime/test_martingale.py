@@ -21,6 +21,8 @@ from tests.checkpoints import tiny_drafts
 from tests.runtime.martingale import ALPHA, FEW_IDS, Losing, say, sums
 from tests.speculation.edits import Edit, edited
 
+pytestmark = pytest.mark.shipped  # thousands of rounds, few programs
+
 COUNT = 700  # requests of 24 tokens: a shift of .01 of the likeliest token shows at 3 sigma
 SLOW = 10_000
 

@@ -29,7 +29,7 @@ def llm(checkpoints):
         mode="ssd",
         draft=str(draft),
         dtype="float32",
-        slots=4,
+        slots=8,
         k="2",
         budget="2",
         proposal_support="2",
