@@ -17,8 +17,8 @@ from ssd_jax.engine.request import Request
 from ssd_jax.engine.sequence import stop_ids
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.history import History
 from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.probs import allowed_logits, sampled_probs
 from ssd_jax.sampling.settings import Sampling, sampling_of
 
@@ -91,7 +91,7 @@ def _history(prompt: Sequence[int], output: Sequence[int], vocab: int) -> Histor
 def _scores(
     logits: jax.Array,
     sampling: Sampling,
-    heard: History,
+    history: History,
     position: jax.Array,
     pair: jax.Array,
     rounding: jax.Array,
@@ -102,7 +102,7 @@ def _scores(
 
     Args:
       logits: [1, V] float32.
-      sampling, heard: of one row.
+      sampling, history: of one row.
       position: [1] int32, of the token that the logits predict.
       pair: [2] int32 token ids.
       rounding: how far a logit may be from its exact value.
@@ -111,7 +111,7 @@ def _scores(
     Returns: scores [2]; the best score of a token that may be drawn; [2] whether each may stay, and
       whether it may go (see `Candidate`).
     """
-    allowed = allowed_logits(logits, sampling, position, lambda: heard, tokens)
+    allowed = allowed_logits(logits, sampling, position, lambda: history, tokens)
     where = (jnp.zeros_like(position), position)
     key = keys.derive(sampling.seed, sampling.request, *where, Purpose.TOKEN)
     # Times the temperature: log p + noise in units of logits, but for a constant of the row.

@@ -15,10 +15,10 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target import pad_chunk
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
-from ssd_jax.sampling import drafting, history
+from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
-from ssd_jax.sampling.history import Heard, History
 from ssd_jax.sampling.outputs import Outputs
+from ssd_jax.sampling.penalties import GetHistory, History
 from ssd_jax.sampling.settings import Sampling
 
 UNSEEN = 2
@@ -65,7 +65,7 @@ class Drafting:
         sampling: Sampling,
         start: jax.Array,
         step: jax.Array,
-        heard: Heard,
+        history: GetHistory,
         lowered: jax.Array,
         *,
         tokens: int,
@@ -78,7 +78,7 @@ class Drafting:
             sampling,
             start,
             step,
-            heard,
+            history,
             tokens=tokens,
             support=min(self.support, columns),
             rule=self.rule,
@@ -163,7 +163,7 @@ class DraftPrograms:
         self,
         parameters: Parameters,
         pages: AllPages,
-        heard: History,
+        history: History,
         slot: int,
         tokens: Sequence[int],
         offset: int,
@@ -175,8 +175,8 @@ class DraftPrograms:
             part = tokens[begin : begin + most]
             padded, where = pad_chunk(slot, part, offset + begin, chunks)
             program = self["prefill", padded.shape[1]]
-            pages, heard, _ = program(parameters, pages, heard, padded, where)
-        return pages, heard
+            pages, history, _ = program(parameters, pages, history, padded, where)
+        return pages, history
 
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""
@@ -184,7 +184,7 @@ class DraftPrograms:
 
     def new_history(self) -> History:
         """No tokens in any slot."""
-        return history.empty(self.slots, self.model.config.vocab_size)
+        return penalties.empty(self.slots, self.model.config.vocab_size)
 
     def new_record(self) -> Record:
         """Idle records of every slot."""
@@ -194,7 +194,7 @@ class DraftPrograms:
         def start(
             parameters: Parameters,
             pages: AllPages,
-            heard: History,
+            history: History,
             kept: Record,
             committed,
             unseen,
@@ -204,7 +204,7 @@ class DraftPrograms:
             lowered,
             sampling: Sampling,
         ):
-            heard = history.add_output(heard, committed)
+            history = penalties.add_output(history, committed)
             live = lengths >= 0
             known = live[:, None] & (jnp.arange(UNSEEN) < counts[:, None])
             positions = jnp.where(known, lengths[:, None] + jnp.arange(UNSEEN), -1)
@@ -218,9 +218,9 @@ class DraftPrograms:
                 proposal=fresh.proposal._replace(length=limits),
             )
             fresh = self._draw(
-                parameters, hidden, sampling, jnp.array(0), lowered, heard, fresh, live
+                parameters, hidden, sampling, jnp.array(0), lowered, history, fresh, live
             )
-            return record.where(live, fresh, kept), pages, heard
+            return record.where(live, fresh, kept), pages, history
 
         rows = jax.ShapeDtypeStruct((self.slots,), jnp.int32)
         arguments = (
@@ -239,7 +239,7 @@ class DraftPrograms:
         def step(
             parameters: Parameters,
             pages: AllPages,
-            heard: History,
+            history: History,
             kept: Record,
             index,
             rows,
@@ -250,7 +250,9 @@ class DraftPrograms:
             last = jnp.take(jnp.asarray(kept.proposal.tokens), index - 1, axis=1)[:, None]
             positions = jnp.where(live, kept.start + index, -1)[:, None]
             hidden, pages = self._run(parameters, pages, last, positions)
-            new = self._draw(parameters, hidden[:, 0], sampling, index, lowered, heard, kept, live)
+            new = self._draw(
+                parameters, hidden[:, 0], sampling, index, lowered, history, kept, live
+            )
             return new, pages
 
         arguments = (
@@ -272,7 +274,7 @@ class DraftPrograms:
         sampling: Sampling,
         index: jax.Array,
         lowered: jax.Array,
-        heard: History,
+        history: History,
         into: Record,
         live: jax.Array,
     ) -> Record:
@@ -285,7 +287,7 @@ class DraftPrograms:
             sampling,
             into.start,
             index,
-            lambda: history.in_flight(heard, into.proposal.tokens, every, place, outputs),
+            lambda: penalties.in_flight(history, into.proposal.tokens, every, place, outputs),
             lowered[:, index],
             tokens=self.tokens,
             outputs=outputs,

@@ -33,8 +33,8 @@ from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.roles.records import Promotion
 from ssd_jax.roles.records import promotion as no_promotion
-from ssd_jax.sampling import drafting, history, prediction
-from ssd_jax.sampling.history import History
+from ssd_jax.sampling import drafting, penalties, prediction
+from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import Sampling, sampling_of
 from ssd_jax.speculation.forks import forks as number_branches
@@ -111,7 +111,7 @@ class ExpansionPrograms:
             parameters: Parameters,
             pages: AllPages,
             scratch: AllBranches,
-            heard: History,
+            history: History,
             kept: Record,
             counts,
             lowered,
@@ -126,7 +126,7 @@ class ExpansionPrograms:
                 kept,
                 places,
                 kept.candidates,
-                heard,
+                history,
                 sampling,
             )
             bonus = branching.before_last(kept._replace(candidates=ranked), forks)
@@ -154,7 +154,7 @@ class ExpansionPrograms:
             )
             logits = passes.logits(self._model, parameters, hidden)
             grown, c = self._draw(
-                logits, hidden, heard, Expansion(grown, path), lowered, sampling, forked
+                logits, hidden, history, Expansion(grown, path), lowered, sampling, forked
             )
             at_tail = jnp.argmax(tail, axis=1)[:, None, None]
             c_last = self._ranked(
@@ -162,7 +162,7 @@ class ExpansionPrograms:
                 kept,
                 length[:, None],
                 jnp.take_along_axis(c.reshape(*tail.shape, -1), at_tail, axis=1),
-                heard,
+                history,
                 sampling,
             )[:, 0]
             bonus = jnp.where(forked, bonus, branching.after_last(c_last, kept, forks))
@@ -188,7 +188,7 @@ class ExpansionPrograms:
             parameters: Parameters,
             pages: AllPages,
             scratch: AllBranches,
-            heard: History,
+            history: History,
             expansion: Expansion,
             lowered,
             sampling: Sampling,
@@ -211,7 +211,7 @@ class ExpansionPrograms:
             )
             logits = passes.logits(self._model, parameters, hidden)
             records, _ = self._draw(
-                logits, hidden, heard, expansion, lowered, sampling, live.reshape(shape)
+                logits, hidden, history, expansion, lowered, sampling, live.reshape(shape)
             )
             expansion = expansion._replace(records=records)
             return pages, scratch, expansion, self._news(expansion)
@@ -228,12 +228,12 @@ class ExpansionPrograms:
         def promote(
             pages: AllPages,
             scratch: AllBranches,
-            heard: History,
+            history: History,
             expansion: Expansion,
             promotion: Promotion,
         ):
             promotion = Promotion(*(jnp.asarray(array) for array in promotion))
-            heard = history.add_output(heard, promotion.committed)
+            history = penalties.add_output(history, promotion.committed)
             winner = jnp.asarray(promotion.winner)
             hit = winner >= 0
             flat = jnp.arange(self.base.slots) * self.branches + jnp.maximum(winner, 0)
@@ -258,7 +258,7 @@ class ExpansionPrograms:
             moved = hit[:, None] & (places < length[:, None])
             positions = jnp.where(moved, promotion.position[:, None] + places, self.base.page_size)
             pages = passes.promote(pages, scratch, winner, positions)
-            return pages, heard, new
+            return pages, history, new
 
         state = self._state_structs()[1:]
         arguments = (
@@ -272,7 +272,7 @@ class ExpansionPrograms:
         def follow(
             parameters: Parameters,
             pages: AllPages,
-            heard: History,
+            history: History,
             kept: Record,
             rows,
             sampling: Sampling,
@@ -290,7 +290,7 @@ class ExpansionPrograms:
                 passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
                 sampling_of(sampling, row),
                 kept.start[row] + 1 + before,
-                lambda: history.in_flight(heard, tokens, row, before, self._outputs),
+                lambda: penalties.in_flight(history, tokens, row, before, self._outputs),
                 tokens=self.base.tokens,
                 count=self.base.drafting.candidates(self._columns),
                 outputs=self._outputs,
@@ -349,7 +349,7 @@ class ExpansionPrograms:
         kept: Record,
         before: jax.Array,
         plain: jax.Array,
-        heard: History,
+        history: History,
         sampling: Sampling,
     ) -> jax.Array:
         """Candidates [B, n, W] for the bonus tokens after `before` [B, n] proposed ones.
@@ -371,7 +371,7 @@ class ExpansionPrograms:
                 sampling_of(sampling, row),
                 kept.start[row],
                 count,
-                lambda: history.in_flight(heard, tokens, row, count, self._outputs),
+                lambda: penalties.in_flight(history, tokens, row, count, self._outputs),
                 tokens=self.base.tokens,
                 count=plain.shape[2],
                 rule=self.base.drafting.rule,
@@ -385,7 +385,7 @@ class ExpansionPrograms:
         self,
         logits: jax.Array,
         hidden: jax.Array,
-        heard: History,
+        history: History,
         expansion: Expansion,
         lowered: jax.Array,
         sampling: Sampling,
@@ -405,8 +405,8 @@ class ExpansionPrograms:
         def said() -> History:
             own = jnp.where(drawn_before, jnp.asarray(records.proposal.tokens), -1)
             both = jnp.concatenate([expansion.path, own], axis=1)
-            rows = history.of_rows(heard, row, self._outputs)
-            return history.add_output(rows, both, self._outputs)
+            rows = penalties.of_rows(history, row, self._outputs)
+            return penalties.add_output(rows, both, self._outputs)
 
         drawn = self.base.drafting.draw(
             logits.reshape(-1, self._columns),

@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import Branches, Pages
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
-from ssd_jax.sampling import history
-from ssd_jax.sampling.history import History
+from ssd_jax.sampling import penalties
+from ssd_jax.sampling.penalties import History
 
 
 class ProgramSpec(NamedTuple):
@@ -147,7 +147,7 @@ def prefill_spec(
     """
     vocab = model.config.vocab_size
 
-    def prefill(parameters: Parameters, pages: AllPages, heard: History, tokens, where):
+    def prefill(parameters: Parameters, pages: AllPages, history: History, tokens, where):
         slot, offset, count = where
         index = jnp.arange(width)[None]
         real = index < count
@@ -156,11 +156,13 @@ def prefill_spec(
         module = model.module(parameters)
         table = jnp.reshape(slot, (1, 1))
         hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
-        heard = history.add_prompt(heard, slot, jnp.where(real, tokens, vocab)[0], offset == 0)
+        history = penalties.add_prompt(
+            history, slot, jnp.where(real, tokens, vocab)[0], offset == 0
+        )
         if not with_logits:
-            return pages, heard, None
+            return pages, history, None
         last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
-        return pages, heard, module.logits(last)[None]
+        return pages, history, module.logits(last)[None]
 
     arguments = (
         model.parameter_structs(),
@@ -174,4 +176,4 @@ def prefill_spec(
 
 def history_structs(slots: int, vocab: int) -> History:
     """Shapes of the history of all slots."""
-    return jax.eval_shape(lambda: history.empty(slots, vocab))
+    return jax.eval_shape(lambda: penalties.empty(slots, vocab))

@@ -11,12 +11,12 @@ from ssd_jax.devices import passes
 from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
-from ssd_jax.sampling import history, proposal
-from ssd_jax.sampling.history import History
+from ssd_jax.sampling import penalties, proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
+from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling
-from ssd_jax.sampling.verification import commit, emitted, law, verify
+from ssd_jax.sampling.verification import commit, emitted, target_probs, verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Programs:
 
     def new_history(self) -> History:
         """No tokens in any slot."""
-        return history.empty(self.slots, self.model.config.vocab_size)
+        return penalties.empty(self.slots, self.model.config.vocab_size)
 
     def compile_forward(self, proposed: int) -> jax.stages.Compiled:
         """`forward` of a number of proposed tokens that is not among the programs."""
@@ -130,9 +130,9 @@ class Programs:
         """`accept` of every slot, or of one slot whose number is an argument."""
         vocab, about = self.model.config.vocab_size, self.verification
 
-        def accept(logits, drafted: Proposal, sampling: Sampling, start, heard: History, slot):
+        def accept(logits, drafted: Proposal, sampling: Sampling, start, history: History, slot):
             drafted = proposal.narrow(drafted, proposed)
-            own = heard if rows == self.slots else _row(heard, slot)
+            own = history if rows == self.slots else _row(history, slot)
             outcome = verify(
                 logits, drafted, sampling, start, own, tokens=self._tokens, rule=about.rule
             )
@@ -140,13 +140,13 @@ class Programs:
             if about.logprobs is not None:
                 of = log_softmax(logits)
                 if about.logprobs_of == "processed":
-                    p = law(logits, drafted, sampling, start, own, tokens=self._tokens)
+                    p = target_probs(logits, drafted, sampling, start, own, tokens=self._tokens)
                     of = jnp.log(p)
                 of = jnp.where(jnp.arange(vocab) < self._tokens, of, -jnp.inf)  # no padding
                 reported = logprobs(of, emitted(drafted, outcome), about.logprobs)
             said = commit(own, drafted, outcome, start >= 0)
             if rows != self.slots:
-                said = heard._replace(output=heard.output.at[slot].set(said.output[0]))
+                said = history._replace(output=history.output.at[slot].set(said.output[0]))
             packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
             return packed, said, reported
 
@@ -161,5 +161,5 @@ class Programs:
         return ProgramSpec(accept, arguments, (4,))
 
 
-def _row(heard: History, slot: jax.Array) -> History:
-    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, slot, 1), heard)
+def _row(history: History, slot: jax.Array) -> History:
+    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, slot, 1), history)

@@ -16,9 +16,9 @@ from ssd_jax.kernels.row_sum import row_sum
 from ssd_jax.kernels.rows import first_best, largest, map_rows
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
-from ssd_jax.sampling.history import Heard
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
+from ssd_jax.sampling.penalties import GetHistory
 from ssd_jax.sampling.probs import allowed_logits, likeliest_probs, sampled_probs
 from ssd_jax.sampling.saguaro import lower
 from ssd_jax.sampling.settings import Sampling
@@ -59,7 +59,7 @@ def draw(
     sampling: Sampling,
     start: jax.Array,
     step: jax.Array,
-    heard: Heard,
+    get_history: GetHistory,
     *,
     tokens: int,
     support: int,
@@ -76,8 +76,8 @@ def draw(
       sampling: settings of the rows, with the draft's temperature; 0 proposes the likeliest token.
       start: [B] int32, position of the round's pending token.
       step: [] or [B] int32, tokens of this record drawn before.
-      heard: gives what the draft knows to have been said, of the tokens of the logits, those in
-        flight included. It may be wrong: that costs acceptance only.
+      get_history: gives what the draft knows of the history, of the tokens of the logits, those
+        in flight included. It may be wrong: that costs acceptance only.
       tokens: how many ids exist (see `probs`).
       support: N, most ids a proposal keeps; V keeps all.
       rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.
@@ -90,7 +90,7 @@ def draw(
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
-    allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
+    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
     likeliest = _candidates(allowed, candidates, outputs)
     best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
     possible = None
@@ -145,7 +145,7 @@ def candidates(
     logits: jax.Array,
     sampling: Sampling,
     position: jax.Array,
-    heard: Heard,
+    get_history: GetHistory,
     *,
     tokens: int,
     count: int,
@@ -155,7 +155,7 @@ def candidates(
 
     Other arguments as `draw`.
     """
-    allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
+    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
     return _candidates(allowed, count, outputs)
 
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from ssd_jax.kernels.rows import largest, map_rows
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.history import Heard
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
+from ssd_jax.sampling.penalties import GetHistory
 from ssd_jax.sampling.probs import allowed_logits, sampled_probs
 from ssd_jax.sampling.settings import Sampling
 
@@ -27,7 +27,7 @@ def by_noise(
     sampling: Sampling,
     start: jax.Array,
     before: jax.Array,
-    heard: Heard,
+    get_history: GetHistory,
     *,
     tokens: int,
     count: int,
@@ -44,7 +44,7 @@ def by_noise(
       sampling: settings of the rows; greedy ones get temperature 1.
       start: [n] int32, position of the pending token of the round that draws the bonus token.
       before: [n] int32, tokens accepted in that round before the bonus token.
-      heard: gives the history of the rows, of the tokens of the logits, accepted ones included.
+      get_history: gives the history of the rows, of the tokens of the logits, with accepted ones.
       tokens: how many ids exist (see `probs`).
       count: W, how many candidates.
       rule: of the verification, "ratio" or "coupled".
@@ -54,7 +54,7 @@ def by_noise(
     where no more are allowed.
     """
     position = start + 1 + before
-    allowed = allowed_logits(logits, sampling, position, heard, tokens, outputs)
+    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
     if rule == "coupled":
         at = (jnp.zeros_like(position), position, Purpose.TOKEN)
     else:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from ssd_jax.kernels.row_sum import row_sum
 from ssd_jax.kernels.rows import first_best, largest
-from ssd_jax.sampling.history import Heard, penalise
 from ssd_jax.sampling.outputs import Outputs, every_id
+from ssd_jax.sampling.penalties import GetHistory, penalise
 from ssd_jax.sampling.settings import Sampling
 
 _BLOCK = 128
@@ -26,7 +26,7 @@ def allowed_logits(
     logits: jax.Array,
     sampling: Sampling,
     positions: jax.Array,
-    heard: Heard,
+    get_history: GetHistory,
     tokens: int,
     outputs: Outputs = None,
 ) -> jax.Array:
@@ -44,7 +44,7 @@ def allowed_logits(
         return jnp.where(hit & banning[:, None], -jnp.inf, logits)
 
     logits = jax.lax.cond(jnp.any(banning), ban, lambda logits: logits, logits)
-    return penalise(logits, sampling, heard, outputs)
+    return penalise(logits, sampling, get_history, outputs)
 
 
 def probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:

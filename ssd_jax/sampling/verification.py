@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from ssd_jax.kernels.rows import first_best, map_rows
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.history import History, add_output, in_flight
 from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.penalties import History, add_output, in_flight
 from ssd_jax.sampling.probs import allowed_logits, probs, sampled_probs
 from ssd_jax.sampling.proposal import Proposal, dense, of_token
 from ssd_jax.sampling.settings import Sampling, sampling_of
@@ -117,7 +117,7 @@ def emitted(proposal: Proposal, outcome: Outcome) -> jax.Array:
     return jnp.where(kept, tokens, outcome.bonus[:, None])
 
 
-def law(
+def target_probs(
     logits: jax.Array,
     proposal: Proposal,
     sampling: Sampling,

@@ -17,8 +17,8 @@ from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.sampling import drafting, history
-from ssd_jax.sampling.history import History
+from ssd_jax.sampling import drafting, penalties
+from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import dense
 from tests import tiny
 from tests.speculation.edits import Edit, edited
@@ -99,7 +99,7 @@ def drawn(programs):
 
 
 def law(logits, counts, prompt, heat):
-    """[VOCAB], of the likeliest tokens, with penalties as `history.penalise` says."""
+    """[VOCAB], of the likeliest tokens, with penalties as `penalties.penalise` says."""
     counts, prompt = counts[OUTPUTS], prompt[OUTPUTS]
     repeated = np.where(logits > 0, logits / 1.5, logits * 1.5)
     logits = np.where((counts > 0) | prompt, repeated, logits) - 0.8 * counts - 0.6 * (counts > 0)
@@ -148,7 +148,7 @@ def test_branches_propose_tokens_of_the_map_with_the_q_of_these(programs):
         ),
         (
             Edit(
-                history,
+                penalties,
                 "add_output",
                 "columns_of(outputs, jnp.asarray(tokens))",
                 "jnp.asarray(tokens)",
@@ -166,8 +166,8 @@ def test_columns_taken_for_ids_are_caught(programs, edit, expected):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("history.add_output(rows, both, self._outputs)", "rows"),
-        ("history.add_output(rows, both, self._outputs)", "history.add_output(rows, both)"),
+        ("penalties.add_output(rows, both, self._outputs)", "rows"),
+        ("penalties.add_output(rows, both, self._outputs)", "penalties.add_output(rows, both)"),
         ("[expansion.path, own]", "[expansion.path]"),
         ("[expansion.path, own]", "[own]"),
     ],

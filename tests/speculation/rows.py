@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.sampling import history, proposal, verification
+from ssd_jax.sampling import penalties, proposal, verification
 from ssd_jax.sampling import probs as law
 from ssd_jax.sampling.settings import Sampling
 
@@ -51,16 +51,16 @@ def repeated(sampling: Sampling, count: int) -> Sampling:
     return jax.tree.map(lambda array: np.repeat(array, count, axis=0), sampling)
 
 
-def nothing_said(rows: int, vocab: int) -> history.History:
-    """`history.empty`, compiling nothing."""
-    return history.History(np.zeros((rows, vocab), bool), np.zeros((rows, vocab), np.int32))
+def nothing_said(rows: int, vocab: int) -> penalties.History:
+    """`penalties.empty`, compiling nothing."""
+    return penalties.History(np.zeros((rows, vocab), bool), np.zeros((rows, vocab), np.int32))
 
 
 @functools.partial(jax.jit, static_argnums=3, compiler_options=QUICKLY)
 def probs(logits, sampling, positions, tokens):
     """The law of rows that have said nothing yet."""
     allowed = law.allowed_logits(
-        logits, sampling, positions, lambda: history.empty(*logits.shape), tokens
+        logits, sampling, positions, lambda: penalties.empty(*logits.shape), tokens
     )
     return law.probs(allowed, sampling)
 
@@ -74,7 +74,7 @@ def verify(logits, proposed, sampling, start, said, *, tokens, rule="ratio"):
 @functools.partial(jax.jit, static_argnames=("tokens", "rule"), compiler_options=QUICKLY)
 def greedy_and_sampled(logits, sampling, start, *, tokens, rule="ratio"):
     """Tokens drawn without proposals."""
-    said = history.empty(*logits.shape)
+    said = penalties.empty(*logits.shape)
     nothing = proposal.none(logits.shape[0])
     return verification.verify(
         jnp.asarray(logits)[:, None], nothing, sampling, start, said, tokens=tokens, rule=rule

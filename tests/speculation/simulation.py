@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.sampling import drafting, history, verification
+from ssd_jax.sampling import drafting, penalties, verification
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling
@@ -86,9 +86,9 @@ def build(
     """Fresh programs, traced from what the functions of ssd_jax are when they first run."""
     columns = None if outputs is None else np.array(outputs, np.int32)
 
-    def known(said: history.History) -> history.History:
+    def known(said: penalties.History) -> penalties.History:
         every = jnp.arange(said.output.shape[0])
-        return said if columns is None else history.of_rows(said, every, columns)
+        return said if columns is None else penalties.of_rows(said, every, columns)
 
     def draft(table, pending, start, said, sampling) -> Proposal:
         def step(carry, index):
@@ -106,7 +106,7 @@ def build(
                 saguaro=Saguaro(0.5, jnp.array(lowered)) if lowered else None,
                 outputs=columns,
             )
-            return (drawn.token, history.add_output(seen, drawn.token[:, None])), drawn
+            return (drawn.token, penalties.add_output(seen, drawn.token[:, None])), drawn
 
         _, drawn = jax.lax.scan(step, (pending, said), jnp.arange(K))
         drawn = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), drawn)

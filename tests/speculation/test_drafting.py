@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.sampling import drafting, history
+from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.drafting import Saguaro
 from tests.speculation.evidence import ALPHA, p_value
@@ -36,7 +36,7 @@ def draw(
     saguaro=None,
     confident=False,
 ):
-    said = history.empty(*logits.shape)
+    said = penalties.empty(*logits.shape)
     return drafting.draw(
         logits,
         sampling,
@@ -167,7 +167,7 @@ def test_candidates_are_the_likeliest_allowed_tokens_whatever_temperature_and_fi
             logits,
             sampling,
             position,
-            lambda: history.empty(*logits.shape),
+            lambda: penalties.empty(*logits.shape),
             tokens=VOCAB,
             count=VOCAB,
         ),

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.sampling import history
-from ssd_jax.sampling.history import History, penalise
+from ssd_jax.sampling import penalties
+from ssd_jax.sampling.penalties import History, penalise
 from tests.speculation.rows import rows
 
 LOGITS = jnp.array([[2.0, -1.0, 0.5, 0.0]])
@@ -38,16 +38,16 @@ def test_a_row_without_penalties_is_untouched_beside_one_with():
 def test_a_new_prompt_empties_its_row_only():
     said = History(jnp.ones((2, 4), bool), jnp.full((2, 4), 3))
     # 4 is padding of the chunk.
-    after = history.add_prompt(said, jnp.array(1), jnp.array([2, 2, 4]), jnp.array(True))
+    after = penalties.add_prompt(said, jnp.array(1), jnp.array([2, 2, 4]), jnp.array(True))
     assert after.prompt.tolist() == [[True] * 4, [False, False, True, False]]
     assert after.output.tolist() == [[3] * 4, [0] * 4]
-    more = history.add_prompt(after, jnp.array(1), jnp.array([0, 4, 4]), jnp.array(False))
+    more = penalties.add_prompt(after, jnp.array(1), jnp.array([0, 4, 4]), jnp.array(False))
     assert more.prompt[1].tolist() == [True, False, True, False]
 
 
 def test_tokens_in_flight_are_added_one_row_after_the_other():
     said = History(jnp.zeros((2, 3), bool), jnp.array([[1, 0, 0], [0, 0, 0]]))
-    seen = history.in_flight(
+    seen = penalties.in_flight(
         said,
         jnp.array([[0, 2], [1, 1]]),
         jnp.array([0, 0, 0, 1, 1, 1]),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.sampling import drafting, history, prediction, probs
+from ssd_jax.sampling import drafting, penalties, prediction, probs
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.outputs import columns_of, every_id, ids_of
 from ssd_jax.sampling.proposal import dense
@@ -36,7 +36,7 @@ def case():
     count = COPIES * len(SETTINGS)
     logits = jnp.asarray(2 * rng.standard_normal((count, VOCAB)), jnp.float32)
     sampling = rows(*(SETTINGS[row % len(SETTINGS)] | {"request": row} for row in range(count)))
-    said = history.empty(count, VOCAB)
+    said = penalties.empty(count, VOCAB)
     said = said._replace(
         prompt=jnp.asarray(rng.random((count, VOCAB)) < 0.3),
         output=jnp.asarray(rng.poisson(0.4, (count, VOCAB)), jnp.int32),
@@ -57,9 +57,9 @@ def found(part, rule, support, outputs, *, given):
     logits, sampling, start, said = given
     if part == "in flight":
         proposed, before = in_flight(len(logits))
-        said = history.in_flight(said, proposed, jnp.arange(len(logits)), before, outputs)
+        said = penalties.in_flight(said, proposed, jnp.arange(len(logits)), before, outputs)
     elif outputs is not None:
-        said = history.of_rows(said, jnp.arange(len(logits)), outputs)
+        said = penalties.of_rows(said, jnp.arange(len(logits)), outputs)
     about = {"tokens": TOKENS, "outputs": outputs}
 
     def draw(logits):
@@ -196,25 +196,28 @@ FAULTS = {
         "ratio",
     ),
     "bias by column": (
-        Edit(history, "penalise", "ids if outputs is None else columns_of(outputs, ids)", "ids"),
+        Edit(penalties, "penalise", "ids if outputs is None else columns_of(outputs, ids)", "ids"),
         "likeliest",
         "ratio",
     ),
     "history by column": (
-        Edit(history, "of_rows", "jnp.asarray(outputs)[None]", "jnp.arange(len(outputs))[None]"),
+        Edit(penalties, "of_rows", "jnp.asarray(outputs)[None]", "jnp.arange(len(outputs))[None]"),
         "likeliest",
         "ratio",
     ),
     "tokens in flight by column": (
         Edit(
-            history, "add_output", "columns_of(outputs, jnp.asarray(tokens))", "jnp.asarray(tokens)"
+            penalties,
+            "add_output",
+            "columns_of(outputs, jnp.asarray(tokens))",
+            "jnp.asarray(tokens)",
         ),
         "in flight",
         "ratio",
     ),
     "tokens in flight that have no column counted for the next": (
         Edit(
-            history,
+            penalties,
             "add_output",
             "columns_of(outputs, jnp.asarray(tokens))",
             "jnp.searchsorted(jnp.asarray(outputs), jnp.asarray(tokens))",
@@ -224,7 +227,7 @@ FAULTS = {
     ),
     "no token in flight counted for the first": (
         Edit(
-            history,
+            penalties,
             "add_output",
             "columns_of(outputs, jnp.asarray(tokens))",
             "jnp.where(jnp.asarray(tokens) < 0, 0, columns_of(outputs, jnp.asarray(tokens)))",
@@ -234,7 +237,7 @@ FAULTS = {
     ),
     "the map forgotten where tokens are in flight": (
         Edit(
-            history,
+            penalties,
             "in_flight",
             "jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)",
             "jnp.where(before, jnp.asarray(proposed)[row], -1))",
@@ -244,7 +247,7 @@ FAULTS = {
     ),
     "tokens in flight forgotten": (
         Edit(
-            history,
+            penalties,
             "in_flight",
             "return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)",
             "return said",
@@ -269,7 +272,7 @@ def test_where_all_outputs_are_banned_the_first_is_a_point_mass():
     outputs = OUTPUTS[[2, 5]]
     banned = {"banned": tuple(int(token) for token in outputs), "ban_before": 100}
     sampling = rows(*({"temperature": hot} | banned for hot in (0.0, 0.9)))
-    given = (jnp.ones((2, 2)), sampling, jnp.zeros(2, jnp.int32), history.empty(2, 2))
+    given = (jnp.ones((2, 2)), sampling, jnp.zeros(2, jnp.int32), penalties.empty(2, 2))
     with_candidates = jax.jit(
         lambda count: drafting.draw(
             *given[:3],

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.sampling import history, keys, prediction
+from ssd_jax.sampling import keys, penalties, prediction
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal, point_mass
 from ssd_jax.sampling.settings import sampling_of
@@ -43,7 +43,7 @@ def foreseen(logits, sampling, start, rule):
             sampling_of(sampling, row),
             start[row],
             before,
-            lambda: history.empty(*flat.shape),
+            lambda: penalties.empty(*flat.shape),
             tokens=TOKENS,
             count=W,
             rule=rule,
@@ -63,7 +63,7 @@ def laws(logits):
 
 
 def outcomes(logits, proposal, sampling, start, rule):
-    said = history.empty(ROWS, VOCAB)
+    said = penalties.empty(ROWS, VOCAB)
     return verify(logits, proposal, sampling, start, said, tokens=TOKENS, rule=rule)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.sampling import history
+from ssd_jax.sampling import penalties
 from ssd_jax.sampling.proposal import Proposal, as_point_mass_where, none, point_mass
 from ssd_jax.sampling.verification import commit
 from tests.speculation.evidence import ALPHA, p_value
@@ -175,7 +175,7 @@ def test_rows_in_flight_see_the_proposed_tokens_in_their_penalties():
     logits = jnp.zeros((1, 3, VOCAB)).at[..., 1].set(1.0)  # always prefers token 1
     settings = rows({"temperature": 0.0, "presence_penalty": 5.0})
     proposal = point_mass(jnp.array([[1, 1]]), jnp.array([2]))
-    said = history.empty(1, VOCAB)
+    said = penalties.empty(1, VOCAB)
     outcome = verify(logits, proposal, settings, jnp.array([0]), said, tokens=VOCAB)
     # Row 0 says 1; row 1 has 1 in flight, so the second 1 is refused.
     assert (int(outcome.accepted[0]), int(outcome.bonus[0])) == (1, 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.row_sum import row_sum
-from ssd_jax.sampling import history, keys, probs, verification
+from ssd_jax.sampling import keys, penalties, probs, verification
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal
 from tests.speculation.edits import Edit, edited
@@ -205,7 +205,7 @@ def outcomes(logits, proposal, settings):
         proposal,
         rows(*settings),
         np.arange(ROUNDS, dtype=np.int32),
-        history.empty(ROUNDS, vocab),
+        penalties.empty(ROUNDS, vocab),
     )
     return list(zip(outcome.accepted.tolist(), outcome.bonus.tolist(), strict=True))
 

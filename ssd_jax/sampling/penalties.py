@@ -1,4 +1,4 @@
-"""What a request has said so far, and how that changes the next logits: penalties and bias.
+"""Penalties and bias: how the history of a request, what it has said so far, changes logits.
 
 Two integer facts a token, whether it is in the prompt and how often it was generated, are enough
 for every penalty. Tokens in flight are added as integers first, then each penalty is applied once,
@@ -91,13 +91,13 @@ def in_flight(
     return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)
 
 
-Heard = Callable[[], History]
+GetHistory = Callable[[], History]
 """Gives the history [n, V] of some rows, or [n, N] of a reduced vocabulary's columns; it is a copy,
 made only where it is needed."""
 
 
 def penalise(
-    logits: jax.Array, sampling: Sampling, heard: Heard, outputs: Outputs = None
+    logits: jax.Array, sampling: Sampling, get_history: GetHistory, outputs: Outputs = None
 ) -> jax.Array:
     """Repetition, frequency and presence penalty, then logit bias.
 
@@ -108,14 +108,14 @@ def penalise(
     Args:
       logits: [n, V] float32, or [n, N] with `outputs`.
       sampling: settings of the rows.
-      heard: history of the rows, of the same tokens as the logits.
+      get_history: history of the rows, of the same tokens as the logits.
       outputs: ids of the columns.
 
     Returns: as `logits`.
     """
 
     def apply(logits: jax.Array) -> jax.Array:
-        history = heard()
+        history = get_history()
         said = history.output > 0
         repetition = sampling.repetition_penalty[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
