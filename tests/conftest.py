@@ -2,10 +2,13 @@
 
 import dataclasses
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import pytest
