@@ -100,7 +100,7 @@ def say(
 ) -> list[Said]:
     """Texts of `count` requests of these settings and all prompts, through the public interface, in
     the order in which they took their slots."""
-    rounds = llm.engine_of(mode or llm.mode)._trace = Rounds()
+    rounds = llm.engine_of(mode or llm.mode)._log._trace = Rounds()
     asked = []
     for index in range(count):
         options = {"max_tokens": length, "ignore_eos": True, "seed": seed}
