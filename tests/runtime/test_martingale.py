@@ -170,7 +170,7 @@ def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(checkpoints, 
         take, rng = draft._take_q, np.random.default_rng(5)
 
         def lossy():
-            draft._asked_q = [slot for slot in draft._asked_q if rng.random() < 0.5]
+            draft._asked_q = draft._asked_q[rng.random(draft._asked_q.size) < 0.5]
             take()
 
         draft._take_q = lossy

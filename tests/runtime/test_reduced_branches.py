@@ -69,9 +69,8 @@ def drawn(programs):
         jnp.asarray(rng.random((SLOTS, VOCAB)) < 0.2),
         jnp.asarray(rng.poisson(0.3, (SLOTS, VOCAB)), jnp.int32),
     )
-    sampling = rows(
-        *(PENALTIES | {"temperature": heat, "request": n} for n, heat in enumerate(HEAT))
-    )
+    settings = (PENALTIES | {"temperature": heat, "request": n} for n, heat in enumerate(HEAT))
+    sampling = jax.tree.map(jnp.asarray, rows(*settings))
     lowered = jnp.zeros((SLOTS, K), jnp.int32)
 
     def run(parameters):
