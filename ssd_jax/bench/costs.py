@@ -60,11 +60,12 @@ def time_round(
       wait: returns when a proposal is there.
       params: how the request is sampled.
       rounds: timed ones; two more come first.
-      prompt: tokens of the prompt.
+      prompt: tokens of the prompt, or as many as one prefill takes.
       clock: seconds.
     """
     for role in (target, drafter):
         role.open(SlotOpening(0, params))
+    prompt = min(prompt, target.max_chunk)
     ids = [1 + index % 97 for index in range(prompt)]
     pending = int(target.prefill_last(0, ids, 0).read().tokens[0, 0])
     drafter.prefill(0, ids, 0, last=True)
