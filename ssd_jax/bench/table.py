@@ -50,6 +50,7 @@ def build_table(
     made = [(column, [column.cell(row) for row in rows]) for column in columns]
     shown = [each for each in made if any(cell is not None for cell in each[1])]
     page = Table.grid()  # rich would wrap a title and a caption at the width of the table
+    page.add_column(overflow="fold")
     if title:
         page.add_row(Text(f"{title}\n", style="bold"))
     page.add_row(_Folded([column for column, _ in shown], [list(map(_text, c)) for _, c in shown]))
