@@ -75,9 +75,8 @@ class SubmeshDraft:
         self._overdue = False  # branches that were waited for did not come
         self._serving = True  # the draft has this round's records
         self._awaited = False  # and expands them
-        self._alone = HostProposals(
-            draft.slots, draft.k, support, tokens
-        )  # of rounds without the draft
+        # Of rounds without the draft.
+        self._alone = HostProposals(draft.slots, draft.k, support, tokens)
         self._sent: Any = None
 
     def open(self, opening: SlotOpening) -> None:

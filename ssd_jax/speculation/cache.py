@@ -7,8 +7,6 @@ One look-up serves all rows of a batch. Pure host code over arrays.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ssd_jax.roles.records import BranchTokens, CacheLookup
@@ -59,11 +57,6 @@ class SpeculationCache:
             wasted = (self.branches.lengths * there).sum(axis=1, dtype=np.int32)
         prepared = np.bincount(row, minlength=rows).astype(np.int32)
         return CacheLookup(branch, k, prepared, rank, wasted)
-
-    def tokens(self, row: int, branch: int) -> Any:
-        """The tokens of a branch, as far as they have come, [n] int32."""
-        assert self.branches is not None
-        return self.branches.tokens[row, branch, : self.branches.lengths[row, branch]]
 
     def _there(self) -> np.ndarray:
         if self.branches is None:
