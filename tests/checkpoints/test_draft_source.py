@@ -31,7 +31,7 @@ from ssd_jax.models.sharding import MODEL_AXIS
 from tests import tiny
 from tests.checkpoints import tiny_drafts, tiny_gguf, tiny_models
 from tests.checkpoints.tiny_drafts import EMBEDDING, Target, open_target
-from tests.speculation.edits import Edit, edited
+from tests.sampling.edits import Edit, edited
 
 IDS = np.array([0, 3, 5, 31, 100, 200, tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
 Q_PROJ, NORM = "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"

@@ -1,6 +1,6 @@
 """A draft judged on given text: against plain sums, and where the answer is known.
 
-That SD on the engine takes these rounds is in tests/runtime/test_reduced_draft.py.
+That SD on the engine takes these rounds is in tests/llm/test_reduced_draft.py.
 """
 
 import jax

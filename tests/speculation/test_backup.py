@@ -12,7 +12,7 @@ from ssd_jax.speculation.backup import (
     make,
 )
 from ssd_jax.speculation.ngram import NgramIndex
-from tests.speculation.evidence import ALPHA, p_value
+from tests.sampling.evidence import ALPHA, p_value
 
 TOKENS = 49152
 

@@ -11,7 +11,7 @@ import pytest
 from ssd_jax.roles.records import BranchTokens
 from ssd_jax.speculation import cache, forks
 from ssd_jax.speculation.cache import SpeculationCache
-from tests.speculation.edits import Edit, edited
+from tests.sampling.edits import Edit, edited
 
 K, M = 3, 6
 

@@ -14,7 +14,7 @@ from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens, Drafted
 from ssd_jax.tuning import measuring
 from ssd_jax.tuning.measuring import Branches, measure_draft, median, verifying
-from tests.runtime.by_row import promoted
+from tests.speculation.by_row import promoted
 
 SLOTS, CONTEXT, K = 2, 64, 4
 

@@ -9,7 +9,7 @@ from ssd_jax.speculation.fan_out import GeometricFanOut, UniformFanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning import throughput
 from ssd_jax.tuning.throughput import Costs, Guess, ar, best_sd, best_ssd, sd, ssd, tokens
-from tests.speculation.edits import Edit, edited
+from tests.sampling.edits import Edit, edited
 
 HALF = Guess(acceptance=0.5, alone=0.5)
 COSTS = Costs(verify={0: 1.0, 4: 1.5}, draft=0.1, backup=0.2, step={6: 0.3})

@@ -7,7 +7,7 @@ import pytest
 
 from ssd_jax.distill.training import losses
 from ssd_jax.distill.training.losses import TopProbs, Weights, from_all, from_top
-from tests.speculation.edits import Edit, edited
+from tests.sampling.edits import Edit, edited
 
 POSITIONS, COLUMNS, TOP = 7, 12, 4
 TOP_PROGRAM, ALL_PROGRAM = jax.jit(from_top), jax.jit(from_all)

@@ -13,7 +13,7 @@ from ssd_jax.speculation.confidence import ConfidenceFanOut
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
-from tests.speculation.edits import Edit, edited
+from tests.sampling.edits import Edit, edited
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.chance import paths
 from tests.speculation.enumeration.host import Hashed, Host, outputs, texts

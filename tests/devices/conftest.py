@@ -1,0 +1,32 @@
+"""Drafts whose programs several files test, compiled once."""
+
+import pytest
+
+from tests import tiny
+from tests.devices.branch_rounds import Seen
+from tests.devices.branch_script import Draft, compiled, scripted
+
+
+@pytest.fixture(scope="session")
+def unrolled_draft(tmp_path_factory) -> Draft:
+    """Qwen3 with layers one by one."""
+    path = tiny.write_checkpoint(tmp_path_factory.mktemp("branches") / "qwen3", "qwen3")
+    return compiled(path, scan=False, c=1.0)
+
+
+@pytest.fixture(scope="session")
+def scanned_draft(tmp_path_factory) -> Draft:
+    """Llama with its layers scanned, Saguaro sampling, and programs of two budgets."""
+    path = tiny.write_checkpoint(tmp_path_factory.mktemp("branches") / "llama", "llama")
+    return compiled(path, scan=True, c=0.5, fewer=(5,))
+
+
+@pytest.fixture(
+    scope="session", params=["unrolled", "unrolled, longer", "scanned", "scanned, two budgets"]
+)
+def script(request) -> tuple[Draft, list[Seen], bool]:
+    """All rounds of the script, and whether each had one forward more."""
+    name, _, how = request.param.partition(", ")
+    draft, longer = request.getfixturevalue(f"{name}_draft"), how == "longer"
+    rounds = draft.of_two_budgets() if how == "two budgets" else draft.rounds(longer=longer)
+    return draft, scripted(rounds), longer

@@ -1,0 +1,183 @@
+"""A scripted target and a toy text decoder: the engine without JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ssd_jax.roles.protocols import Traits
+from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening
+from tests.speculation.by_row import rows_of
+
+
+class Ready:
+    """Outcomes that are already there, as one (accepted tokens..., bonus) a row."""
+
+    def __init__(self, emitted: Sequence[Sequence[int]]) -> None:
+        tokens = np.zeros((len(emitted), max(map(len, emitted))), np.int32)
+        for row, ids in enumerate(emitted):
+            tokens[row, : len(ids)] = ids
+        self._outcomes = Outcomes(np.array([len(ids) - 1 for ids in emitted], np.int32), tokens)
+
+    def ready(self) -> bool:
+        return True
+
+    def read(self) -> Outcomes:
+        return self._outcomes
+
+
+class FakeTarget:
+    """Continues each prompt by `script(prompt_ids, position)`; keeps what a device would hold.
+
+    Every position a token is written to is recorded, so a read of a position that was not written,
+    or was overwritten by another request, fails at once.
+    """
+
+    def __init__(
+        self,
+        script: Callable[[Sequence[int], int], int],
+        *,
+        slots: int = 2,
+        context: int = 64,
+        max_chunk: int = 4,
+    ) -> None:
+        self.slots, self.context, self.max_chunk = slots, context, max_chunk
+        self._script = script
+        self._pages = [[-1] * context for _ in range(slots)]
+        self._prompts: list[list[int]] = [[] for _ in range(slots)]
+        self.opened: list[SlotOpening] = []
+        self.calls: list[str] = []
+
+    def open(self, opening: SlotOpening) -> None:
+        self._prompts[opening.slot] = []
+        self.opened.append(opening)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        assert 0 < len(tokens) <= self.max_chunk
+        assert offset == len(self._prompts[slot])
+        self._prompts[slot] += tokens
+        self._pages[slot][offset : offset + len(tokens)] = tokens
+        self.calls.append("prefill")
+
+    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Ready:
+        self.prefill(slot, tokens, offset)
+        prompt = self._prompts[slot]
+        return Ready([[self._script(prompt, len(prompt))]])
+
+    def forward(
+        self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """What is emitted, and the proposed tokens."""
+        assert tokens.shape == lengths.shape == (self.slots,)
+        self.calls.append("forward")
+        given: list[list[int]] = [[]] * self.slots
+        emitted: list[list[int]] = [[0]] * self.slots
+        for slot, length in enumerate(lengths):
+            if length == IDLE:
+                continue
+            prompt = self._prompts[slot]
+            self._pages[slot][length] = tokens[slot]
+            expected = prompt + [self._script(prompt, at) for at in range(len(prompt), length + 1)]
+            assert self._pages[slot][: length + 1] == expected
+            if drafted is not None:
+                given[slot] = drafted.tokens[slot]
+            proposed = [] if drafted is None else given[slot][: drafted.lengths[slot]]
+            self._pages[slot][length + 1 : length + 1 + len(proposed)] = proposed
+            assert len(self._pages[slot]) == self.context, "a token was written past the context"
+            emitted[slot] = self._verify(prompt, length + 1, proposed)
+        return emitted, given
+
+    def accept(self, logits: tuple[list[list[int]], list[list[int]]], proposal=None) -> Ready:
+        emitted, given = logits
+        for slot, tokens in enumerate(given):
+            assert not tokens or proposal[slot] == tokens
+        return Ready(emitted)
+
+    def _verify(self, prompt: list[int], position: int, proposed: Sequence[int]) -> list[int]:
+        emitted = []
+        for token in [*proposed, None]:
+            emitted.append(self._script(prompt, position + len(emitted)))
+            if token != emitted[-1]:
+                break
+        return emitted
+
+
+class FakeDrafter:
+    """Proposes the script's own tokens, spoilt where `wrong(position)` says so.
+
+    It keeps each slot's tokens and checks that what it is told joins on without a gap.
+    """
+
+    traits = Traits(proposes="point_mass", on_device=False)
+
+    def __init__(
+        self,
+        script: Callable[[Sequence[int], int], int],
+        *,
+        k: int = 3,
+        slots: int = 2,
+        wrong: Callable[[int], bool] = lambda position: False,
+        length: Callable[[int], int] = lambda position: 16,
+    ) -> None:
+        self.k, self._slots = k, slots
+        self._script, self._wrong, self._length = script, wrong, length
+        self._texts: list[list[int]] = [[] for _ in range(slots)]
+        self._prompts = [0] * slots
+        self.limits: list[int] = []
+        self.speculated = 0
+
+    def open(self, opening: SlotOpening) -> None:
+        self._texts[opening.slot] = []
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
+        assert offset == len(self._texts[slot])
+        self._texts[slot] += tokens
+        self._prompts[slot] = len(self._texts[slot])
+
+    def gather(self, until) -> None:
+        pass
+
+    def speculate(self) -> None:
+        self.speculated += 1
+
+    def proposal(self) -> list[list[int]]:
+        return self._proposal
+
+    def propose(self, batch: DraftBatch) -> Drafted:
+        lengths = np.zeros(self._slots, np.int32)
+        proposal: list[list[int]] = [[] for _ in range(self._slots)]
+        for row in rows_of(batch):
+            text = self._texts[row.slot]
+            text += row.committed
+            assert row.position == len(text) - 1
+            assert 1 <= row.limit <= self.k
+            self.limits.append(row.limit)
+            prompt = text[: self._prompts[row.slot]]
+            for position in range(len(text), len(text) + min(row.limit, self._length(len(text)))):
+                right = self._script(prompt, position)
+                proposal[row.slot].append(right + self._wrong(position))
+            lengths[row.slot] = len(proposal[row.slot])
+        self._proposal = proposal
+        return Drafted(lengths, proposal)
+
+
+class Letters:
+    """Token id -> a character; ids below 32 are special and invisible."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join(chr(token) for token in ids if token >= 32)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Clock:
+    """Advances one second a look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now

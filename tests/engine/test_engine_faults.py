@@ -1,0 +1,238 @@
+"""Errors and interrupts at every place of a step: nothing is taken twice, lost, or waited for."""
+
+import itertools
+import signal
+
+import pytest
+
+from ssd_jax.engine.engine import Engine
+from ssd_jax.errors import DeviceError
+from ssd_jax.system import interrupts
+from tests.engine.fakes import Clock, FakeDrafter, FakeTarget, Letters
+from tests.engine.test_engine import EOS, LONG, drain, outputs, request, spell
+from tests.speculation.by_row import rows_of
+
+ASKED = [request([65] * size, max_tokens=tokens) for size, tokens in ((3, 5), (9, 9), (2, 4))]
+
+
+class Target(FakeTarget):
+    """Takes what it is told again."""
+
+    def prefill(self, slot, tokens, offset):
+        del self._prompts[slot][offset:]
+        super().prefill(slot, tokens, offset)
+
+
+class Drafter(FakeDrafter):
+    """Takes what it is told again."""
+
+    def prefill(self, slot, tokens, offset, *, last):
+        del self._texts[slot][offset:]
+        super().prefill(slot, tokens, offset, last=last)
+
+    def propose(self, batch):
+        for row in rows_of(batch):
+            del self._texts[row.slot][row.position + 1 - len(row.committed) :]
+        return super().propose(batch)
+
+
+class Faulty:
+    """A role; `fault` happens before or after what its `at`-th call of a name does."""
+
+    def __init__(self, role, call, at, fault, *, after):
+        self._role, self._call, self._left, self._fault = role, call, at, fault
+        self._after = after
+        self.happened = False
+
+    def __getattr__(self, name):
+        works = getattr(self._role, name)
+        if name in ("prefill_last", "accept") and self._call == "read":
+            return lambda *args: Faulty(works(*args), "read", 1, self._counted, after=self._after)
+        return self._faulty(works) if name == self._call else works
+
+    def _faulty(self, works):
+        def call(*args, **kwargs):
+            done = works(*args, **kwargs) if self._after else None
+            self._counted()
+            return done if self._after else works(*args, **kwargs)
+
+        return call
+
+    def _counted(self):
+        self._left -= 1
+        if not self._left:
+            self.happened = True
+            self._fault()
+
+
+def error():
+    raise RuntimeError("out of order")
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+def failing():
+    raise DeviceError("RESOURCE_EXHAUSTED: out of memory")
+
+
+def made(who, call, at, fault, *, after=False, drafts=True, decoder=Letters):
+    """An engine with a fault in one of its roles."""
+    wrong = lambda position: position % 4 == 0  # noqa: E731
+    roles = {"target": Target(spell(LONG)), "drafter": Drafter(spell(LONG), wrong=wrong)}
+    faulty = roles[who] = Faulty(roles[who], call, at, fault, after=after)
+    drafter = roles["drafter"] if drafts else None
+    engine = Engine(roles["target"], decoder, frozenset({EOS}), drafter=drafter, clock=Clock())
+    return engine, faulty
+
+
+def run(engine, asked=ASKED):
+    """All events by request, and how often a step raised."""
+    ids, events, raised = [engine.add(each) for each in asked], [], 0
+    for _ in range(300):
+        if not engine.has_work:
+            break
+        try:
+            events += engine.step()
+        except (RuntimeError, KeyboardInterrupt):
+            raised += 1
+    assert not engine.has_work
+    return [[e for e in events if e.request_id == number] for number in ids], raised
+
+
+def assert_whole(events, text):
+    """Each event came once, and the last one has them all."""
+    assert [event.output is not None for event in events] == [False] * (len(events) - 1) + [True]
+    output = events[-1].output
+    assert "".join(event.text for event in events) == output.text == text
+    assert [token for event in events for token in event.token_ids] == output.token_ids
+
+
+CALLS = [
+    *itertools.product(["target"], ["prefill", "prefill_last", "forward", "accept", "read"]),
+    *itertools.product(["drafter"], ["prefill", "gather", "propose", "speculate", "proposal"]),
+]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("fault", [error, press])
+@pytest.mark.parametrize(("who", "call"), [*CALLS, ("target", "open"), ("drafter", "open")])
+def test_no_token_comes_twice_and_none_is_lost(who, call, fault, after, drafts):
+    if (who == "drafter" and not drafts) or (call == "open" and fault is error):
+        return  # there is none; see below
+    for at in itertools.count(1):
+        engine, faulty = made(who, call, at, fault, after=after, drafts=drafts)
+        found, raised = run(engine)
+        for events, asked in zip(found, ASKED, strict=True):
+            assert_whole(events, LONG[: asked.params.max_tokens])
+        assert raised == faulty.happened
+        if not faulty.happened:
+            assert at > 2
+            return
+
+
+@pytest.mark.parametrize("who", ["target", "drafter"])
+def test_a_request_that_cannot_be_opened_ends_alone(who):
+    engine, _ = made(who, "open", 2, error)
+    (first, second, third), raised = run(engine)
+    assert raised == 0
+    assert_whole(first, LONG[:5])
+    assert_whole(second, "")
+    assert second[-1].output.finish_reason == "error"
+    assert_whole(third, LONG[:4])
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("who", "call"), [*CALLS, ("target", "open"), ("drafter", "open")])
+def test_a_device_that_fails_ends_all_requests_with_what_they_have(who, call, after):
+    for at in itertools.count(1):
+        engine, faulty = made(who, call, at, failing, after=after)
+        found, raised = run(engine)
+        assert raised == 0
+        if not faulty.happened:
+            return
+        for events, asked in zip(found, ASKED, strict=True):
+            output = events[-1].output
+            assert_whole(events, LONG[: len(output.text)])
+            assert (output.finish_reason == "error") == (len(output.text) < asked.params.max_tokens)
+        with pytest.raises(DeviceError, match=r"RESOURCE_EXHAUSTED.*open the model again"):
+            engine.step()
+        with pytest.raises(DeviceError, match="open the model again"):
+            engine.add(ASKED[0])
+
+
+class Fussy(Letters):
+    """A decoder that knows no 'k', the 9th letter, nor anything after it."""
+
+    def __init__(self):
+        self.broken = False
+
+    def push(self, ids):
+        self.broken |= ord("k") in ids
+        if self.broken:
+            raise ValueError("no such token")
+        return super().push(ids)
+
+    flush = lambda self: error() if self.broken else ""  # noqa: E731
+
+
+def test_an_error_of_one_text_ends_that_request_alone(caplog):
+    decoders = iter([Letters, Fussy, Letters])
+    engine, _ = made("target", "none", 0, error, decoder=lambda: next(decoders)())
+    found, raised = run(engine, [request(max_tokens=20) for _ in range(3)])
+    assert raised == 0
+    for place in (0, 2):
+        assert_whole(found[place], LONG[:20])
+    output = found[1][-1].output
+    assert (output.text, output.finish_reason) == ("the quic", "error")
+    assert "no such token" in caplog.text
+
+
+def test_a_stop_string_cannot_end_a_request_twice():
+    """Its stop is found in what was committed before it was cancelled."""
+    engine, _ = made("drafter", "speculate", 4, error)
+    number = engine.add(request(max_tokens=40, stop="u"))
+    events = [event for _ in range(3) for event in engine.step()]
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.cancel(number)
+    events += drain(engine)
+    assert [event.output.text for event in events if event.output] == ["the q"]
+
+
+def test_events_that_an_interrupt_kept_back_are_work():
+    """The last event of the last request."""
+    engine, _ = made("target", "read", 1, press)
+    number = engine.add(request(max_tokens=1))
+    engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.has_work
+    (event,) = engine.step()
+    assert event.output.text == "t"
+    assert number == event.request_id
+    assert not engine.has_work
+
+
+def test_who_insists_interrupts_a_round_and_the_engine_says_that_it_is_broken(monkeypatch):
+    monkeypatch.setattr(interrupts, "PATIENCE", -1.0)
+    engine, _ = made("target", "forward", 2, lambda: [press() for _ in range(3)])
+    number = engine.add(request())
+    with pytest.raises(KeyboardInterrupt):
+        drain(engine)
+    assert outputs(drain(engine))[number].finish_reason == "error"
+    with pytest.raises(DeviceError, match="cut off by an interrupt; open the model again"):
+        engine.add(request())
+
+
+def test_a_request_may_end_silently():
+    engine, _ = made("target", "none", 0, error)
+    for steps in (0, 1, 3):
+        number = engine.add(request(max_tokens=40))
+        for _ in range(steps):
+            engine.step()
+        engine.cancel(number, silent=True)
+        assert not engine.has_work
+    assert outputs(run(engine)[0][0])

@@ -1,0 +1,197 @@
+"""Log-probabilities: the model's own or the law's, the same numbers in every mode."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ssd_jax import LLM, InputError, SamplingParams
+from ssd_jax.cli.main import main
+from ssd_jax.sampling.params import MAX_LOGPROBS
+from tests import tiny
+from tests.models.golden import our_logits
+from tests.sampling.reference import next_law
+
+PROMPTS = ["0101010101", "one two one two one", "x"]
+SETTINGS = [
+    {"logit_bias": {65: 30.0, 66: 29.0}},  # two letters for ever, so that n-grams match
+    {"temperature": 0.6, "top_k": 6, "presence_penalty": 0.5, "seed": 5},
+    {"temperature": 0.8, "top_p": 0.3, "logit_bias": {65: 2.0}, "seed": 6},
+]
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("logprobs") / "qwen2", "qwen2")
+
+
+@pytest.fixture(scope="module")
+def raw(checkpoint):
+    return load(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def processed(checkpoint):
+    return load(checkpoint, logprobs_of="processed")
+
+
+@pytest.fixture(params=["raw", "processed"])
+def llm(request):
+    return request.getfixturevalue(request.param)
+
+
+def load(checkpoint, **settings):
+    settings = {"logprobs": MAX_LOGPROBS, "slots": 3, "exact": "bitwise"} | settings
+    return LLM(
+        str(checkpoint),
+        dtype="float32",
+        mode="sd",
+        draft="ngram",
+        k="3",
+        context=200,
+        compile_cache="off",
+        **settings,
+    )
+
+
+def outputs(llm, mode, wanted):
+    requests = [
+        llm.request(
+            prompt,
+            SamplingParams(max_tokens=COUNT, ignore_eos=True, logprobs=wanted, **settings),
+            index,
+        )
+        for index, (prompt, settings) in enumerate(zip(PROMPTS, SETTINGS, strict=True))
+    ]
+    found = [event.output for event in llm.run(requests, mode) if event.output]
+    return requests, sorted(found, key=lambda output: output.prompt_index)
+
+
+def expected_laws(llm, checkpoint, request, output, settings):
+    """Probabilities [tokens, V] of every id at every position of an output, by plain forwards."""
+    ids = [*request.prompt_ids, *output.token_ids]
+    logits = our_logits(checkpoint, np.array([ids]))[0, len(request.prompt_ids) - 1 : -1]
+    if llm.config.logprobs_of == "raw":
+        weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True)
+    bias = settings.get("logit_bias", {})
+    settings = {"temperature": 0.0, **settings}
+    settings |= {"bias_ids": tuple(bias), "bias": tuple(bias.values())}
+    padded = np.where(np.arange(tiny.ROWS) < tiny.TOKENS, logits, -np.inf)
+    said = output.token_ids
+    return np.array(
+        [next_law(row, settings, request.prompt_ids, said[:i]) for i, row in enumerate(padded)]
+    )
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd"])
+def test_each_token_and_the_likeliest_have_the_logprobs_of_a_plain_forward(llm, checkpoint, mode):
+    for request, output, settings in zip(*outputs(llm, mode, MAX_LOGPROBS), SETTINGS, strict=True):
+        laws = expected_laws(llm, checkpoint, request, output, settings)
+        np.testing.assert_allclose(laws.sum(-1), 1)
+        assert output.logprobs is not None
+        assert len(output.logprobs) == len(output.token_ids) == COUNT
+        for token, entry, law in zip(output.token_ids, output.logprobs, laws, strict=True):
+            assert entry.token_id == token
+            assert entry.logprob == pytest.approx(np.log(law[token]), abs=2e-3)
+            values = [value for _, value in entry.top]
+            assert values == sorted(values, reverse=True)
+            tokens = law[: tiny.TOKENS]  # the rows beyond are padding
+            likeliest = np.sort(tokens[tokens > 0])[::-1][:MAX_LOGPROBS]
+            assert values == pytest.approx(np.log(likeliest), abs=2e-3)
+            for top, value in entry.top:
+                assert value == pytest.approx(np.log(law[top]), abs=2e-3)
+
+
+def test_the_same_numbers_to_the_bit_in_every_mode(llm):
+    (_, (alone, *_)), (_, (spoken, *_)) = (outputs(llm, mode, 4) for mode in ("ar", "sd"))
+    assert spoken.metrics["acceptance_length"] > 1  # speculation is not switched off by asking
+    assert alone.token_ids == spoken.token_ids
+    assert alone.logprobs == spoken.logprobs
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 3])
+def test_as_many_of_the_likeliest_as_asked_for(llm, wanted):
+    _, most = outputs(llm, "sd", MAX_LOGPROBS)
+    _, fewer = outputs(llm, "sd", wanted)
+    for all_, some in zip(most, fewer, strict=True):
+        assert [entry.logprob for entry in all_.logprobs] == [e.logprob for e in some.logprobs]
+        assert [entry.top[:wanted] for entry in all_.logprobs] == [e.top for e in some.logprobs]
+
+
+def test_a_law_that_is_truncated_sums_to_one_over_what_is_reported(processed):
+    _, (greedy, top_k, _) = outputs(processed, "sd", MAX_LOGPROBS)
+    for entry in greedy.logprobs:
+        assert entry.top == ((entry.token_id, 0.0),)
+    for entry in top_k.logprobs:
+        assert len(entry.top) == 6
+        assert sum(np.exp(value) for _, value in entry.top) == pytest.approx(1, abs=1e-5)
+
+
+def test_only_tokens_that_exist_are_reported(raw):
+    """The embedding has more rows than there are tokens; what they would say is no token."""
+    _, found = outputs(raw, "ar", MAX_LOGPROBS)
+    ids = {token for output in found for entry in output.logprobs for token, _ in entry.top}
+    assert max(ids) < tiny.TOKENS
+
+
+def test_a_row_without_neighbours_has_the_bits_of_a_batch_in_every_mode(checkpoint, raw):
+    """Of one row, a product or a sum would round in its own way."""
+    single = load(checkpoint, slots=1)
+    found = [outputs(llm, mode, 4)[1][0] for llm in (single, raw) for mode in ("ar", "sd")]
+    assert all(output.token_ids == found[0].token_ids for output in found)
+    assert all(output.logprobs == found[0].logprobs for output in found)
+
+
+def test_streamed_logprobs_add_up_to_those_of_the_output(llm):
+    params = SamplingParams(max_tokens=COUNT, ignore_eos=True, logprobs=1)
+    events = list(llm.stream(PROMPTS[0], params))
+    output = events[-1].output
+    assert output is not None
+    assert [entry for event in events for entry in event.logprobs] == output.logprobs
+    assert [entry.token_id for entry in output.logprobs] == output.token_ids
+
+
+def test_a_request_that_did_not_ask_gets_none(llm):
+    (output,) = llm.generate("x", SamplingParams(max_tokens=3))
+    assert output.logprobs is None
+
+
+def test_logprobs_end_where_the_text_ends(llm):
+    text = llm.generate(PROMPTS[1], SamplingParams(max_tokens=COUNT, ignore_eos=True))[0].text
+    stop = text[len(text) // 2 :][:2]
+    params = SamplingParams(max_tokens=COUNT, ignore_eos=True, stop=(stop,), logprobs=2)
+    (output,) = llm.generate(PROMPTS[1], params)
+    assert output.finish_reason == "stop"
+    assert output.logprobs is not None
+    assert [entry.token_id for entry in output.logprobs] == output.token_ids
+    assert len(output.token_ids) < COUNT
+
+
+def test_more_than_was_prepared_is_refused_with_the_remedy(checkpoint):
+    few = LLM(str(checkpoint), logprobs=2, context=64, load=False)
+    few.request("x", SamplingParams(logprobs=2))
+    with pytest.raises(InputError, match=r"logprobs = 3 were not prepared; .*logprobs = 3 .*has 2"):
+        few.request("x", SamplingParams(logprobs=3))
+    none = LLM(str(checkpoint), context=64, load=False)
+    with pytest.raises(InputError, match=r"logprobs = 0 were not prepared"):
+        none.request("x", SamplingParams(logprobs=0))
+
+
+@pytest.mark.parametrize("value", [-1, MAX_LOGPROBS + 1])
+def test_numbers_out_of_range_are_refused(value):
+    with pytest.raises(InputError, match=f"logprobs = {value} is out of range"):
+        SamplingParams(logprobs=value)
+
+
+def test_the_command_line_prints_them(checkpoint, capsys):
+    command = ["generate", f"--target={checkpoint}", "--prompt=hello", "--json", "--ignore_eos"]
+    command += ["--max_tokens=4", "--dtype=float32", "--context=200", "--compile_cache=off"]
+    assert main([*command, "--logprobs=2"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [entry["token_id"] for entry in answer["logprobs"]] == answer["token_ids"]
+    for entry in answer["logprobs"]:
+        assert entry["logprob"] == entry["top"][0][1]  # greedy
+        assert entry["top"][0][0] == entry["token_id"]
+        assert len(entry["top"]) == 2

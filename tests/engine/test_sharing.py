@@ -1,0 +1,260 @@
+"""An `LLM` that several threads call, on scripted roles: one batch, and nobody is left behind."""
+
+import functools
+import gc
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from ssd_jax import llm as llm_module
+from ssd_jax.engine.engine import Engine
+from ssd_jax.errors import DeviceError, InputError, SsdError
+from ssd_jax.llm import LLM
+from tests.engine.fakes import FakeTarget, Letters
+from tests.engine.test_engine import LONG, request, spell
+
+PATIENCE = 30  # seconds; only a failing test waits so long
+
+
+class SlowTarget(FakeTarget):
+    """Every round takes a while; `fault` is called in it."""
+
+    fault = staticmethod(lambda: None)
+
+    def forward(self, tokens, lengths, drafted=None):
+        time.sleep(2e-3)
+        self.fault()
+        return super().forward(tokens, lengths, drafted)
+
+
+@pytest.fixture
+def shared(tiny_checkpoint):
+    """An LLM that was not loaded, with scripted engines of modes ar and sd."""
+    llm = LLM(
+        str(tiny_checkpoint), mode="sd", draft="ngram", k="2", load=False, compile_cache="off"
+    )
+    for key in (("ar", 0), ("sd", 2)):
+        target = SlowTarget(spell(LONG), slots=4)
+        llm._engines[key] = Engine(target, Letters, frozenset({1}))
+        llm._engines[key].target = target
+    return llm
+
+
+def text(llm, size=40, mode="ar"):
+    (output,) = [e.output for e in llm.run([request(max_tokens=size)], mode) if e.output]
+    return output.text
+
+
+def together(*calls):
+    """Results of calls in threads of their own, this one not among them."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [each.result(PATIENCE) for each in [pool.submit(call) for call in calls]]
+
+
+def idle(llm):
+    """Whether nothing is left of any request."""
+    engines = llm._engines.values()
+    sharing = llm._sharing
+    left = sharing._callers or sharing._waiting or sharing._left or sharing._leader
+    return not left and not any(engine._running or engine._waiting for engine in engines)
+
+
+def test_what_threads_ask_for_at_once_is_one_batch(shared):
+    sizes = [5 + 3 * n for n in range(12)]
+    found = together(*[functools.partial(text, shared, size) for size in sizes])
+    assert found == [LONG[:size] for size in sizes]
+    rounds = shared._engines["ar", 0].target.calls.count("forward")
+    assert rounds < 0.6 * sum(sizes)  # of 4 slots
+    assert idle(shared)
+
+
+def test_engines_take_turns(shared):
+    calls = [functools.partial(text, shared, 40, mode) for mode in ("ar", "sd") * 3]
+    assert together(*calls) == [LONG[:40]] * 6
+    assert idle(shared)
+
+
+def test_a_stream_that_nobody_reads_keeps_its_events(shared):
+    stream = shared.run([request(max_tokens=9)], "ar")
+    first = next(stream)
+    assert together(functools.partial(text, shared)) == [LONG[:40]]
+    before = shared._engines["ar", 0].target.calls.count("forward")
+    rest = list(stream)
+    assert first.text + "".join(event.text for event in rest) == LONG[:9]
+    assert shared._engines["ar", 0].target.calls.count("forward") == before
+
+
+def test_requests_before_one_that_is_refused_are_taken_back(shared):
+    with pytest.raises(InputError, match="the prompt is empty"):
+        list(shared.run([request(), request(), request(prompt=[])], "ar"))
+    assert idle(shared)
+
+
+def test_requests_before_an_interrupt_are_taken_back(shared, monkeypatch):
+    engine = shared._engines["ar", 0]
+    adds = engine.add
+
+    def add(asked):
+        signal.raise_signal(signal.SIGINT)
+        return adds(asked)
+
+    monkeypatch.setattr(engine, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        list(shared.run([request(), request()], "ar"))
+    assert idle(shared)
+
+
+@pytest.mark.parametrize("read", [0, 1, 3])
+def test_a_stream_that_is_dropped_leaves_nothing_behind(shared, read):
+    stream = shared.run([request(), request()], "ar")
+    for _ in range(read):
+        next(stream)
+    del stream
+    gc.collect()
+    assert idle(shared)
+
+
+def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shared):
+    class Cycle:
+        pass
+
+    target = shared._engines["ar", 0].target
+    kept = Cycle()
+    kept.self, kept.stream = kept, shared.run([request()], "ar")
+    next(kept.stream)
+    del kept
+    collected = []
+    target.fault = lambda: collected or collected.append(gc.collect())
+    assert text(shared) == LONG[:40]
+    assert idle(shared)
+
+
+def test_a_caller_that_is_interrupted_in_its_round_hands_over(shared):
+    target, main = shared._engines["ar", 0].target, threading.main_thread()
+    pressed = threading.Event()
+
+    def press():
+        if threading.current_thread() is main and not pressed.is_set():
+            pressed.set()
+            signal.raise_signal(signal.SIGINT)
+
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(text, shared) for _ in range(3)]
+        target.fault = press
+        with pytest.raises(KeyboardInterrupt):
+            list(iter(lambda: text(shared), ""))
+        assert [each.result(PATIENCE) for each in others] == [LONG[:40]] * 3
+    assert pressed.is_set()
+    assert text(shared) == LONG[:40]
+    assert idle(shared)
+
+
+def test_a_wait_for_another_threads_round_can_be_interrupted(shared):
+    """At once: the round goes on."""
+    target, going, over = shared._engines["ar", 0].target, threading.Event(), threading.Event()
+
+    def hang():
+        going.set()
+        over.wait(PATIENCE)
+
+    target.fault = hang
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(text, shared)
+        going.wait(PATIENCE)
+        main = threading.main_thread().ident
+        pool.submit(lambda: (time.sleep(0.05), signal.pthread_kill(main, signal.SIGINT)))
+        with pytest.raises(KeyboardInterrupt):
+            text(shared)
+        assert not over.is_set()
+        assert not other.done()
+        over.set()
+        assert other.result(PATIENCE) == LONG[:40]
+    assert idle(shared)
+
+
+def test_an_error_of_one_callers_round_is_not_the_others(shared):
+    """It is raised where it came up, and they go on."""
+    target, left = shared._engines["ar", 0].target, [3]
+
+    def fail():
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("out of order")
+
+    target.fault = fail
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(text, shared) for _ in range(4)]
+        errors = [each.exception(PATIENCE) for each in calls]
+    assert [str(error) for error in errors if error] == ["out of order"]
+    assert idle(shared)
+
+
+def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(shared):
+    target, left = shared._engines["ar", 0].target, [9]
+
+    def fail():
+        left[0] -= 1
+        if not left[0]:
+            raise DeviceError("out of memory")
+
+    target.fault = fail
+    streams = [shared.run([request(max_tokens=40)], "ar") for _ in range(6)]
+
+    def read(stream):
+        found = []
+        with pytest.raises(DeviceError, match="out of memory; open the model again"):
+            found.extend(stream)
+        return found[-1].output
+
+    found = together(*[functools.partial(read, stream) for stream in streams])
+    for output in found:
+        assert output.finish_reason == "error"
+        assert LONG.startswith(output.text)
+    assert max(len(output.text) for output in found) > 3
+    with pytest.raises(DeviceError, match="open the model again"):
+        text(shared)
+    assert idle(shared)
+    assert text(shared, mode="sd") == LONG[:40]  # an engine of its own
+
+
+def test_who_waits_when_the_model_is_closed_gets_an_error(shared):
+    target, going = shared._engines["ar", 0].target, threading.Event()
+    target.fault = going.set
+    with ThreadPoolExecutor(5) as pool:
+        waiting = [pool.submit(text, shared) for _ in range(5)]
+        going.wait(PATIENCE)
+        shared.close()
+        errors = [each.exception(PATIENCE) for each in waiting]
+    closed = [error for error in errors if error is not None]
+    assert closed
+    assert all(isinstance(error, SsdError) for error in closed)
+    assert all("was closed" in str(error) for error in closed)
+    assert idle(shared)
+
+
+def test_events_that_another_has_taken_are_missed_in_words(shared):
+    stream = shared.run([request()], "ar")
+    next(stream)
+    while shared._engines["ar", 0].has_work:
+        shared._engines["ar", 0].step()
+    with pytest.raises(SsdError, match="was run by another"):
+        list(stream)
+
+
+def test_threads_that_need_the_model_load_it_once(tiny_checkpoint, monkeypatch):
+    loads = []
+
+    def load(*_args, **_kwargs):
+        loads.append(threading.current_thread())
+        time.sleep(0.05)
+        return SimpleNamespace(fallbacks=SimpleNamespace(lines=()))
+
+    monkeypatch.setattr(llm_module, "load", load)
+    llm = LLM(str(tiny_checkpoint), load=False, compile_cache="off")
+    found = together(*[lambda: llm.loaded] * 4)
+    assert len(loads) == 1
+    assert len({id(one) for one in found}) == 1

@@ -1,0 +1,235 @@
+"""The trace of scripted rounds: what is in the file, and that it is whole or not there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import tempfile
+
+import pytest
+
+from ssd_jax.engine import trace
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request
+from ssd_jax.engine.trace import LANES, RowTrace, Trace
+from ssd_jax.errors import InputError
+from ssd_jax.roles.activity import Busy
+from ssd_jax.sampling.params import SamplingParams
+from tests.engine.test_activity import ACTIVITIES, LOOK, Script, Silent
+from tests.sampling.edits import Edit, edited
+
+
+def traced(path, **settings):
+    """The trace of a request of five tokens, rounds and times as in `test_activity`."""
+    recorder = Trace(path, zero=0.0, **settings)
+    script = Script(ACTIVITIES, ("cold", "hit", "miss"), (LOOK,) * 3)
+    engine = Engine(
+        script,
+        Silent,
+        frozenset(),
+        drafter=script,
+        clock=script.clock,
+        trace=recorder.engine("ssd k=1"),
+    )
+    engine.add(Request(prompt_ids=[1, 2], params=SamplingParams(max_tokens=5), index=0))
+    while engine.has_work:
+        engine.step()
+    return recorder
+
+
+def written(path, **settings):
+    traced(path, **settings).write()
+    return json.loads(path.read_text())
+
+
+def slices(document, lane):
+    """(name, begin, end) in seconds."""
+    return [
+        (event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+        for event in document["traceEvents"]
+        if event["ph"] == "X" and event["tid"] == LANES[lane]
+    ]
+
+
+def check_schema(document):
+    """What viewers ask of the format, and this program of its own files."""
+    assert set(document) == {"traceEvents", "otherData"}
+    assert document["otherData"]["producer"] == "ssd_jax"
+    processes = set()
+    for event in document["traceEvents"]:
+        assert event["ph"] in ("M", "X")
+        assert isinstance(event["pid"], int)
+        if event["ph"] == "M":
+            assert set(event) == {"ph", "pid", "tid", "name", "args"}
+            assert event["name"] in ("process_name", "thread_name")
+            processes |= {event["pid"]} if event["name"] == "process_name" else set()
+            continue
+        assert set(event) == {"ph", "pid", "tid", "name", "ts", "dur", "args"}
+        assert event["pid"] in processes
+        assert event["tid"] in LANES.values()
+        assert math.isfinite(event["ts"])
+        assert 0 <= event["dur"] < math.inf
+    for lane in LANES:  # slices of a lane do not overlap, else viewers nest or drop them
+        ordered = sorted((begin, end) for _, begin, end in slices(document, lane))
+        assert all(one[1] <= two[0] + 1e-6 for one, two in itertools.pairwise(ordered))
+
+
+def test_target_and_draft_have_their_slices_in_the_engines_time(tmp_path):
+    document = written(tmp_path / "trace.json")
+    check_schema(document)
+    assert slices(document, "target") == [
+        ("prefill", 0, 10),
+        ("verify: cold", 12, 22),
+        ("verify: hit", 24, 34),
+        ("verify: miss", 36, 46),
+        ("forward", 46, 56),
+    ]
+    assert slices(document, "draft") == [
+        (span.what, span.begin, span.end) for activity in ACTIVITIES for span in activity.spans
+    ]
+    host = {name: end - begin for name, begin, end in slices(document, "host") if end > begin}
+    assert host == {"read": 10, "propose": 2}
+
+
+def test_a_round_says_of_each_slot_what_was_proposed_accepted_and_committed(tmp_path):
+    document = written(tmp_path / "trace.json")
+    args = [e["args"] for e in document["traceEvents"] if e["ph"] == "X" and e["tid"] == 1]
+    assert args[0] == {"request": 0, "tokens": 2}
+    assert [each["round"] for each in args[1:]] == [0, 1, 2, 3]
+    assert args[2]["rows"] == [
+        {"slot": 0, "request": 0, "source": "hit", "L": 0, "k": 0, "tokens": [40]}
+    ]
+
+
+def test_draft_slices_never_overlap_although_clocks_are_compared_again(tmp_path):
+    recorder = Trace(tmp_path / "trace.json", zero=0.0)
+    engine = recorder.engine("ssd")
+    engine.draft([Busy("expand", 1.0, 2.0, [0])])
+    engine.draft([Busy("grow", 1.9, 3.0, [0]), Busy("promote", 2.5, 2.9, [0])])
+    recorder.write()
+    document = json.loads((tmp_path / "trace.json").read_text())
+    check_schema(document)
+    assert slices(document, "draft")[1:] == [("grow", 2, 3), ("promote", 3, 3)]
+
+
+def row(source, proposed=0):
+    return RowTrace(0, 0, source, proposed, 0, [1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ([], "discarded"),
+        ([row(None)], "forward"),
+        ([row(None), row(None, 3)], "verify"),
+        ([row("late"), row("late"), row(None)], "verify: late"),
+        ([row("hit"), row("miss"), row("hit")], "verify: 2 of 3 hit"),
+    ],
+)
+def test_a_round_is_called_by_what_its_rows_found(rows, name):
+    assert trace._name(rows) == name
+
+
+def test_engines_are_processes_and_a_shared_device_says_so(tmp_path):
+    recorder = Trace(tmp_path / "trace.json", zero=0.0)
+    one, two = recorder.engine("ar"), recorder.engine("sd k=4", shared_device=True)
+    one.round((1.0, 2.0), [row(None)])
+    two.round((2.0, 3.0), [row(None, 2)])
+    recorder.write()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    titles = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert (titles[1, 0], titles[1, 1], titles[2, 0]) == ("ar", "target", "sd k=4")
+    assert titles[2, 1] == "target and draft (one device)"
+    assert [(e["pid"], e["name"]) for e in events if e["ph"] == "X"] == [
+        (1, "forward"),
+        (2, "verify"),
+    ]
+
+
+def test_memory_is_bounded_and_what_was_left_out_is_counted(tmp_path):
+    whole = written(tmp_path / "whole.json")
+    events = sum(event["ph"] == "X" for event in whole["traceEvents"])
+    part = written(tmp_path / "part.json", most=5)
+    check_schema(part)
+    assert sum(event["ph"] == "X" for event in part["traceEvents"]) == 5
+    assert part["otherData"]["dropped"] == events - 5
+    assert whole["otherData"]["dropped"] == 0
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    path.write_text("before")
+    Trace(path).write()  # nothing was traced
+    assert path.read_text() == "before"
+    recorder = traced(path)
+
+    def full(*_arguments, **_more):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trace.json, "dumps", full)
+        with pytest.raises(OSError, match="no space"):
+            recorder.write()
+        recorder.write_at_the_end()  # nobody is left to be told
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    recorder.write()
+    check_schema(json.loads(path.read_text()))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="is a directory; give a file"):
+        Trace(tmp_path)
+    with pytest.raises(InputError, match=r"no directory .*make it first"):
+        Trace(tmp_path / "none" / "trace.json")
+    with pytest.raises(InputError, match="is a device or a pipe"):
+        Trace("/dev/null")  # a trace moves into its place, and would take this one's
+
+    def denied(**_arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
+    with pytest.raises(InputError, match="cannot be written: Permission denied"):
+        Trace(tmp_path / "trace.json")
+
+
+def test_without_a_trace_the_clock_is_not_looked_at_for_it():
+    """Off costs nothing: no looks at the clock beyond those of the metrics."""
+
+    def looks(**settings):
+        script = Script((None,) * 3, ("hit",) * 3, (LOOK,) * 3)
+        count = 0
+
+        def clock():
+            nonlocal count
+            count += 1
+            return script.now
+
+        engine = Engine(script, Silent, frozenset(), drafter=script, clock=clock, **settings)
+        engine.add(Request(prompt_ids=[1], params=SamplingParams(max_tokens=5), index=0))
+        while engine.has_work:
+            engine.step()
+        return count
+
+    # An arrival, and a dispatch and a read of each of five programs.
+    assert looks() == 1 + 2 * 5
+
+
+FLAWS = {
+    "the first row speaks for all": Edit(trace, "_name", "len(set(sources)) == 1", "sources"),
+    "proposals without a look-up are none": Edit(trace, "_name", "row.L for", "row.source for"),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_flaws_are_caught(flaw):
+    with edited([FLAWS[flaw]]), pytest.raises(AssertionError):
+        names_of_rounds()
+
+
+def names_of_rounds():
+    (mark,) = test_a_round_is_called_by_what_its_rows_found.pytestmark
+    for rows, name in mark.args[1]:
+        test_a_round_is_called_by_what_its_rows_found(rows, name)

@@ -1,0 +1,235 @@
+"""Whole runs of the engine follow the law, token by token; see `martingale`.
+
+Positive controls are faults of the host side that tests of the law of a round do not see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+
+from ssd_jax import LLM
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.speculation.controller import Controller
+from tests import tiny
+from tests.checkpoints import tiny_drafts
+from tests.llm.martingale import ALPHA, FEW_IDS, Losing, say, sums
+from tests.sampling.edits import Edit, edited
+
+pytestmark = pytest.mark.shipped  # thousands of rounds, few programs
+
+COUNT = 700  # requests of 24 tokens: a shift of .01 of the likeliest token shows at 3 sigma
+SLOW = 10_000
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A target, and a draft that sometimes agrees with it."""
+    root = tmp_path_factory.mktemp("martingale")
+    return [
+        tiny.write_checkpoint(root / name, "qwen3", noise=noise)
+        for name, noise in (("target", 0), ("draft", 0.03))
+    ]
+
+
+def opened(checkpoints, mode="ssd", **settings):
+    target, draft = checkpoints
+    defaults = {
+        "draft": str(draft),
+        "dtype": "float32",
+        "slots": 16,
+        "k": "2",
+        "proposal_support": "8",
+        "context": 32,
+        "compile_cache": "off",
+    }
+    if mode == "ssd":
+        defaults |= {"budget": "4", "draft_placement": "inline"}
+    if settings.get("draft_placement") == "process":
+        # Both processes compile once.
+        settings["compile_cache"] = jax.config.jax_compilation_cache_dir
+    llm = LLM(str(target), mode=mode, **defaults | settings)
+    if llm.loaded.worker is not None:
+        llm.loaded.worker.patience = 120.0
+    return llm
+
+
+@contextmanager
+def policy(llm, **settings):
+    """The model with other settings that no program depends on, and a new engine."""
+    loaded, llm._engines = llm.loaded, {}
+    config = dataclasses.replace(llm.config, **settings)
+    llm._loaded = dataclasses.replace(loaded, config=config)
+    yield llm
+    llm._loaded, llm._engines = loaded, {}
+
+
+@pytest.fixture(scope="module")
+def inline(checkpoints):
+    return opened(checkpoints, fan_out="confidence", saguaro_c=0.5)
+
+
+@pytest.fixture(scope="module")
+def process(checkpoints):
+    with opened(checkpoints, draft_placement="process", budget="2") as llm:
+        yield llm
+
+
+def assert_lawful(found, wanted=("first after hit", "first after miss", "k = L")):
+    """No sum is larger than its law allows, and each of some is over many tokens."""
+    counts = {over: count for (over, _), count in zip(found.names, found.counts, strict=True)}
+    assert min(counts.get(over, 0) for over in wanted) > 0.02 * counts["all"], counts
+    assert found.p_value > ALPHA, found.worst()
+
+
+def assert_caught(found, at_least):
+    """The fault shows, and with room to spare."""
+    print(found.worst(3))  # the table of docs/exactness.md
+    assert found.p_value <= ALPHA, found.worst()
+    assert abs(found.sigmas).max() > at_least, found.worst()
+
+
+def losing(llm, share=0.2):
+    """The model's engine with a share of its q lost."""
+    engine = llm.engine
+    engine._drafter = Losing(engine._drafter, share)
+
+
+def test_a_draft_in_this_process(checkpoints, inline):
+    with policy(inline, backup="draft"):
+        found = sums(say(inline, COUNT), *checkpoints)
+    assert_lawful(found)
+    of_all = dict(zip(found.names, found.sees(3), strict=True))
+    assert of_all["all", "rank 0 of p"] < 0.01
+
+
+def test_a_draft_in_a_worker_whose_q_is_lost_at_times(checkpoints, process):
+    with policy(process, backup="random"):
+        losing(process)
+        said = say(process, 500)
+    assert_lawful(sums(said, *checkpoints), ("first after hit", "first after miss", "q lost"))
+
+
+@pytest.mark.slow
+def test_a_draft_on_other_devices(checkpoints):
+    groups = {"target_devices": "1", "draft_devices": "4"}
+    llm = opened(checkpoints, draft_placement="submesh", backup="ngram", **groups)
+    llm.engine._drafter._draft.patience = 120.0
+    losing(llm)
+    assert_lawful(sums(say(llm, 300), *checkpoints), ("first after hit", "first after miss"))
+
+
+UNSURE = 3  # a class of confidence
+SELECTED_BY_CONTENT = [
+    # A hit is not taken if the draft is unsure of its first token, nor are unsure tail tokens.
+    Edit(
+        Controller,
+        "_promote",
+        "length = min(int(branches.lengths[slot, winner]), int(limit[slot]))",
+        "sure = enumerate(branches.confidence[slot, winner].tolist())\n"
+        f"            unsure = [place for place, each in sure if each < {UNSURE}]\n"
+        "            length = min(int(branches.lengths[slot, winner]), int(limit[slot]), *unsure)",
+    ),
+]
+KEYED_BY_SLOT = [
+    Edit(
+        SamplingRows,
+        "set",
+        '["request"][row] = opening.index',
+        '["request"][row] = row',
+    )
+]
+Q_OF_BEFORE = [
+    Edit(HostProposals, "put", "self._support[:] = -1\n    self._q[:] = 0", "pass"),
+]
+
+
+def test_hits_selected_by_what_the_draft_thinks_of_them_are_caught(checkpoints, inline):
+    with edited(SELECTED_BY_CONTENT), policy(inline, backup="draft"):
+        said = say(inline, 300)
+    assert_caught(sums(said, *checkpoints), 8)
+
+
+def test_draws_keyed_by_slot_are_caught(checkpoints, inline):
+    """Each text follows the law, and those of one slot resemble each other."""
+    with edited(KEYED_BY_SLOT), policy(inline, backup="draft"):
+        said = say(inline, 400, names=FEW_IDS, length=4)
+    assert_caught(sums(said, *checkpoints), 8)
+
+
+def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(checkpoints, process):
+    """Where a round misses, and where a q never comes."""
+    with edited(Q_OF_BEFORE), policy(process, backup="random"):
+        assert process.engine
+        draft = process.loaded.worker.drafts[-1]
+        take, rng = draft._take_q, np.random.default_rng(5)
+
+        def lossy():
+            draft._asked_q = draft._asked_q[rng.random(draft._asked_q.size) < 0.5]
+            take()
+
+        draft._take_q = lossy
+        said = say(process, 900, names=FEW_IDS)
+    assert_caught(sums(said, *checkpoints), 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backup", ["auto", "none", "ngram", "random", "draft"])
+def test_every_backup_of_a_worker(checkpoints, process, backup):
+    with policy(process, backup=backup):
+        losing(process)
+        said = say(process, SLOW // 2)
+    assert_lawful(sums(said, *checkpoints), ("first after hit",))
+
+
+SLOW_INLINE = {
+    "C = 1/2": {"saguaro_c": 0.5, "fan_out": "confidence", "backup": "draft"},
+    "C = 0": {
+        "saguaro_c": 0.0,
+        "proposal_support": "full",
+        "backup": "none",
+        "predict": "plain",
+        "fan_out": "measured",
+    },
+    "draft temperature": {"draft_temperature": 0.5, "k": "3", "backup": "random"},
+    "greedy draft": {"draft_temperature": 0.0, "backup": "ngram", "fan_out": "uniform"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW_INLINE)
+def test_longer_runs_of_a_draft_in_this_process(checkpoints, case):
+    llm = opened(checkpoints, **SLOW_INLINE[case])
+    losing(llm)
+    assert_lawful(sums(say(llm, SLOW), *checkpoints), ("first after hit",))
+
+
+@pytest.mark.slow
+def test_a_target_in_int8(checkpoints):
+    llm = opened(checkpoints, dtype="int8", backup="draft")
+    int8 = {name: getattr(llm.target.model.execution, name) for name in ("compute", "pages")}
+    assert_lawful(sums(say(llm, SLOW), *checkpoints, **int8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["model", "ngram"])
+def test_longer_runs_of_sd(checkpoints, draft):
+    own = {"draft": "ngram", "proposal_support": None} if draft == "ngram" else {}
+    llm = opened(checkpoints, mode="sd", **own)
+    assert_lawful(sums(say(llm, SLOW), *checkpoints), ("first after no look-up",))
+
+
+@pytest.mark.slow
+def test_a_draft_with_a_reduced_vocabulary(checkpoints, tmp_path):
+    target, _ = checkpoints
+    known = np.array([*range(0, 256, 2), 99, tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
+    known.sort()
+    opened_target = tiny_drafts.open_target(target)
+    draft = tiny_drafts.write(tmp_path / "draft", opened_target, known, layers=2, noise=0.03)
+    llm = opened((target, draft), backup="draft", saguaro_c=0.5)
+    assert_lawful(sums(say(llm, SLOW), target), ("first after hit", "first after miss"))

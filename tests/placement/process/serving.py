@@ -1,0 +1,64 @@
+"""Engines over workers in this process, well behaved or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+
+from ssd_jax.placement.process import server
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.session import DraftSession
+from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
+from tests.placement.process.scripted import run_of
+
+
+@contextmanager
+def served(
+    session=DraftSession,
+    draft=ScriptedDraft,
+    *,
+    patience=30.0,
+    backup="none",
+    hello=HELLO,
+    token=TOKEN,
+    pace=None,
+    **more,
+):
+    """An engine over a worker in this process."""
+    sessions = []
+
+    def make(called):
+        sessions.append(session(HELLO, draft, called))
+        return sessions[-1]
+
+    serving, address = server.serve(make, HELLO, TOKEN)
+    counters = Counter()
+    connect = connector(hello, token, lambda: address, counters)
+    settings = {"patience": patience, "counters": counters, "address": lambda: address}
+    remote = RemoteDraft(hello, connect, **settings | more)
+    remote.wait_ready(2 if "limit" in more else 30)
+    try:
+        yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
+    finally:
+        remote.close()
+        serving.stop(None)
+
+
+class Rogue(DraftSession):
+    """Changes answers by `change(message, answers before it)`, which gives what is sent instead."""
+
+    change = None
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.said = []
+
+    def handle(self, message):
+        for answer in super().handle(message):
+            yield from type(self).change(answer, self.said)
+            self.said.append(answer)
+
+
+def rogue(change):
+    return type("Changed", (Rogue,), {"change": staticmethod(change)})

@@ -1,0 +1,265 @@
+"""Whatever a worker does, the text is the same; counters say what happened."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from ssd_jax.placement.process import server
+from ssd_jax.placement.process.messages import Speculations
+from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.speculation.pace import Pace
+from tests.placement.process.script import HELLO, K, ScriptedDraft
+from tests.placement.process.scripted import only_misses, request, text
+from tests.placement.process.serving import rogue, served
+from tests.placement.process.test_session import OPEN, PREFILL, ROUND
+from tests.speculation.paces import Hasty, Moody, Patient
+
+
+@pytest.mark.parametrize("backup", ["none", "ngram", "random", "draft"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_worker_in_good_health_misses_nothing_but_what_it_did_not_prepare(backup, temperature):
+    with served(backup=backup) as run:
+        causes = run.generate(count=5, size=100, temperature=temperature)
+        assert set(causes) == {"miss"}
+        assert {*run.draft.counters} <= {"connections", "overtaken"}
+        assert run.draft.counters["connections"] == 1
+        lengths = np.concatenate([drafted.lengths for drafted, _ in run.target.verified])
+        assert lengths.max() == K
+        (session,) = run.sessions
+        did = session.counters
+        assert did["stale"] == 0
+        assert did["cut"] <= causes["miss"]  # nothing more is made of a missed expansion
+        assert did["rounds"] < did["forwards"] <= K * did["rounds"]
+        assert "q late" not in run.draft.counters
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_sampled_rows_are_verified_with_the_q_of_the_draft_and_greedy_ones_without(backup):
+    with served(backup=backup) as run:
+        for temperature in (0.0, 1.0):
+            run.target.verified.clear()
+            run.generate(count=1, temperature=temperature)
+            seen = set()
+            for drafted, proposal in run.target.verified:
+                for place in range(drafted.lengths[0]):
+                    seen.add((drafted.sources[0], *proposal.q[0, place].tolist()))
+            kinds = ["hit", "miss"] if backup == "draft" else ["hit"]
+            q = (0.75, 0.25) if temperature else (1.0, 0.0)
+            assert seen == {(kind, *q) for kind in kinds}
+
+
+class Stuck(ScriptedDraft):
+    """Waits in its fifth expansion until it may go on."""
+
+    go = threading.Event()
+
+    def __init__(self):
+        super().__init__()
+        self.left = 5
+
+    def expand(self, *arguments, **more):
+        self.left -= 1
+        if not self.left:
+            self.go.wait(60)
+        super().expand(*arguments, **more)
+
+
+class StuckInDraft(Stuck):
+    """The same, in its second draft just in time."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = 2
+
+    def draft(self, *arguments, **more):
+        self.left -= 1
+        if not self.left:
+            self.go.wait(60)
+        return super().draft(*arguments, **more)
+
+    expand = ScriptedDraft.expand
+
+
+@pytest.mark.parametrize(("draft", "backup"), [(Stuck, "none"), (StuckInDraft, "draft")])
+def test_a_late_worker_is_not_asked_again_and_catches_up_when_it_answers(draft, backup):
+    Stuck.go.clear()
+    with served(draft=draft, patience=0.5, backup=backup) as run:
+        causes = run.generate()
+        assert causes["late"] in (1, 2)  # one round, of up to two rows
+        assert causes["stale"] > 10
+        stuck = run.draft.counters.copy()
+        assert stuck["late"] == 1
+        Stuck.go.set()
+        run.until(only_misses)
+        assert run.draft.counters["late"] == 1
+        assert run.draft.counters["connections"] == 1
+
+
+class SlowToGrow(ScriptedDraft):
+    """What it has grown takes its time to come, as from a device."""
+
+    def expand(self, *arguments, **more):
+        super().expand(*arguments, **more)
+        self.grown = False
+
+    def grow(self, lowered):
+        super().grow(lowered)
+        self.grown = True
+
+    def branch_tokens(self, forwards, until=None):
+        time.sleep(0.05 * self.grown)
+        return super().branch_tokens(forwards)
+
+
+def test_a_branch_that_is_not_finished_is_served_as_it_is():
+    with served(draft=SlowToGrow, patience=0.02) as run:
+        run.generate(count=1, size=20)
+        hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
+        assert hits
+        assert max(hits) < K
+        assert run.draft.counters["connections"] == 1
+
+
+def listening(about, draft, called):
+    """A worker that gives its engine the time to answer before it looks for another round."""
+    return DraftSession(about, draft, lambda: bool(time.sleep(0.02)) or called())
+
+
+def test_a_branch_that_was_hit_is_waited_for_as_long_as_that_pays():
+    """Without waiting, the worker is called away from the other forwards at once."""
+    lengths, cut = {}, {}
+    for pace in (Patient(), Hasty(), Moody()):
+        with served(listening, draft=SlowToGrow, pace=pace) as run:
+            run.generate(count=1, size=40)
+            hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
+            lengths[type(pace)] = {*hits[:-1]}  # the end of the text leaves less room
+            cut[type(pace)] = run.sessions[0].counters["cut"]
+            assert "late" not in run.draft.counters
+    assert lengths[Patient] == {K - 1, K}
+    assert lengths[Hasty] <= {0, 1}
+    assert {0, 1, K - 1} <= lengths[Moody]
+    assert cut[Hasty] > cut[Patient]  # where nothing was hit, nothing more is made
+
+
+@pytest.mark.parametrize("pace", [Hasty, Moody, Pace])
+def test_the_backup_auto_drafts_just_in_time_as_long_as_that_pays(pace):
+    with served(backup="auto", pace=pace()) as run:
+        run.generate(count=4, size=100)
+        drafted = {
+            int(d.lengths[slot])
+            for d, _ in run.target.verified
+            for slot, source in d.sources.items()
+            if source == "miss"
+        }
+        assert (drafted == {0}) == (pace is Hasty)
+
+
+def replay(answer, said):
+    return [*said[-3:], answer, answer]
+
+
+LIE = 9
+
+
+def lie_again(answer, said):
+    """The answer, and then another to the same round."""
+    if isinstance(answer, Speculations) and answer.complete:
+        return [answer, msgspec.structs.replace(answer, tokens=answer.tokens * 0 + LIE)]
+    return [answer]
+
+
+def of_another_request(answer, said):
+    if isinstance(answer, Speculations):
+        other = msgspec.structs.replace(answer, epochs=answer.epochs - 1, complete=False)
+        return [other, answer]
+    return [answer]
+
+
+@pytest.mark.parametrize("change", [replay, lie_again, of_another_request])
+def test_stale_and_replayed_answers_are_ignored(change):
+    with served(rogue(change)) as run:
+        told = run.draft.branch_tokens
+
+        def branch_tokens(forwards, until=None):
+            time.sleep(0.005)  # whatever was said twice has come
+            return told(forwards, until)
+
+        run.draft.branch_tokens = branch_tokens
+        causes = run.generate(count=4)
+        # Branches of another request are none of this one's: its cache then has nothing in it.
+        assert {*causes} <= ({"miss", "cold"} if change is of_another_request else {"miss"})
+        assert run.draft.counters["connections"] == 1
+        if change is not of_another_request:
+            assert run.draft.counters["ignored"] > 0
+        for _, proposal in run.target.verified:
+            assert LIE not in proposal.tokens
+
+
+def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
+    def old(answer, said):
+        if isinstance(answer, Speculations):
+            return [msgspec.structs.replace(answer, epochs=answer.epochs - 1)]
+        return [answer]
+
+    with served(rogue(old)) as run:
+        causes = run.generate()
+        assert set(causes) == {"cold"}
+
+
+def test_only_a_round_calls_the_draft_away_from_its_branches():
+    """A prompt that is prefilled meanwhile must not cost the others their branches."""
+    inbox = server._Inbox(HELLO)
+    inbox.admitted.set()
+    inbox.fill(iter([server.codec.encode(message) for message in (OPEN, PREFILL)]))
+    assert not inbox.called()
+    inbox.fill(iter([server.codec.encode(ROUND)]))
+    assert inbox.called()
+    messages = inbox.messages(1.0)
+    assert [type(next(messages)) for _ in range(2)] == [type(OPEN), type(PREFILL)]
+    assert list(messages) == []  # the first of two streams has ended
+    assert inbox.called()
+    assert type(next(inbox.messages(1.0))) is type(ROUND)
+    assert not inbox.called()
+
+
+@pytest.mark.parametrize("field", ["model", "k", "branches", "support", "rule", "context"])
+def test_a_worker_refuses_an_engine_that_expects_another(field):
+    value = getattr(HELLO, field)
+    other = msgspec.structs.replace(
+        HELLO, **{field: value + ("x" if isinstance(value, str) else 1)}
+    )
+    with served(hello=other) as run:
+        assert f"the worker's {field} is another" in run.draft.trouble
+
+
+def test_a_worker_refuses_an_engine_that_does_not_know_its_token():
+    with served(token="another") as run:
+        assert run.draft.refused
+        assert "its token or its protocol is another" in run.draft.trouble
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(backup):
+    with served(backup=backup) as run:
+        running, done = {}, []
+        for step in range(400):
+            if step % 3 == 0:
+                number = run.engine.add(request(step, max_tokens=20 + step % 30))
+                running[number] = text(20 + step % 30)
+            if step % 7 == 5:
+                run.engine.cancel(max(running))  # it waits, or runs, or has only begun
+            for event in run.engine.step():
+                if event.output is not None:
+                    expected = running.pop(event.request_id)
+                    done.append(event.output.finish_reason)
+                    found = event.output.token_ids
+                    assert found == expected[: len(found)]
+                    assert event.output.finish_reason == "cancelled" or found == expected
+        assert min(done.count("length"), done.count("cancelled")) > 10
+        assert run.draft.counters["connections"] == 1
+        assert run.draft.trouble == ""

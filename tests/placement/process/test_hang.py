@@ -1,0 +1,159 @@
+"""A worker that owes an answer for long is ended, and another is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.placement.process import placement
+from ssd_jax.placement.process.connection import HANG, HangLimit
+from ssd_jax.placement.process.placement import DraftWorker
+from tests.placement.process.fake_worker import command
+from tests.placement.process.script import SETTINGS, ScriptedDraft
+from tests.placement.process.scripted import only_misses, run_of
+from tests.placement.process.serving import served
+from tests.placement.process.test_faults import Stuck
+from tests.placement.process.test_supervisor import eventually, linux, working
+
+
+def test_the_limit_is_twice_as_long_each_time_that_it_is_reached():
+    watch = Watch()
+    assert [watch.until_reached() for _ in range(3)] == [HANG, 2 * HANG, 4 * HANG]
+
+
+class Watch:
+    """A limit that is looked at every half a second."""
+
+    def __init__(self, seconds=HANG, **more):
+        self.now = 100.0
+        self.limit = HangLimit(seconds, clock=lambda: self.now, **more)
+
+    def until_reached(self, by="a"):
+        began = self.now
+        self.limit.owed(by)
+        while not self.limit.reached():
+            assert self.now < began + 1000, "it is never reached"
+            self.now += 0.5
+            self.limit.owed(by)
+        return self.now - began
+
+
+def test_what_is_owed_stays_owed_until_it_is_settled_or_another_worker_owes():
+    watch = Watch(10.0)
+    watch.limit.owed("a")
+    for _ in range(9):
+        watch.now += 1
+        watch.limit.owed("a")  # over another stream, perhaps
+        assert not watch.limit.reached()
+    watch.limit.owed("b")
+    assert not watch.limit.reached()
+    assert watch.until_reached("b") == 10
+    watch.limit.owed("b")
+    watch.limit.settled()
+    watch.now += 1000
+    assert not watch.limit.reached()
+
+
+def test_time_counts_while_somebody_looks():
+    """An engine that was idle or stopped, or a host that slept, gave a worker no chance."""
+    watch = Watch(5.0)
+    watch.limit.owed("a")
+    for _ in range(4):
+        watch.now += 1000
+        assert not watch.limit.reached()
+    watch.now += 1000
+    assert watch.limit.reached()
+
+
+def test_a_limit_forgets_that_it_was_reached_where_it_is_then_kept_with_ease():
+    watch = Watch(2.0, forgets=True)
+    for expected in (2, 4):
+        assert watch.until_reached() == expected
+    watch.limit.owed("b")
+    for _ in range(5):
+        watch.now += 0.5
+        assert not watch.limit.reached()
+    watch.limit.settled()  # after more than 2 s: this worker needs them
+    assert watch.until_reached() == 8
+    watch.limit.owed("c")
+    watch.limit.settled()
+    assert watch.until_reached() == 2
+
+
+def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_opened():
+    Stuck.go.clear()
+    ends = []
+
+    def end(address):
+        ends.append(address)
+        Stuck.go.set()
+
+    with served(draft=Stuck, patience=0.1, limit=HangLimit(0.3), end=end) as run:
+        address = run.draft._connection.address
+        run.until(lambda found: ends and only_misses(found))
+        assert ends == [address]
+        assert run.draft.counters["hung"] == 1
+        assert run.draft.counters["connections"] >= 2
+
+
+def test_a_worker_that_never_answers_the_hello_is_ended():
+    ends, go = [], threading.Event()
+
+    class Silent(ScriptedDraft):
+        def __init__(self):
+            go.wait(60)
+            super().__init__()
+
+    def end(address):
+        ends.append(address)
+        go.set()
+
+    with served(draft=Silent, limit=HangLimit(0.3), end=end) as run:
+        run.until(only_misses)
+        assert len(ends) == 1
+
+
+@linux
+def test_a_worker_process_that_hangs_is_replaced():
+    with working(patience=0.2) as (worker, run):
+        run.until(only_misses)
+        run.draft._limit = HangLimit(0.5)
+        pid = worker.supervisor.pid
+        os.kill(pid, signal.SIGSTOP)
+        run.until(lambda found: worker.supervisor.starts == 2 and only_misses(found))
+        assert worker.supervisor.pid not in (None, pid)
+        assert worker.counters["hung"] == 1
+        assert worker.counters["starts"] == 2
+
+
+@linux
+def test_an_engine_that_comes_while_the_worker_is_started_again_waits_for_it():
+    with working() as (worker, _):
+        os.kill(worker.supervisor.pid, signal.SIGKILL)
+        eventually(lambda: worker.supervisor.address is None or worker.supervisor.starts == 2)
+        assert only_misses(run_of(worker.draft()).generate())
+
+
+@linux
+def test_an_engine_that_comes_while_there_is_no_worker_runs_without(monkeypatch):
+    monkeypatch.setattr(placement, "_GREETING", 0.1)
+    with working() as (worker, _):
+        os.kill(worker.supervisor.pid, signal.SIGSTOP)
+        draft = worker.draft()
+        assert not draft.refused
+        assert set(run_of(draft, backup="ngram").generate(count=1)) == {"dead"}
+
+
+def test_an_engine_of_another_kind_is_an_error_with_the_workers_words():
+    worker = DraftWorker(SETTINGS, command=command("other"))
+    worker.supervisor.start()
+    try:
+        worker.supervisor.wait_ready()
+        with pytest.raises(InputError, match=r"does not serve: .*support is another: 3, not 2"):
+            worker.draft()
+    finally:
+        worker.close()

@@ -1,0 +1,190 @@
+"""An interrupt may come at any place of a remote draft; the same texts go on, and hit again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ssd_jax.placement.process import connection, placement
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Connection, Told
+from ssd_jax.placement.process.messages import Open, Prefill, Round, no_branches
+from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.roles.records import SlotOpening, promotion
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.known_text import KnownText
+from tests.placement.process.script import HELLO, SETTINGS, SLOTS, K, M
+from tests.placement.process.scripted import only_misses, request, text
+from tests.placement.process.serving import served
+
+PLACES = [
+    (RemoteDraft, "prefill"),
+    (RemoteDraft, "promote"),
+    (RemoteDraft, "expand"),
+    (RemoteDraft, "branch_tokens"),
+    (RemoteDraft, "tokens"),
+    (RemoteDraft, "proposal"),
+    (RemoteDraft, "_take_q"),
+    (HostProposals, "put"),
+    (HostProposals, "now"),
+    (KnownText, "teach"),
+    (KnownText, "promoted"),
+    (Connection, "send"),
+    (Connection, "ask"),
+    (Connection, "told"),
+    (Connection, "winner"),
+]
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("where", "call"), PLACES, ids=[f"{where.__name__}.{call}" for where, call in PLACES]
+)
+def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, after, backup):
+    works, left, interrupts = getattr(where, call), [0], []
+
+    def interrupted(*args, **kwargs):
+        left[0] -= 1
+        if left[0]:
+            return works(*args, **kwargs)
+        if after:
+            works(*args, **kwargs)
+        interrupts.append(args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, call, interrupted)
+    monkeypatch.setattr(connection, "_RETRY", 1e-3)
+    with served(backup=backup) as run:
+        for at in (1, 2, 3, 7, 8):
+            left[0], expected = 0, {}
+            assert run.draft.wait_ready(30)
+            for index in range(3):
+                number = run.engine.add(request(index, max_tokens=24, temperature=1.0))
+                expected[number] = text(24)
+            left[0] = at
+            while run.engine.has_work:
+                try:
+                    events = run.engine.step()
+                except KeyboardInterrupt:
+                    continue
+                for event in events:
+                    if event.output is not None:
+                        assert event.output.token_ids == expected.pop(event.request_id)
+            assert not expected
+        assert len(interrupts) >= 3
+        left[0] = 0
+        run.until(only_misses)
+        assert run.draft.counters["garbage"] == 0
+        assert "Error" not in run.draft.trouble
+
+
+class Link:
+    """A connection that notes what is sent; it answers branches, and no just-in-time draft."""
+
+    alive = ready = answered = True
+    refused, trouble, address = False, "", "nowhere"
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+    ask = send
+
+    def winner(self, timeout):
+        return None
+
+    def close(self):
+        self.alive = False
+
+    def told(self, forwards, timeout, until=None):
+        branches = no_branches(HELLO, K)
+        branches.bonus[0, 0], branches.lengths[0, 0] = 50, K
+        branches.tokens[0] = 40
+        return Told(np.array([1, -1]), branches, complete=True)
+
+
+def records(*rows):
+    """A promotion of records: at a position, after these tokens, of a branch or none."""
+    told = promotion(SLOTS, K)
+    for slot, (position, committed, winner) in enumerate(rows):
+        told.position[slot], told.pending[slot] = position, [3, *committed][-1]
+        told.committed[slot, : len(committed)] = committed
+        told.winner[slot], told.limit[slot] = winner, K * (winner >= 0)
+    return told
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_row_whose_round_was_not_expanded_is_taught_its_text_again(late):
+    """Another row waited in vain for tokens, so nothing of that round was expanded."""
+    link = Link()
+    draft = RemoteDraft(HELLO, lambda: link, patience=0.01)
+    lowered, counts = np.zeros((SLOTS, K), np.int32), np.zeros((SLOTS, K + 1), np.int32)
+    counts[:, 0] = M
+    for slot in range(SLOTS):
+        draft.open(SlotOpening(slot, SamplingParams(), slot))
+        draft.prefill(slot, [1, 2, 3], 0)
+    draft.promote(records((2, [], -1), (2, [], -1)))
+    draft.expand(counts, follow=np.zeros(SLOTS, bool), lowered=lowered, forwards=K)
+    draft.branch_tokens(K)
+    draft.promote(records((3, [50], 0), (3, [9], -1)))
+    if late:
+        assert not draft.draft(np.array([0, K], np.int32), lowered=lowered).any()
+    draft.expand(counts, follow=np.zeros(SLOTS, bool), lowered=lowered, forwards=K)
+    draft.proposal()
+    draft.branch_tokens(K)
+    before = len(link.sent)
+    draft.promote(records((4 + K, [*[40] * K, 60], -1), (4, [8], -1)))
+    taught = {m.slot: m.tokens.tolist() for m in link.sent[before:] if isinstance(m, Prefill)}
+    assert taught == ({0: [50, *[40] * K, 60], 1: [9, 8]} if late else {})
+    assert draft.counters["late"] == int(late)
+
+
+def test_a_stream_that_is_there_at_once_is_told_all_of_a_text():
+    """A prompt in another slot may have opened it, before any round was without one."""
+    links = [Link(), Link()]
+    draft = RemoteDraft(HELLO, iter(links).__next__, patience=0.01)
+    counts = np.zeros((SLOTS, K + 1), np.int32)
+    counts[0, 0] = M
+    draft.open(SlotOpening(0, SamplingParams()))
+    draft.prefill(0, [1, 2, 3], 0)
+    draft.promote(records((2, [], -1)))
+    draft.expand(counts, follow=np.zeros(SLOTS, bool), lowered=counts[:, 1:], forwards=K)
+    draft.branch_tokens(K)
+    links[0].close()
+    draft.promote(records((3, [50], 0)))
+    draft.proposal()
+    opened, prefilled, told = links[1].sent
+    assert isinstance(opened, Open)
+    assert prefilled.tokens.tolist() == [1, 2, 3, 50]
+    assert told.winner[0] == -1
+    assert told.tokens[0, : told.limit[0]].tolist() == [40] * K
+
+
+def test_records_that_nobody_expands_are_of_the_request_that_they_were_made_for():
+    """They are sent with the next ones; another request may be in their slot then."""
+    link = Link()
+    draft = RemoteDraft(HELLO, lambda: link, patience=0.01)
+    for prompt in ([1, 2, 3], [4, 5]):
+        draft.open(SlotOpening(0, SamplingParams()))
+        draft.prefill(0, prompt, 0)
+        draft.promote(records((len(prompt) - 1, [], -1)))
+    draft.proposal()
+    rounds = [message for message in link.sent if isinstance(message, Round)]
+    assert [(each.position[0], each.epochs[0]) for each in rounds] == [(2, 1), (1, 2)]
+
+
+def test_an_interrupt_while_a_worker_is_greeted_leaves_no_stream(monkeypatch):
+    def interrupted(_self, _timeout):
+        raise KeyboardInterrupt
+
+    closed = []
+    monkeypatch.setattr(RemoteDraft, "wait_ready", interrupted)
+    monkeypatch.setattr(RemoteDraft, "close", lambda self: closed.append(self))
+    worker = placement.DraftWorker(SETTINGS)
+    with pytest.raises(KeyboardInterrupt):
+        worker.draft()
+    assert len(closed) == 1
+    assert not worker.drafts

@@ -1,0 +1,309 @@
+"""Whatever becomes of a worker process, there is a draft again; the log says why, once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.placement.process import connection
+from ssd_jax.placement.process import supervisor as supervisor_module
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Connection, HangLimit, connector
+from ssd_jax.placement.process.placement import DraftWorker
+from ssd_jax.placement.process.supervisor import Supervisor
+from tests.placement.process import faults, recovery, strangers
+from tests.placement.process.fake_worker import command
+from tests.placement.process.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
+from tests.placement.process.scripted import only_misses, run_of
+from tests.placement.process.serving import served
+from tests.placement.process.test_supervisor import ended, linux, speaking, speaking_later, started
+
+BREAKABLE = "from tests.placement.process import faults; faults.install()"
+
+
+@linux
+@pytest.mark.parametrize("fault", ["port-shut", "fd-starved", "hung"])
+def test_a_worker_that_lives_and_hears_nobody_is_replaced(fault, caplog):
+    worker = DraftWorker(SETTINGS, patience=0.3, command=speaking_later(BREAKABLE))
+    try:
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
+        run = run_of(worker.draft())
+        run.until(only_misses)
+        pid = worker.supervisor.pid
+        os.kill(pid, faults.SIGNALS[fault])
+        run.until(lambda found: worker.supervisor.starts == 2 and only_misses(found))
+        assert ended(pid)
+        assert run.draft.counters["hung"] == 1
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == len(set(said)) <= 4
+        assert sum("gives no sign of life" in line for line in said) == 1
+    finally:
+        worker.close()
+
+
+class Deaf:
+    """A listener that accepts connections and says nothing."""
+
+    def __enter__(self):
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        return f"127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+
+def silent_draft(address, ends, **more):
+    """A draft that takes a worker for silent after a quarter of a second."""
+    counters = Counter()
+    return RemoteDraft(
+        HELLO,
+        connector(HELLO, TOKEN, address, counters),
+        counters=counters,
+        address=address,
+        end=ends.append,
+        silence=HangLimit(0.25, forgets=True),
+        **more,
+    )
+
+
+def looks(draft, seconds):
+    """Looks for a connection for a while, as rounds do."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not draft.counters["hung"]:
+        draft._usable()
+        time.sleep(0.01)
+
+
+def test_a_worker_that_accepts_and_is_silent_is_ended():
+    ends = []
+    with Deaf() as address:
+        draft = silent_draft(lambda: address, ends)
+        looks(draft, 30)
+        draft.close()
+        assert ends == [address]
+
+
+def test_a_worker_that_is_not_there_is_not_ended():
+    """Another is being started: that takes as long as it takes."""
+    ends = []
+    draft = silent_draft(lambda: None, ends)
+    looks(draft, 1)
+    assert ends == []
+
+
+def test_a_worker_that_refuses_is_not_ended():
+    """It lives, and may serve others."""
+    ends = []
+    with served(token=TOKEN) as run:
+        address = run.draft._connection.address
+        draft = silent_draft(lambda: address, ends, limit=HangLimit(0.5))
+        draft._connect = connector(HELLO, "another", lambda: address, draft.counters)
+        looks(draft, 2)
+        assert draft.trouble.startswith("the worker refused")
+        draft.close()
+    assert ends == []
+
+
+def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
+    ends, go = [], threading.Event()
+
+    class Slow(ScriptedDraft):
+        def __init__(self):
+            go.wait(60)
+            super().__init__()
+
+    with served(draft=Slow, limit=HangLimit(60.0), silence=HangLimit(0.2), end=ends.append) as run:
+        looks(run.draft, 1)
+        assert run.draft._connection.heard
+        assert not run.draft._connection.ready
+        go.set()
+        assert run.draft.wait_ready(30)
+        run.until(only_misses)
+    assert ends == []
+
+
+def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
+    """Else a worker whose streams break would never be replaced."""
+    monkeypatch.setattr(connection, "_RETRY", 1e-3)
+    ends, go = [], threading.Event()
+
+    class Never(ScriptedDraft):
+        def __init__(self):
+            go.wait(60)
+            super().__init__()
+
+    def end(address):
+        ends.append(address)
+        go.set()
+
+    with served(draft=Never, limit=HangLimit(60.0), end=end) as run:
+        run.draft._limit = HangLimit(1.0)
+        give_up = time.monotonic() + 60
+        while not ends:
+            assert time.monotonic() < give_up
+            run.draft._usable()
+            time.sleep(0.1)
+            if run.draft._connection is not None:
+                run.draft._connection.close()  # whatever breaks it
+        assert run.draft.counters["connections"] >= 4
+        assert run.draft.counters["hung"] == 1
+
+
+def test_streams_that_break_for_one_reason_are_told_of_once(monkeypatch, caplog):
+    monkeypatch.setattr(connection, "_RETRY", 1e-3)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"  # where nobody listens
+        draft = silent_draft(lambda: address, [])
+        draft._silence = HangLimit(60.0)
+        end = time.monotonic() + 60
+        while draft.counters["connections"] < 4:
+            assert time.monotonic() < end
+            draft._usable()
+            time.sleep(0.01)
+        draft.close()
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_a_stream_keeps_no_place_among_the_broken_ones():
+    """Channels to one address share what they have learnt of it, unless they are told not to."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    for _ in range(3):
+        broken = Connection(address, HELLO, TOKEN, Counter())
+        assert not broken.wait_ready(10)
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        listening.settimeout(0.9)  # gRPC would wait a second or more
+        again = Connection(address, HELLO, TOKEN, Counter())
+        listening.accept()[0].close()
+        again.close()
+
+
+def once(tmp_path, code):
+    """A worker that runs `code` the first time that it is started."""
+    mark = tmp_path / "mark"
+    return speaking(
+        f"m = {str(mark)!r}; there = os.path.exists(m); open(m, 'w').close(); there or {code}"
+    )
+
+
+def test_a_worker_that_dies_while_it_starts_is_started_once_more(tmp_path, caplog):
+    worker = DraftWorker(SETTINGS, command=once(tmp_path, "os.kill(os.getpid(), 9)"))
+    worker.supervisor.start()
+    try:
+        assert started(worker)
+        assert worker.supervisor.starts == 1
+        assert "the draft worker is gone (it ended with signal 9" in caplog.text
+        assert run_of(worker.draft()).generate(count=1)
+    finally:
+        worker.close()
+
+
+def test_a_worker_that_dies_twice_while_it_starts_is_an_error(tmp_path):
+    died = tmp_path / "died"
+    code = f"open({str(died)!r}, 'a').write('x'); os._exit(3)"
+    supervisor = Supervisor(SETTINGS, speaking(code))
+    supervisor.start()
+    with pytest.raises(InputError, match="cannot start: it ended with exit status 3"):
+        supervisor.wait_ready()
+    assert died.read_text() == "xx"
+    supervisor.close()
+
+
+def test_a_worker_that_says_why_it_cannot_start_is_not_started_again(monkeypatch):
+    runs = []
+
+    def run(*arguments):
+        runs.append(arguments)
+        return supervisor_module._End("no such model", final=True)
+
+    monkeypatch.setattr(supervisor_module, "_run", run)
+    supervisor = Supervisor(SETTINGS)
+    supervisor.start()
+    with pytest.raises(InputError, match="no such model"):
+        supervisor.wait_ready()
+    assert len(runs) == 1
+
+
+def test_pauses_grow_while_workers_die_at_once_and_the_log_says_so_once(monkeypatch, caplog):
+    pauses, lives = [], iter([10.0, 0, 0, 0, 10.0, 10.0, 0])
+
+    def run(state, *_):
+        try:
+            served = next(lives)
+        except StopIteration:
+            state.closing = True
+            served = 0.0
+        state.starts += 1
+        return supervisor_module._End("it ended", served=served)
+
+    monkeypatch.setattr(supervisor_module, "_run", run)
+    state = supervisor_module._State()
+    monkeypatch.setattr(state.changed, "wait_for", lambda found, pause: pauses.append(pause))
+    supervisor_module._watch(state, SETTINGS, command(), 1.0)
+    first = supervisor_module._FIRST_PAUSE
+    assert pauses == [first * factor for factor in (1, 2, 4, 8, 1, 1, 2)]
+    warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warned) == 3  # one for each death of a steady one
+
+
+def test_a_worker_that_is_started_again_is_urgent(monkeypatch):
+    """The first time, every program is compiled before the first round is measured."""
+    urgent = []
+
+    def run(state, settings, *_):
+        urgent.append(settings.urgent)
+        state.starts += len(urgent) > 1  # the first one dies while it starts
+        state.closing = len(urgent) == 4
+        return supervisor_module._End("it ended")
+
+    monkeypatch.setattr(supervisor_module, "_run", run)
+    monkeypatch.setattr(supervisor_module, "_FIRST_PAUSE", 0.0)
+    supervisor_module._watch(supervisor_module._State(), SETTINGS, command(), 1.0)
+    assert urgent == [False, False, True, True]
+
+
+@linux
+def test_an_engine_that_is_stopped_for_long_finds_its_worker_alive():
+    """Both are stopped, as by a debugger or a host that sleeps."""
+    worker = DraftWorker(SETTINGS, patience=0.3, command=command())
+    try:
+        worker.supervisor.start()
+        worker.supervisor.wait_ready()
+        run = run_of(worker.draft())
+        run.until(only_misses)
+        os.kill(worker.supervisor.pid, signal.SIGSTOP)
+        time.sleep(4.0)  # nobody looks
+        os.kill(worker.supervisor.pid, signal.SIGCONT)
+        run.until(only_misses)
+        assert worker.supervisor.starts == 1
+    finally:
+        worker.close()
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize("kind", strangers.KINDS)
+def test_thousands_of_strangers_cost_an_engine_nothing(kind):
+    core, memory, _, lost = strangers.cost(kind, 2500)
+    assert core < 2500 * 1e-3
+    assert memory < 32 * 2**20
+    assert lost == {}
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize("fault", faults.SIGNALS)
+def test_speculation_is_back_soon_after_a_fault(fault):
+    (times,) = recovery.measure([fault], 3).values()
+    assert sorted(times)[1] < 20

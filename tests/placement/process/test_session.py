@@ -1,0 +1,248 @@
+"""The worker's side of a stream, message by message."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.messages import (
+    Open,
+    Prefill,
+    ProtocolError,
+    Round,
+    Speculations,
+    Welcome,
+    Winner,
+)
+from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.roles.records import IDLE, SlotOpening
+from ssd_jax.sampling.params import SamplingParams
+from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
+
+PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)
+OPEN = Open(number=1, epoch=1, opening=SlotOpening(slot=1, params=PARAMS, banned=[1], ban_before=9))
+PREFILL = Prefill(
+    number=2,
+    slot=1,
+    epoch=1,
+    offset=0,
+    tokens=np.array([said_at(at) for at in range(PROMPT)], np.int32),
+)
+
+
+def rows(value, nothing=0):
+    """[B, ...] int32 that is this in slot 1, where the request is, and nothing in the other one."""
+    row = np.array(value, np.int32)
+    return np.stack([np.full_like(row, nothing), row])
+
+
+ROUND = Round(
+    number=3,
+    epochs=rows(1),
+    position=rows(PROMPT - 1, IDLE),
+    pending=rows(said_at(PROMPT - 1)),
+    committed=rows([-1] * (K + 1), -1),
+    winner=rows(-1, -1),
+    tokens=rows([0] * K),
+    limit=rows(0),
+    drafts=rows(0),
+    sampled=rows(1),
+    lowered=np.full((SLOTS, K), 2, np.int32),
+    counts=rows([M, 0, 0, 0]),
+    follow=rows(0),
+    forwards=K,
+)
+UNEXPANDED = replace(ROUND, counts=rows([0] * (K + 1)), forwards=0)
+
+
+class Talk:
+    """A session and what it has answered."""
+
+    def __init__(self, *messages, session=DraftSession, called=lambda: False):
+        self.session = session(HELLO, ScriptedDraft, called)
+        self.answers = self.say(*messages)
+
+    def say(self, *messages):
+        read = functools.partial(codec.decode, about=HELLO)
+        return [
+            read(codec.encode(answer))
+            for message in messages
+            for answer in self.session.handle(read(codec.encode(message)))
+        ]
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.session.counters
+
+
+def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
+    welcome, *found = Talk(HELLO, OPEN, PREFILL, ROUND).answers
+    assert welcome == Welcome()
+    assert [(answer.number, answer.complete) for answer in found] == [
+        (3, False),
+        (3, False),
+        (3, True),
+    ]
+    # The tail rule: branches of k = L start with the second forward.
+    assert [answer.lengths.max() for answer in found] == [0, 1, 2]
+    assert found[-1].bonus[0, 0] == said_at(PROMPT)
+    assert found[-1].tokens[0, 0, 0] == said_at(PROMPT + 1)
+    np.testing.assert_array_equal(found[-1].slots, [1])
+
+
+class Watched(ScriptedDraft):
+    """A draft that tells what it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def grow(self, lowered):
+        self.asked.append("grow")
+        super().grow(lowered)
+
+    def branch_tokens(self, forwards, until=None):
+        self.asked.append("read")
+        return super().branch_tokens(forwards)
+
+
+@pytest.mark.parametrize("forwards", [1, 2, K])
+def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forwards):
+    calls = iter([False] * (forwards - 1) + [True] * 9)
+    talk = Talk(HELLO, OPEN, PREFILL, ROUND, called=lambda: next(calls))
+    assert len(talk.answers) == 1 + forwards
+    assert talk.answers[-1].complete
+    assert (talk.counters["forwards"], talk.counters["cut"]) == (forwards, int(forwards < K))
+
+
+@pytest.mark.parametrize("forwards", [1, 2, K])
+def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
+    """The next round would wait for it."""
+    calls = iter([False] * (forwards - 1) + [True] * 9)
+    session, draft = DraftSession(HELLO, lambda: draft, lambda: next(calls)), Watched()
+    for message in (HELLO, OPEN, PREFILL, ROUND):
+        list(session.handle(message))
+    assert draft.asked == (["read", "grow"] * forwards)[:-1]
+
+
+def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_it_is_told_of():
+    """Or the next round, which comes in the middle of one, would wait for two."""
+    session, draft = DraftSession(HELLO, lambda: draft, lambda: False), Watched()
+    for message in (HELLO, OPEN, PREFILL):
+        list(session.handle(message))
+    for told, _ in enumerate(session.handle(ROUND), 1):
+        assert draft.asked == (["read", "grow"] * told)[: 2 * K - 1]
+    assert told == K
+
+
+def test_q_is_sent_for_sampled_rows_alone():
+    for sampled in (False, True):
+        asked = replace(UNEXPANDED, drafts=rows(2), sampled=rows(sampled))
+        (winner,) = Talk(HELLO, OPEN, PREFILL, asked).answers[1:]
+        assert isinstance(winner, Winner)
+        assert winner.lengths == [2]
+        assert winner.tokens[0, :2].tolist() == [said_at(PROMPT), said_at(PROMPT + 1)]
+        assert winner.q.shape == (int(sampled), K, 2)
+
+
+def test_messages_that_were_executed_already_are_not_executed_again():
+    talk = Talk(HELLO, OPEN, PREFILL, ROUND)
+    assert talk.say(OPEN, PREFILL, ROUND, replace(ROUND, number=2)) == []
+    assert (talk.counters["stale"], talk.counters["rounds"]) == (4, 1)
+
+
+def test_messages_for_an_earlier_request_of_a_slot_are_not_executed():
+    newer = replace(OPEN, number=4, epoch=7)
+    talk = Talk(HELLO, OPEN, PREFILL, ROUND, newer)
+    late = [
+        replace(OPEN, number=5, epoch=6),
+        replace(PREFILL, number=6),
+        replace(ROUND, number=7),
+    ]
+    (answer,) = talk.say(*late)
+    assert isinstance(answer, Speculations)  # a round is always answered
+    assert answer.complete
+    assert answer.slots.size == 0
+    assert talk.counters["stale"] == 3
+
+
+def opening(**changes):
+    fields = {"slot": 1, "params": PARAMS, **changes}
+    return replace(OPEN, number=9, epoch=2, opening=SlotOpening(**fields))
+
+
+def params(**changes):
+    """Sampling parameters that no engine can have made."""
+    made = SamplingParams()
+    for name, value in changes.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        opening(slot=2),
+        opening(slot=-1),
+        opening(params=params(temperature=-1.0)),
+        opening(params=params(temperature="hot")),
+        opening(params=SamplingParams(logit_bias=((500, 1.0),))),
+        opening(banned=[1] * 99),
+        opening(banned=[128]),
+        opening(index=2**32),
+        opening(ban_before=HELLO.context + 1),
+        replace(OPEN, number=9, epoch=0),
+        replace(PREFILL, slot=5),
+        replace(PREFILL, offset=3),
+        replace(PREFILL, offset=-1),
+        replace(PREFILL, tokens=PREFILL.tokens[:0]),
+        replace(PREFILL, tokens=PREFILL.tokens + 128),
+        replace(PREFILL, tokens=np.zeros((2, 2), np.int32)),
+        replace(PREFILL, tokens=np.zeros(3, np.float32)),
+        replace(PREFILL, tokens=np.ones(HELLO.context + 1, np.int32)),
+        replace(ROUND, epochs=np.ones(SLOTS + 1)),
+        replace(ROUND, epochs=rows(-1)),
+        replace(ROUND, position=rows(HELLO.context, IDLE)),
+        replace(ROUND, position=rows(PROMPT + 3, IDLE)),
+        replace(ROUND, position=rows(-2, IDLE)),
+        replace(ROUND, pending=rows(128)),
+        replace(ROUND, committed=rows([-2] * 3, -1)),
+        replace(ROUND, committed=rows([128] * 3, -1)),
+        replace(ROUND, winner=rows(M, -1)),
+        replace(ROUND, winner=rows(-2, -1)),
+        replace(ROUND, winner=rows(1, -1), drafts=rows(1)),
+        replace(ROUND, limit=rows(1), drafts=rows(1)),
+        replace(ROUND, limit=rows(K + 1)),
+        replace(ROUND, tokens=rows([1] * (K + 1))),
+        replace(ROUND, tokens=rows([128] * K)),
+        replace(ROUND, drafts=rows(K + 1)),
+        replace(ROUND, sampled=rows(2)),
+        replace(ROUND, forwards=-1),
+        replace(ROUND, forwards=K + 2),
+        replace(ROUND, lowered=ROUND.lowered[:, 1:]),
+        replace(ROUND, lowered=ROUND.lowered - 3),
+        replace(ROUND, counts=rows([M + 1, 0, 0, 0])),
+        replace(ROUND, counts=rows([M, 1, 0, 0])),
+        replace(ROUND, counts=rows([M, 0])),
+        replace(ROUND, counts=rows([M, -1, 0, 0])),
+        replace(ROUND, follow=rows(2)),
+        Welcome(),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_does_not_fit_is_refused_before_the_draft_sees_it(message):
+    talk = Talk(HELLO, OPEN)
+    if not isinstance(message, Prefill):
+        talk.say(PREFILL)
+    with pytest.raises(ProtocolError):
+        talk.say(message)
+
+
+def test_a_stream_begins_with_a_greeting():
+    with pytest.raises(ProtocolError, match="begins with a Hello"):
+        Talk(OPEN)

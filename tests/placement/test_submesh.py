@@ -1,0 +1,444 @@
+"""SSD whose draft has devices of its own in the target's process says what plain decoding says.
+
+Virtual CPU devices stand for accelerators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import time
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.checkpoints.detokenizer import Detokenizer
+from ssd_jax.devices import branch_draft
+from ssd_jax.engine.engine import Engine
+from ssd_jax.llm import LLM
+from ssd_jax.loaded import Loaded
+from ssd_jax.models.execution import Execution
+from ssd_jax.placement import submesh as submesh_draft
+from ssd_jax.placement.submesh import SubmeshDraft
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation import known_text
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.tuning.chooser import open_chooser
+from ssd_jax.tuning.throughput import WORST_CONTENTION
+from tests import tiny
+from tests.llm.test_speculative import SAMPLED, outputs, requests
+from tests.sampling.edits import Edit, edited
+
+PATIENCE = 120.0  # no branches are late here, however busy the machine is
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("submesh")
+
+
+def opened(root, family, *, heads=2, layers=2, noise=0.04, **settings):
+    """A target, and a draft that often agrees with it."""
+    name, shape = family, {"num_key_value_heads": heads, "num_hidden_layers": layers}
+    pair = [root / name, root / f"{name}-{noise}"]
+    for path, own in zip(pair, (0.0, noise), strict=True):
+        tiny.write_checkpoint(path, family, noise=own, **shape)
+    defaults = {"context": 320, "exact": "bitwise", "compile_cache": "off", "k": "3", "budget": "8"}
+    defaults["draft_placement"] = "inline"
+    return LLM(
+        str(pair[0]), mode="ssd", draft=str(pair[1]), **defaults | {"dtype": "float32"} | settings
+    )
+
+
+@pytest.fixture(scope="module")
+def many(root):
+    """Four slots; coupled, so that sampled text is the same in all modes, too."""
+    groups = {"target_devices": "1", "draft_devices": "4"}  # neither is the default device
+    return opened(root, "qwen3", slots=4, verify="coupled", draft_placement="submesh", **groups)
+
+
+@pytest.fixture(scope="module")
+def split(root):
+    """Four devices a role; heads, channels and vocabulary are cut in four. Layers are scanned, as
+    on accelerators."""
+    usual = Execution.for_platform
+
+    def scanned(platform, compute):
+        return dataclasses.replace(usual(platform, compute), scan_layers=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Execution, "for_platform", scanned)
+        return opened(root, "llama", heads=4, slots=4, verify="coupled", draft_placement="submesh")
+
+
+def engine_of(llm, **settings):
+    """A new engine with a draft of its own, and the draft."""
+    config = dataclasses.replace(llm.config, **settings)
+    roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
+    decoder = functools.partial(Detokenizer, llm.tokenizer)
+    draft = roles.drafter._draft
+    draft.patience = PATIENCE
+    return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter), draft
+
+
+def run(engine, asked):
+    found = {}
+    for each in asked:
+        engine.add(each)
+    while engine.has_work:
+        for event in engine.step():
+            if event.output is not None:
+                found[event.prompt_index] = event.output
+    return [found[each.index] for each in asked]
+
+
+def ids(found):
+    return [output.token_ids for output in found]
+
+
+def hit_rates(found):
+    rates = [output.metrics["hit_rate"] for output in found]
+    return [rate for rate in rates if rate is not None]
+
+
+@pytest.mark.parametrize("backup", ["none", "ngram", "random", "draft"])
+def test_text_equals_autoregressive_decoding(many, backup):
+    asked = requests(many, "coupled")
+    engine, draft = engine_of(many, backup=backup)
+    found = run(engine, asked)
+    assert ids(found) == ids(outputs(many, asked, "ar"))
+    assert 0 < np.mean(hit_rates(found)) < 1
+    assert {cause for out in found for cause in out.metrics["fallbacks"] or ()} == {"miss"}
+    assert set(draft.counters) <= {"waited"}
+    # The draft keeps no device of the target busy.
+    assert next(out for out in found if hit_rates([out])).metrics["verify_ms"] is not None
+
+
+def test_sd_runs_on_the_same_two_groups(many):
+    asked = requests(many, "coupled")
+    assert ids(outputs(many, asked, "sd")) == ids(outputs(many, asked, "ar"))
+
+
+def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_path):
+    """What is measured is what runs: on each role's devices, over `SubmeshDraft`."""
+    loaded, made = many.loaded, []
+    config = dataclasses.replace(many.config, compile_cache=str(tmp_path))
+
+    def branching(self, *, patience=None):
+        made.append(Loaded.branching(self, patience=patience))
+        return made[-1]
+
+    kind = type("Noting", (Loaded,), {"branching": branching})
+    fields = {each.name: getattr(loaded, each.name) for each in dataclasses.fields(loaded)}
+    noting = kind(**fields | {"config": config})
+    chooser = open_chooser(noting, many.target, many.draft, many.context)
+    (measured,) = made
+    assert isinstance(measured, SubmeshDraft)
+    assert measured.patience > submesh_draft.PATIENCE
+    assert not set(measured.counters) & {"late", "stale"}
+    costs = chooser._costs
+    assert 0 <= costs.contention <= WORST_CONTENTION
+    assert min(*costs.verify.values(), *costs.step.values(), costs.backup) > 0
+    given_k = dataclasses.replace(loaded, tuner=chooser.tuner).roles("sd", 3).drafter
+    assert not isinstance(given_k, TunedDrafter)  # with one K there is nothing to choose
+    tuned = dataclasses.replace(config, k="auto")  # mode sd, too
+    chosen = dataclasses.replace(loaded, config=tuned, tuner=chooser.tuner)
+    asked = requests(many, "coupled")
+    for mode in ("sd", "ssd"):
+        roles = chosen.roles(mode, 3)
+        assert roles.drafter._rule == "coupled"  # all rows teach
+        decoder = functools.partial(Detokenizer, many.tokenizer)
+        engine = Engine(roles.target, decoder, many.tokenizer.eos_ids, drafter=roles.drafter)
+        assert ids(run(engine, asked)) == ids(outputs(many, asked, "ar"))
+    assert chooser._costs.draft > 0
+    assert chooser._seen.judged > 0
+
+
+def test_groups_of_four_that_share_heads_channels_and_vocabulary(split):
+    assert str(split.placement).startswith("draft_placement = submesh: target on cpu:0, cpu:1")
+    engine, draft = engine_of(split)
+    cut = [not array.sharding.is_fully_replicated for array in draft._draft._parameters]
+    assert sum(cut) > len(cut) // 2
+    for pages in (draft._draft._pages, engine._target._pages):
+        assert all(not page.sharding.is_fully_replicated for page in jax.tree.leaves(pages))
+    asked = requests(split, "coupled")
+    found = run(engine, asked)
+    assert ids(found) == ids(outputs(split, asked, "ar")) == ids(outputs(split, asked, "sd"))
+    assert 0 < np.mean(hit_rates(found)) < 1
+
+
+@pytest.fixture(scope="module")
+def one(root):
+    """One slot, q that travels, another family and dtype; and the same inline."""
+    groups = {"draft_placement": "submesh", "target_devices": "0", "draft_devices": "3"}
+    return [
+        opened(root, "qwen2", layers=1, slots=1, dtype="bfloat16", **settings)
+        for settings in (groups, {"draft_placement": "inline"})
+    ]
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_sampled_by_ratio_the_text_is_that_of_an_inline_draft(one, backup):
+    submesh, inline = one
+    asked = [
+        submesh.request("to be or not to be", SamplingParams(max_tokens=40, **sampled), index)
+        for index, sampled in enumerate(SAMPLED[:4])
+    ]
+    engine, _ = engine_of(submesh, backup=backup)
+    config = dataclasses.replace(inline.config, backup=backup)
+    roles = dataclasses.replace(inline.loaded, config=config).roles("ssd", 3)
+    decoder = functools.partial(Detokenizer, inline.tokenizer)
+    oracle = Engine(roles.target, decoder, inline.tokenizer.eos_ids, drafter=roles.drafter)
+    found, expected = run(engine, asked), run(oracle, asked)
+    assert ids(found) == ids(expected)
+    for name in ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks"):
+        assert [out.metrics[name] for out in found] == [out.metrics[name] for out in expected]
+    assert np.mean(hit_rates(found)) > 0
+
+
+def test_with_one_slot_greedy_text_is_that_of_every_mode(one):
+    asked = requests(one[0], "ratio")
+    found = run(engine_of(one[0])[0], asked)
+    assert ids(found) == ids(outputs(one[0], asked, "ar")) == ids(outputs(one[0], asked, "sd"))
+
+
+def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(many):
+    asked = requests(many, "coupled")
+    expected = dict(enumerate(ids(outputs(many, asked, "ar"))))
+    engine, _ = engine_of(many)
+    waiting, found = list(asked), {}
+    for each in (waiting.pop(0), waiting.pop(0), waiting.pop(0)):
+        engine.add(each)
+    cancelled = None
+    for step in range(10_000):
+        if step % 5 == 4 and waiting:
+            engine.add(waiting.pop(0))
+        if step == 6:
+            cancelled = engine.add(asked[6])
+        if step == 13:
+            engine.cancel(cancelled)
+        for event in engine.step():
+            if event.output is not None and event.request_id != cancelled:
+                found[event.prompt_index] = event.output.token_ids
+        if not engine.has_work:
+            break
+    assert found == expected
+
+
+def test_each_roles_arrays_are_on_its_own_devices(many):
+    engine, draft = engine_of(many)
+    engine.add(requests(many, "coupled")[6])
+    for _ in range(8):
+        engine.step()
+    first, second = jax.devices()[1], jax.devices()[4]
+    mine = [value for value in vars(draft._draft).values() if value is not None]
+    theirs = vars(engine._target).values()
+    assert devices_of(mine) == {second}
+    assert devices_of([list(theirs), draft._sent]) == {first}
+    assert devices_of(draft._draft._record) == {second}
+
+
+def devices_of(tree):
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    assert arrays
+    return {device for array in arrays for device in array.devices()}
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """(where, ready before) of every array that the host reads.
+
+    Guards against transfers see none on CPU, where the host shares the memory.
+    """
+    seen = []
+
+    def is_of_product(file):
+        return "ssd_jax" in file and not file.endswith("devices/device.py")
+
+    def note(array):
+        frame = sys._getframe(2)
+        while frame is not None and not is_of_product(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            seen.append((frame.f_code.co_name, array.is_ready()))
+
+    kind = type(jnp.zeros(1))
+    for name in ("asarray", "array"):
+        real = getattr(np, name)
+
+        def read(array, *args, real=real, **kwargs):
+            if isinstance(array, kind):
+                note(array)
+            return real(array, *args, **kwargs)
+
+        monkeypatch.setattr(np, name, read)
+    value, block = kind._value, kind.block_until_ready
+    monkeypatch.setattr(kind, "_value", property(lambda self: (note(self), value.fget(self))[1]))
+    monkeypatch.setattr(kind, "block_until_ready", lambda self: (note(self), block(self))[1])
+    return seen
+
+
+def test_the_reads_are_seen(reads):
+    array = jax.jit(lambda x: x + 1)(jnp.zeros(4, jnp.int32))
+    assert not reads  # of this file's own reads none is the product's
+    branch = branch_draft.BranchDraft.__new__(branch_draft.BranchDraft)
+    branch._told, branch._heard = array[None, None], None  # B = M = K = 1
+    branch._forwards, branch.branches = 1, 1
+    branch.branch_tokens(1)
+    assert [name for name, _ in reads] == ["branch_tokens"]
+
+
+@pytest.mark.parametrize("backup", ["none", "draft"])
+def test_a_round_blocks_on_the_outcome_alone(many, reads, backup):
+    engine, _ = engine_of(many, backup=backup)
+    for each in requests(many, "coupled"):
+        engine.add(each)
+    rounds = 0
+    while engine.has_work:
+        reads.clear()
+        flights = len(engine._in_flight)
+        engine.step()
+        found = Counter(reads)
+        rounds += flights
+        assert found.pop(("read", True), 0) + found.pop(("read", False), 0) == flights
+        # Branches are read as copies that have come; what waited for them is counted elsewhere.
+        assert found.pop(("branch_tokens", True), 0) in (0, 1)
+        assert not found
+    assert rounds > 20
+
+
+def slow(draft, calls):
+    """Branches that are there only at the n-th look, n of `calls`, one a round, then at once; never
+    before the outcome."""
+    left, real, tokens = iter(calls), draft._draft.ready, draft.branch_tokens
+    draft.branch_tokens = lambda forwards, until=None: tokens(forwards) if until is None else None
+    waiting = next(left)
+
+    def ready():
+        nonlocal waiting
+        waiting -= 1
+        if waiting >= 0:
+            return False
+        waiting = next(left, 0)
+        while not real():
+            time.sleep(1e-4)
+        return True
+
+    draft._draft.ready = ready
+
+
+def test_slow_branches_are_waited_for_and_counted(many):
+    asked = requests(many, "coupled")
+    engine, draft = engine_of(many)
+    slow(draft, [3, 0, 5, 1])
+    draft._sleep = lambda seconds: None
+    found = run(engine, asked)
+    assert draft.counters["waited"] >= 3
+    assert draft.counters["late"] == 0
+    assert ids(found) == ids(outputs(many, asked, "ar"))
+
+
+COUNTED = {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalty": 1.2}
+
+
+@pytest.mark.parametrize("backup", ["none", "ngram", "draft"])
+def test_devices_that_never_answer_cost_speed_only(many, backup):
+    asked = requests(many, "coupled")
+    engine, draft = engine_of(many, backup=backup)
+    draft.patience, draft._draft.ready = 0.0, lambda: False
+    dispatched = dispatches(draft)
+    found = run(engine, asked)
+    assert ids(found) == ids(outputs(many, asked, "ar"))
+    assert draft.counters["late"] == 1
+    assert draft.counters["stale"] > 20
+    assert dispatched["expand"] == 1  # and no heap of programs grew behind it
+    assert dispatched["promote"] <= 2
+    assert sum(hit_rates(found)) == 0
+    causes = Counter(cause for out in found for cause in out.metrics["fallbacks"] or ())
+    assert set(causes) == {"late", "stale"}
+
+
+def dispatches(draft):
+    """Counts the calls that dispatch to the draft's devices."""
+    counts, kind = Counter(), type(draft._draft)
+    for name in ("prefill", "promote", "draft", "expand"):
+
+        def call(*args, name=name, **kwargs):
+            counts[name] += 1
+            return getattr(kind, name)(draft._draft, *args, **kwargs)
+
+        setattr(draft._draft, name, call)
+    return counts
+
+
+@pytest.fixture(scope="module")
+def alike(root):
+    """The draft is the target: whatever it proposes is accepted, if all goes well."""
+    groups = {"target_devices": "1", "draft_devices": "4"}
+    return opened(
+        root, "qwen3", noise=0.0, slots=4, verify="coupled", draft_placement="submesh", **groups
+    )
+
+
+def caught_up(llm, missed=30):
+    """A request whose draft misses many looks: its output, the plain one, and the counters."""
+    params = SamplingParams(max_tokens=200, ignore_eos=True, **COUNTED)
+    asked = [llm.request("a b c a b c", params)]
+    engine, draft = engine_of(llm, backup="none")
+    draft.patience = 0.0
+    slow(draft, [0, 0, 0, 0, missed])
+    found = run(engine, asked)
+    return found[0], outputs(llm, asked, "ar")[0], draft.counters
+
+
+def all_accepted(output):
+    accepted, judged = np.array(output.metrics["acceptance_by_position"]).T
+    return accepted.sum() > 20 and (accepted == judged).all()
+
+
+def test_a_draft_that_missed_tokens_catches_up_on_keys_values_and_counts(alike):
+    """Else a draft that is the target would be wrong somewhere, penalties being what they are."""
+    output, alone, counters = caught_up(alike)
+    assert output.token_ids == alone.token_ids
+    assert all_accepted(output)
+    assert counters["late"] == 1
+    assert counters["stale"] > 10
+    assert output.metrics["hit_rate"] > 0.5
+
+
+FLAWS = {
+    "the proposals of the round before": Edit(
+        SubmeshDraft,
+        "proposal",
+        "return self._sent\n",
+        "stale, self._before = getattr(self, '_before', self._sent), self._sent\n"
+        "    return stale\n",
+    ),
+    "no catching up": Edit(known_text, "promoted", "if not text.whole:", "if False:"),
+    "counts of what was missed": Edit(
+        known_text,
+        "promoted",
+        "uncounted[slot] = text.promoted(position)",
+        "uncounted[slot] = (text.promoted(position), committed)[1]",
+    ),
+    "more is dispatched behind what is overdue": Edit(
+        SubmeshDraft, "branch_tokens", "self._overdue = True", "self._overdue = False"
+    ),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_flaws_are_caught(alike, many, flaw):
+    """By the comparisons above: texts, or what a draft that is the target gets accepted."""
+    with edited([FLAWS[flaw]]):
+        if flaw == "the proposals of the round before":
+            asked = requests(many, "coupled")
+            found = run(engine_of(many)[0], asked)
+            assert ids(found) != ids(outputs(many, asked, "ar"))
+            return
+        output, _, counters = caught_up(alike)
+        assert not (all_accepted(output) and counters["late"] == 1)

@@ -1,0 +1,59 @@
+"""Penalties and bias against their definitions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.sampling import penalties
+from ssd_jax.sampling.penalties import History, penalise
+from tests.sampling.rows import rows
+
+LOGITS = jnp.array([[2.0, -1.0, 0.5, 0.0]])
+SAID = History(jnp.array([[True, False, False, True]]), jnp.array([[0, 2, 0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [2.0, -1.0, 0.5, 0.0]),
+        ({"repetition_penalty": 2.0}, [1.0, -2.0, 0.5, 0.0]),
+        ({"frequency_penalty": 0.5}, [2.0, -2.0, 0.5, -0.5]),
+        ({"presence_penalty": 0.5}, [2.0, -1.5, 0.5, -0.5]),
+        ({"repetition_penalty": 2.0, "frequency_penalty": 1.0}, [1.0, -4.0, 0.5, -1.0]),
+        ({"bias_ids": (2, 10**9), "bias": (3.0, 7.0)}, [2.0, -1.0, 3.5, 0.0]),
+    ],
+)
+def test_each_penalty_is_applied_once(settings, expected):
+    np.testing.assert_allclose(penalise(LOGITS, rows(settings), lambda: SAID), [expected])
+
+
+def test_a_row_without_penalties_is_untouched_beside_one_with():
+    both = History(jnp.repeat(SAID.prompt, 2, 0), jnp.repeat(SAID.output, 2, 0))
+    settings = rows({}, {"presence_penalty": 1.0})
+    got = penalise(jnp.repeat(LOGITS, 2, 0), settings, lambda: both)
+    np.testing.assert_array_equal(got[0], LOGITS[0])
+    assert not np.array_equal(got[1], LOGITS[0])
+
+
+def test_a_new_prompt_empties_its_row_only():
+    said = History(jnp.ones((2, 4), bool), jnp.full((2, 4), 3))
+    # 4 is padding of the chunk.
+    after = penalties.add_prompt(said, jnp.array(1), jnp.array([2, 2, 4]), jnp.array(True))
+    assert after.prompt.tolist() == [[True] * 4, [False, False, True, False]]
+    assert after.output.tolist() == [[3] * 4, [0] * 4]
+    more = penalties.add_prompt(after, jnp.array(1), jnp.array([0, 4, 4]), jnp.array(False))
+    assert more.prompt[1].tolist() == [True, False, True, False]
+
+
+def test_tokens_in_flight_are_added_one_row_after_the_other():
+    said = History(jnp.zeros((2, 3), bool), jnp.array([[1, 0, 0], [0, 0, 0]]))
+    seen = penalties.in_flight(
+        said,
+        jnp.array([[0, 2], [1, 1]]),
+        jnp.array([0, 0, 0, 1, 1, 1]),
+        jnp.array([0, 1, 2, 0, 1, 2]),
+    )
+    assert seen.output.tolist() == [
+        [1, 0, 0], [2, 0, 0], [2, 0, 1],
+        [0, 0, 0], [0, 1, 0], [0, 2, 0],
+    ]  # fmt: skip

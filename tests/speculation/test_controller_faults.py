@@ -1,0 +1,107 @@
+"""What SSD does when nothing was prepared, when it came too late, and when a call fails."""
+
+import pytest
+
+from tests.engine.test_engine import LONG, drain, outputs, request, spell
+from tests.speculation.fake_branches import FakeBranchingDraft
+from tests.speculation.watched import ssd
+
+
+def test_where_nothing_was_prepared_the_row_is_cold():
+    parts = ssd(spell(LONG), width=0, backup="draft")
+    parts.engine.add(request())
+    (output,) = outputs(drain(parts.engine)).values()
+    assert output.text == LONG
+    assert output.metrics["hit_rate"] == 0
+    assert set(output.metrics["fallbacks"]) == {"cold"}
+
+
+CALLS = ["branch_tokens", "promote", "draft", "tokens", "expand", "proposal"]
+
+
+def breaking(call, at):
+    """Makes drafts whose call of this name raises when it is made for the `at`-th time."""
+
+    def make(script, **settings):
+        draft = FakeBranchingDraft(script, **settings)
+        works, left = getattr(draft, call), [at]
+
+        def fail(*args, **kwargs):
+            left[0] -= 1
+            if not left[0]:
+                raise RuntimeError("the draft is out of order")
+            return works(*args, **kwargs)
+
+        setattr(draft, call, fail)
+        return draft
+
+    return make
+
+
+@pytest.mark.parametrize("sizes", [(9, 1), (9,)])
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("call", ["prefill", *CALLS])
+def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_ever(
+    call, at, sizes
+):
+    """So does an interrupt, which may come at any place."""
+    settings = {"rank": lambda prompt, position: position % 9, "backup": "draft"}
+    parts = ssd(spell(LONG), draft=breaking(call, at), **settings)
+    failed = [parts.engine.add(request([65] * size, max_tokens=20)) for size in (1, 1, 9)]
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    for number in failed:
+        parts.engine.cancel(number)
+    later = [request(range(65, 65 + size), max_tokens=30) for size in sizes]
+    numbers = [parts.engine.add(each) for each in later]
+    done = outputs(drain(parts.engine))
+    for number, each in zip(numbers, later, strict=True):
+        alone = ssd(spell(LONG), **settings)
+        alone.engine.add(each)
+        (output,) = outputs(drain(alone.engine)).values()
+        assert output.text == LONG[:30]
+        for name in ("acceptance_histogram", "hit_rate", "fallbacks"):
+            assert done[number].metrics[name] == output.metrics[name]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("call", sorted({*CALLS} - {"draft"}))
+def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at, remote):
+    """What the draft did not take, it is told again."""
+    parts = ssd(spell(LONG), draft=breaking(call, at), backup="ngram", remote=remote)
+    parts.engine.add(request())
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    (output,) = outputs(drain(parts.engine)).values()
+    assert output.text == LONG
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("call", CALLS)
+def test_after_an_interrupt_the_cache_hits_again(call, at, remote):
+    """What is told twice is taken once, by cache, backup and draft."""
+    settings = {"backup": "draft", "rank": lambda prompt, position: 0 if position % 5 else None}
+    parts = ssd(spell(LONG), draft=breaking(call, at), remote=remote, **settings)
+    for size in (1, 3):
+        parts.engine.add(request([65] * size))
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    done = outputs(drain(parts.engine))
+    assert len(done) == 2
+    for output in done.values():
+        assert output.text == LONG
+        assert output.metrics["hit_rate"] > 0.3
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_prompt_that_the_draft_did_not_take_is_told_again(at):
+    parts = ssd(spell(LONG), draft=breaking("prefill", at), rank=lambda *_: 0)
+    for size in (5, 9):
+        parts.engine.add(request(range(65, 65 + size)))
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    for output in outputs(drain(parts.engine)).values():
+        assert output.text == LONG
+        assert output.metrics["hit_rate"] > 0.5
