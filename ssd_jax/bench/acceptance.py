@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -40,11 +39,6 @@ def acceptance(result: BenchResult) -> list[Acceptance]:
     """One entry for each variant that proposed tokens."""
     found = (_of(name, result) for name in result.variants)
     return [entry for entry in found if entry is not None]
-
-
-def acceptance_json(entries: Sequence[Acceptance]) -> list[dict[str, Any]]:
-    """For `json.dumps`."""
-    return [dataclasses.asdict(entry) for entry in entries]
 
 
 def acceptance_table(entries: Sequence[Acceptance]) -> Table:

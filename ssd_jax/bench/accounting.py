@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from ssd_jax.bench import stats
 from ssd_jax.bench.prompts import BenchPrompt
-from ssd_jax.bench.report import speeds
+from ssd_jax.bench.report import speed_ratio, summarize
 from ssd_jax.bench.run import BenchResult, Variant, joined, prompt_result, run_paired
 from ssd_jax.bench.stats import Estimate
 from ssd_jax.bench.table import Column, build_table, estimate_cell
@@ -73,7 +71,6 @@ class AccountingPlan:
     Attributes:
       config: of mode ssd; its placement and cores are set here.
       groups: two disjoint groups of processor cores.
-      ks: values of K.
       params: of every prompt.
     """
 
@@ -217,7 +214,6 @@ class Gain:
     """One way to count.
 
     Attributes:
-      name: of it.
       sd, ssd: the fastest variant of each mode.
       over_sd, over_ar: the speed of SSD against them, paired by prompt.
     """
@@ -231,16 +227,13 @@ class Gain:
 
 def gains(result: BenchResult) -> list[Gain]:
     """What SSD gains by each way to count."""
-    by_variant = {name: speeds(result, name) for name in result.variants}
+    speed = {each.variant: each.decode_tokens_per_second for each in summarize(result)}
 
     def fastest(names: Sequence[str]) -> str:
-        return max(names, key=lambda name: _median(by_variant[name]))
+        return max(names, key=lambda name: found.median if (found := speed[name]) else 0.0)
 
-    def against(name: str) -> Estimate | None:
-        return stats.ratio_interval(*stats.paired(by_variant[ssd], by_variant[name]))
-
-    ssd = fastest([name for name in by_variant if name.startswith("ssd ")])
-    sds = [name for name in by_variant if name.startswith("sd ")]
+    ssd = fastest([name for name in speed if name.startswith("ssd ")])
+    sds = [name for name in speed if name.startswith("sd ")]
     equal = [name for name in sds if name.endswith(", all cores")]
     found = []
     for name, ar, names in (
@@ -248,7 +241,9 @@ def gains(result: BenchResult) -> list[Gain]:
         ("equal hardware", "ar, all cores", equal),
     ):
         sd = fastest(names)
-        over = {"over_sd": against(sd), "over_ar": against(ar)}
+        over = {
+            f"over_{of}": speed_ratio(result, ssd, base) for of, base in (("sd", sd), ("ar", ar))
+        }
         found.append(Gain(name=name, sd=sd, ssd=ssd, **over))
     return found
 
@@ -267,8 +262,3 @@ def gains_table(found: Sequence[Gain]) -> Table:
         "equal hardware: ar and sd have all of them; each half of the runs swaps the groups",
     ]
     return build_table(columns, found, title="what ssd gains", notes=notes)
-
-
-def _median(speeds: Mapping[tuple[str, int], float | None]) -> float:
-    found = [speed for speed in speeds.values() if speed is not None]
-    return float(np.median(found)) if found else 0.0

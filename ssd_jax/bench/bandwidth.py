@@ -48,7 +48,6 @@ def measure_bandwidth(
         may use.
       buffer_bytes: memory to touch; by default twice the last-level cache, within 256 MiB, 2 GiB
         and an eighth of the memory.
-      repeats: runs; the best counts.
     """
     cache = threads = None
     if device is not None and device.platform != "cpu":

@@ -8,19 +8,20 @@ Corollary 9).
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from ssd_jax.bench.stats import Estimate, median_interval
+from ssd_jax.bench.stats import Estimate, estimate_of
+from ssd_jax.bench.step import in_turns
 from ssd_jax.bench.table import Column, build_table, estimate_cell, interval, number_cell
-from ssd_jax.roles.protocols import Drafter, Target
-from ssd_jax.roles.records import IDLE, SlotOpening, draft_batch
-from ssd_jax.sampling.params import SamplingParams
+
+_WARM_UP, _ROUNDS = 2, 12
+"""Rounds that come first, and that are timed."""
+_BLOCKS, _STEPS = 20, 20
+"""Blocks of decode steps, and steps in one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,50 +44,12 @@ class RoundCosts:
         return 1 + self.draft_ms.median / self.verify_ms.median
 
 
-def time_round(
-    target: Target,
-    drafter: Drafter,
-    wait: Callable[[Any], Any],
-    params: SamplingParams,
-    *,
-    rounds: int = 12,
-    prompt: int = 40,
-    clock: Callable[[], float] = time.perf_counter,
-) -> RoundCosts:
-    """Times rounds of one request in slot 0; whatever is emitted, one token is kept of each.
-
-    Args:
-      target, drafter: roles with empty slots.
-      wait: returns when a proposal is there.
-      params: how the request is sampled.
-      rounds: timed ones; two more come first.
-      prompt: tokens of the prompt, or as many as one prefill takes.
-      clock: seconds.
-    """
-    for role in (target, drafter):
-        role.open(SlotOpening(0, params))
-    prompt = min(prompt, target.max_chunk)
-    ids = [1 + index % 97 for index in range(prompt)]
-    pending = int(target.prefill_last(0, ids, 0).read().tokens[0, 0])
-    drafter.prefill(0, ids, 0, last=True)
-    draft, verify = [], []
-    for position in range(prompt, prompt + rounds + 2):
-        started = clock()
-        batch = draft_batch(target.slots, drafter.k + 1)
-        batch.position[0], batch.tokens[0, 0], batch.counts[0] = position, pending, 1
-        batch.limit[0], batch.room[0] = drafter.k, 2**30
-        drafted = drafter.propose(batch)
-        proposal = drafter.proposal()
-        wait(proposal)
-        drafted_at = clock()
-        tokens = np.zeros(target.slots, np.int32)
-        lengths = np.full(target.slots, IDLE, np.int32)
-        tokens[0], lengths[0] = pending, position
-        outcomes = target.accept(target.forward(tokens, lengths, drafted), proposal).read()
-        verify.append(1e3 * (clock() - drafted_at))
-        draft.append(1e3 * (drafted_at - started))
-        pending = int(outcomes.tokens[0, 0])
-    return RoundCosts(draft_ms=_estimate(draft[2:]), verify_ms=_estimate(verify[2:]))
+def time_round(draft: Callable[[], object], verify: Callable[[], object]) -> RoundCosts:
+    """Times proposals and verifications in turn, see `in_turns`."""
+    drafting, verifying = in_turns((draft, verify), rounds=_WARM_UP + _ROUNDS)
+    return RoundCosts(
+        draft_ms=estimate_of(drafting[_WARM_UP:]), verify_ms=estimate_of(verifying[_WARM_UP:])
+    )
 
 
 def costs_json(costs: Mapping[str, RoundCosts]) -> dict[str, Any]:
@@ -119,7 +82,6 @@ class OverheadResult:
       engine: through `Engine.step`, medians of blocks.
       bare: the same compiled programs called in a loop, their outcome read each time.
       added: engine minus bare, paired by block.
-      steps: steps in a block.
     """
 
     engine: Estimate
@@ -129,28 +91,14 @@ class OverheadResult:
 
 
 def time_overhead(
-    engine_step: Callable[[], object],
-    bare_step: Callable[[], object],
-    *,
-    blocks: int = 20,
-    steps: int = 20,
-    clock: Callable[[], float] = time.perf_counter,
+    engine_step: Callable[[], object], bare_step: Callable[[], object]
 ) -> OverheadResult:
-    """Alternates blocks of both kinds of step (A B, B A, ...); a block counts as its median."""
-    kinds = {"engine": engine_step, "bare": bare_step}
-    medians: dict[str, list[float]] = {name: [] for name in kinds}
-    for block in range(blocks):
-        for name in kinds if block % 2 == 0 else reversed(kinds):
-            times = []
-            for _ in range(steps):
-                start = clock()
-                kinds[name]()
-                times.append(1e3 * (clock() - start))
-            medians[name].append(float(np.median(times)))
-    engine, bare = medians.values()
+    """Alternates blocks of both kinds of step; see `in_turns`."""
+    engine, bare = in_turns((engine_step, bare_step), rounds=_BLOCKS, times=_STEPS)
     added = [with_it - without for with_it, without in zip(engine, bare, strict=True)]
-    found = (_estimate(values) for values in (engine, bare, added))
-    return OverheadResult(**dict(zip(("engine", "bare", "added"), found, strict=True)), steps=steps)
+    return OverheadResult(
+        engine=estimate_of(engine), bare=estimate_of(bare), added=estimate_of(added), steps=_STEPS
+    )
 
 
 def overhead_table(result: OverheadResult) -> Table:
@@ -167,9 +115,3 @@ def overhead_table(result: OverheadResult) -> Table:
         Column("95% interval", lambda row: interval(row[1], "{:.3f}", " to ")),
     ]
     return build_table(columns, rows, title=f"host overhead, blocks of {result.steps} steps")
-
-
-def _estimate(values: list[float]) -> Estimate:
-    estimate = median_interval(values)
-    assert estimate is not None  # something was timed
-    return estimate

@@ -21,7 +21,6 @@ from ssd_jax.bench.table import Column, build_table
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes
 from ssd_jax.errors import InputError
-from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.system import files
 
@@ -66,10 +65,7 @@ def measure_perplexity(
 
     Args:
       score: of a window [window] int32 gives log p of each token but the first, [window - 1].
-      tokens: the stream.
-      window: tokens of a window, at least 2.
       windows: use only so many, from the start.
-      progress: called with (windows done, windows) after each.
 
     Raises:
       InputError: see `count_windows`.
@@ -87,12 +83,8 @@ def count_windows(tokens: int, *, window: int, windows: int | None = None) -> in
     """How many windows are scored of so many tokens.
 
     Raises:
-      InputError: window or windows out of range, or a text shorter than one window.
+      InputError: a text shorter than one window.
     """
-    if window < 2 or (windows is not None and windows < 1):
-        raise InputError(
-            f"window = {window} and windows = {windows}: give window >= 2 and windows >= 1"
-        )
     if tokens < window:
         raise InputError(
             f"the text has {tokens} tokens, window = {window}: give a longer text or a smaller "
@@ -105,27 +97,40 @@ class TeacherForced:
     """One compiled program that runs a text in chunks, from an empty cache.
 
     Args:
-      model: static description.
-      parameters: its arrays.
       longest: tokens of the longest text.
-
-    Attributes:
-      width: tokens of a chunk.
+      width: tokens of a chunk; None is what prefill takes at most.
     """
 
-    def __init__(self, model: FunctionalModel, parameters: Parameters, *, longest: int) -> None:
-        self._model, self._parameters = model, parameters
-        self.width = max(model.execution.prefill_chunks)
-        unit = math.lcm(self.width, kv_pages.BLOCK)  # the last chunk's padding lies in the page
-        self._room = -(-longest // unit) * unit
-        self._pages = model.new_pages(1, self._room)
+    def __init__(
+        self,
+        model: FunctionalModel,
+        parameters: Parameters,
+        *,
+        longest: int,
+        width: int | None = None,
+    ) -> None:
+        self.width = width = width or max(model.execution.prefill_chunks)
+        room = passes.page_size(-(-longest // width) * width)  # for the last chunk's padding, too
+        self._parameters, self._pages = parameters, model.new_pages(1, room)
+
+        def chunk(parameters: Parameters, pages, tokens, start):
+            positions = (start + jnp.arange(width))[None]
+            hidden, pages = passes.step(model, parameters, pages, tokens[None], positions, room)
+            return passes.logits(model, parameters, hidden)[0], pages
+
         arguments = (
             model.parameter_structs(),
-            model.page_structs(1, self._room),
-            jax.ShapeDtypeStruct((self.width,), jnp.int32),
+            model.page_structs(1, room),
+            jax.ShapeDtypeStruct((width,), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.int32),
         )
-        self._program = passes.ProgramSpec(self._chunk, arguments, (1,)).compile(model.mesh)
+        self._program = passes.ProgramSpec(chunk, arguments, (1,)).compile(model.mesh)
+
+    def chunk(self, tokens: np.ndarray, start: int) -> jax.Array:
+        """Logits [width, outputs] float32 behind each of tokens [width] int32 from `start` on."""
+        arguments = self._parameters, self._pages, tokens, np.int32(start)
+        logits, self._pages = self._program(*arguments)
+        return logits
 
     def logits(self, text: np.ndarray) -> Iterator[jax.Array]:
         """Of the token that follows each of a text [n] int32, n at most `longest`: chunks of
@@ -133,38 +138,26 @@ class TeacherForced:
         padded = np.zeros(-(-len(text) // self.width) * self.width, np.int32)
         padded[: len(text)] = text
         for start in range(0, len(padded), self.width):
-            logits, self._pages = self._program(
-                self._parameters,
-                self._pages,
-                padded[start : start + self.width],
-                np.int32(start),
-            )
-            yield logits
-
-    def _chunk(self, parameters: Parameters, pages, tokens, start):
-        module = self._model.module(parameters)
-        positions = (start + jnp.arange(self.width))[None]
-        table = kv_pages.Contiguous()
-        hidden, pages, _ = module.hidden(tokens[None], positions, positions + 1, pages, table)
-        return module.logits(hidden[0]), pages
+            yield self.chunk(padded[start : start + self.width], start)
 
 
 class TextScorer:
     """Scores of a model for `measure_perplexity`.
 
     Args:
-      model: static description.
-      parameters: its arrays.
-      window: tokens of a window.
       tokens: how many ids exist; logits beyond are vocabulary padding and get no probability.
     """
 
     def __init__(
         self, model: FunctionalModel, parameters: Parameters, *, window: int, tokens: int
     ) -> None:
+        def scores(logits: jax.Array, following: jax.Array) -> jax.Array:
+            own = logits[:, :tokens]
+            chosen = jnp.take_along_axis(own, following[:, None], axis=1)[:, 0]
+            return chosen - jax.nn.logsumexp(own, axis=1)
+
         self._forced = TeacherForced(model, parameters, longest=window)
-        self._tokens = tokens
-        self._scores = jax.jit(self._scores_of)
+        self._scores = jax.jit(scores)
 
     def __call__(self, window: np.ndarray) -> np.ndarray:
         """log p of tokens 1, 2, ... of a window [window] int32, float32 [window - 1]."""
@@ -176,11 +169,6 @@ class TextScorer:
             for chunk, logits in enumerate(self._forced.logits(window))
         ]
         return np.concatenate(parts)[: len(window) - 1]
-
-    def _scores_of(self, logits: jax.Array, following: jax.Array) -> jax.Array:
-        logits = logits[:, : self._tokens]
-        chosen = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]
-        return chosen - jax.nn.logsumexp(logits, axis=1)
 
 
 def read_text(path: Path) -> str:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines, string
+from ssd_jax.system.prompts import (
+    BadLine,
+    PromptLine,
+    good_lines,
+    prompt_line,
+    read_json_lines,
+    string,
+)
 
 BUILT_IN = ("mt_bench", "humaneval", "gsm8k")
 """Names of the sets in the package; `prompt_sets/LICENSES.md` says what is in them."""
@@ -25,37 +32,21 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchPrompt:
-    """One prompt of a set: exactly one of `text` and `messages` is given.
+class BenchPrompt(PromptLine):
+    """One prompt of a set.
 
     Attributes:
       set: name of the built-in set, or the path as given.
       index: place in the set, from 0, blank lines not counted.
-      text: plain text.
-      messages: chat messages, each {"role": str, "content": str}.
     """
 
     set: str
     index: int
-    text: str | None = None
-    messages: list[dict[str, str]] | None = None
 
     @property
     def key(self) -> tuple[str, int]:
         """What results are paired by."""
         return self.set, self.index
-
-    @property
-    def content(self) -> str | list[dict[str, str]]:
-        """The text or the messages."""
-        return self.messages or self.text or ""
-
-    @property
-    def plain(self) -> str:
-        """As plain text, for a model without a chat template."""
-        if self.text is not None:
-            return self.text
-        return "\n\n".join(message["content"] for message in self.messages or [])
 
 
 def load_prompts(spec: str) -> list[BenchPrompt]:
@@ -77,12 +68,9 @@ def load_prompts(spec: str) -> list[BenchPrompt]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(f"prompt set {twice[0]} is given twice in {spec!r}; name each set once")
-    read = [(name, read_set(name, parse_line), limit) for name, limit in chosen]
-    bad = [line for _, lines, _ in read for line in lines if isinstance(line, BadLine)]
-    if bad:
-        listed = "\n".join(f"  {line.where}: {line.error}" for line in bad)
-        raise InputError(f"{len(bad)} bad line(s) in the prompt files; mend these:\n{listed}")
-    return [prompt for name, lines, limit in read for prompt in _first(name, lines, limit)]
+    read = good_lines([read_set(name, parse_line) for name in names])
+    sets = zip(chosen, read, strict=True)
+    return [prompt for (name, limit), lines in sets for prompt in _first(name, lines, limit)]
 
 
 def parse_line(line: Mapping[str, Any]) -> PromptLine:
@@ -168,13 +156,11 @@ def _choose(item: str) -> tuple[str, int | None]:
     return name, limit
 
 
-def _first(name: str, lines: list[PromptLine | BadLine], limit: int | None) -> list[BenchPrompt]:
+def _first(name: str, lines: list[PromptLine], limit: int | None) -> list[BenchPrompt]:
     if not lines:
         raise InputError(f"{name}: no prompts in the file")
     if limit is not None and limit > len(lines):
         raise InputError(f"{name}:{limit} asks for more than its {len(lines)} prompts; lower N")
     return [
-        BenchPrompt(set=name, index=index, text=line.prompt, messages=line.messages)
-        for index, line in enumerate(lines[:limit])
-        if isinstance(line, PromptLine)
+        BenchPrompt(set=name, index=index, **vars(line)) for index, line in enumerate(lines[:limit])
     ]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.table import Table
 from rich.text import Text
@@ -28,12 +29,9 @@ class VariantSummary:
     """Figures of one variant over all prompts; None where nothing was measured.
 
     Attributes:
-      variant: its name.
-      prompts: number of prompts.
       tokens: generated tokens of all prompts and repeats.
       decode_tokens_per_second: median over prompts (each the median of its repeats).
       ratio: the same against the base, paired by prompt; None for the base.
-      ttft_ms: median over prompts.
       itl_ms: P50, P95, P99 over every token of every repeat.
       identical: prompts whose token ids equal the base's in every repeat. For the base itself, its
         repeats are compared; None if it has one only.
@@ -63,7 +61,7 @@ def speeds(result: BenchResult, variant: str) -> dict[tuple[str, int], float | N
 
 def speed_ratio(result: BenchResult, variant: str, base: str) -> Estimate | None:
     """Decoding speed of one variant against another, paired by prompt."""
-    return stats.ratio_interval(*stats.paired(speeds(result, variant), speeds(result, base)))
+    return stats.ratio_interval(speeds(result, variant), speeds(result, base))
 
 
 def bench_content(result: BenchResult) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def bench_content(result: BenchResult) -> dict[str, Any]:
         variants.append(dataclasses.asdict(summary))
         itl = variants[-1].pop("itl_ms") or [None] * len(ITL_PERCENTS)
         variants[-1] |= {f"itl_p{n}_ms": ms for n, ms in zip(ITL_PERCENTS, itl, strict=True)}
-    base = {runs.prompt.key: runs for runs in result.of(result.variants[0])}
+    forks = {name: _first_differences(result, name) for name in result.variants}
     rows = [
         {
             "set": runs.prompt.set,
@@ -83,7 +81,7 @@ def bench_content(result: BenchResult) -> dict[str, Any]:
             "decode_tokens_per_second": [one.decode_tokens_per_second for one in runs.results],
             "ttft_ms": [one.ttft_ms for one in runs.results],
             "itl_p50_p95_p99_ms": [_itl([one]) for one in runs.results],
-            "first_difference": _first_difference(runs, base[runs.prompt.key]),
+            "first_difference": forks[runs.variant][runs.prompt.key],
             "token_ids": list(runs.results[0].token_ids),
             "metrics": [dict(one.metrics) for one in runs.results],
         }
@@ -98,7 +96,6 @@ def document(
     """What a suite has found as an object for `json.dumps`.
 
     Args:
-      suite: its name.
       settings: how it was run, such as flags.
       environment: from `environment.describe`.
       content: what it found; see `json_safe`.
@@ -110,15 +107,11 @@ def document(
 def json_safe(value: Any) -> Any:
     """A copy in JSON's own types: records as objects, NumPy's numbers as Python's, NaN and
     infinities as null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    def plain(one: object) -> object:
+        return one.item() if isinstance(one, np.generic) else str(one)
+
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=plain))
 
 
 def bench_table(result: BenchResult) -> Table:
@@ -132,11 +125,9 @@ def bench_table(result: BenchResult) -> Table:
 
 
 def _summary(result: BenchResult, variant: str) -> VariantSummary:
-    runs, name = result.of(variant), result.variants[0]
-    base = {each.prompt.key: each for each in result.of(name)}
-    is_base = variant == name
+    runs, base = result.of(variant), result.variants[0]
     results = [one for each in runs for one in each.results]
-    equal = [_first_difference(each, base[each.prompt.key]) is None for each in runs]
+    equal = [place is None for place in _first_differences(result, variant).values()]
     metrics = {
         key: _estimate(_by_prompt(runs, lambda one, key=key: _number(one.metrics.get(key))))
         for key in dict.fromkeys(key for one in results for key in one.metrics)
@@ -146,10 +137,10 @@ def _summary(result: BenchResult, variant: str) -> VariantSummary:
         prompts=len(runs),
         tokens=sum(len(one.token_ids) for one in results),
         decode_tokens_per_second=_estimate(speeds(result, variant)),
-        ratio=None if is_base else speed_ratio(result, variant, name),
+        ratio=None if variant == base else speed_ratio(result, variant, base),
         ttft_ms=_estimate(_by_prompt(runs, lambda one: one.ttft_ms)),
         itl_ms=_itl(results),
-        identical=None if is_base and len(runs[0].results) == 1 else sum(equal),
+        identical=None if variant == base and len(runs[0].results) == 1 else sum(equal),
         metrics={key: found for key, found in metrics.items() if found is not None},
     )
 
@@ -174,11 +165,14 @@ def _number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _first_difference(runs: PairedRuns, base: PairedRuns) -> int | None:
-    """The earliest place where a repeat leaves the base's first repeat."""
-    reference = base.results[0].token_ids
-    places = [first_difference(one.token_ids, reference) for one in runs.results]
-    return min((place for place in places if place is not None), default=None)
+def _first_differences(result: BenchResult, variant: str) -> dict[tuple[str, int], int | None]:
+    """By prompt, the earliest place where a repeat leaves the base's first repeat."""
+    found = {}
+    for runs, base in zip(result.of(variant), result.of(result.variants[0]), strict=True):
+        ids = base.results[0].token_ids
+        places = [first_difference(one.token_ids, ids) for one in runs.results]
+        found[runs.prompt.key] = min((x for x in places if x is not None), default=None)
+    return found
 
 
 def _identical(row: VariantSummary) -> Text | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-
-Key = TypeVar("Key", bound=Hashable)
 
 RESAMPLES = 5000
 SEED = 0
@@ -27,12 +25,11 @@ class Estimate:
     count: int
 
 
-def median_interval(values: Sequence[float], *, seed: int = SEED) -> Estimate | None:
+def median_interval(values: Sequence[float]) -> Estimate | None:
     """The median with its 95% percentile-bootstrap interval; None without values.
 
     Args:
       values: finite numbers, each from its own prompt (repeats of one prompt are not independent).
-      seed: of the resampling; the same values and seed give the same interval.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
     """
@@ -44,35 +41,26 @@ def median_interval(values: Sequence[float], *, seed: int = SEED) -> Estimate | 
         from scipy.stats import bootstrap  # 0.5 s, which no other command should wait for
 
         found = bootstrap(
-            (data,), np.median, n_resamples=RESAMPLES, method="percentile", rng=seed
+            (data,), np.median, n_resamples=RESAMPLES, method="percentile", rng=SEED
         ).confidence_interval
         low, high = float(found.low), float(found.high)
     return Estimate(median=float(np.median(data)), low=low, high=high, count=data.size)
 
 
-def ratio_interval(values: Sequence[float], base: Sequence[float]) -> Estimate | None:
-    """The median of values[i] / base[i] with its interval; whole pairs are resampled.
-
-    Raises:
-      ValueError: lists of different lengths, or a base that is not positive.
-    """
-    if len(values) != len(base):
-        raise ValueError(f"{len(values)} values do not pair with {len(base)}")
-    if any(divisor <= 0 for divisor in base):
-        raise ValueError("a ratio needs a positive base")
-    return median_interval([value / divisor for value, divisor in zip(values, base, strict=True)])
+def estimate_of(values: Sequence[float]) -> Estimate:
+    """`median_interval` of one value or more."""
+    estimate = median_interval(values)
+    assert estimate is not None
+    return estimate
 
 
-def paired(
-    values: Mapping[Key, float | None], base: Mapping[Key, float | None]
-) -> tuple[list[float], list[float]]:
-    """The numbers that both have under the same key, in the order of `values`."""
-    both = [
-        (value, other)
-        for key, value in values.items()
-        if value is not None and (other := base.get(key)) is not None
-    ]
-    return [value for value, _ in both], [other for _, other in both]
+def ratio_interval(
+    values: Mapping[Any, float | None], base: Mapping[Any, float | None]
+) -> Estimate | None:
+    """The median of values[key] / base[key] with its interval, over the keys that both have a
+    number for; whole pairs are resampled."""
+    pairs = [(value, base.get(key)) for key, value in values.items()]
+    return median_interval([value / other for value, other in pairs if value and other])
 
 
 def percentiles(values: Sequence[float], percents: Sequence[float]) -> list[float] | None:

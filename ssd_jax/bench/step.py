@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from rich.table import Table
 
 from ssd_jax.bench.bandwidth import Bandwidth
-from ssd_jax.bench.stats import Estimate, median_interval, ratio_interval
+from ssd_jax.bench.stats import Estimate, estimate_of
 from ssd_jax.bench.table import Column, build_table, interval, number_cell
-from ssd_jax.errors import InputError
+from ssd_jax.checkpoints.tensors import Progress
 
 WIDTHS = range(1, 18)
 
@@ -21,7 +23,6 @@ class StepRow:
     """One width: a forward of that many tokens.
 
     Attributes:
-      width: tokens of one forward.
       ms: median over the repeats.
       ratio: against width 1, paired by repeat; None if width 1 was not measured.
       gb_per_s: weight bytes over the median time, in 1e9 bytes per second.
@@ -42,6 +43,37 @@ class StepResult:
     steps: tuple[StepRow, ...]
 
 
+def in_turns(
+    runs: Sequence[Callable[[], object]],
+    *,
+    rounds: int,
+    times: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Progress | None = None,
+) -> list[list[float]]:
+    """Times several things in turn, every second round backwards, so that drift hits all alike.
+
+    Args:
+      rounds: over all of them.
+      times: that each is run in a round, which counts as their median.
+      progress: called with (rounds done, rounds) after each round.
+
+    Returns: of each the milliseconds by round.
+    """
+    ms: list[list[float]] = [[] for _ in runs]
+    for turn in range(rounds):
+        for place in range(len(runs)) if turn % 2 == 0 else reversed(range(len(runs))):
+            found = []
+            for _ in range(times):
+                start = clock()
+                runs[place]()
+                found.append(1e3 * (clock() - start))
+            ms[place].append(statistics.median(found))
+        if progress is not None:
+            progress(turn + 1, rounds)
+    return ms
+
+
 def time_steps(
     forward: Callable[[int], Callable[[], None]],
     *,
@@ -50,49 +82,32 @@ def time_steps(
     repeats: int = 20,
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> StepResult:
-    """Times forwards of several widths, one of each in turn, so that drift hits all alike.
+    """Times forwards of several widths; see `in_turns`.
 
     Args:
       forward: gives for a width a callable that runs one forward of that many tokens and returns
         when it is done. All are made before the first is timed.
       weight_bytes: bytes of weights that one forward reads.
       widths: tokens of a forward, different from each other.
-      repeats: rounds over all widths, every second one from the last width to the first.
       warmup: untimed runs of each width before.
-      clock: seconds.
-      progress: called with (rounds done, rounds) after each round.
-
-    Raises:
-      InputError: no widths, one below 1 or given twice, or repeats below 1.
     """
-    if not widths or min(widths) < 1 or len(set(widths)) < len(widths) or repeats < 1:
-        raise InputError(
-            f"widths = {list(widths)} and repeats = {repeats}: "
-            "give different widths of at least 1, and repeats >= 1"
-        )
-    runs = {width: forward(width) for width in widths}
-    for run in runs.values():
+    runs = [forward(width) for width in widths]
+    for run in runs:
         for _ in range(warmup):
             run()
-    ms: dict[int, list[float]] = {width: [] for width in widths}
-    for repeat in range(repeats):
-        for width in widths if repeat % 2 == 0 else reversed(widths):
-            start = clock()
-            runs[width]()
-            ms[width].append(1e3 * (clock() - start))
-        if progress is not None:
-            progress(repeat + 1, repeats)
+    ms = dict(
+        zip(widths, in_turns(runs, rounds=repeats, clock=clock, progress=progress), strict=True)
+    )
     steps = []
-    for width in widths:
-        estimate = median_interval(ms[width])
-        assert estimate is not None  # repeats >= 1
+    for width, own in ms.items():
+        estimate = estimate_of(own)
         steps.append(
             StepRow(
                 width=width,
                 ms=estimate,
-                ratio=ratio_interval(ms[width], ms[1]) if 1 in ms else None,
+                ratio=estimate_of(np.divide(own, ms[1]).tolist()) if 1 in ms else None,
                 gb_per_s=weight_bytes / estimate.median / 1e6,
             )
         )

@@ -17,8 +17,8 @@ import numpy as np
 from rich.table import Table
 
 from ssd_jax.bench.perplexity import TeacherForced
-from ssd_jax.bench.stats import Estimate, median_interval
-from ssd_jax.bench.table import Column, build_table
+from ssd_jax.bench.stats import Estimate, estimate_of
+from ssd_jax.bench.table import Column, build_table, interval
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel, Parameters
@@ -58,7 +58,6 @@ class Overlaps:
     """Acceptance at every token of a text, by N.
 
     Args:
-      target, draft: models and their parameters.
       tokens: ids of the tokenizer; logits beyond are vocabulary padding.
       longest: tokens of the longest text.
       supports: each N; the whole q comes last.
@@ -78,16 +77,27 @@ class Overlaps:
         draft_temperature: float | None = None,
     ) -> None:
         self._forced = [TeacherForced(*model, longest=longest) for model in (target, draft)]
-        self._outputs: Outputs = draft[0].output_ids
-        self._tokens, self._supports = tokens, tuple(supports)
-        own = params
-        if draft_temperature is not None:
-            own = dataclasses.replace(params, temperature=draft_temperature)
-        self._sampling = tuple(
+        outputs: Outputs = draft[0].output_ids
+        warmth = params.temperature if draft_temperature is None else draft_temperature
+        sampling, draft_sampling = (
             _rows(each, self._forced[0].width, target[0].config.vocab_size)
-            for each in (params, own)
+            for each in (params, dataclasses.replace(params, temperature=warmth))
         )
-        self._compare = jax.jit(self._comparison)
+
+        def compare(theirs: jax.Array, own: jax.Array) -> jax.Array:
+            p = sampled_probs(theirs[:, :tokens], sampling)
+            if outputs is None:
+                own = own[:, :tokens]
+            else:
+                p = p[:, jnp.asarray(outputs)]  # what q cannot propose overlaps with nothing
+            found = []
+            for n in supports:
+                q, ids = likeliest_probs(own, min(n, own.shape[1]), draft_sampling)
+                found.append(jnp.minimum(jnp.take_along_axis(p, ids, axis=1), q).sum(axis=1))
+            found.append(jnp.minimum(p, sampled_probs(own, draft_sampling)).sum(axis=1))
+            return jnp.stack(found)
+
+        self._compare = jax.jit(compare)
 
     def __call__(self, text: TargetText) -> np.ndarray:
         """[number of N and one more, tokens that the target wrote], float32."""
@@ -95,20 +105,6 @@ class Overlaps:
         chunks = zip(*(forced.logits(context) for forced in self._forced), strict=True)
         found = np.concatenate([np.asarray(self._compare(p, q)) for p, q in chunks], axis=1)
         return found[:, text.prompt - 1 : len(context)]
-
-    def _comparison(self, theirs: jax.Array, own: jax.Array) -> jax.Array:
-        sampling, draft_sampling = self._sampling
-        p = sampled_probs(theirs[:, : self._tokens], sampling)
-        if self._outputs is None:
-            own = own[:, : self._tokens]
-        else:
-            p = p[:, jnp.asarray(self._outputs)]  # what q cannot propose overlaps with nothing
-        found = []
-        for n in self._supports:
-            q, ids = likeliest_probs(own, min(n, own.shape[1]), draft_sampling)
-            found.append(jnp.minimum(jnp.take_along_axis(p, ids, axis=1), q).sum(axis=1))
-        found.append(jnp.minimum(p, sampled_probs(own, draft_sampling)).sum(axis=1))
-        return jnp.stack(found)
 
 
 def _rows(params: SamplingParams, rows: int, vocab: int) -> Sampling:
@@ -128,7 +124,6 @@ def measure_supports(
     """One for each N, and the whole q last.
 
     Args:
-      overlaps: see `Overlaps`.
       texts: of which the target wrote at least one token.
       supports: each N.
       progress: called with (texts done, texts) after each.
@@ -139,19 +134,15 @@ def measure_supports(
         progress(number + 1, len(texts))
     every = np.concatenate(found, axis=1, dtype=np.float64).mean(axis=1)
     means = np.array([each.mean(axis=1, dtype=np.float64) for each in found])
-    entries = []
-    for place, n in enumerate([*supports, None]):
-        by_text = median_interval((means[:, -1] - means[:, place]).tolist())
-        assert by_text is not None
-        entries.append(
-            Support(
-                n=n,
-                acceptance=float(every[place]),
-                lost=float(every[-1] - every[place]),
-                by_text=by_text,
-            )
+    return [
+        Support(
+            n=n,
+            acceptance=float(every[place]),
+            lost=float(every[-1] - every[place]),
+            by_text=estimate_of((means[:, -1] - means[:, place]).tolist()),
         )
-    return entries
+        for place, n in enumerate([*supports, None])
+    ]
 
 
 def supports_table(entries: Sequence[Support], *, judged: int) -> Table:
@@ -159,8 +150,8 @@ def supports_table(entries: Sequence[Support], *, judged: int) -> Table:
     columns: list[Column[Support]] = [
         Column("N", lambda row: "full" if row.n is None else str(row.n)),
         Column("acceptance", lambda row: f"{row.acceptance:.4f}"),
-        Column("lost", lambda row: _shown(row.lost)),
-        Column("lost by text", lambda row: _by_text(row.by_text)),
+        Column("lost", lambda row: f"{row.lost:z.4f}"),
+        Column("lost by text", lambda row: f"{row.by_text.median:z.4f}{_around(row.by_text)}"),
     ]
     return build_table(
         columns,
@@ -173,12 +164,6 @@ def supports_table(entries: Sequence[Support], *, judged: int) -> Table:
     )
 
 
-def _by_text(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return _shown(estimate.median)
-    return f"{_shown(estimate.median)} ({_shown(estimate.low)} to {_shown(estimate.high)})"
-
-
-def _shown(value: float) -> str:
-    """Without the sign of a zero."""
-    return f"{round(value, 4) + 0.0:.4f}"
+def _around(estimate: Estimate) -> str:
+    ends = interval(estimate, "{:z.4f}", " to ")
+    return "" if ends is None else f" ({ends})"

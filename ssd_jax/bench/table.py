@@ -36,16 +36,10 @@ def build_table(
     title: str | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """A table of the columns that have a value in some row.
+    """A table of the columns that have a value in some row, with a title above and notes below.
 
     Where they do not fit side by side the last ones follow below, beside the names of the rows
     again: these are the first column, and those after it as long as they are left-justified.
-
-    Args:
-      columns: in order.
-      rows: what the columns' cells are called with.
-      title: a line above.
-      notes: lines below.
     """
     made = [(column, [column.cell(row) for row in rows]) for column in columns]
     shown = [each for each in made if any(cell is not None for cell in each[1])]
@@ -64,14 +58,10 @@ class _Folded:
 
     def __init__(self, columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> None:
         self._columns, self._cells = columns, cells
-        self._widths = [
-            max(
-                map(
-                    cell_len, "\n".join([column.title, *(text.plain for text in texts)]).split("\n")
-                )
-            )
-            for column, texts in zip(columns, cells, strict=True)
-        ]
+        self._widths = []
+        for column, texts in zip(columns, cells, strict=True):
+            lines = "\n".join([column.title, *(text.plain for text in texts)]).split("\n")
+            self._widths.append(max(map(cell_len, lines)))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         del console
@@ -114,12 +104,7 @@ class _Folded:
 
 
 def estimate_cell(estimate: Estimate | None, form: str) -> Text | None:
-    """The median, and its interval on a second line where there is one.
-
-    Args:
-      estimate: what to show.
-      form: a format such as "{:.1f}".
-    """
+    """The median in a format such as "{:.1f}", and its interval on a second line, if any."""
     if estimate is None:
         return None
     text, ends = Text(form.format(estimate.median)), interval(estimate, form.rstrip("x"), "-")

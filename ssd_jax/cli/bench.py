@@ -45,19 +45,6 @@ _FLAGS: settings.OwnFlags = {
     "windows": ("int", None, "perplexity windows, from the start; default: all"),
     "json": ("bool", False, "JSON on standard output, too"),
 }
-_OF = {
-    "modes": ("prompts", "accounting"),
-    "ks": ("prompts", "accounting"),
-    "prompts": ("prompts", "accounting", "support"),
-    "warmup": ("prompts", "accounting"),
-    "repeats": ("prompts",),
-    "step_repeats": ("step",),
-    "supports": ("support",),
-    "text": ("perplexity",),
-    "window": ("perplexity",),
-    "windows": ("perplexity",),
-}
-"""The suites that a flag is for, where it is not for all."""
 _NOWHERE = dict.fromkeys(("draft_placement", "target_cores", "draft_cores"))
 
 
@@ -68,11 +55,12 @@ def run(arguments: Sequence[str]) -> int:
     with settings.naming_file(given):
         ks = _check(given)
     suite = given["suite"]
+    measure, flags = suites.SUITES[suite]
     apart = suite == "accounting"  # its models run in processes of their own
     config = settings.config_of(given | _NOWHERE if apart else given)
     params = settings.params_of(given)
-    prompts = load_prompts(given["prompts"]) if suite in _OF["prompts"] else []
-    text = read_text(Path(given["text"])) if suite == "perplexity" else None
+    prompts = load_prompts(given["prompts"]) if "prompts" in flags else []
+    text = read_text(Path(given["text"])) if "text" in flags else None
     with open_llm(config, ks=ks) as llm:
         _check_fits(llm, prompts, params)
         tokens = () if text is None else _tokens(llm, text, given)
@@ -91,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
             params=params,
             environment=environment,
         )
-        found = suites.SUITES[suite](job)
+        found = measure(job)
         found.document["fallbacks"] = list(llm.fallbacks)
     console = Console(stderr=bool(given["json"]))
     for line in (headline(environment), *found.document["fallbacks"]):
@@ -118,9 +106,10 @@ def _check(given: dict[str, Any]) -> list[int]:
         given["modes"] = given["modes"] or ["ar", "sd", "ssd"]
     if suite == "support":
         _check_support(given)
-    for name in _OF.keys() - settings.names_from_file(given):
-        of, asked = _OF[name], given[name]
-        if asked != _FLAGS[name][1] and suite not in of:
+    for name in _FLAGS.keys() - settings.names_from_file(given):
+        of = [each for each, about in suites.SUITES.items() if name in about.flags]
+        asked = given[name]
+        if of and asked != _FLAGS[name][1] and suite not in of:
             asked = ",".join(asked) if isinstance(asked, list) else asked
             raise InputError(
                 f"{name} = {asked!r} is for --suite={' and '.join(of)}, and this is "

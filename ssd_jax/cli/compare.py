@@ -103,7 +103,7 @@ def _prompt(lines: Sequence[PromptLine | BadLine], pair: Pair, path: Path) -> Pr
     line = lines[index]
     if isinstance(line, BadLine):
         raise InputError(f"prompt_index {index} has answers, but {line.where}: {line.error}")
-    return line.messages or line.prompt or ""
+    return line.content
 
 
 def _alone(config: Config) -> Config:

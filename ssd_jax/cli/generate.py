@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         requests: list[Request] = []
         for index, prompt in good:
             try:
-                requests.append(llm.request(prompt.messages or prompt.prompt or "", params, index))
+                requests.append(llm.request(prompt.content, params, index))
             except InputError as error:
                 write.refused(index, str(error))
         if not requests:

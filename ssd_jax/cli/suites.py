@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
 
 from ssd_jax.bench import accounting, costs, perplexity, report, support
-from ssd_jax.bench.acceptance import acceptance, acceptance_json, acceptance_table
+from ssd_jax.bench.acceptance import acceptance, acceptance_table
 from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.bench.run import BenchResult, prompt_result, run_paired
@@ -73,7 +74,7 @@ class BenchJob:
         """The report of prompts through variants."""
         if accepted := acceptance(result):
             tables.insert(0, acceptance_table(accepted))
-            content["acceptance"] = acceptance_json(accepted)
+            content["acceptance"] = accepted
         document = self.document(**report.bench_content(result), **content)
         runs = sum(len(each.results) for each in result.runs)
         return SuiteReport([report.bench_table(result), *tables], document, result.failures, runs)
@@ -96,7 +97,7 @@ def prompts(job: BenchJob) -> SuiteReport:
         )
     rounds = {}
     for name, (mode, k) in modes.items():
-        if mode == "sd":
+        if mode == "sd" and k is not None:
             ssd = name.replace("sd", "ssd", 1)
             gain = report.speed_ratio(result, ssd, name) if ssd in variants else None
             rounds[name] = dataclasses.replace(_costs(job, mode, k), gain=gain)
@@ -119,18 +120,16 @@ def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
     return found
 
 
-def _costs(job: BenchJob, mode: str, k: int | None) -> costs.RoundCosts:
-    import jax
+def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
+    from ssd_jax.tuning.measuring import blank_proposals, drafting, verifying
 
     # Always k tokens, and nothing to learn from: these rounds are no text's.
-    roles = dataclasses.replace(job.llm.loaded, tuner=None).roles(mode, k or 0)
+    loaded = dataclasses.replace(job.llm.loaded, tuner=None)
+    programs, roles = loaded.programs, loaded.roles(mode, k)
     assert roles.drafter is not None
-    return costs.time_round(
-        roles.target,
-        roles.drafter,
-        jax.block_until_ready,
-        job.params,
-    )
+    verify = verifying(roles.target, blank_proposals(programs, programs.slots, [k]), job.params)
+    draft = drafting(roles.drafter, programs.slots, job.llm.context, job.params)
+    return costs.time_round(draft, partial(verify, k))
 
 
 def accountings(job: BenchJob) -> SuiteReport:
@@ -297,11 +296,18 @@ def numbers(given: Mapping[str, Any], name: str) -> list[int]:
     return [int(each) for each in given[name]]
 
 
-SUITES: dict[str, Callable[[BenchJob], SuiteReport]] = {
-    "prompts": prompts,
-    "accounting": accountings,
-    "step": steps,
-    "overhead": overheads,
-    "perplexity": perplexities,
-    "support": supports,
+class Suite(NamedTuple):
+    """What measures, and the flags that mean nothing to suites that do not name them."""
+
+    measure: Callable[[BenchJob], SuiteReport]
+    flags: tuple[str, ...] = ()
+
+
+SUITES = {
+    "prompts": Suite(prompts, ("modes", "ks", "prompts", "warmup", "repeats")),
+    "accounting": Suite(accountings, ("modes", "ks", "prompts", "warmup")),
+    "step": Suite(steps, ("step_repeats",)),
+    "overhead": Suite(overheads),
+    "perplexity": Suite(perplexities, ("text", "window", "windows")),
+    "support": Suite(supports, ("prompts", "supports")),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,11 @@ class PromptLine:
 
     prompt: str | None = None
     messages: list[dict[str, str]] | None = None
+
+    @property
+    def content(self) -> str | list[dict[str, str]]:
+        """The text or the messages."""
+        return self.messages or self.prompt or ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,25 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
                     f"{found[-1].error}; give JSON lines"
                 )
     return found
+
+
+def good_lines(read: Iterable[Sequence[T | BadLine]]) -> list[list[T]]:
+    """What was read of several files, if no line is bad.
+
+    Raises:
+      InputError: some are; the message lists those of all files.
+    """
+    files = list(read)
+    bad = {line for lines in files for line in lines if isinstance(line, BadLine)}
+
+    def place(line: BadLine) -> tuple[str, int]:
+        path, _, number = line.where.rpartition(":")
+        return path, int(number)
+
+    if bad:
+        listed = "\n".join(f"  {line.where}: {line.error}" for line in sorted(bad, key=place))
+        raise InputError(f"{len(bad)} bad line(s) in the prompt files; mend these:\n{listed}")
+    return [[line for line in lines if not isinstance(line, BadLine)] for lines in files]
 
 
 def prompt_line(line: Mapping[str, Any]) -> PromptLine:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ssd_jax.devices.target_programs import Programs
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded
 from ssd_jax.roles.protocols import BranchingDraft, Drafter, Target
@@ -29,6 +30,7 @@ _TEXT = 32  # most tokens that precede what is measured
 _PAUSE = 0.01  # seconds between attempts
 _JUST_IN_TIME = 2  # tokens
 _TOKEN = 1
+_GREEDY = SamplingParams()
 
 
 def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> Costs:
@@ -38,11 +40,7 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
       InputError: a draft worker that does not answer.
     """
     config, programs = loaded.config, loaded.programs
-    slots, blank = config.slots, programs.verification.blank(config.slots)
-    proposals = {
-        width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
-        for width in programs.widths
-    }
+    proposals = blank_proposals(programs, config.slots, programs.widths)
     verify = verifying(loaded.roles("ar", 0).target, proposals)
     verified = {width: median(partial(verify, width), clock) for width in sorted(programs.widths)}
     costs = Costs(verify=verified)
@@ -69,11 +67,18 @@ def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_coun
     """T_1 of mode sd, for all slots."""
     drafter = loaded.roles("sd", loaded.config.speculated).drafter
     assert drafter is not None
-    position, slots = _position(context, drafter.k), range(loaded.config.slots)
-    _open(drafter, slots)
-    for slot in slots:
+    return median(drafting(drafter, loaded.config.slots, context), clock) / drafter.k
+
+
+def drafting(
+    drafter: Drafter, slots: int, context: int, params: SamplingParams = _GREEDY
+) -> Callable[[], None]:
+    """What proposes K tokens in every slot, until they are there; slots are empty before."""
+    position = _position(context, drafter.k)
+    _open(drafter, range(slots), params)
+    for slot in range(slots):
         drafter.prefill(slot, [_TOKEN] * position, 0, last=True)
-    batch = draft_batch(loaded.config.slots, drafter.k + 1)
+    batch = draft_batch(slots, drafter.k + 1)
     batch.position[:], batch.tokens[:, 0], batch.counts[:] = position, _TOKEN, 1
     batch.limit[:] = batch.room[:] = drafter.k
 
@@ -81,17 +86,29 @@ def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_coun
         drafter.propose(batch)
         jax.block_until_ready(drafter.proposal())
 
-    return median(propose, clock) / drafter.k
+    return propose
 
 
-def verifying(target: Target, proposals: Mapping[int, Any]) -> Callable[[int], None]:
+def blank_proposals(programs: Programs, slots: int, widths: Iterable[int]) -> dict[int, Any]:
+    """For `verifying`: proposals of w tokens in every slot, by w."""
+    blank = programs.verification.blank(slots)
+    return {
+        width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
+        for width in widths
+    }
+
+
+def verifying(
+    target: Target, proposals: Mapping[int, Any], params: SamplingParams = _GREEDY
+) -> Callable[[int], None]:
     """What verifies w tokens of every slot, from dispatch until the outcome is read.
 
     Args:
       target: with empty slots.
       proposals: by w.
+      params: of every slot.
     """
-    _open(target, range(target.slots))
+    _open(target, range(target.slots), params)
     tokens = np.full(target.slots, _TOKEN, np.int32)
     lengths = np.full_like(tokens, _position(target.context, max(proposals)))
 
@@ -194,9 +211,11 @@ def median(run: Callable[[], Any], clock: Clock) -> float:
     return float(np.median(seconds[_FIRST:]))
 
 
-def _open(role: Target | Drafter | BranchingDraft, slots: Iterable[int]) -> None:
+def _open(
+    role: Target | Drafter | BranchingDraft, slots: Iterable[int], params: SamplingParams = _GREEDY
+) -> None:
     for slot in slots:
-        role.open(SlotOpening(slot, SamplingParams(), slot))
+        role.open(SlotOpening(slot, params, slot))
 
 
 def _position(context: int, behind: int) -> int:

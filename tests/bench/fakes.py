@@ -9,7 +9,9 @@ from ssd_jax.bench.run import PromptResult
 
 
 def prompts(count: int) -> list[BenchPrompt]:
-    return [BenchPrompt(set="fake", index=index, text=f"prompt {index}") for index in range(count)]
+    return [
+        BenchPrompt(set="fake", index=index, prompt=f"prompt {index}") for index in range(count)
+    ]
 
 
 def result(

@@ -55,8 +55,6 @@ def test_a_token_without_probability_makes_the_perplexity_infinite():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 1}, "window = 1"),
-        ({"window": 3, "windows": 0}, "windows = 0"),
         ({"window": 7}, "the text has 6 tokens, window = 7"),
     ],
 )

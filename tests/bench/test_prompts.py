@@ -47,26 +47,26 @@ def user(text: str) -> list[dict[str, str]]:
 )
 def test_every_format_is_read(tmp_path, line, text, messages):
     path = write(tmp_path / "p.jsonl", line)
-    assert load_prompts(path) == [BenchPrompt(set=path, index=0, text=text, messages=messages)]
+    assert load_prompts(path) == [BenchPrompt(set=path, index=0, prompt=text, messages=messages)]
 
 
 def test_a_gzipped_file_is_read(tmp_path):
     path = tmp_path / "HumanEval.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps({"task_id": "t", "prompt": "def g():"}).encode()))
     (prompt,) = load_prompts(str(path))
-    assert prompt.plain == HUMANEVAL_REQUEST.format(code="def g():")
+    assert prompt.messages[0]["content"] == HUMANEVAL_REQUEST.format(code="def g():")
 
 
 def test_the_code_of_a_prompt_may_have_braces(tmp_path):
     path = write(tmp_path / "p.jsonl", {"task_id": "t", "prompt": 'x = {"a": {code}}'})
-    assert 'x = {"a": {code}}' in load_prompts(path)[0].plain
+    assert 'x = {"a": {code}}' in load_prompts(path)[0].messages[0]["content"]
 
 
 @pytest.mark.parametrize(("name", "count"), [("mt_bench", 80), ("humaneval", 40), ("gsm8k", 40)])
 def test_the_built_in_sets_are_complete(name, count):
     prompts = load_prompts(name)
     assert [(prompt.set, prompt.index) for prompt in prompts] == [(name, i) for i in range(count)]
-    assert len({prompt.plain for prompt in prompts}) == count
+    assert len({str(prompt.content) for prompt in prompts}) == count
 
 
 def test_the_built_in_files_are_those_whose_hashes_the_licenses_page_names():
