@@ -37,7 +37,6 @@ def judge(scores: Scores, limit: float, *, certain: bool, bitwise: bool) -> Verd
 
     Args:
       scores: from the target, after the common text.
-      limit: from `LIMITS`.
       certain: whether both runs surely had the settings that the scores are of. If not, and neither
         token is near the best, then the settings are to blame, and nothing is known.
       bitwise: whether both runs promised bitwise exactness, which leaves nothing to rounding.
@@ -124,8 +123,6 @@ def check_fits(llm: LLM, pairs: Sequence[Pair], requests: Mapping[int, Request])
     """Refuses answers that cannot be of this model, before its weights load.
 
     Args:
-      llm: the target.
-      pairs: the answers.
       requests: by prompt index, of every prompt that both runs answered.
 
     Raises:

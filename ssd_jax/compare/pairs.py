@@ -96,17 +96,15 @@ class Pair:
     @property
     def tokens(self) -> tuple[int | None, int | None]:
         """The tokens of A and B where they part; None for a text that has ended there."""
-        return self._token(self.a), self._token(self.b)
+        if self.position is None or self.a is None or self.b is None:
+            return None, None
+        one, other = (text.token_ids[self.position :][:1] for text in (self.a, self.b))
+        return next(iter(one), None), next(iter(other), None)
 
     @property
     def common(self) -> tuple[int, ...]:
         """The output ids before the first difference."""
         return () if self.a is None else self.a.token_ids[: self.position]
-
-    def _token(self, output: Output | None) -> int | None:
-        if output is None or self.position is None or self.position >= len(output.token_ids):
-            return None
-        return output.token_ids[self.position]
 
 
 def read_outputs(path: Path) -> dict[int, Output]:

@@ -26,8 +26,6 @@ class Comparison:
     """Two runs compared.
 
     Attributes:
-      names: of A and B.
-      pairs: of all prompts.
       findings: of the pairs that are not identical, in prompt order.
       limit: margins below it are explained by rounding; None without a model.
       bitwise: whether the runs promised bitwise exactness.
@@ -53,11 +51,6 @@ class Comparison:
     def positions(self) -> list[int]:
         """Where texts part, ascending."""
         return sorted(pair.position for pair in self.pairs if pair.position is not None)
-
-    @property
-    def median_position(self) -> float | None:
-        """The median of `positions`."""
-        return statistics.median(self.positions) if self.positions else None
 
     @property
     def verdicts(self) -> Counter[str]:
@@ -92,14 +85,12 @@ def compare(
     bitwise: bool = False,
 ) -> Comparison:
     """Judges every pair that is not identical; `judged` is asked about forks and early ends."""
-    findings = tuple(
+    found = tuple(
         judged(pair) if pair.compared else Finding(pair=pair, verdict=None)
         for pair in pairs
         if pair.kind != "identical"
     )
-    return Comparison(
-        names=names, pairs=tuple(pairs), findings=findings, limit=limit, bitwise=bitwise
-    )
+    return Comparison(names=names, pairs=tuple(pairs), findings=found, limit=limit, bitwise=bitwise)
 
 
 def comparison_table(comparison: Comparison) -> Table | Text:
@@ -107,7 +98,7 @@ def comparison_table(comparison: Comparison) -> Table | Text:
     same, of, positions = comparison.identical, comparison.compared, comparison.positions
     title = f"{same} of {of} prompts identical ({same / of:.0%})"
     if positions:
-        median = f"{comparison.median_position:g} in the median"
+        median = f"{statistics.median(positions):g} in the median"
         title += f"\nfirst difference: token {positions[0]} at the earliest, {median}"
     if not comparison.findings:
         return Text(title, style="bold")
@@ -125,6 +116,7 @@ def comparison_table(comparison: Comparison) -> Table | Text:
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as an object for `json.dumps`; infinite margins are null."""
+    positions = comparison.positions
     document = {
         "schema_version": SCHEMA_VERSION,
         "a": comparison.names[0],
@@ -133,8 +125,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "compared": comparison.compared,
         "identical": comparison.identical,
         "identical_share": comparison.identical / comparison.compared,
-        "first_fork_median": comparison.median_position,
-        "first_fork_earliest": next(iter(comparison.positions), None),
+        "first_fork_median": statistics.median(positions) if positions else None,
+        "first_fork_earliest": positions[0] if positions else None,
         "verdicts": {verdict: comparison.verdicts[verdict] for verdict in _STYLES},
         "limit": comparison.limit,
         "bitwise": comparison.bitwise,
@@ -148,13 +140,15 @@ def _difference(finding: Finding) -> dict[str, Any]:
     sides = {
         name: output
         and {
-            "token_id": pair.tokens[place],
-            "text": finding.texts[place],
+            "token_id": token,
+            "text": text,
             "tokens": len(output.token_ids),
             "finish_reason": output.finish_reason,
             "error": output.error,
         }
-        for place, (name, output) in enumerate((("a", pair.a), ("b", pair.b)))
+        for name, output, token, text in zip(
+            "ab", (pair.a, pair.b), pair.tokens, finding.texts, strict=True
+        )
     }
     return {
         "prompt_index": pair.prompt_index,

@@ -104,7 +104,6 @@ def _scores(
       logits: [1, V] float32.
       sampling, history: of one row.
       position: [1] int32, of the token that the logits predict.
-      pair: [2] int32 token ids.
       rounding: how far a logit may be from its exact value.
       tokens: how many ids exist.
 

@@ -85,10 +85,7 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
       InputError: without matplotlib, or a kind or place that cannot be written.
     """
     try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
     except ImportError:
         raise InputError(
@@ -99,17 +96,16 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     margin = 0.01 * (end - zero)
     bars = list(_bars(engine, zero - margin, end + margin))
     lanes = {"target": _TARGET_LANE} | ({"draft": _DRAFT_LANE} if engine.draft else {})
-    figure, axes = plt.subplots(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    axes = figure.subplots()
     for bar in bars:
         _draw_bar(axes, bar, zero, _NARROW * (end - zero + 2 * margin))
-    axes.set_yticks([*lanes.values()])
-    axes.set_yticklabels([*lanes], fontsize=12)
+    axes.set_yticks([*lanes.values()], labels=[*lanes], fontsize=12)
     axes.set_ylim(min(lanes.values()) - 0.5, _TARGET_LANE + 0.5)
     axes.set_xlim(-margin, end + margin - zero)
     axes.set_xlabel("ms (+n: tokens that a round committed)")
     axes.set_title(title(engine, rounds), loc="left", fontsize=12)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
@@ -126,21 +122,17 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise InputError(f"output = '{path}' cannot be written: {error}") from None
-    finally:
-        plt.close(figure)
 
 
 def title(engine: EngineLanes, rounds: Sequence[Slice]) -> str:
     """What is drawn, how much of the draft's work it hides, and what was committed."""
-    first, last = rounds[0].args["round"], rounds[-1].args["round"]
-    parts = [f"{engine.name}, rounds {first} to {last}"]
-    here = engine.hidden_share(rounds[0].begin, rounds[-1].end)
-    whole = engine.hidden_share()
+    first, last = rounds[0], rounds[-1]
+    parts = [f"{engine.name}, rounds {first.args['round']} to {last.args['round']}"]
+    here, whole = engine.hidden_share(first.begin, last.end), engine.hidden_share()
     if here is not None and whole is not None:
         parts.append(f"{here:.0%} of the draft's time hidden ({whole:.0%} in the whole run)")
-    milliseconds = rounds[-1].end - rounds[0].begin
     tokens = sum(each.committed for each in rounds)
-    parts.append(f"{tokens} tokens in {milliseconds:.0f} ms")
+    parts.append(f"{tokens} tokens in {last.end - first.begin:.0f} ms")
     return "; ".join(parts)
 
 

@@ -93,20 +93,14 @@ def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:
     lanes: dict[tuple[int, str], list[Slice]] = {}
     lane_of = {thread: lane for lane, thread in LANES.items()}
     for event in events:
-        engine = event["pid"]
-        if event["ph"] == "M":
-            if event["name"] == "process_name":
-                names[engine] = str(event["args"]["name"])
-            continue
-        lanes.setdefault((engine, lane_of[event["tid"]]), []).append(_slice(event))
+        if event["ph"] != "M":
+            lanes.setdefault((event["pid"], lane_of[event["tid"]]), []).append(_slice(event))
+        elif event["name"] == "process_name":
+            names[event["pid"]] = str(event["args"]["name"])
+    for slices in lanes.values():
+        slices.sort(key=lambda each: each.begin)
     return [
-        EngineLanes(
-            name=name,
-            **{
-                lane: sorted(lanes.get((engine, lane), ()), key=lambda each: each.begin)
-                for lane in LANES
-            },
-        )
+        EngineLanes(name=name, **{lane: lanes.get((engine, lane), []) for lane in LANES})
         for engine, name in names.items()
     ]
 

@@ -145,11 +145,12 @@ def test_the_command_draws_a_picture_and_says_where(path, tmp_path, capsys):
 
 
 def test_the_picture_has_lanes_colours_and_a_legend_that_say_what_happened(path, monkeypatch):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    drawn = []
+    kind = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr(kind, "savefig", lambda figure, *_, **__: drawn.append(figure))
     _, ssd = read_trace(path)
     picture.draw(ssd, window(ssd, 4, 2), path.with_suffix(".png"))
-    figure = pyplot.gcf()
+    (figure,) = drawn
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["target", "draft"]
     assert axes.get_yticks()[0] > axes.get_yticks()[1]  # the target is above
@@ -160,11 +161,10 @@ def test_the_picture_has_lanes_colours_and_a_legend_that_say_what_happened(path,
         "draft forward, not hidden",
     ]
     assert [text.get_text() for text in axes.texts] == ["+2", "+2"]
-    pyplot.close("all")
 
 
 def test_without_matplotlib_the_remedy_is_named(path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["trace", str(path)]) == 2
     assert "pip install 'ssd-jax[plot]'" in capsys.readouterr().err
 
