@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config import Config
 from ssd_jax.errors import SsdError
 
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 SECONDS_BETWEEN_LINES = 30.0
+
+ProgressLine = Callable[..., None]
+"""A `Progress` that also takes a text."""
 
 
 def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
@@ -62,8 +64,9 @@ def failure(names: Sequence[str], runs: int, what: str) -> SsdError:
 
 
 @contextlib.contextmanager
-def progress_bar(label: str, *, unit: str) -> Iterator[Progress]:
-    """A bar that appears with the first report of (done, total) and goes away at the end.
+def progress_bar(label: str, *, unit: str) -> Iterator[ProgressLine]:
+    """A bar that appears with the first report of (done, total) and goes away at the end; a report
+    may have a text, too, which is shown behind it.
 
     What is counted in tokens is shown with its speed and the time that is left. Where standard
     error is not a terminal, what takes long says every half minute how far it is.
@@ -86,20 +89,23 @@ def progress_bar(label: str, *, unit: str) -> Iterator[Progress]:
     columns = [TextColumn("{task.description}"), BarColumn(), count]
     if unit == "tokens":
         columns += [TextColumn("{task.speed:.0f} tokens/s"), TimeRemainingColumn()]
+    columns.append(TextColumn("{task.fields[text]}"))
     with Bars(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+        task = bar.add_task(label, total=None, visible=False, text="")
+        yield lambda done, total, text="": bar.update(
+            task, completed=done, total=total, visible=True, text=text
+        )
 
 
-def _lines(label: str, unit: str) -> Progress:
+def _lines(label: str, unit: str) -> ProgressLine:
     began = said = time.monotonic()
 
-    def progress(done: int, total: int) -> None:
+    def progress(done: int, total: int, text: str = "") -> None:
         nonlocal said
         now = time.monotonic()
         if now - said >= SECONDS_BETWEEN_LINES:
             said = now
-            line = f"{label}: {done} of {total} {unit}"
+            line = f"{label}: {done} of {total} {unit}" + (f", {text}" if text else "")
             if unit == "tokens" and done:
                 speed = done / (now - began)
                 line += f", {speed:.0f} tokens/s, {(total - done) / speed / 60:.0f} minutes left"

@@ -6,6 +6,7 @@ draft then run over it, and everything but the costs of forwards follows from th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,7 +24,7 @@ from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.distill.generate import Completion, CompletionJob, Shards, into_shards
 from ssd_jax.distill.manifest import Manifest
 from ssd_jax.distill.prompts import PromptIds
-from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
+from ssd_jax.distill.rounds import MeasuredDraft, power_law, walk
 from ssd_jax.distill.scoring import Judged, judge
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
@@ -98,10 +99,8 @@ def evaluate(
     """The figures, which are also written; those that are there already are not made again.
 
     Args:
-      settings: section [evaluate].
       source: of the draft, see `Config.draft`.
       job, manifest: of the text, which is written.
-      path: of the result.
 
     Raises:
       InputError: a draft that cannot be used, or a damaged file.
@@ -116,22 +115,23 @@ def evaluate(
         "budgets": list(settings.budgets),
         "repeats": settings.repeats,
     }
-    known = _known(path)
-    if known.get("format") == FORMAT and known.get("made_of") == made_of:
-        return known
+    with contextlib.suppress(InputError):  # it cannot be read
+        known = read_json(path)
+        if (known.get("format"), known.get("made_of")) == (FORMAT, made_of):
+            return known
     with job.bar("loading weights", unit="bytes") as progress:
         models = (target.model, target.load(progress)), (draft.model, draft.load())
-    samples = [
-        sample for entry in shards for sample in decode_texts(read_file(job.directory, entry))
-    ]
-    places = [completion.prompt for shard in plan_texts(job) for completion in shard]
+    plan = plan_texts(job)
     texts = [  # of a passage, too, only what follows it is judged
-        dataclasses.replace(sample, prompt_length=len(job.prompts[place].ids))
-        for sample, place in zip(samples, places, strict=True)
+        dataclasses.replace(sample, prompt_length=len(job.prompts[completion.prompt].ids))
+        for entry, shard in zip(shards, plan, strict=True)
+        for sample, completion in zip(
+            decode_texts(read_file(job.directory, entry)), shard, strict=True
+        )
     ]
-    size, longest = target.tokenizer.size, job.context
+    size = target.tokenizer.size
     with job.bar("judging", unit="tokens") as progress:
-        both = judge(*models, texts, tokens=size, longest=longest, progress=progress)
+        both = judge(*models, texts, tokens=size, longest=job.context, progress=progress)
     with job.bar("forwards of every width", unit="rounds") as progress:
         steps = measure_steps(
             *models,
@@ -150,11 +150,7 @@ def evaluate(
             "draft": source,
             "target": job.target.source,
             "environment": describe(jax.devices()[0]),
-            "steps": {
-                "target_ms": steps.target_ms,
-                "target": steps.target,
-                "draft": steps.draft,
-            },
+            "steps": steps,
             **figures(job.prompts, judged, settings, steps),
         }
     )
@@ -168,14 +164,6 @@ def _draft_digest(draft: OpenedModel) -> str:
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
-def _known(path: Path) -> dict[str, Any]:
-    """Figures that were written; empty where they cannot be read."""
-    try:
-        return read_json(path)
-    except InputError:
-        return {}
-
-
 def figures(
     prompts: Sequence[PromptIds],
     judged: Mapping[str, Sequence[Judged]],
@@ -185,26 +173,21 @@ def figures(
     """`sets`: by name; `mean`: over the sets, each counting alike.
 
     Args:
-      prompts: as completed.
       judged: by the names of `TEMPERATURES`, one of each prompt.
-      settings, steps: numbers of tokens and branches, and what they cost.
     """
     sets, measured = {}, []
     for name in dict.fromkeys(prompt.set for prompt in prompts):
         own = [place for place, prompt in enumerate(prompts) if prompt.set == name]
         of_set = {of: [each[place] for place in own] for of, each in judged.items()}
-        sets[name], found = _of_set(of_set, settings)
-        measured.append(found)
-        sets[name]["predicted"] = _predicted(found, settings, steps)
-    mean = _mean([{n: v for n, v in one.items() if n in _AVERAGED} for one in sets.values()])
-    over_sets = {of: mean_of([one[of] for one in measured]) for of in TEMPERATURES}
-    return {
-        "sets": sets,
-        "mean": {**mean, "predicted": _predicted(over_sets, settings, steps)},
+        found, seen = _of_set(of_set, settings)
+        measured.append(seen)
+        sets[name] = {**found, "predicted": _predicted(seen, settings, steps)}
+    averaged = ("greedy_agreement", "overlap", "tokens_per_call")
+    mean = {name: mean_of([one[name] for one in sets.values()]) for name in averaged}
+    over_sets = {
+        of: MeasuredDraft(**mean_of([vars(one[of]) for one in measured])) for of in TEMPERATURES
     }
-
-
-_AVERAGED = ("greedy_agreement", "overlap", "tokens_per_call")
+    return {"sets": sets, "mean": {**mean, "predicted": _predicted(over_sets, settings, steps)}}
 
 
 def _of_set(
@@ -236,11 +219,9 @@ def _of_set(
     }, measured
 
 
-def _mean(found: Sequence[Any]) -> Any:
-    """Of numbers, or number by number of records of the same keys."""
-    if isinstance(found[0], dict):
-        return {key: _mean([one[key] for one in found]) for key in found[0]}
-    return float(np.mean(found))
+def mean_of(found: Sequence[Any]) -> Any:
+    """Number by number of dictionaries and tuples that are alike."""
+    return jax.tree.map(lambda *values: float(np.mean(values)), *found)
 
 
 def _predicted(

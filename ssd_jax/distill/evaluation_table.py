@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ssd_jax.bench.table import Column, build_table, number_cell
+from ssd_jax.bench.table import Column, build_table
 
 _TEXTS = {"greedy": "greedy", "sampled": "T = 1"}
 _NAMES = ("set", "text", "rounds", "forward of")
@@ -18,25 +18,16 @@ _NAMES = ("set", "text", "rounds", "forward of")
 def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
     """What `evaluate.evaluate` gives: agreement, tokens per call, costs, predictions."""
     sets = {**document["sets"], "mean": document["mean"]}
+    texts = [(name, of, found) for name, found in sets.items() for of in _TEXTS]
     agreement = [
-        (
-            name,
-            str(found["prompts"]) if "prompts" in found else None,
-            number_cell(found["greedy_agreement"], "{:.3f}"),
-            number_cell(found["overlap"], "{:.3f}"),
-        )
+        (name, found.get("prompts"), f"{found['greedy_agreement']:.3f}", f"{found['overlap']:.3f}")
         for name, found in sets.items()
     ]
     calls = [
-        (name, text, rounds, *(number_cell(x, "{:.2f}") for x in by_k.values()))
-        for name, found in sets.items()
-        for of, text in _TEXTS.items()
-        for rounds, by_k in (
-            ("SD", found["tokens_per_call"][of]),
-            ("SSD, all hits", found["tokens_per_call"][f"{of}_all_hits"]),
-        )
+        (name, _TEXTS[of], rounds, *(f"{x:.2f}" for x in found["tokens_per_call"][key].values()))
+        for name, of, found in texts
+        for rounds, key in (("SD", of), ("SSD, all hits", f"{of}_all_hits"))
     ]
-    ks = document["mean"]["tokens_per_call"]["greedy"]
     steps = document["steps"]
     one = steps["draft"]["1"]
     costs = [
@@ -44,11 +35,13 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
         for role in ("target", "draft")
         for tokens, ratio in steps[role].items()
     ]
-    predicted = [
-        (name, text, *_prediction(found["predicted"][of]))
-        for name, found in sets.items()
-        for of, text in _TEXTS.items()
-    ]
+    predicted = []
+    for name, of, found in texts:
+        sd, ssd = (found["predicted"][of][mode] for mode in ("sd", "ssd"))
+        speeds = [(f"{mode['speed_up']:.2f}x", mode["k"]) for mode in (sd, ssd)]
+        shown = *speeds[0], *speeds[1], ssd["budget"], f"{ssd['hit_rate']:.0%}"
+        predicted.append((name, _TEXTS[of], *shown))
+    ks = [f"K={k}" for k in document["mean"]["tokens_per_call"]["greedy"]]
     return [
         _table(
             f"draft {document['draft']}",
@@ -56,11 +49,7 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
             agreement,
             notes=["agreement: of greedy text; sum min(p, q): of text at temperature 1"],
         ),
-        _table(
-            "tokens per call of the target",
-            ("set", "text", "rounds", *(f"K={k}" for k in ks)),
-            calls,
-        ),
+        _table("tokens per call of the target", ("set", "text", "rounds", *ks), calls),
         _table(
             f"forwards of one text; the target's of 1 token takes {steps['target_ms']:.2f} ms",
             ("forward of", "tokens", "/ target's of 1", "draft's of 1 / this"),
@@ -74,21 +63,12 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
     ]
 
 
-def _prediction(modes: Mapping[str, Any]) -> tuple[str, ...]:
-    sd, ssd = modes["sd"], modes["ssd"]
-    speeds = f"{sd['speed_up']:.2f}x", f"{ssd['speed_up']:.2f}x"
-    budget, hits = str(ssd["budget"]), f"{ssd['hit_rate']:.0%}"
-    return speeds[0], str(sd["k"]), speeds[1], str(ssd["k"]), budget, hits
-
-
 def _table(
-    title: str,
-    names: Sequence[str],
-    rows: Sequence[tuple[str | None, ...]],
-    notes: Sequence[str] = (),
+    title: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]], notes: Sequence[str] = ()
 ) -> Table:
+    cells = [tuple(None if cell is None else str(cell) for cell in row) for row in rows]
     columns: list[Column[tuple[str | None, ...]]] = [
         Column(title=name, cell=itemgetter(i), justify="left" if name in _NAMES else "right")
         for i, name in enumerate(names)
     ]
-    return build_table(columns, rows, title=title, notes=notes)
+    return build_table(columns, cells, title=title, notes=notes)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
@@ -27,21 +26,16 @@ from ssd_jax.system.atomic import clear_partial, write_file
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
-Bar = Callable[..., contextlib.AbstractContextManager[Progress | None]]
-"""Opens a progress bar: (label, *, unit)."""
+Bar = Callable[..., contextlib.AbstractContextManager[Callable[..., None] | None]]
+"""Opens a progress bar: (label, *, unit); it is told (done, total) and maybe a text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One completion to generate.
+    """One completion to generate."""
 
-    Attributes:
-      index: its number among all, which keys its noise.
-      prompt: place of its prompt in the list.
-    """
-
-    index: int
-    prompt: int
+    index: int  # its number among all, which keys its noise
+    prompt: int  # place of its prompt in the list
     temperature: float
 
 
@@ -55,8 +49,6 @@ class CompletionJob:
     Attributes:
       vocabulary: ids of the tokenizer.
       limit: positions that the target was made for.
-      directory: of the stage.
-      bar: shows how far it is.
     """
 
     target: TargetSettings
@@ -166,7 +158,6 @@ def generate(job: CompletionJob, manifest: Manifest, plan: Shards | None = None)
     """Makes what the manifest does not have yet, or has but is damaged.
 
     Args:
-      job: what to make.
       manifest: of the stage, as far as it has come; it is kept up to date on disk.
       plan: a function of the manifest's settings and inputs; by default that of `plan_shards`.
 
@@ -214,11 +205,13 @@ def _sound(directory: Path, listed: Sequence[Entry | None], planned: int) -> lis
         except InputError:
             return False
 
-    sound: list[Entry | None] = [None] * planned
-    for place, entry in enumerate(listed[:planned]):
-        if entry is not None and whole(entry):
-            sound[place] = {**entry, "scores": entry["scores"] if whole(entry["scores"]) else None}
-    return sound
+    sound = [
+        {**entry, "scores": entry["scores"] if whole(entry["scores"]) else None}
+        if entry is not None and whole(entry)
+        else None
+        for entry in listed[:planned]
+    ]
+    return sound + [None] * (planned - len(sound))
 
 
 def _complete_shards(
@@ -240,7 +233,18 @@ def _complete_shards(
         with job.bar("loading weights, compiling", unit="bytes") as progress:
             llm.load(progress=progress)
         with job.bar("generating", unit="tokens") as progress:
-            count = _Count(sum(map(len, shards.values())), job.settings, progress)
+            requests, most = sum(map(len, shards.values())), job.settings.max_tokens
+            generated = ended = 0
+
+            def count(tokens: int, *, finished: bool) -> None:
+                """Shows generated tokens, beside how many it will probably be."""
+                nonlocal generated, ended
+                generated, ended = generated + tokens, ended + finished
+                # Until some have ended, all may be as long as is allowed.
+                length = min(generated / ended, most) if ended >= requests / 20 else most
+                if progress is not None:
+                    progress(generated, max(generated, round(requests * length)))
+
             for place, completions in shards.items():
                 samples = _complete(llm, job, completions, count)
                 name, data = f"shard-{place:05}.safetensors", encode_texts(samples, job.vocabulary)
@@ -253,7 +257,7 @@ def _complete_shards(
 
 
 def _complete(
-    llm: LLM, job: CompletionJob, completions: Sequence[Completion], count: _Count
+    llm: LLM, job: CompletionJob, completions: Sequence[Completion], count: Callable[..., None]
 ) -> list[Sample]:
     """The samples of a shard, in its order."""
     from ssd_jax.sampling.params import SamplingParams
@@ -271,7 +275,7 @@ def _complete(
     ]
     outputs: dict[int, list[int]] = {}
     for event in llm.run(requests):
-        count.add(len(event.token_ids), finished=event.output is not None)
+        count(len(event.token_ids), finished=event.output is not None)
         if event.output is not None:
             if event.output.finish_reason == "error":
                 raise SsdError(f"completion {event.prompt_index} ended by an error; see above")
@@ -282,23 +286,6 @@ def _complete(
         tokens = np.array([*prompt.ids, *outputs[one.index]], np.int32)
         samples.append(Sample(tokens=tokens, prompt_length=0 if prompt.plain else len(prompt.ids)))
     return samples
-
-
-class _Count:
-    """Generated tokens, beside how many it will probably be."""
-
-    def __init__(self, requests: int, settings: GenerateSettings, progress: Progress | None):
-        self._requests, self._most, self._progress = requests, settings.max_tokens, progress
-        self._tokens = self._ended = 0
-
-    def add(self, tokens: int, *, finished: bool) -> None:
-        self._tokens += tokens
-        self._ended += finished
-        # Until some have ended, all may be as long as is allowed.
-        length = self._tokens / self._ended if self._ended >= self._requests / 20 else self._most
-        total = max(self._tokens, round(self._requests * min(length, self._most)))
-        if self._progress is not None:
-            self._progress(self._tokens, total)
 
 
 def _score_shards(

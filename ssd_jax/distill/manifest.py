@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
-from ssd_jax.system.files import read_json, shown
+from ssd_jax.system.files import read_json, sha256_of, shown
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -30,10 +29,8 @@ class Manifest:
     """The state of one stage.
 
     Attributes:
-      stage: its name.
       settings: JSON values by "section.key".
       inputs: digests of what it was made from, by name; "target" is the target's.
-      finished: whether everything is there.
       data: what it says of its files.
     """
 
@@ -76,6 +73,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
     """Refuses to go on with other settings or from other inputs than a stage was begun with.
 
+    Inputs that `new` does not name are taken to be the same.
+
     Raises:
       InputError: what changed, from what to what, and what to do.
     """
@@ -85,7 +84,7 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
     ]
     changed += [
         f"{_INPUTS.get(name, name)} has sha256 {now}, was {before}"
-        for name, now, before in differences(old.inputs, new.inputs)
+        for name, now, before in differences(old.inputs, {**old.inputs, **new.inputs})
     ]
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
@@ -108,7 +107,7 @@ def _json(value: Any) -> str:
 def file_digests(directory: Path) -> dict[str, str]:
     """SHA-256 of each file of a directory, by name; empty where there is no directory."""
     files = sorted(path for path in directory.glob("*") if path.is_file())
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {path.name: sha256_of(path) for path in files}
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,13 +23,12 @@ from safetensors.numpy import load, save
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
-from ssd_jax.distill.settings import PromptEntry, PromptSettings
+from ssd_jax.distill.settings import SPLITS, PromptEntry, PromptSettings
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.files import brief, read_bytes, sha256_of
-from ssd_jax.system.prompts import BadLine
+from ssd_jax.system.prompts import good_lines
 
-SPLITS = ("train", "held_out")
 SPAN = 13
 """Tokens."""
 
@@ -92,10 +92,6 @@ class _Candidate(NamedTuple):
 class PromptFiles:
     """The files that the settings name, found and checked, but not read.
 
-    Args:
-      settings: section [prompts].
-      directory: where the files are.
-
     Raises:
       InputError: a file that does not exist, or prompts that would be in both splits.
     """
@@ -103,16 +99,15 @@ class PromptFiles:
     def __init__(self, settings: PromptSettings, directory: Path) -> None:
         self._longest, self._passage = settings.longest, settings.passage_tokens
         self._entries: dict[str, tuple[PromptEntry, ...]]
-        self._entries = {"train": settings.train, "held_out": settings.held_out}
-        every = (*settings.train, *settings.held_out)
+        self._entries = {split: getattr(settings, split) for split in SPLITS}
+        every = [entry for entries in self._entries.values() for entry in entries]
         self._paths = {entry.path: find(entry, directory) for entry in every}
-        for one in settings.train:
-            for two in settings.held_out:  # would only be noticed as leaks
-                if one.path == two.path and _meet(one, two):
-                    raise InputError(
-                        f"prompts {one} are to train and {two} to be held out; give each file to "
-                        "one of them, or ids that differ"
-                    )
+        for one, two in itertools.product(*self._entries.values()):
+            if one.path == two.path and _meet(one, two):  # would only be noticed as leaks
+                raise InputError(
+                    f"prompts {one} are to train and {two} to be held out; give each file to one "
+                    "of them, or ids that differ"
+                )
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file, by its path in the configuration."""
@@ -152,14 +147,7 @@ class PromptFiles:
         """Those of every file of lines."""
         entries = [entry for split in self._entries.values() for entry in split]
         lines = {e: read_lines(e, self._paths[e.path]) for e in entries if not is_plain_text(e)}
-        bad = {line for read in lines.values() for line in read if isinstance(line, BadLine)}
-        if bad:
-            listed = "\n".join(f"  {line.where}: {line.error}" for line in sorted(bad, key=_place))
-            raise InputError(f"{len(bad)} bad line(s) in the prompt files; mend these:\n{listed}")
-        return {
-            entry: [line for line in read if isinstance(line, Line)]
-            for entry, read in lines.items()
-        }
+        return dict(zip(lines, good_lines(lines.values()), strict=True))
 
     def _read(
         self, entry: PromptEntry, lines: dict[PromptEntry, list[Line]], tokenizer: Tokenizer
@@ -176,7 +164,7 @@ class PromptFiles:
                 )
             return
         for index, line in enumerate(lines[entry]):
-            ids = encode(line, tokenizer)
+            ids = _encode(line, tokenizer)
             own = tokenizer.encode(line.own_text, add_special=False)
             hidden = [
                 [tokenizer.encode(spelt, add_special=False) for spelt in (text, f" {text}")]
@@ -187,15 +175,13 @@ class PromptFiles:
                 yield _Candidate(PromptIds(set=entry.path, index=index, ids=ids), own, hidden)
 
 
-def encode(line: Line, tokenizer: Tokenizer) -> list[int]:
+def _encode(line: Line, tokenizer: Tokenizer) -> list[int]:
     """Token ids of a prompt, by the chat template where there is one, as `LLM.encode` does."""
-    text, messages = line.prompt.prompt, line.prompt.messages
-    if not tokenizer.has_chat_template:
-        contents = [message["content"] for message in messages or []]
-        return tokenizer.encode("\n\n".join(contents) if text is None else text)
-    if messages is None:
-        messages = [{"role": "user", "content": text or ""}]
-    return tokenizer.apply_chat_template(messages)
+    content = line.prompt.content
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    if tokenizer.has_chat_template:
+        return tokenizer.apply_chat_template(messages)
+    return tokenizer.encode("\n\n".join(message["content"] for message in messages))
 
 
 def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[str, str]:
@@ -261,8 +247,3 @@ def _meet(one: PromptEntry, two: PromptEntry) -> bool:
     return any(
         max(a.start, b.start) < min(a.stop, b.stop) for a in one.id_ranges for b in two.id_ranges
     )
-
-
-def _place(line: BadLine) -> tuple[str, int]:
-    path, _, number = line.where.rpartition(":")
-    return path, int(number)

@@ -35,9 +35,10 @@ class Line(NamedTuple):
     @property
     def own_text(self) -> str:
         """What the set's authors wrote: no system message, nothing that the program put around."""
-        if self.prompt.messages is None:
-            return self.prompt.prompt or ""
-        written = [m["content"] for m in self.prompt.messages if m["role"] != "system"]
+        content = self.prompt.content
+        if isinstance(content, str):
+            return content
+        written = [m["content"] for m in content if m["role"] != "system"]
         head, tail = HUMANEVAL_REQUEST.split("{code}")
         if len(written) == 1 and written[0].startswith(head) and written[0].endswith(tail):
             return written[0].removeprefix(head).removesuffix(tail)

@@ -60,7 +60,6 @@ def walk(chances: Sequence[np.ndarray], k: int, *, tail: int | None = None) -> R
 
     Args:
       chances: of each text [n] a_i; the first is of the token that the prompt gives, and unused.
-      k: K.
       tail: tokens of a proposal after a round in which all were accepted, and of the first one (the
         tail rule of SSD: K - 1, and K for K = 1); None is K.
     """
@@ -119,18 +118,6 @@ class MeasuredDraft:
         return list(self.by_length[length - 1]) if length else []
 
 
-def mean_of(found: Sequence[MeasuredDraft]) -> MeasuredDraft:
-    """Each number averaged."""
-    return MeasuredDraft(
-        by_length=tuple(
-            tuple(float(np.mean(place)) for place in zip(*rates, strict=True))
-            for rates in zip(*(one.by_length for one in found), strict=True)
-        ),
-        alone=float(np.mean([one.alone for one in found])),
-        r=float(np.mean([one.r for one in found])),
-    )
-
-
 def power_law(rounds: Rounds, ranks: Sequence[np.ndarray], *, greedy: bool) -> tuple[float, float]:
     """c and r of the power law: F prepared bonus tokens miss with chance c F^-r.
 
@@ -139,9 +126,7 @@ def power_law(rounds: Rounds, ranks: Sequence[np.ndarray], *, greedy: bool) -> t
     its misses are somewhat overstated.
 
     Args:
-      rounds: whose bonus tokens are looked for.
       ranks: of each text [n], see `Judged.rank`.
-      greedy: whether the text is.
     """
     place = np.full(rounds.added.shape, _MOST_PREPARED)
     for row, own in enumerate(ranks):

@@ -6,7 +6,7 @@ that are asked for alone, a block of them at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, encode_scores
-from ssd_jax.distill.training.data import columns_of
+from ssd_jax.distill.training.data import PackedTexts, Piece, columns_of, first_fit
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 
@@ -50,36 +50,35 @@ class TextRunner:
     ) -> None:
         self._models = [model for model, _ in models]
         self._parameters = [parameters for _, parameters in models]
-        self._compare, self._longest = compare, longest
+        self._length = -(-longest // _STEP) * _STEP
+        self._count, self._compare = max(1, _TOKENS // self._length), compare
         self._body, self._head = jax.jit(self._hidden), jax.jit(self._compared)
 
-    def run(
-        self,
-        texts: Sequence[np.ndarray],
-        positions: Sequence[range],
-        progress: Progress | None = None,
-    ) -> list[np.ndarray]:
-        """What `compare` returns of given positions, one text after the other.
+    def run(self, samples: Sequence[Sample], progress: Progress | None = None) -> list[np.ndarray]:
+        """What `compare` returns of the learnt positions, one sample after the other.
 
         Args:
-          texts: [n] int32 each.
-          positions: of each text those to compare, which a next token follows.
+          samples: without scores.
           progress: called with (positions done, positions).
         """
-        ends = np.cumsum([0, *map(len, positions)])
+        rows = first_fit([Piece(i, 0, len(s.tokens)) for i, s in enumerate(samples)], self._length)
+        packed = PackedTexts(samples, rows, self._length, width=0)
+        ends = np.cumsum([0, *(len(sample.learnt) for sample in samples)])
         found: list[np.ndarray] = []
         done = 0
-        for batch, arrays in _batches(texts, self._longest):
-            hidden = self._body(self._parameters, *arrays)
-            flat = np.concatenate([place + np.array(positions[i], np.int32) for i, place in batch])
-            to = np.concatenate([np.arange(ends[i], ends[i + 1]) for i, _ in batch])
-            following = arrays[0].reshape(-1)[flat + 1]
+        for first in range(0, len(rows), self._count):
+            here = range(first, first + self._count)
+            batch = packed.batch(row if row < len(rows) else -1 for row in here)
+            hidden = self._body(self._parameters, batch.tokens, batch.positions, batch.segments)
+            flat, following = np.flatnonzero(batch.counted), batch.following[batch.counted]
+            own = [piece.text for row in rows[first : here.stop] for piece in row]
+            to = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in own])
             for begin in range(0, len(flat), _HEAD_ROWS):
                 part = slice(begin, begin + _HEAD_ROWS)
                 count = len(flat[part])
-                rows, tokens = np.zeros((2, _HEAD_ROWS), np.int32)
-                rows[:count], tokens[:count] = flat[part], following[part]
-                values = jax.device_get(self._head(self._parameters, hidden, rows, tokens))
+                places, tokens = np.zeros((2, _HEAD_ROWS), np.int32)
+                places[:count], tokens[:count] = flat[part], following[part]
+                values = jax.device_get(self._head(self._parameters, hidden, places, tokens))
                 found = found or [np.zeros((ends[-1], *x.shape[1:]), x.dtype) for x in values]
                 for array, value in zip(found, values, strict=True):
                     array[to[part]] = value[:count]
@@ -99,52 +98,11 @@ class TextRunner:
         return self._compare(logits, following)
 
 
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-def _batches(
-    texts: Sequence[np.ndarray], longest: int
-) -> Iterator[tuple[list[tuple[int, int]], Arrays]]:
-    """Texts in rows, each in the first of a batch's rows that has room.
-
-    Yields: (index of a text, place of its first token in the flattened batch) for those of a batch;
-      tokens, positions and segments, each [rows, length] int32, segment 0 being padding.
-    """
-    length = -(-longest // _STEP) * _STEP
-    count = max(1, _TOKENS // length)
-    batch: list[tuple[int, int]] = []
-    free = [length] * count
-    for index, text in enumerate(texts):
-        if max(free) < len(text):
-            yield batch, _arrays(texts, batch, count, length)
-            batch, free = [], [length] * count
-        row = next(row for row, left in enumerate(free) if len(text) <= left)
-        batch.append((index, (row + 1) * length - free[row]))
-        free[row] -= len(text)
-    if batch:
-        yield batch, _arrays(texts, batch, count, length)
-
-
-def _arrays(
-    texts: Sequence[np.ndarray], batch: Sequence[tuple[int, int]], count: int, length: int
-) -> Arrays:
-    tokens, positions, segments = np.zeros((3, count * length), np.int32)
-    for segment, (index, place) in enumerate(batch, start=1):
-        own = slice(place, place + len(texts[index]))
-        tokens[own] = texts[index]
-        positions[own] = np.arange(len(texts[index]))
-        segments[own] = segment
-    shape = (count, length)
-    return tokens.reshape(shape), positions.reshape(shape), segments.reshape(shape)
-
-
 class TargetScorer:
     """The target with its weights: its likeliest tokens at temperature 1.
 
     Args:
-      target: which one.
       length: tokens of the longest text.
-      top_n: likeliest tokens to keep.
       progress: of loading its weights.
 
     Raises:
@@ -156,9 +114,13 @@ class TargetScorer:
     ) -> None:
         opened = open_model(target.source, target.dtype)
         self._vocabulary = opened.tokenizer.size
-        self._top_n = top_n
-        model = opened.model, opened.load(progress)
-        self._runner = TextRunner([model], self._top, longest=length)
+
+        def top(logits: list[jax.Array], _following: jax.Array) -> tuple[jax.Array, jax.Array]:
+            own = logits[0][:, : opened.tokenizer.size]
+            likeliest, ids = jax.lax.top_k(own, top_n)
+            return ids, jnp.exp(likeliest - jax.nn.logsumexp(own, axis=-1, keepdims=True))
+
+        self._runner = TextRunner([(opened.model, opened.load(progress))], top, longest=length)
 
     def scores(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
         """Likeliest ids [rows, N] int32 and their probabilities [rows, N] float32, likeliest first.
@@ -166,18 +128,12 @@ class TargetScorer:
         A row is a learnt position; those of a sample follow each other, as samples do. Padding ids
         of the model have no part in the distribution.
         """
-        texts = [sample.tokens for sample in samples]
-        ids, probs = self._runner.run(texts, [sample.learnt for sample in samples])
+        ids, probs = self._runner.run(samples)
         return ids, probs
 
     def encoded(self, samples: Sequence[Sample]) -> bytes:
         """The scores of a shard, as its file."""
         return encode_scores(*self.scores(samples), self._vocabulary)
-
-    def _top(self, logits: list[jax.Array], _following: jax.Array) -> tuple[jax.Array, jax.Array]:
-        own = logits[0][:, : self._vocabulary]
-        likeliest, ids = jax.lax.top_k(own, self._top_n)
-        return ids, jnp.exp(likeliest - jax.nn.logsumexp(own, axis=-1, keepdims=True))
 
 
 class Judged(NamedTuple):
@@ -207,22 +163,16 @@ def judge(
     """What a draft would have made of texts; one of each, in order.
 
     Args:
-      target, draft: models and their parameters.
       texts: with a prompt and a completion of at least one token each.
       tokens: ids of the tokenizer; columns of a head beyond them are padding.
       longest: tokens of the longest text that the programs are for.
-      progress: called with (tokens done, tokens).
     """
     ids = draft[0].output_ids
 
     def compare(logits: list[jax.Array], following: jax.Array) -> Judged:
         return _judged(logits[0][:, :tokens], logits[1], ids, following)
 
-    found = TextRunner([target, draft], compare, longest=longest).run(
-        [text.tokens for text in texts],
-        [text.learnt for text in texts],
-        progress,
-    )
+    found = TextRunner([target, draft], compare, longest=longest).run(texts, progress)
     ends = np.cumsum([len(text.learnt) for text in texts])[:-1]
     return [Judged(*one) for one in zip(*(np.split(x, ends) for x in found), strict=True)]
 

@@ -7,10 +7,8 @@ keys is checked in `__post_init__`.
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 import re
-import typing
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +20,11 @@ from ssd_jax.errors import InputError
 from ssd_jax.models.config import FAMILIES
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
-from ssd_jax.system.toml_settings import check_names, read_toml
+from ssd_jax.system.toml_settings import read_section, read_toml
+
+SPLITS = ("train", "held_out")
+SIZES = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+"""Of a draft from scratch."""
 
 # A description goes on where an error has named key and value.
 NotNegative = Annotated[int, Meta(ge=0, description="must be at least 0")]
@@ -41,27 +43,6 @@ Budgets = Annotated[
     tuple[Annotated[int, Meta(ge=LEAST_BUDGET, le=MAX_BUDGET)], ...],
     Meta(min_length=1, description=f"must list integers from {LEAST_BUDGET} to {MAX_BUDGET}"),
 ]
-Files = Annotated[tuple[Any, ...], Meta(description="must list files of prompts")]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TargetSettings:
-    """Section [target]: the model to draft for.
-
-    Attributes:
-      source: see `Config.target`.
-      name: of the default directory of results; None is the configuration's. Configurations that
-        share it, and what they ask and generate, share the text.
-      dtype: compute dtype of its forwards.
-    """
-
-    source: str = ""
-    name: str | None = None
-    dtype: Compute = "bfloat16"
-
-    def __post_init__(self) -> None:
-        if not self.source:
-            raise InputError("source is missing; give a path, hf:org/name, or pip:package==version")
 
 
 class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,13 +65,37 @@ class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.path if self.ids is None else f"{self.path}[{self.ids}]"
 
 
+Files = Annotated[
+    tuple[str | PromptEntry, ...],
+    Meta(description='is not understood; list files as "PATH" or {path = "PATH", ids = "1-10"}'),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetSettings:
+    """Section [target]: the model to draft for.
+
+    Attributes:
+      source: see `Config.target`.
+      name: of the default directory of results; None is the configuration's. Configurations that
+        share it, and what they ask and generate, share the text.
+    """
+
+    source: str = ""
+    name: str | None = None
+    dtype: Compute = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            raise InputError("source is missing; give a path, hf:org/name, or pip:package==version")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptSettings:
     """Section [prompts]: what the target is asked, and what stays unseen.
 
     Attributes:
-      train, held_out: files and built-in sets, each "PATH" or {path = "PATH", ids = "1-10"}.
-        Without any to train, drafts are only evaluated.
+      train, held_out: files and built-in sets; without any to train, drafts are only evaluated.
       directory: where files are, relative to the configuration file.
       longest: prompts of more tokens are left out.
       passage_tokens: tokens of a passage of a plain text file.
@@ -105,13 +110,16 @@ class PromptSettings:
     def __post_init__(self) -> None:
         if not self.held_out:
             raise InputError("held_out is empty; list at least one file of prompts")
-        for name in ("train", "held_out"):
-            entries = tuple(_entry(item, name) for item in getattr(self, name))
+        for name in SPLITS:
+            files = getattr(self, name)
+            entries = tuple(PromptEntry(path=e) if isinstance(e, str) else e for e in files)
             object.__setattr__(self, name, entries)
-            paths = [entry.path for entry in entries]
-            twice = [path for path in paths if paths.count(path) > 1]
-            if twice:
-                raise InputError(f"{name} lists {twice[0]!r} twice; put its ids into one entry")
+            for place, entry in enumerate(entries):
+                parse_ranges(entry.ids or "1", f"{name}: {entry.path}")
+                if any(other.path == entry.path for other in entries[:place]):
+                    raise InputError(
+                        f"{name} lists {entry.path!r} twice; put its ids into one entry"
+                    )
         if self.passage_tokens > self.longest:
             raise InputError(
                 f"passage_tokens = {self.passage_tokens} is more than longest = {self.longest}; "
@@ -124,9 +132,8 @@ class GenerateSettings:
     """Section [generate]: the target's own completions.
 
     Attributes:
-      completions: how many in all; None is one of each prompt. More than there are prompts go
-        through them again, with other temperatures and noise.
-      max_tokens: of a completion.
+      completions: in all; None is one of each prompt. More than there are prompts go through them
+        again, with other temperatures and noise.
       temperatures: taken in turn by each prompt, but 0 only once: it gives the same text again.
       seed: of the noise and of the order of prompts.
       slots: completions decoded together.
@@ -197,10 +204,6 @@ class DraftSettings:
             )
 
 
-SIZES = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
-"""Of a draft from scratch."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """Section [train]: how to train.
@@ -211,8 +214,7 @@ class TrainSettings:
       accumulation: micro-batches of a step, one after another; divides `batch`.
       length: tokens of a row; texts are packed into rows, longer ones are cut.
       learning_rate: after `warmup` steps from 0; then a cosine down to `final_rate` times it.
-      weight_decay: of matrices (AdamW).
-      beta1, beta2: of AdamW.
+      weight_decay, beta1, beta2: of AdamW; weights of matrices alone decay.
       clip: largest norm of all gradients together.
       cross_entropy, kl, acceptance: weights of the losses, see `losses`.
       probabilities: "cached" are the target's top N that lie beside the texts; "live" runs the
@@ -222,7 +224,6 @@ class TrainSettings:
       rematerialise: run layers again for their gradients, which takes less memory.
       devices: number of devices that share a batch; 0 is all.
       seed: of the order of rows and of weights from scratch.
-      keep: checkpoints that are kept.
       save_every, evaluate_every: steps between checkpoints, and between looks at held-out text.
       held_out: rows of held-out text that are looked at.
       max_seconds: of training in one run; it then stops with a checkpoint, from which the next run
@@ -280,7 +281,6 @@ class EvaluateSettings:
     Attributes:
       sets: of the held-out prompts, as `prompts.held_out` names them; empty is all.
       prompts: of each set, spread evenly over it; all where it has fewer.
-      max_tokens: of a completion.
       seed: of the noise at temperature 1.
       ks: numbers of speculated tokens, ascending.
       budgets: numbers of branches, ascending.
@@ -308,14 +308,8 @@ class EvaluateSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """Everything that a configuration file says.
-
-    Attributes:
-      name: of the file, without its ending.
-      directory: where the prompt files are.
-      draft, train: None where there is no such section; nothing is trained then.
-      evaluate: None where there is no such section; nothing is evaluated then.
-    """
+    """Everything that a configuration file says; sections are None that it does not have. `name` is
+    the file's, without its ending, `directory` where the prompt files are."""
 
     name: str
     directory: Path
@@ -332,24 +326,16 @@ _OPTIONAL = {"draft": DraftSettings, "train": TrainSettings, "evaluate": Evaluat
 
 
 def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
-    """Reads a configuration file.
-
-    Args:
-      path: the file.
-      data: where the prompt files are, instead of what the file says.
+    """Reads a configuration file; `data` is where the prompt files are, whatever it says.
 
     Raises:
       InputError: an unreadable file, or a bad section, key or value, with the section's name.
     """
-    kinds = {**_SECTIONS, **_OPTIONAL}
-    where, tables = f"config {path}:", read_toml(path, set(kinds))
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise InputError(f"{where} {name} must be a section, [{name}]")
+    kinds = _SECTIONS | _OPTIONAL
+    where, tables = f"config {path}:", read_toml(path, {*kinds})
     sections = {
-        name: read_section(kind, tables.get(name, {}), f"{where} [{name}]")
-        for name, kind in kinds.items()
-        if name in tables or name in _SECTIONS
+        name: read_section(kinds[name], tables.get(name, {}), f"{where} [{name}]")
+        for name in {**_SECTIONS, **tables}
     }
     if ("draft" in tables) != ("train" in tables):
         raise InputError(f"{where} [draft] and [train] go together; give both or neither")
@@ -375,49 +361,6 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     return DistillSettings(name=path.stem, directory=directory, **sections)
 
 
-def read_section(kind: type, table: Mapping[str, Any], where: str) -> Any:
-    """A section as the dataclass `kind`, whose own errors get `where` before them.
-
-    Raises:
-      InputError: an unknown key (with the nearest known one), or a bad value.
-    """
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    check_names(table, {*fields}, f"{where} ")
-    for name, field in fields.items():
-        if field.default is dataclasses.MISSING and name not in table:
-            raise InputError(f"{where} {name} is missing")
-    hints = typing.get_type_hints(kind, include_extras=True)
-    try:
-        return kind(**{name: _checked(name, value, hints[name]) for name, value in table.items()})
-    except InputError as error:
-        raise InputError(f"{where} {error}") from None
-
-
-def _checked(name: str, value: object, hint: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{name} = {value} must be a finite number")
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError:
-        wanted = _wanted(value, msgspec.inspect.type_info(hint))
-        raise InputError(f"{name} = {value!r} {wanted}") from None
-
-
-def _wanted(value: object, info: msgspec.inspect.Type) -> str:
-    """What a value should be that msgspec has refused, in words."""
-    if isinstance(info, msgspec.inspect.UnionType):  # with None, which TOML does not have
-        info = info.types[0]
-    words = ""
-    if isinstance(info, msgspec.inspect.Metadata):
-        words, info = (info.extra_json_schema or {})["description"], info.type
-    if isinstance(info, msgspec.inspect.LiteralType):
-        return f"must be one of {', '.join(map(str, info.values))}"
-    types = {"IntType": int, "FloatType": (int, float), "StrType": str, "BoolType": bool}
-    kind = type(info).__name__
-    right = isinstance(value, types.get(kind, object)) and not isinstance(value, bool)
-    return words if right else f"must be of type {kind.removesuffix('Type').lower()}"
-
-
 _FREE = {
     *("target.source", "target.name", "prompts.directory"),
     *("train.devices", "train.keep", "train.save_every", "train.max_seconds", "draft.store"),
@@ -428,26 +371,9 @@ _FREE = {
 
 def recorded(section: str, settings: Any) -> dict[str, Any]:
     """What a stage's results depend on: each key with its section's name, and its JSON value."""
-    made_with = {}
-    for field in dataclasses.fields(settings):
-        key, value = f"{section}.{field.name}", getattr(settings, field.name)
-        if isinstance(value, tuple):
-            value = [str(one) if isinstance(one, PromptEntry) else one for one in value]
-        if key not in _FREE:
-            made_with[key] = value
-    return made_with
-
-
-def _entry(item: object, name: str) -> PromptEntry:
-    try:
-        entry = msgspec.convert({"path": item} if isinstance(item, str) else item, PromptEntry)
-    except msgspec.ValidationError:
-        raise InputError(
-            f'{name}: {item!r} is not understood; give "PATH" or {{path, ids}}'
-        ) from None
-    if entry.ids is not None:
-        parse_ranges(entry.ids, f"{name}: {entry.path}")
-    return entry
+    values = {f"{section}.{name}": value for name, value in vars(settings).items()}
+    kept = {key: value for key, value in values.items() if key not in _FREE}
+    return json.loads(json.dumps(kept, default=str))  # entries as texts, tuples as lists
 
 
 _RANGE = re.compile(r"\s*(\d+)(?:-(\d+))?\s*")
@@ -457,8 +383,7 @@ def parse_ranges(text: str, where: str) -> tuple[range, ...]:
     """The ranges of a text such as "1-10,511-974"; both ends belong to a range.
 
     Raises:
-      InputError: no such text, or a range that ends before it begins; the message begins with
-        `where`.
+      InputError: no such text, or a range that ends before it begins, with `where` in front.
     """
     ranges = []
     for part in text.split(","):

@@ -8,6 +8,7 @@ learn. Nothing is read that the manifest does not vouch for.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from safetensors.numpy import load, save
 
 from ssd_jax.distill.manifest import read_manifest
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import brief, read_bytes, require_plain_name, sha256_of, shown
+from ssd_jax.system.files import brief, read_bytes, require_plain_name, shown
 
 STAGE = "generate"
 
@@ -100,13 +101,14 @@ def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
       InputError: it is gone, or not what was written.
     """
     path = directory / require_plain_name(entry["file"], directory)
-    found = sha256_of(path)
+    data = read_bytes(path, remedy=_REMEDY)
+    found = hashlib.sha256(data).hexdigest()
     if found != entry["sha256"]:
         raise InputError(
             f"{path} is damaged: its sha256 is {found}, the manifest has {entry['sha256']}; "
             f"{_REMEDY}"
         )
-    return read_bytes(path, remedy=_REMEDY)
+    return data
 
 
 def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sample]:
@@ -114,7 +116,6 @@ def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sampl
     its turn comes.
 
     Args:
-      directory: of the stage.
       target: digest of the target that they must be of; None is any.
 
     Raises:
@@ -132,15 +133,12 @@ def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sampl
         )
     try:
         shards = [(entry, entry["scores"]) for entry in manifest.data["shards"]]
-        sizes = [
-            (directory / require_plain_name(file["file"], directory), file["bytes"], file["sha256"])
-            for shard in shards
-            for file in shard
-            if file is not None
-        ]
+        files = [file for shard in shards for file in shard if file is not None]
+        sizes = {directory / require_plain_name(f["file"], directory): f["bytes"] for f in files}
+        _ = [file["sha256"] for file in files]
     except (LookupError, TypeError) as error:
         raise InputError(f"{directory} has a damaged manifest: {shown(error)}; {_REMEDY}") from None
-    for path, expected, _ in sizes:
+    for path, expected in sizes.items():
         size = path.stat().st_size if path.is_file() else 0
         if size != expected:
             raise InputError(

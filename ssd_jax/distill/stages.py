@@ -6,10 +6,11 @@ results of other settings.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +93,8 @@ class Distillation:
       work: directory of all stages.
       draft: source of the draft to evaluate; None is the trained one.
       bar: opens a progress bar.
-      say: shows a line.
-      show: shows a table.
+      say: shows a line of what was done.
+      show: shows a table of what was found.
     """
 
     settings: DistillSettings
@@ -113,46 +114,12 @@ class Distillation:
         """Where a stage keeps its files; drafts share the text, training is a draft's own."""
         return (self.own if stage == "train" else self.work) / stage
 
-    def begun(
-        self,
-        stage: str,
-        settings: Mapping[str, Any] | None = None,
-        inputs: Mapping[str, str] | None = None,
-    ) -> Manifest | None:
-        """The manifest of a stage; None where it was not begun.
-
-        Raises:
-          InputError: it was begun with another target, with other settings than these, or made from
-            other inputs.
-        """
-        manifest = read_manifest(self.directory(stage))
-        if manifest is not None:
-            now = dict(manifest.inputs if inputs is None else inputs)
-            now["target"] = self.target.sha256
-            same = manifest.settings if settings is None else settings
-            planned = dataclasses.replace(manifest, settings=same, inputs=now)
-            check_same(self.directory(stage), manifest, planned)
-        return manifest
-
-    def finished(self, stage: str, asker: str) -> Manifest:
-        """The manifest of an earlier stage.
-
-        Raises:
-          InputError: it is not finished, or of another target.
-        """
-        manifest = self.begun(stage)
-        if manifest is None or not manifest.finished:
-            raise InputError(
-                f"stage {asker} needs stage {stage}, which is not finished in {self.work}; run it "
-                f"first, with --stage={stage} or without --stage"
-            )
-        return manifest
-
     def plan(self, stage: str, inputs: dict[str, str]) -> Manifest:
         """What the manifest of a stage would say now that is made from the target and `inputs`.
 
         Raises:
-          InputError: the configuration lacks a section of the stage.
+          InputError: the configuration lacks a section of the stage, or it was begun with another
+            target, with other settings, or made from other inputs than these.
         """
         sections = {name: getattr(self.settings, name) for name in _SECTIONS[stage]}
         missing = [f"[{name}]" for name in sorted(sections) if sections[name] is None]
@@ -167,7 +134,42 @@ class Distillation:
         if stage == "evaluate":
             made_with["generate.slots"] = self.settings.generate.slots
         inputs = {"target": self.target.sha256, **inputs}
-        return Manifest(stage=stage, settings=made_with, inputs=inputs)
+        planned = Manifest(stage=stage, settings=made_with, inputs=inputs)
+        begun = read_manifest(self.directory(stage))
+        if begun is not None:
+            check_same(self.directory(stage), begun, planned)
+        return planned
+
+    def start(self, stage: str, inputs: dict[str, str]) -> Manifest:
+        """The manifest of a stage that is made from `inputs`, as it was left or as it begins.
+
+        It is not written before there is something to go on with: bad input binds nobody.
+        """
+        planned, directory = self.plan(stage, inputs), self.directory(stage)
+        directory.mkdir(parents=True, exist_ok=True)
+        return read_manifest(directory) or planned
+
+    def finished(self, stage: str, asker: str) -> Manifest:
+        """The manifest of an earlier stage.
+
+        Raises:
+          InputError: it is not finished, or of another target.
+        """
+        manifest = read_manifest(self.directory(stage))
+        if manifest is None or not manifest.finished:
+            raise InputError(
+                f"stage {asker} needs stage {stage}, which is not finished in {self.work}; run it "
+                f"first, with --stage={stage} or without --stage"
+            )
+        same = dataclasses.replace(manifest, inputs={"target": self.target.sha256})
+        check_same(self.directory(stage), manifest, same)
+        return manifest
+
+    def start_of_prompts(self, stage: str, split: str) -> tuple[Manifest, list[PromptIds]]:
+        """The manifest of a stage that completes the prompts of a split, and these."""
+        digest = self.finished("prompts", stage).data["sha256"][split]
+        manifest = self.start(stage, {"prompts": digest})
+        return manifest, read_prompts(self.directory("prompts"), split, digest)
 
     def job(
         self, stage: str, settings: GenerateSettings, prompts: list[PromptIds]
@@ -194,17 +196,11 @@ def run(
     say: Callable[[str], None],
     show: Callable[[Table], None],
 ) -> None:
-    """Runs one stage or, without one, all of them.
+    """Runs one stage or, without one, all of them; see `Distillation`.
 
     Args:
-      settings: what to make.
-      work: where; created if need be.
       stage: one of `STAGES`.
-      draft: a draft to evaluate instead of the trained one; "default" is the one for mode ssd that
-        comes with the package.
-      bar: opens a progress bar: (label, *, unit).
-      say: shows a line of what was done.
-      show: shows a table of what was found.
+      draft: as in `Distillation`; "default" is the one for mode ssd that comes with the package.
 
     Raises:
       Stopped: a stage ended early, at a place from which it goes on.
@@ -222,10 +218,10 @@ def run(
     for name in chosen:
         _check_settings(whole, name)
     for name in chosen:
-        directory = whole.directory(name)
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory = whole.directory(name).parent
+        directory.mkdir(parents=True, exist_ok=True)
         # One process on prompts and text, and one on a draft: those of a text can train together.
-        with only_one(directory.parent):
+        with only_one(directory):
             STAGES[name](whole)
 
 
@@ -262,7 +258,7 @@ def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses other settings of any chosen stage, and an impossible draft, before the first one
     runs."""
     settings = whole.settings
-    planned = whole.plan(name, {})
+    whole.plan(name, {})
     if name == "train" and settings.train is not None and settings.draft is not None:
         from ssd_jax.distill.training.loop import check
 
@@ -271,26 +267,17 @@ def _check_settings(whole: Distillation, name: str) -> None:
         from ssd_jax.distill.evaluate import open_pair
 
         open_pair(settings.target, whole.draft)
-    whole.begun(name, planned.settings)
-
-
-# There is no manifest before there is something to go on with: bad input binds nobody.
-
-
-def _start(whole: Distillation, stage: str, inputs: dict[str, str]) -> Manifest:
-    """The manifest of a stage that is made from `inputs`, as it was left or as it begins."""
-    planned = whole.plan(stage, inputs)
-    begun = whole.begun(stage, planned.settings, planned.inputs)
-    whole.directory(stage).mkdir(parents=True, exist_ok=True)
-    return begun or planned
 
 
 def _prompts(whole: Distillation) -> None:
     files = PromptFiles(whole.settings.prompts, whole.settings.directory)
-    manifest, directory = _start(whole, "prompts", files.digests()), whole.directory("prompts")
-    if manifest.finished and _prompts_are_there(directory, manifest):
-        whole.say(f"prompts, made before:\n{counted(manifest.data['counts'])}")
-        return
+    manifest, directory = whole.start("prompts", files.digests()), whole.directory("prompts")
+    if manifest.finished:
+        with contextlib.suppress(InputError):
+            for split in SPLITS:
+                read_prompts(directory, split, manifest.data["sha256"][split])
+            whole.say(f"prompts, made before:\n{counted(manifest.data['counts'])}")
+            return
     clear_partial(directory)
     prompts, counts = files.prepare(whole.target.tokenizer)
     data = {"counts": counts, "sha256": write_prompts(directory, prompts)}
@@ -298,26 +285,8 @@ def _prompts(whole: Distillation) -> None:
     whole.say(f"prompts:\n{counted(counts)}")
 
 
-def _prompts_are_there(directory: Path, manifest: Manifest) -> bool:
-    try:
-        for split in SPLITS:
-            read_prompts(directory, split, manifest.data["sha256"][split])
-    except InputError:
-        return False
-    return True
-
-
-def _start_of_prompts(
-    whole: Distillation, stage: str, split: str
-) -> tuple[Manifest, list[PromptIds]]:
-    """The manifest of a stage that completes the prompts of a split, and these."""
-    digest = whole.finished("prompts", stage).data["sha256"][split]
-    manifest = _start(whole, stage, {"prompts": digest})
-    return manifest, read_prompts(whole.directory("prompts"), split, digest)
-
-
 def _generate(whole: Distillation) -> None:
-    manifest, prompts = _start_of_prompts(whole, "generate", "train")
+    manifest, prompts = whole.start_of_prompts("generate", "train")
     data = generate(whole.job("generate", whole.settings.generate, prompts), manifest).data
     whole.say(
         f"generate: {data['completions']} completions, {data['generated']} tokens to learn of "
@@ -328,7 +297,7 @@ def _generate(whole: Distillation) -> None:
 def _train(whole: Distillation) -> None:
     shards = whole.finished("generate", "train").data["shards"]
     files = [[shard["sha256"], shard["scores"] and shard["scores"]["sha256"]] for shard in shards]
-    manifest = _start(whole, "train", {"generate": _digest(files)})
+    manifest = whole.start("train", {"generate": _digest(files)})
     directory, train, draft = whole.directory("train"), whole.settings.train, whole.settings.draft
     assert train is not None
     assert draft is not None
@@ -338,14 +307,14 @@ def _train(whole: Distillation) -> None:
             whole.say(f"train, made before: {made}")
             return
     clear_partial(directory)
-    from ssd_jax.distill.training.journal import picture_of, training_bar
+    from ssd_jax.distill.training.journal import picture_of
     from ssd_jax.distill.training.loop import run as train_draft
 
     def begun() -> None:
         if read_manifest(directory) is None:
             write_manifest(directory, manifest)
 
-    with training_bar() as progress:
+    with whole.bar("training", unit="steps") as progress:
         result = train_draft(
             train,
             draft,
@@ -365,8 +334,7 @@ def _train(whole: Distillation) -> None:
     finished = not result.stopped
     write_manifest(directory, dataclasses.replace(manifest, finished=finished, data=data))
     whole.say(f"train: step {result.step} of {train.steps}; the draft is {result.draft}")
-    missing = picture_of(directory)
-    if missing:
+    if missing := picture_of(directory):
         whole.say(missing)
     if not finished:
         raise Stopped(result.stopped)
@@ -389,7 +357,7 @@ def _evaluate(whole: Distillation) -> None:
         place = Path(draft).expanduser()
         known_as = str(place.resolve()) if place.exists() else draft
         path = path.with_stem(f"{path.stem}-{_digest([known_as])[:12]}")
-    manifest, held_out = _start_of_prompts(whole, "evaluate", "held_out")
+    manifest, held_out = whole.start_of_prompts("evaluate", "held_out")
     settings = whole.settings.evaluate
     assert settings is not None
     chosen = evaluate.choose(held_out, settings)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.bench.step import time_steps
-from ssd_jax.devices import passes
+from ssd_jax.bench.perplexity import TeacherForced
+from ssd_jax.bench.step import in_turns
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.tuning.throughput import Costs
 
@@ -51,59 +52,31 @@ def measure_steps(
     budgets: Sequence[int],
     context: int,
     repeats: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> StepCosts:
-    """Times all forwards in turn, so that a drift of the machine hits them alike.
+    """Times all forwards in turn; see `in_turns`.
 
     Args:
-      target, draft: models and their parameters.
       ks: target forwards of K + 1 tokens.
       budgets: draft forwards of M tokens.
       context: positions of a page; half of them lie before what is run.
-      repeats: of every forward.
-      progress: called with (rounds done, rounds).
     """
     runs = [(target, 1 + k) for k in sorted({0, *ks})]
     runs += [(draft, m) for m in sorted({1, *budgets})]
-
-    def forward(number: int) -> Callable[[], None]:
-        (model, parameters), tokens = runs[number - 1]
-        return _forward(model, parameters, tokens, context)
-
-    # To `time_steps` each run is a width of its own; its ratios are to the first.
-    timed = time_steps(
-        forward,
-        weight_bytes=1,
-        widths=range(1, len(runs) + 1),
-        repeats=repeats,
-        progress=progress,
-    )
-    ratios = [row.ratio.median if row.ratio is not None else 1.0 for row in timed.steps]
-    found = list(zip(runs, ratios, strict=True))
+    forwards = [
+        partial(_forward, TeacherForced(*model, longest=context, width=tokens), context // 2)
+        for model, tokens in runs
+    ]
+    for forward in (*forwards, *forwards):
+        forward()
+    ms = np.array(in_turns(forwards, rounds=repeats, progress=progress))
+    found = list(zip(runs, np.median(ms / ms[0], axis=1).tolist(), strict=True))
     return StepCosts(
-        target_ms=timed.steps[0].ms.median,
+        target_ms=float(np.median(ms[0])),
         target={tokens: ratio for (of, tokens), ratio in found if of is target},
         draft={tokens: ratio for (of, tokens), ratio in found if of is draft},
     )
 
 
-def _forward(
-    model: FunctionalModel, parameters: Parameters, count: int, context: int
-) -> Callable[[], None]:
-    size = passes.page_size(context)
-    pages = model.new_pages(1, size)
-    tokens = jnp.zeros((1, count), jnp.int32)
-    positions = jnp.asarray(context // 2 + np.arange(count)[None], jnp.int32)
-
-    def forward(parameters: Parameters, pages, tokens, positions):
-        hidden, pages = passes.step(model, parameters, pages, tokens, positions, size)
-        return passes.logits(model, parameters, hidden), pages
-
-    program = jax.jit(forward, donate_argnums=1)
-
-    def run_once() -> None:
-        nonlocal pages
-        logits, pages = program(parameters, pages, tokens, positions)
-        jax.block_until_ready(logits)
-
-    return run_once
+def _forward(model: TeacherForced, start: int) -> None:
+    jax.block_until_ready(model.chunk(np.zeros(model.width, np.int32), start))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import math
 import tomllib
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, read_text, require_shallow, shown
@@ -64,3 +69,54 @@ def check_names(settings: Mapping[str, Any], known: set[str], where: str = "") -
             near = difflib.get_close_matches(key, sorted(known), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
             raise InputError(f"{where}unknown key {shown(key)}; {hint}")
+
+
+def read_section(kind: type, table: object, where: str) -> Any:
+    """A section as a dataclass: its annotations say types and limits, as msgspec understands them,
+    a `description` what to say where one is not kept.
+
+    Args:
+      kind: the dataclass, whose own errors get `where` before them.
+      table: its fields by name.
+      where: names the section in errors.
+
+    Raises:
+      InputError: no table, an unknown key (with the nearest known one), or a bad value.
+    """
+    if not isinstance(table, dict):
+        raise InputError(f"{where} must be a section")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    check_names(table, {*fields}, f"{where} ")
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and name not in table:
+            raise InputError(f"{where} {name} is missing")
+    hints = typing.get_type_hints(kind, include_extras=True)
+    try:
+        return kind(**{name: _checked(name, value, hints[name]) for name, value in table.items()})
+    except InputError as error:
+        raise InputError(f"{where} {error}") from None
+
+
+def _checked(name: str, value: object, hint: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{name} = {value} must be a finite number")
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        wanted = _wanted(value, msgspec.inspect.type_info(hint))
+        raise InputError(f"{name} = {value!r} {wanted}") from None
+
+
+def _wanted(value: object, info: msgspec.inspect.Type) -> str:
+    """What a value should be that msgspec has refused, in words."""
+    if isinstance(info, msgspec.inspect.UnionType):  # with None, which TOML does not have
+        info = info.types[0]
+    words = ""
+    if isinstance(info, msgspec.inspect.Metadata):
+        words, info = (info.extra_json_schema or {})["description"], info.type
+    if isinstance(info, msgspec.inspect.LiteralType):
+        return f"must be one of {', '.join(map(str, info.values))}"
+    types = {"IntType": int, "FloatType": (int, float), "StrType": str, "BoolType": bool}
+    kind = type(info).__name__
+    right = isinstance(value, types.get(kind, object)) and not isinstance(value, bool)
+    return words if right else f"must be of type {kind.removesuffix('Type').lower()}"

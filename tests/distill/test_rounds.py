@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ssd_jax.distill.rounds import MeasuredDraft, mean_of, power_law, walk
+from ssd_jax.distill.evaluate import mean_of
+from ssd_jax.distill.rounds import MeasuredDraft, power_law, walk
 from ssd_jax.tuning.throughput import tokens
 
 
@@ -98,7 +99,7 @@ def test_misses_follow_the_law_of_ranks():
 def test_a_mean_counts_sets_alike():
     one = MeasuredDraft(by_length=((0.5,), (0.5, 0.1)), alone=0.2, r=1.0)
     two = MeasuredDraft(by_length=((0.7,), (0.7, 0.3)), alone=0.4, r=2.0)
-    mean = mean_of([one, two])
+    mean = MeasuredDraft(**mean_of([vars(one), vars(two)]))
     np.testing.assert_allclose(mean.rates(2, "hit"), [0.6, 0.2])
     assert mean.rates(0, "miss") == []
     assert (mean.alone, mean.r) == (pytest.approx(0.3), 1.5)

@@ -32,7 +32,6 @@ class Checkpoints:
     Args:
       directory: made if need be; what a killed run left half-written there is removed.
       made_with: JSON values that decide what is trained; a run with others cannot go on from here.
-      keep: how many to keep.
 
     Raises:
       InputError: checkpoints of an earlier version are there.
@@ -89,13 +88,23 @@ class Checkpoints:
             there are some and all are damaged.
         """
         damage = ""
+        items = self._items.Composite(
+            made_with=self._items.JsonRestore(), state=self._items.StandardRestore()
+        )
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                self._require_same(self._read(step, made_with=self._items.JsonRestore()))
-                arrays = self._read(step, state=self._items.StandardRestore())
+                found = self._manager.restore(step, args=items)
+                arrays = found["state"]
+                changed = differences(found["made_with"], self._made_with)
             except (ValueError, LookupError, TypeError, OSError) as error:
                 damage = damage or f"step_{step} is damaged: {brief(error)}"
                 continue
+            if changed:
+                listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, new, old in changed)
+                raise InputError(
+                    f"{self._directory}: training cannot go on with other settings: {listed}; undo "
+                    "the change, remove that directory to begin again, or give another --out"
+                )
             structs, structure = jax.tree.flatten(like)
             leaves = [arrays[name] for name in sorted(arrays)]
             if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in structs]:
@@ -110,19 +119,3 @@ class Checkpoints:
                 "directory to begin again"
             )
         return None
-
-    def _read(self, step: int, **item: Any) -> Any:
-        (found,) = self._manager.restore(step, args=self._items.Composite(**item)).values()
-        return found
-
-    def _require_same(self, before: Mapping[str, Any]) -> None:
-        changed = [
-            f"{key} was {old!r}, is {new!r}"
-            for key, new, old in differences(before, self._made_with)
-        ]
-        if changed:
-            raise InputError(
-                f"{self._directory}: training cannot go on with other settings: "
-                f"{'; '.join(changed)}; undo the change, remove that directory to begin again, or "
-                "give another --out"
-            )

@@ -39,7 +39,9 @@ class PackedBatch(NamedTuple):
     top_probs: np.ndarray  # [B, T, N] float32
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
+    """Tokens `start` to `stop` of a text, which is known by its place among all."""
+
     text: int
     start: int
     stop: int
@@ -50,14 +52,12 @@ class PackedTexts:
     """Texts and the rows they were packed into.
 
     Attributes:
-      texts: as given.
-      rows: the pieces in each row.
       length: tokens of a row.
       width: N, cached probabilities a position.
     """
 
     texts: Sequence[Sample]
-    rows: Sequence[Sequence[_Piece]]
+    rows: Sequence[Sequence[Piece]]
     length: int
     width: int
 
@@ -80,7 +80,7 @@ class PackedTexts:
                 self._fill(made, place, self.rows[row])
         return made
 
-    def _fill(self, made: PackedBatch, place: int, pieces: Sequence[_Piece]) -> None:
+    def _fill(self, made: PackedBatch, place: int, pieces: Sequence[Piece]) -> None:
         begin = 0
         for number, (index, start, stop) in enumerate(pieces):
             text, size = self.texts[index], stop - start
@@ -136,7 +136,7 @@ def pack(texts: Iterable[Sample], *, length: int, seed: int, where: str) -> Pack
             f"{where}: none of {len(given)} texts has a token of a completion; generate some first"
         )
     order = np.random.default_rng(seed).permutation(len(pieces))
-    rows = _first_fit([pieces[i] for i in order], length)
+    rows = first_fit([pieces[i] for i in order], length)
     return PackedTexts(given, rows, length, widths.pop())
 
 
@@ -151,17 +151,18 @@ def _order(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _pieces(index: int, text: Sample, length: int) -> list[_Piece]:
+def _pieces(index: int, text: Sample, length: int) -> list[Piece]:
     size, pieces = len(text.tokens), []
     for start in range(0, max(size - 1, 0), length - 1):
         stop = min(start + length, size)
         if stop > max(start + 1, text.prompt_length):
-            pieces.append(_Piece(index, start, stop))
+            pieces.append(Piece(index, start, stop))
     return pieces
 
 
-def _first_fit(pieces: Sequence[_Piece], length: int) -> list[list[_Piece]]:
-    rows: list[list[_Piece]] = []
+def first_fit(pieces: Sequence[Piece], length: int) -> list[list[Piece]]:
+    """Rows of at most `length` tokens, each piece in the first that has room."""
+    rows: list[list[Piece]] = []
     being_filled: list[tuple[int, int]] = []  # (row, tokens left)
     for piece in pieces:
         size = piece.stop - piece.start
@@ -216,7 +217,6 @@ def most_frequent(
 
     Args:
       texts: whose completions are counted; plain text counts whole.
-      count: ids to choose.
       size: ids that the tokenizer has; later ones are padding.
       always: ids that are chosen however rare, such as those that end a text.
 
@@ -241,7 +241,9 @@ def check_output_size(count: int, *, size: int, always: Collection[int]) -> None
       InputError: more ids than there are, or fewer than must be chosen.
     """
     if count > size:
-        raise InputError(f"output_size = {count} is more than the {size} ids of the tokenizer")
+        raise InputError(
+            f"output_size = {count} is more than the {size} ids of the tokenizer; set 0 for all"
+        )
     if count < len(set(always)):
         raise InputError(
             f"output_size = {count} has no room for the {len(set(always))} special ids, which are "

@@ -1,14 +1,11 @@
-"""How far training is: `metrics.jsonl`, one line a step and one for each look at held-out text, a
-picture of it, and a bar on a terminal."""
+"""How far training is: `metrics.jsonl`, one line a step and one for each look at held-out text, and
+a picture of it."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,6 @@ from ssd_jax.system.atomic import write_file
 from ssd_jax.system.files import MOST_TEXT, parse_json, read_bytes
 
 METRICS, PICTURE = "metrics.jsonl", "training.png"
-
-SECONDS_BETWEEN_LINES = 30.0
 
 # Colours are those of Okabe and Ito.
 _TRAIN, _HELD_OUT, _FAINT = "#0072B2", "#D55E00", 0.25
@@ -139,37 +134,3 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     ends = np.arange(1, len(values) + 1)
     begins = np.maximum(ends - window, 0)
     return (sums[ends] - sums[begins]) / (ends - begins)
-
-
-ShowStep = Callable[[int, int, str], None]
-"""Shows how far training is: steps done, steps in all, a line about them."""
-
-
-@contextlib.contextmanager
-def training_bar() -> Iterator[ShowStep]:
-    """A bar on standard error; a line now and then where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield _lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = ("training", BarColumn(bar_width=20), MofNCompleteColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
-        task = bar.add_task("compiling", total=None)
-        yield lambda step, steps, line: bar.update(
-            task, completed=step, total=steps, description=line
-        )
-
-
-def _lines() -> ShowStep:
-    said = time.monotonic() - SECONDS_BETWEEN_LINES
-
-    def say(step: int, steps: int, line: str) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said >= SECONDS_BETWEEN_LINES or step == steps:
-            said = now
-            print(f"step {step} of {steps}: {line}", file=sys.stderr, flush=True)
-
-    return say

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import math
 import signal
 import threading
@@ -28,7 +29,7 @@ from ssd_jax.distill.training.data import (
     rows_of_step,
     set_aside,
 )
-from ssd_jax.distill.training.journal import METRICS, Journal, ShowStep, means
+from ssd_jax.distill.training.journal import METRICS, Journal, means
 from ssd_jax.distill.training.model import draft_config, export, first_arrays, make_draft
 from ssd_jax.distill.training.step import (
     State,
@@ -47,6 +48,9 @@ _REMEMBERED = 0.95
 """Share of a running mean that stays at each step."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+ShowStep = Callable[[int, int, str], None]
+"""Shows how far training is: steps done, steps in all, a text about them."""
 
 
 def check(settings: TrainSettings, draft: DraftSettings, target: DraftTarget) -> None:
@@ -120,7 +124,6 @@ class Result(NamedTuple):
     """Where training stands.
 
     Attributes:
-      step: steps done.
       stopped: why those are not all, in words; empty if they are.
       held_out: means at the last look at held-out text; empty without one.
       draft: directory of the draft checkpoint, as trained so far.
@@ -140,7 +143,6 @@ def run(
     samples: Iterable[Sample],
     work: Path,
     progress: ShowStep | None = None,
-    stop: Stop | None = None,
     saved: Callable[[], None] | None = None,
 ) -> Result:
     """Trains a draft, from the last checkpoint in `work` if there is one.
@@ -154,23 +156,23 @@ def run(
       samples: texts, the same at each call; read once everything else is checked.
       work: gets `checkpoints/`, `metrics.jsonl` and `draft/`.
       progress: called after each step, with running means over training text.
-      stop: asks to stop; by default `settings.max_seconds` and signals do.
       saved: called after each checkpoint.
 
     Raises:
       InputError: settings that do not fit the target or the texts, or with which the checkpoint was
         not made; a loss that is not finite.
     """
-    stop = Stop(settings.max_seconds) if stop is None else stop
+    stop = Stop(settings.max_seconds)
     check(settings, draft, target)
-    tokenizer, length, seed = target.tokenizer, settings.length, settings.seed
+    tokenizer, seed = target.tokenizer, settings.seed
     where = f"training text for {work}"
+    into_rows = functools.partial(pack, length=settings.length, seed=seed, where=where)
     texts, looked = list(samples), None
     if settings.held_out:
-        tokens = settings.held_out * length
+        tokens = settings.held_out * settings.length
         texts, aside = set_aside(texts, tokens=tokens, seed=seed, where=where)
-        looked = pack(aside, length=length, seed=seed, where=where)
-    packed = pack(texts, length=length, seed=seed, where=where)
+        looked = into_rows(aside)
+    packed = into_rows(texts)
     if settings.compares and not packed.width:
         raise InputError(
             f"{where}: no cached probabilities, which kl and acceptance need; generate with "
@@ -188,9 +190,8 @@ def run(
     checkpoints = Checkpoints(work / CHECKPOINTS, made_with=made_with, keep=settings.keep)
     teacher, theirs = Teacher(), []
     if settings.probabilities == "live":
-        teacher, theirs = load_live(
-            target.checkpoint, tokens=tokenizer.size, compute=settings.compute
-        )
+        size, compute = tokenizer.size, settings.compute
+        teacher, theirs = load_live(target.checkpoint, tokens=size, compute=compute)
     trainer = Trainer(made, teacher, settings, mesh_of(settings.devices))
     trained, frozen = first_arrays(made, draft, target.checkpoint, seed=seed)
     state, first = trainer.first_state(trained), 0
@@ -246,6 +247,8 @@ class _Session:
     ) -> tuple[State, int]:
         """Steps until the last one or a stop, where it leaves a checkpoint."""
         s = self._settings
+        if self.progress is not None and first < s.steps:
+            self.progress(first, s.steps, "compiling")
         if first == 0:
             self._look_at_held_out(state, 0)
         self._began, step, saved = first, first, first
@@ -259,8 +262,9 @@ class _Session:
                 self._record(*running)  # while the next step runs
             step += 1
             running = (step, int(np.count_nonzero(batch.segments)), taken)
-            looks = step % s.evaluate_every == 0 or step == s.steps
-            saves = step % s.save_every == 0 or step == s.steps
+            looks, saves = (
+                step % every == 0 or step == s.steps for every in (s.evaluate_every, s.save_every)
+            )
             if looks or saves:
                 self._record(*running)
                 running = None

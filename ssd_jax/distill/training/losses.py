@@ -71,7 +71,6 @@ def from_top(
       known: of p; N may be 0 where only cross entropy counts.
       following: [n] int32, column of the next token; V: none.
       counted: [n] bool.
-      weights: of the losses.
 
     Returns: sums over positions, and the gradient [n, V] float32 of the summed loss.
     """

@@ -37,8 +37,6 @@ class Draft:
     """A draft without its arrays.
 
     Attributes:
-      config: architecture.
-      model: its modules.
       tied: names of frozen tensors -> the target's.
       output_ids: [N] int32, ascending, of a reduced output vocabulary.
     """
@@ -60,7 +58,7 @@ class Draft:
         module = self.model.module(self.model.assemble(arrays))
         hidden = sequence_hidden(
             module,
-            *(jnp.asarray(part) for part in (batch.tokens, batch.positions, batch.segments)),
+            *map(jnp.asarray, (batch.tokens, batch.positions, batch.segments)),
             compute=compute,
             rematerialise=rematerialise,
         )
@@ -82,11 +80,6 @@ def draft_config(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
                 f'{made.hidden_size}; set {name} = "trained" or hidden_size = 0'
             )
     size = settings.output_size
-    if size > target.vocab_size:
-        raise InputError(
-            f"output_size = {size} is more than the target's vocabulary of {target.vocab_size}; "
-            "set 0 for all of it"
-        )
     alike = (settings.embedding, settings.head, size) == ("frozen", "frozen", 0)
     tied = alike and target.tie_embeddings
     return dataclasses.replace(made, tie_embeddings=tied, output_size=size or None)
@@ -141,8 +134,6 @@ def first_arrays(
     """What training begins with.
 
     Args:
-      draft: to be trained.
-      settings: that it was made from.
       target: whose tensors are read; only those that are needed.
       seed: of weights from scratch.
 
@@ -208,13 +199,10 @@ def export(
     """Writes the draft; one that lies there already is replaced once the new one is whole.
 
     Args:
-      directory: of the draft checkpoint.
-      draft: that was trained.
       trained: float32 arrays by name.
       store: "bfloat16" or "int8", of matrices; vectors stay float32, and an embedding, whose rows
         are only looked up, is at least bfloat16.
       target: see `draft_checkpoint.identity_of`.
-      tokenizer: of the target.
     """
     tensors: dict[str, np.ndarray] = {}
     for name, array in trained.items():

@@ -59,27 +59,21 @@ class Teacher:
 
     def losses(
         self,
-        parameters: list[jax.Array],
+        fixed: Untrained,
         rows: Rows,
-        columns: jax.Array | None,
         logits: jax.Array,
         following: jax.Array,
         counted: jax.Array,
         weights: Weights,
     ) -> tuple[Sums, jax.Array]:
         """Losses of the draft's logits [n, V] and their gradient; see `losses.from_top`.
-
-        Args:
-          parameters: of the live target.
-          rows: of the same positions as `logits`.
-          columns: [vocabulary] int32, columns of ids where the output vocabulary is reduced.
-          following: [n] int32, ids.
-        """
+        `rows` and the ids `following` [n] are of the same positions."""
+        columns = fixed.columns
         following = following if columns is None else columns[following]
         if self.live is None:
             place = rows.top_ids if columns is None else columns[rows.top_ids]
             return from_top(logits, TopProbs(place, rows.top_probs), following, counted, weights)
-        theirs = sequence_logits(self.live.module(parameters), rows.hidden)
+        theirs = sequence_logits(self.live.module(fixed.target), rows.hidden)
         exists = jnp.arange(theirs.shape[1]) < self.tokens
         p = jax.nn.softmax(jnp.where(exists, theirs, -jnp.inf))
         largest = jnp.max(p, axis=1)
@@ -160,12 +154,12 @@ class Trainer:
             mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
             trained: Any = optax.apply_updates(state.trained, updates)
-            return State(trained, optimizer), Taken(sums, _norm(mean))
+            return State(trained, optimizer), Taken(sums, optax.tree_utils.tree_norm(mean))
 
-        return (
-            jax.jit(step, donate_argnums=0),
-            jax.jit(lambda state, fixed, batch: looked(state.trained, fixed, batch)),
-        )
+        def look(state: State, fixed: Untrained, batch: PackedBatch) -> Sums:
+            return looked(state.trained, fixed, batch)
+
+        return jax.jit(step, donate_argnums=0), jax.jit(look)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
@@ -199,14 +193,13 @@ class Trainer:
 
     def spread(self, batch: PackedBatch, *, micro_batches: int | None = None) -> PackedBatch:
         """A batch with its rows spread over the devices, cut into micro-batches for a step."""
-        if micro_batches is None:
-            return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(DATA_AXIS)))
-        sharding = NamedSharding(self.mesh, PartitionSpec(None, DATA_AXIS))
-        cut = (
-            part.reshape(micro_batches, len(part) // micro_batches, *part.shape[1:])
-            for part in batch
-        )
-        return jax.device_put(PackedBatch(*cut), sharding)
+        rows = PartitionSpec(DATA_AXIS)
+        if micro_batches is not None:
+            rows = PartitionSpec(None, DATA_AXIS)
+            batch = PackedBatch(
+                *(x.reshape(micro_batches, len(x) // micro_batches, *x.shape[1:]) for x in batch)
+            )
+        return jax.device_put(batch, NamedSharding(self.mesh, rows))
 
     def _gradients(
         self, trained: Arrays, fixed: Untrained, batch: PackedBatch
@@ -288,9 +281,7 @@ class Trainer:
         def run(part: tuple[jax.Array, Rows, jax.Array, jax.Array]):
             x, rows, following, counts = part
             logits, pull_back = jax.vjp(product, x, narrow)
-            sums, gradient = self.teacher.losses(
-                fixed.target, rows, fixed.columns, logits, following, counts, weights
-            )
+            sums, gradient = self.teacher.losses(fixed, rows, logits, following, counts, weights)
             if not learning:
                 return sums, jnp.zeros_like(x), jnp.zeros(())
             at_x, at_head = pull_back(gradient)
@@ -311,11 +302,6 @@ class Trainer:
         (sums, at_head), at_x = jax.lax.scan(body, (nothing[0], nothing[2]), parts)
         at_x = at_x.reshape(-1, hidden.shape[1])[:count]
         return sums, jnp.zeros_like(hidden).at[order].set(at_x), at_head
-
-
-def _norm(arrays: Arrays) -> jax.Array:
-    """Of all arrays together."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(array)) for array in arrays.values()))
 
 
 def schedule(settings: TrainSettings) -> optax.Schedule:

@@ -15,7 +15,7 @@ from ssd_jax.distill.manifest import file_digests
 from ssd_jax.distill.settings import DraftSettings, TrainSettings
 from ssd_jax.distill.training import loop
 from ssd_jax.distill.training.journal import METRICS, PICTURE, picture_of, read_journal
-from ssd_jax.distill.training.loop import Stop, run
+from ssd_jax.distill.training.loop import run
 from ssd_jax.distill.training.losses import Sums
 from ssd_jax.distill.training.model import export, make_draft
 from ssd_jax.distill.training.step import Taken
@@ -51,11 +51,9 @@ def texts(target):
     return own_text.write(target, texts=192, prompt=4, length=LENGTH, top=16)
 
 
-def train(target, texts, work, draft=DRAFT, progress=None, stop=None, **changes):
+def train(target, texts, work, draft=DRAFT, progress=None, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
-    return run(
-        settings, draft, target=target, samples=texts, work=work, progress=progress, stop=stop
-    )
+    return run(settings, draft, target=target, samples=texts, work=work, progress=progress)
 
 
 def journal(work):
@@ -114,7 +112,7 @@ def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, text
     assert result.stopped == "SIGTERM"
     assert 6 <= result.step < 10
     assert signal.getsignal(signal.SIGTERM) is before
-    over = train(target, texts, tmp_path, stop=Stop(1e-9))
+    over = train(target, texts, tmp_path, max_seconds=1e-9)
     assert (over.step, over.stopped) == (result.step, "max_seconds = 1e-09 are over")
     assert train(target, texts, tmp_path).stopped == ""
     same(tmp_path, whole[0])
