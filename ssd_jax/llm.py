@@ -112,7 +112,7 @@ class LLM:
         )
         self.tokenizer: Tokenizer = self.target.tokenizer
         if self.config.draft == DEFAULT:
-            path = default_draft(self.target, self.config.mode)
+            path = default_draft(self.target.checkpoint, self.config.mode)
             self.config = dataclasses.replace(self.config, draft=str(path))
         self.draft = self._open_draft(progress)
         self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
@@ -298,7 +298,7 @@ class LLM:
             source,
             dtype,
             mesh=self.placement.draft,
-            target=self.target,
+            target=self.target.checkpoint,
             progress=progress,
         )
         require_same(

@@ -12,11 +12,9 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import tokenizers
-
+import tokenizers
 
 SPACE_MARK = "\u2581"  # sentencepiece writes a space as this character
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

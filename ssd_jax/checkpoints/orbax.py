@@ -11,19 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.tensors import Index, Progress, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import new_directory
 from ssd_jax.system.files import brief, read_json, require_plain_name, sha256_of, shown
 from ssd_jax.system.paths import require_free
-
-if TYPE_CHECKING:
-    from ssd_jax.checkpoints.checkpoint import Checkpoint
 
 MANIFEST = "ssd_jax.json"
 _ARRAYS = "arrays"
@@ -154,7 +152,7 @@ def write_checkpoint(
     directory = directory.expanduser().absolute()
     require_free(directory)
     with new_directory(directory) as partial:
-        checkpoint.load_tokenizer().save(partial)
+        checkpoint.tokenizer.save(partial)
         _write_json(partial / "config.json", checkpoint.config.to_hf() | {"torch_dtype": dtype})
         arrays = _read_all(checkpoint, dtype, progress)
         store = partial / _ARRAYS

@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401 - gives NumPy bfloat16, which safetensors asks for by name
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from ssd_jax.checkpoints.tensors import Index, bounds
 from ssd_jax.errors import InputError
@@ -92,8 +93,6 @@ def open_file(path: Path) -> Any:
     Raises:
       InputError: missing, not to be read, cut off or damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not path.exists():
         raise InputError(f"{path} is missing; the checkpoint is incomplete: {GET_AGAIN}")
     with open_regular(path) as file:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
 
 from ssd_jax.checkpoints.chat_template import ChatTemplate
 from ssd_jax.checkpoints.detokenizer import stream_opener
 from ssd_jax.errors import InputError
-
-if TYPE_CHECKING:
-    import tokenizers
 
 
 class Tokenizer:
@@ -128,27 +128,23 @@ class Tokenizer:
 
 def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:
     """Has a backend put this token before every text that is encoded with special tokens."""
-    from tokenizers import processors
-
     bos = {"id": "BOS", "ids": [bos_id], "tokens": [backend.id_to_token(bos_id)]}
     backend.post_processor = processors.TemplateProcessing(
         single=["BOS", "$A"], pair=["BOS", "$A", "$B"], special_tokens=[bos]
     )
 
 
-def first_difference(
-    a: Tokenizer, b: Tokenizer, *, names: tuple[str, str] = ("the first", "the second")
-) -> str | None:
+def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     """The lowest id whose tokens differ, in words, or None if the vocabularies are equal.
 
     Padding rows, which hold no token, do not count. Neither does which tokens are special or end a
     text: ids are all that a draft sends, and the target decides when to stop.
     """
-    for token_id in range(max(a.size, b.size)):
-        found = [each.token(token_id) for each in (a, b)]
+    for token_id in range(max(target.size, draft.size)):
+        found = [each.token(token_id) for each in (target, draft)]
         if found[0] != found[1]:
             shown = ["no token" if token is None else repr(token) for token in found]
-            return f"id {token_id} is {shown[0]} in {names[0]} and {shown[1]} in {names[1]}"
+            return f"id {token_id} is {shown[0]} in the target and {shown[1]} in the draft"
     return None
 
 
@@ -158,7 +154,7 @@ def require_same(target: Tokenizer, draft: Tokenizer, *, target_name: str, draft
     Raises:
       InputError: the vocabularies differ; it names the first difference.
     """
-    difference = first_difference(target, draft, names=("the target", "the draft"))
+    difference = first_difference(target, draft)
     if difference is not None:
         raise InputError(
             f"the draft {draft_name} ({draft.size} tokens) does not have the vocabulary of the "

@@ -17,13 +17,7 @@ _GREETING = 30.0  # seconds for a worker to answer a new stream
 
 
 class DraftWorker:
-    """A worker process and the drafts that engines have there.
-
-    Args:
-      settings: of the worker.
-      patience: seconds that a round waits for it.
-      command: what to run.
-    """
+    """A worker process and the drafts that engines have there; a round waits `patience` seconds."""
 
     def __init__(
         self,
@@ -42,7 +36,7 @@ class DraftWorker:
         A worker that does not answer now, because it is just being started again, may do so later.
 
         Args:
-          patience: seconds to wait for its answers; None is the worker's.
+          patience: seconds to wait for its answers; None is what the worker was made with.
 
         Raises:
           InputError: the worker refuses.
