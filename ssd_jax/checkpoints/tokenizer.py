@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import processors
 
 from ssd_jax.checkpoints.chat_template import ChatTemplate
-from ssd_jax.checkpoints.detokenizer import stream_opener
+from ssd_jax.checkpoints.detokenizer import DecodeStream, stream_opener
 from ssd_jax.errors import InputError
 
 
@@ -31,9 +31,8 @@ class Tokenizer:
         rows of the model.
       eos_ids: every id that ends a generation.
       bos_id: the id that begins a text, if the checkpoint names one.
-      special_ids: ids that `decode` and `Detokenizer` skip.
+      special_ids: ids that `decode` and `open_stream` skip.
       chat_template, has_chat_template: Jinja source, None if there is none, and whether there is.
-      open_stream: opens a decoder for one growing sequence; it skips no token by itself.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Tokenizer:
         )
         self.chat_template = chat_template
         self.has_chat_template = chat_template is not None
-        self.open_stream = stream_opener(backend)
+        self._open_stream = stream_opener(backend)
         # There may be gaps between ids: the last one counts, not the number of tokens.
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_ids = frozenset(eos_ids)
@@ -84,9 +83,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, padding ids nothing."""
-        stream = self.open_stream()
-        skipped = self.special_ids if skip_special else frozenset()
-        return stream.push(i for i in ids if i not in skipped) + stream.flush()
+        stream = self.open_stream(skip_special=skip_special)
+        return stream.push(ids) + stream.flush()
+
+    def open_stream(self, *, skip_special: bool = True) -> DecodeStream:
+        """What decodes a sequence while it grows, to the text that `decode` has of it."""
+        return self._open_stream(self.special_ids if skip_special else ())
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, or None for a padding row."""
