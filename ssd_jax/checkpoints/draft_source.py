@@ -28,7 +28,7 @@ from ssd_jax.checkpoints.draft_checkpoint import (
 )
 from ssd_jax.checkpoints.load import check_size, check_tensors
 from ssd_jax.checkpoints.safetensors import open_file
-from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
+from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 
@@ -78,8 +78,8 @@ def open_draft(
             raise error from None
         _require_identity(about, target, path)
         raise
-    tensors = DraftTensors(own, about, target.tensors, output_ids)
     with _naming_targets(about, target):
+        tensors = DraftTensors(own, about, target.tensors, output_ids)
         check_size(tensors, shape, str(path))
     check_stored(shape, tensors.stored, about.tied, where=str(path / TENSORS))
     with _naming_targets(about, target):
@@ -97,8 +97,8 @@ def open_draft(
     )
 
 
-class DraftTensors:
-    """Own and tied tensors under the draft's names; a `TensorSource`.
+class DraftTensors(TensorSource):
+    """Own and tied tensors under the draft's names.
 
     Args:
       own: file of the own ones, opened.
@@ -119,6 +119,11 @@ class DraftTensors:
         for name in sorted(set(own.keys()) - {about.output_ids}):
             header = own.get_slice(name)
             self.stored[name] = Stored(tuple(header.get_shape()), header.get_dtype())
+        self.shapes = {
+            name: stored.shape for name, stored in self.stored.items() if not name.endswith(SCALE)
+        } | {name: target.shape(of) for name, of in about.tied.items()}
+        if output_ids is not None and HEAD in about.tied:
+            self.shapes[HEAD] = len(output_ids), *self.shapes[HEAD][1:]
 
     def digest(self) -> str:
         """SHA-256 of the own tensors, of what is tied to what, and of the output ids."""
@@ -129,20 +134,8 @@ class DraftTensors:
             digest.update(array.view(np.uint8).data)
         return digest.hexdigest()
 
-    def names(self) -> frozenset[str]:
-        """See `TensorSource.names`; own and tied."""
-        return frozenset(n for n in self.stored if not n.endswith(SCALE)) | self._tied.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
-        if name not in self._tied:
-            return self.stored[name].shape
-        whole = self._target.shape(self._tied[name])
-        return whole if self._ids is None or name != HEAD else (len(self._ids), *whole[1:])
-
-    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+    def read_part(self, name: str, part: Index) -> np.ndarray:
         """See `TensorSource.read`; float32 where it is stored as int8."""
-        part = bounds(index, self.shape(name))
         if name in self._tied:
             if self._ids is None or name != HEAD:
                 return self._target.read(self._tied[name], part)

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.tensors import Index, Progress, bounds
+from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import new_directory
 from ssd_jax.system.files import brief, read_json, require_plain_name, sha256_of, shown
@@ -32,8 +32,8 @@ _CHUNK_BYTES = 16 << 20
 _REMEDY = "write the checkpoint again with `ssd-jax convert`"
 
 
-class OrbaxDirectory:
-    """The arrays of our own checkpoint; a `TensorSource`.
+class OrbaxDirectory(TensorSource):
+    """The arrays of our own checkpoint.
 
     Orbax reads whole arrays; those that slices were last asked of are held, one for each thread
     that reads.
@@ -51,7 +51,7 @@ class OrbaxDirectory:
                 f"{where}: format {shown(manifest.get('format'))} is not supported, this version "
                 f"reads {_FORMAT}; {_REMEDY}"
             )
-        self._shapes, files = _stored(manifest, where)
+        self.shapes, files = _stored(manifest, where)
         self._sliced: tuple[tuple[str, np.ndarray], ...] = ()
         for name, size in files.items():
             path = self._arrays / name
@@ -62,22 +62,13 @@ class OrbaxDirectory:
                     f"{_REMEDY}"
                 )
 
-    def names(self) -> frozenset[str]:
-        """See `TensorSource.names`."""
-        return frozenset(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
-        return self._shapes[name]
-
-    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+    def read_part(self, name: str, part: Index) -> np.ndarray:
         """See `TensorSource.read`.
 
         Raises:
           InputError: the stored bytes are damaged.
         """
-        part = bounds(index, self._shapes[name])
-        if index is None:
+        if part == bounds(None, self.shapes[name]):
             return self._restore(name)
         array = dict(self._sliced).get(name)
         if array is None:
@@ -97,7 +88,7 @@ class OrbaxDirectory:
         try:
             handler = ocp.PyTreeCheckpointHandler()
             array = handler.restore(epath.Path(self._arrays.absolute()), args=args)[name]
-            if array.shape != self._shapes[name]:
+            if array.shape != self.shapes[name]:
                 raise ValueError(f"its shape is {array.shape}, the manifest has another")
             if array.dtype not in DTYPES.values():
                 raise ValueError(f"its type is {array.dtype}")
