@@ -8,6 +8,7 @@ ssd_jax.json      format version, origin, shapes and types, sizes of the files i
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +53,7 @@ class OrbaxDirectory(TensorSource):
                 f"reads {_FORMAT}; {_REMEDY}"
             )
         self.shapes, files = _stored(manifest, where)
-        self._sliced: tuple[tuple[str, np.ndarray], ...] = ()
+        self._held = functools.lru_cache(maxsize=2)(self._restore)
         for name, size in files.items():
             path = self._arrays / name
             found = path.stat().st_size if path.is_file() else 0
@@ -70,11 +71,7 @@ class OrbaxDirectory(TensorSource):
         """
         if part == bounds(None, self.shapes[name]):
             return self._restore(name)
-        array = dict(self._sliced).get(name)
-        if array is None:
-            array = self._restore(name)
-            self._sliced = (*self._sliced[-1:], (name, array))
-        return array[part].copy()
+        return self._held(name)[part].copy()
 
     def _restore(self, name: str) -> np.ndarray:
         import orbax.checkpoint as ocp
