@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.client import PATIENCE, RemoteDraft
@@ -52,12 +51,13 @@ class DraftWorker:
             address=lambda: supervisor.address,
             end=supervisor.end,
         )
-        with ExitStack() as on_failure:
-            on_failure.callback(draft.close)
+        try:
             if not draft.wait_ready(_GREETING) and draft.refused:
                 raise InputError(f"the draft worker does not serve: {draft.trouble}")
-            self.drafts.append(draft)
-            on_failure.pop_all()
+        except BaseException:
+            draft.close()
+            raise
+        self.drafts.append(draft)
         return draft
 
     @property
