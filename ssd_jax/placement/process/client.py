@@ -344,10 +344,7 @@ class RemoteDraft:
         )
 
     def _send_round(
-        self,
-        link: Connection,
-        lowered: np.ndarray | None = None,
-        **asked: Any,
+        self, link: Connection, lowered: np.ndarray | None = None, **asked: Any
     ) -> None:
         """Sends some fields of a `Round`, and with them the records that were not sent yet."""
         nothing = np.zeros((self.slots, self.k + 1), np.int32)
