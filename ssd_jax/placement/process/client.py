@@ -281,13 +281,11 @@ class RemoteDraft:
             self._limit.settled()
             self._silence.settled()
             return
-        self._limit.owed(where)
-        if link is not None and link.heard:
+        heard = link is not None and link.heard
+        if heard:
             self._silence.settled()
-        else:
-            self._silence.owed(where)
-        silent = self._silence.reached()
-        if silent or self._limit.reached():
+        silent = not heard and self._silence.reached(where)
+        if silent or self._limit.reached(where):
             self.counters["hung"] += 1
             what = "gives no sign of life" if silent else "has not answered for long"
             _LOG.warning("the draft worker %s; another is started", what)

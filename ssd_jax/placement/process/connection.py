@@ -303,22 +303,18 @@ class HangLimit:
         self._by: str | None = None
         self._waited = self._looked = 0.0
 
-    def owed(self, by: str) -> None:
-        """The worker at this address owes something, from now on if it did not before."""
-        if self._by != by:
-            self._by, self._waited, self._looked = by, 0.0, self._clock()
-
     def settled(self) -> None:
         """Nothing is owed."""
         if self._by is not None and self._forgets and self._waited < self._first:
             self._seconds = self._first
         self._by = None
 
-    def reached(self) -> bool:
-        """Whether something has been owed for too long; nothing is owed then."""
-        if self._by is None:
-            return False
+    def reached(self, by: str) -> bool:
+        """Whether the worker at this address, which owes something, has owed it for too long: since
+        the first look after it was settled or another's. It is settled then."""
         now = self._clock()
+        if self._by != by:
+            self._by, self._waited, self._looked = by, 0.0, now
         self._waited += min(now - self._looked, _STEP)
         self._looked = now
         if self._waited < self._seconds:
