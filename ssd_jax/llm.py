@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequen
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
@@ -112,7 +111,7 @@ class LLM:
         )
         self.tokenizer: Tokenizer = self.target.tokenizer
         if self.config.draft == DEFAULT:
-            path = default_draft(self.target, self.config.mode)
+            path = default_draft(self.target.checkpoint, self.config.mode)
             self.config = dataclasses.replace(self.config, draft=str(path))
         self.draft = self._open_draft(progress)
         self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
@@ -271,7 +270,6 @@ class LLM:
                 self._check_memory([*self._engines, (mode, k)])
             self._use_store()  # some programs are compiled when they are first asked for
             roles = self.loaded.roles(mode, k)
-            decoder = functools.partial(Detokenizer, self.tokenizer)
             trace = None
             if self._trace is not None:
                 shared = roles.drafter is not None and roles.drafter.traits.on_device
@@ -279,7 +277,7 @@ class LLM:
                 trace = self._trace.engine(name, shared_device=shared)
             self._engines[mode, k] = Engine(
                 roles.target,
-                decoder,
+                self.tokenizer.open_stream,
                 self.tokenizer.eos_ids,
                 drafter=roles.drafter,
                 trace=trace,
@@ -298,7 +296,7 @@ class LLM:
             source,
             dtype,
             mesh=self.placement.draft,
-            target=self.target,
+            target=self.target.checkpoint,
             progress=progress,
         )
         require_same(

@@ -66,16 +66,17 @@ class ChatTemplate:
         plain = [dict(message) for message in messages]
         request = [self._source, self._special_tokens, plain, add_generation_prompt]
         try:
-            try:
-                data = json.dumps(request).encode()
-            except (TypeError, ValueError, RecursionError) as error:
-                raise _TemplateError(f"messages must be plain JSON values ({error})") from None
-            return self._child.render(data)
-        except _TemplateError as error:
+            data = json.dumps(request).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            failed, text = True, f"messages must be plain JSON values ({error})"
+        else:
+            failed, text = self._child.render(data)
+        if failed:
             raise InputError(
-                f"the chat template of {self._where} failed: {error}; "
+                f"the chat template of {self._where} failed: {text}; "
                 "change the messages, or pass a plain prompt with --chat_template=false"
-            ) from None
+            )
+        return text
 
 
 def _check_messages(messages: object) -> None:
@@ -94,10 +95,6 @@ def _check_messages(messages: object) -> None:
                 raise InputError(f"messages[{place}]: {key!r} must be a string; it is {found}")
 
 
-class _TemplateError(Exception):
-    """A template that failed, in words; also one that was ended because it reached a limit."""
-
-
 class _Child:
     """The process of one owner, by its id."""
 
@@ -107,7 +104,8 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection
 
-    def render(self, request: bytes) -> str:
+    def render(self, request: bytes) -> tuple[bool, str]:
+        """Whether the template failed, or reached a limit, and its text or why."""
         with self._lock:
             if self._process is None:
                 self._process = self._started()
@@ -118,11 +116,8 @@ class _Child:
                 raise
             if answer is None:
                 self._drop()
-                raise _TemplateError(f"it took more than {SECONDS:g} s or {MEMORY >> 20} MB")
-        text = answer[1:].decode("utf-8", "surrogatepass")
-        if answer[0]:
-            raise _TemplateError(text)
-        return text
+                return True, f"it took more than {SECONDS:g} s or {MEMORY >> 20} MB"
+        return bool(answer[0]), answer[1:].decode("utf-8", "surrogatepass")
 
     def _started(self) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ssd_jax.checkpoints.tensors import TensorSource
+from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.system.files import reading
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,7 @@ class Checkpoint:
       path: local file or directory.
       config: architecture.
       tensors: the weights, read when asked for.
-      load_tokenizer: reads the tokenizer that comes with them.
+      load_tokenizer: reads what `tokenizer` is.
       output_ids: [N] int32, ascending: tokens of the head's rows, where it has not all (see
         `ModelConfig.output_size`).
       made_for: of a draft checkpoint, the digest of its target (`draft_checkpoint.identity_of`).
@@ -42,16 +41,19 @@ class Checkpoint:
     made_for: str | None = None
     digest: Callable[[], str] | None = None
 
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that comes with the tensors, read when first asked for.
 
-def fitting(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> Tokenizer:
-    """A checkpoint's tokenizer, checked to have no more tokens than the model embeds.
-
-    Raises:
-      InputError: it has.
-    """
-    if tokenizer.size > config.vocab_size:
-        raise InputError(
-            f"{path}: the tokenizer has {tokenizer.size} tokens, the model embeds "
-            f"{config.vocab_size}; they do not belong together, or the embedding was not resized"
-        )
-    return tokenizer
+        Raises:
+          InputError: it cannot be read, or has more tokens than the model embeds.
+        """
+        with reading(self.path):
+            found = self.load_tokenizer()
+        if found.size > self.config.vocab_size:
+            raise InputError(
+                f"{self.path}: the tokenizer has {found.size} tokens, the model embeds "
+                f"{self.config.vocab_size}; they do not belong together, or the embedding was not "
+                "resized"
+            )
+        return found

@@ -11,19 +11,21 @@ import codecs
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Container, Iterable
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import tokenizers
-
+import tokenizers
 
 SPACE_MARK = "\u2581"  # sentencepiece writes a space as this character
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class DecodeStream(Protocol):
-    """Text of a growing sequence of token ids; what was returned is never taken back."""
+    """Text of a growing sequence of token ids; what was returned is never taken back.
+
+    All pushed text followed by `flush()` is the same however the ids were cut into pushes. The cost
+    of a push does not grow with the length of the sequence.
+    """
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that `ids` complete; never part of a character."""
@@ -34,33 +36,6 @@ class DecodeStream(Protocol):
         ...
 
 
-class Streaming(Protocol):
-    """What a `tokenizer.Tokenizer` has for this."""
-
-    special_ids: frozenset[int]
-    open_stream: Callable[[], DecodeStream]
-
-
-class Detokenizer:
-    """The `DecodeStream` of generated tokens; special ones are skipped.
-
-    All pushed text followed by `flush()` equals `tokenizer.decode` of all ids, however they were
-    cut into pushes. The cost of a push does not grow with the length of the sequence.
-    """
-
-    def __init__(self, tokenizer: Streaming) -> None:
-        self._special_ids = tokenizer.special_ids
-        self._stream = tokenizer.open_stream()
-
-    def push(self, ids: Iterable[int]) -> str:
-        """See `DecodeStream.push`."""
-        return self._stream.push(i for i in ids if i not in self._special_ids)
-
-    def flush(self) -> str:
-        """See `DecodeStream.flush`."""
-        return self._stream.flush()
-
-
 class ByteStream:
     """The `DecodeStream` of a tokenizer whose tokens stand for fixed bytes.
 
@@ -68,17 +43,20 @@ class ByteStream:
 
     Args:
       piece: gives a token's bytes.
+      skipped: tokens that are no text.
       strip_space: drop one space at the start of the text.
     """
 
-    def __init__(self, piece: Callable[[int], bytes], *, strip_space: bool) -> None:
-        self._piece = piece
+    def __init__(
+        self, piece: Callable[[int], bytes], skipped: Container[int], *, strip_space: bool
+    ) -> None:
+        self._piece, self._skipped = piece, skipped
         self._strip_space = strip_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
         """See `DecodeStream.push`."""
-        data = b"".join(map(self._piece, ids))
+        data = b"".join(self._piece(each) for each in ids if each not in self._skipped)
         if self._strip_space and data:
             data = data.removeprefix(b" ")
             self._strip_space = False
@@ -96,14 +74,14 @@ class WindowStream:
     before the unreturned tokens, and moves on whenever its text ends in a complete character.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self._decode = decode
+    def __init__(self, decode: Callable[[list[int]], str], skipped: Container[int] = ()) -> None:
+        self._decode, self._skipped = decode, skipped
         self._window: list[int] = []
         self._returned = 0  # tokens of the window whose text was returned
 
     def push(self, ids: Iterable[int]) -> str:
         """See `DecodeStream.push`."""
-        return "".join(map(self._push, ids))
+        return "".join(self._push(each) for each in ids if each not in self._skipped)
 
     def _push(self, token_id: int) -> str:
         self._window.append(token_id)
@@ -124,8 +102,8 @@ class WindowStream:
         return new
 
 
-def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[], DecodeStream]:
-    """What opens a stream for this tokenizer, chosen by its decoder."""
+def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[Container[int]], DecodeStream]:
+    """What opens a stream that skips some tokens for this tokenizer, chosen by its decoder."""
     decoder = backend.decoder
     description: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
     steps = description.get("decoders", [])
@@ -134,14 +112,15 @@ def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[], DecodeStream]:
     elif _is_sentencepiece(steps):
         to_bytes = _from_sentencepiece
     else:
-        return lambda: WindowStream(lambda ids: backend.decode(ids, skip_special_tokens=False))
+        decode = functools.partial(backend.decode, skip_special_tokens=False)
+        return lambda skipped: WindowStream(decode, skipped)
 
     @functools.cache
     def piece(token_id: int) -> bytes:
         token = backend.id_to_token(token_id)
         return b"" if token is None else to_bytes(token_id, token)  # None: a padding row
 
-    return lambda: ByteStream(piece, strip_space=len(steps) == 4)
+    return lambda skipped: ByteStream(piece, skipped, strip_space=len(steps) == 4)
 
 
 def _is_sentencepiece(steps: list[dict]) -> bool:

@@ -13,16 +13,18 @@ The tokenizer is the target's. `draft_source` reads these directories.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from safetensors.numpy import save
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.atomic import clear_partial, new_directory
@@ -30,9 +32,6 @@ from ssd_jax.system.paths import require_free
 
 if TYPE_CHECKING:
     import jax
-
-    from ssd_jax.checkpoints.checkpoint import Checkpoint
-    from ssd_jax.checkpoints.tokenizer import Tokenizer
 
 KEY = "ssd_jax_draft"
 """In `config.json`: what makes a checkpoint a draft's."""
@@ -51,22 +50,11 @@ _BLOCK = 1 << 24
 """Elements of a tied tensor that are read at once."""
 
 
-class DraftTarget(Protocol):
-    """A target that is found, of which tensors can be read; `OpenedModel` is one."""
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """Configuration and tensors."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary."""
-        ...
+_LONGEST = 4096
+"""Characters of a source, which errors quote."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(NamedTuple):
     """Which target a draft was made for.
 
     Attributes:
@@ -78,6 +66,56 @@ class Identity:
     sha256: str
 
 
+class DraftOrigin(NamedTuple):
+    """What the configuration of a draft says of it under `KEY`.
+
+    Attributes:
+      tied: the draft's tensor name -> the target's.
+      output_ids: name of the tensor of output ids, None where there is none.
+    """
+
+    target: Identity
+    tied: Mapping[str, str]
+    output_ids: str | None
+
+    @classmethod
+    def parse(cls, said: Any, where: str) -> DraftOrigin:
+        """Checks what stands there.
+
+        Raises:
+          InputError: another format version, or malformed.
+        """
+        version = said.get("format") if isinstance(said, dict) else None
+        if version != FORMAT:
+            raise InputError(
+                f"{where}: {KEY} has format {version!r}, this version reads {FORMAT}; use the "
+                "version of ssd_jax that wrote the draft, or a newer one, or make the draft again"
+            )
+        try:
+            target, tied, ids = said["target"], said["tied"], said["output_ids"]
+            made_for = Identity(str(target["source"]), str(target["sha256"]))
+            if max(map(len, made_for)) > _LONGEST:
+                raise TypeError("'target' must be a source and a digest")
+            if not isinstance(tied, dict) or not all(isinstance(to, str) for to in tied.values()):
+                raise TypeError("'tied' must map names of tensors to names of tensors")
+            if not isinstance(ids, str | None):
+                raise TypeError("'output_ids' must be the name of a tensor or null")
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{where}: {KEY} is malformed ({type(error).__name__}: {error}); write the draft "
+                "again"
+            ) from None
+        return cls(made_for, tied, ids)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about another target."""
+        return (
+            f"give the target that it was made for (--target={self.target.source}), or train a "
+            "draft for this one with `ssd-jax distill`"
+        )
+
+
 class Stored(NamedTuple):
     """What a file says of a tensor: its shape, and its type as safetensors names it."""
 
@@ -85,7 +123,7 @@ class Stored(NamedTuple):
     kind: str
 
 
-def identity_of(target: DraftTarget, tied: Mapping[str, str]) -> Identity:
+def identity_of(target: Checkpoint, tied: Mapping[str, str]) -> Identity:
     """What a draft's target must be, as far as the draft depends on it.
 
     `tied` is the draft's tensor name -> the target's. The digest is SHA-256 over three parts, each
@@ -103,14 +141,14 @@ def identity_of(target: DraftTarget, tied: Mapping[str, str]) -> Identity:
     def add(text: str) -> None:
         digest.update(text.encode() + b"\0")
 
-    add(json.dumps(_in_float32(target.checkpoint.config.to_hf()), sort_keys=True))
+    add(json.dumps(_in_float32(target.config.to_hf()), sort_keys=True))
     words = target.tokenizer
     add("\n".join(str(words.token(token)) for token in range(words.size)))
-    tensors = target.checkpoint.tensors
+    tensors = target.tensors
     for name in sorted(set(tied.values())):
         if name not in tensors.names():
             raise InputError(
-                f"{target.checkpoint.source} has no tensor {name!r}, which a draft is to take from "
+                f"{target.source} has no tensor {name!r}, which a draft is to take from "
                 "it; give the target that the draft was made for"
             )
         shape = tensors.shape(name)
@@ -121,7 +159,7 @@ def identity_of(target: DraftTarget, tied: Mapping[str, str]) -> Identity:
             rounded = np.ascontiguousarray(block.astype(ml_dtypes.bfloat16, copy=False))
             digest.update(rounded.view(np.uint8).data)
         add("")
-    return Identity(source=target.checkpoint.source, sha256=digest.hexdigest())
+    return Identity(target.source, digest.hexdigest())
 
 
 def _in_float32(value: Any) -> Any:
@@ -164,14 +202,12 @@ def write_draft(
         be, or tensors that do not make up the configuration.
       OSError: the disk is full, or cannot be written; what was there before is as it was.
     """
-    from safetensors.numpy import save
-
     where = str(directory)
     check_output_ids(config, output_ids, where=where, tokenizer=tokenizer)
-    kinds = {
-        name: _KINDS.get(array.dtype.name, array.dtype.name) for name, array in tensors.items()
+    stored = {
+        name: Stored(array.shape, _KINDS.get(array.dtype.name, array.dtype.name))
+        for name, array in tensors.items()
     }
-    stored = {name: Stored(array.shape, kinds[name]) for name, array in tensors.items()}
     check_stored(config, stored, tied, where=where)
     directory = directory.expanduser().absolute()
     _require_free(directory, replace)
@@ -182,7 +218,7 @@ def write_draft(
         written[OUTPUT_IDS] = np.ascontiguousarray(output_ids, np.int32)
     about = {
         "format": FORMAT,
-        "target": dataclasses.asdict(target),
+        "target": target._asdict(),
         "tied": dict(sorted(tied.items())),
         "output_ids": None if output_ids is None else OUTPUT_IDS,
     }
@@ -202,11 +238,7 @@ def _require_free(directory: Path, replace: bool) -> None:
 
 
 def check_output_ids(
-    config: ModelConfig,
-    ids: np.ndarray | None,
-    *,
-    where: str,
-    tokenizer: Tokenizer | None = None,
+    config: ModelConfig, ids: np.ndarray | None, *, where: str, tokenizer: Tokenizer | None = None
 ) -> None:
     """Refuses a reduced vocabulary that cannot be.
 

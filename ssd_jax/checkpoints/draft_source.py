@@ -8,19 +8,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint, fitting
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import (
     CONFIG,
-    FORMAT,
     HEAD,
     KEY,
     SCALE,
     TENSORS,
-    DraftTarget,
+    DraftOrigin,
     Stored,
     check_output_ids,
     check_stored,
@@ -29,35 +28,16 @@ from ssd_jax.checkpoints.draft_checkpoint import (
 )
 from ssd_jax.checkpoints.load import check_size, check_tensors
 from ssd_jax.checkpoints.safetensors import open_file
-from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
+from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 
 _BLOCK = 1 << 24
 """Elements of the target's tensor that are read at once for rows of it."""
 
-_LONGEST = 4096
-"""Characters of a source, which errors quote."""
-
-
-class _About(NamedTuple):
-    """What a draft's configuration says of it."""
-
-    source: str
-    sha256: str
-    tied: Mapping[str, str]
-    output_ids: str | None
-
-    @property
-    def remedy(self) -> str:
-        return (
-            f"give the target that it was made for (--target={self.source}), or train a draft for "
-            "this one with `ssd-jax distill`"
-        )
-
 
 def open_draft(
-    source: str, path: Path, config: Mapping[str, Any], target: DraftTarget | None
+    source: str, path: Path, config: Mapping[str, Any], target: Checkpoint | None
 ) -> Checkpoint:
     """A draft over its target; reads headers, output ids and, to check them, the tied tensors.
 
@@ -70,14 +50,15 @@ def open_draft(
         it was made for; another format version; a file or a map that is damaged.
     """
     where = str(path / CONFIG)
-    about = _about(config[KEY], where)
+    about = DraftOrigin.parse(config[KEY], where)
     if target is None:
         raise InputError(
-            f"{source} is a draft made for the target {about.source}, no model of its own: give it "
-            f"as the draft (--draft={source}) beside its target (--target={about.source})"
+            f"{source} is a draft made for the target {about.target.source}, no model of its own: "
+            f"give it as the draft (--draft={source}) beside its target "
+            f"(--target={about.target.source})"
         )
     own = open_file(path / TENSORS)
-    tokenizer, output_ids = target.tokenizer, None
+    output_ids = None
     if about.output_ids is not None:
         if about.output_ids not in own.keys():  # noqa: SIM118 (no mapping)
             raise InputError(
@@ -89,13 +70,16 @@ def open_draft(
     size = None if output_ids is None else output_ids.size
     shape = ModelConfig.from_hf(config, where=where, output_size=size)
     try:
-        check_output_ids(shape, output_ids, where=str(path), tokenizer=tokenizer)
-    except InputError:
-        if not _is_damaged(shape, output_ids):
-            _require_identity(about, target, path)
+        check_output_ids(shape, output_ids, where=str(path), tokenizer=target.tokenizer)
+    except InputError as error:
+        try:
+            check_output_ids(shape, output_ids, where="")
+        except InputError:  # with whatever target
+            raise error from None
+        _require_identity(about, target, path)
         raise
-    tensors = DraftTensors(own, about, target.checkpoint.tensors, output_ids)
     with _naming_targets(about, target):
+        tensors = DraftTensors(own, about, target.tensors, output_ids)
         check_size(tensors, shape, str(path))
     check_stored(shape, tensors.stored, about.tied, where=str(path / TENSORS))
     with _naming_targets(about, target):
@@ -106,15 +90,15 @@ def open_draft(
         path=path,
         config=shape,
         tensors=tensors,
-        load_tokenizer=lambda: fitting(tokenizer, shape, path),
+        load_tokenizer=lambda: target.tokenizer,
         output_ids=None if output_ids is None else output_ids.astype(np.int32),
-        made_for=about.sha256,
+        made_for=about.target.sha256,
         digest=tensors.digest,
     )
 
 
-class DraftTensors:
-    """Own and tied tensors under the draft's names; a `TensorSource`.
+class DraftTensors(TensorSource):
+    """Own and tied tensors under the draft's names.
 
     Args:
       own: file of the own ones, opened.
@@ -127,7 +111,7 @@ class DraftTensors:
     """
 
     def __init__(
-        self, own: Any, about: _About, target: TensorSource, output_ids: np.ndarray | None
+        self, own: Any, about: DraftOrigin, target: TensorSource, output_ids: np.ndarray | None
     ) -> None:
         self._own, self._tied, self._target = own, about.tied, target
         self._ids = output_ids
@@ -135,6 +119,11 @@ class DraftTensors:
         for name in sorted(set(own.keys()) - {about.output_ids}):
             header = own.get_slice(name)
             self.stored[name] = Stored(tuple(header.get_shape()), header.get_dtype())
+        self.shapes = {
+            name: stored.shape for name, stored in self.stored.items() if not name.endswith(SCALE)
+        } | {name: target.shape(of) for name, of in about.tied.items()}
+        if output_ids is not None and HEAD in about.tied:
+            self.shapes[HEAD] = len(output_ids), *self.shapes[HEAD][1:]
 
     def digest(self) -> str:
         """SHA-256 of the own tensors, of what is tied to what, and of the output ids."""
@@ -145,20 +134,8 @@ class DraftTensors:
             digest.update(array.view(np.uint8).data)
         return digest.hexdigest()
 
-    def names(self) -> frozenset[str]:
-        """See `TensorSource.names`; own and tied."""
-        return frozenset(n for n in self.stored if not n.endswith(SCALE)) | self._tied.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
-        if name not in self._tied:
-            return self.stored[name].shape
-        whole = self._target.shape(self._tied[name])
-        return whole if self._ids is None or name != HEAD else (len(self._ids), *whole[1:])
-
-    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+    def read_part(self, name: str, part: Index) -> np.ndarray:
         """See `TensorSource.read`; float32 where it is stored as int8."""
-        part = bounds(index, self.shape(name))
         if name in self._tied:
             if self._ids is None or name != HEAD:
                 return self._target.read(self._tied[name], part)
@@ -183,66 +160,33 @@ def _rows(target: TensorSource, name: str, ids: np.ndarray, columns: Index) -> n
     return np.concatenate(picked)
 
 
-def _about(said: Any, where: str) -> _About:
-    """Checks what the configuration says of the draft."""
-    version = said.get("format") if isinstance(said, dict) else None
-    if version != FORMAT:
-        raise InputError(
-            f"{where}: {KEY} has format {version!r}, this version reads {FORMAT}; use the version "
-            "of ssd_jax that wrote the draft, or a newer one, or make the draft again"
-        )
-    try:
-        target, tied, ids = said["target"], said["tied"], said["output_ids"]
-        about = _About(str(target["source"]), str(target["sha256"]), tied, ids)
-        if len(about.source) > _LONGEST or len(about.sha256) > _LONGEST:
-            raise TypeError("'target' must be a source and a digest")
-        if not isinstance(tied, dict) or not all(isinstance(name, str) for name in tied.values()):
-            raise TypeError("'tied' must map names of tensors to names of tensors")
-        if not isinstance(ids, str | None):
-            raise TypeError("'output_ids' must be the name of a tensor or null")
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f"{where}: {KEY} is malformed ({type(error).__name__}: {error}); write the draft again"
-        ) from None
-    return about
-
-
-def _require_tied(about: _About, target: DraftTarget, where: str) -> None:
-    tensors = target.checkpoint.tensors.names()
+def _require_tied(about: DraftOrigin, target: Checkpoint, where: str) -> None:
+    tensors = target.tensors.names()
     for own, name in about.tied.items():
         if name not in tensors:
             near = difflib.get_close_matches(name, tensors, n=1)
             raise InputError(
-                f"{where}: {own!r} is to be {name!r} of the target, but {target.checkpoint.source} "
+                f"{where}: {own!r} is to be {name!r} of the target, but {target.source} "
                 f"has no such tensor{f' (nearest: {near[0]!r})' if near else ''}; {about.remedy}"
             )
 
 
 @contextlib.contextmanager
-def _naming_targets(about: _About, target: DraftTarget) -> Iterator[None]:
+def _naming_targets(about: DraftOrigin, target: Checkpoint) -> Iterator[None]:
     """Where a tied tensor does not fit, either the target is another, or the map is."""
     try:
         yield
     except InputError as error:
         raise InputError(
-            f"{error}; the draft was made for {about.source} (sha256 {about.sha256}), and this "
-            f"target is {target.checkpoint.source}: {about.remedy}"
+            f"{error}; the draft was made for {about.target.source} (sha256 "
+            f"{about.target.sha256}), and this target is {target.source}: {about.remedy}"
         ) from None
 
 
-def _is_damaged(shape: ModelConfig, output_ids: np.ndarray | None) -> bool:
-    """Whether output ids are impossible with whatever target."""
-    try:
-        check_output_ids(shape, output_ids, where="")
-    except InputError:
-        return True
-    return False
-
-
-def _require_identity(about: _About, target: DraftTarget, path: Path) -> None:
+def _require_identity(about: DraftOrigin, target: Checkpoint, path: Path) -> None:
     found = identity_of(target, about.tied)
-    if found.sha256 != about.sha256:
+    if found.sha256 != about.target.sha256:
         raise InputError(
-            f"{path} is a draft for another target: it was made for {about.source} "
-            f"(sha256 {about.sha256}), {found.source} has sha256 {found.sha256}; {about.remedy}"
+            f"{path} is a draft for another target: it was made for {about.target.source} (sha256 "
+            f"{about.target.sha256}), {found.source} has sha256 {found.sha256}; {about.remedy}"
         )

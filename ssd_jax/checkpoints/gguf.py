@@ -13,7 +13,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.gguf_config import model_config
 from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
-from ssd_jax.checkpoints.tensors import Index, bounds
+from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import GET_AGAIN, reading, shown
 
@@ -52,8 +52,8 @@ _ROWS = 16
 """Pieces a call; gguf holds the result of a call twice."""
 
 
-class GGUFFile:
-    """An opened GGUF file; a `TensorSource` with Hugging Face's names and layouts.
+class GGUFFile(TensorSource):
+    """An opened GGUF file, with Hugging Face's names and layouts.
 
     Attributes:
       metadata: GGUF keys with plain Python values (tokenizer included).
@@ -87,22 +87,14 @@ class GGUFFile:
             if canonical in self._infos:
                 raise InputError(f"{path}: tensor {canonical!r} is there twice; {GET_AGAIN}")
             self._infos[canonical] = info
+        self.shapes = {name: info.shape for name, info in self._infos.items()}
 
-    def names(self) -> frozenset[str]:
-        """See `TensorSource.names`."""
-        return frozenset(self._infos)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
-        return self._infos[name].shape
-
-    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+    def read_part(self, name: str, part: Index) -> np.ndarray:
         """See `TensorSource.read`; only the rows and blocks that the part touches are converted.
 
         Returns: float32, or float16 and bfloat16 as stored.
         """
         info = self._infos[name]
-        part = bounds(index, info.shape)
         order = self._row_order(name)
         if order is None:
             return self._values(info, part)

@@ -59,7 +59,7 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
         "head_dim": head_dim,
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": base,
-        "rope_scaling": _rope_scaling(header.metadata, architecture, divisors, base, where),
+        "rope_scaling": _rope_scaling(keys, divisors, base),
         "max_position_embeddings": keys["context_length"],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
@@ -75,10 +75,10 @@ class _ModelKeys:
     """
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
-        self._metadata, self._prefix, self._where = metadata, architecture, where
+        self._metadata, self._prefix, self.where = metadata, architecture, where
 
     def _refused(self, key: str, problem: str) -> InputError:
-        return InputError(f"{self._where}: {self._prefix}.{key}{problem}")
+        return InputError(f"{self.where}: {self._prefix}.{key}{problem}")
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self._metadata.get(f"{self._prefix}.{key}", default)
@@ -91,7 +91,7 @@ class _ModelKeys:
     def __getitem__(self, key: str) -> Any:
         value = self.get(key)
         if value is None:
-            raise InputError(f"{self._where}: metadata key {self._prefix}.{key} is missing")
+            raise InputError(f"{self.where}: metadata key {self._prefix}.{key} is missing")
         return value
 
     def count(self, key: str) -> int:
@@ -116,19 +116,13 @@ class _ModelKeys:
 
 
 def _rope_scaling(
-    metadata: Mapping[str, Any],
-    architecture: str,
-    divisors: np.ndarray | None,
-    base: float,
-    where: str,
+    keys: _ModelKeys, divisors: np.ndarray | None, base: float
 ) -> dict[str, Any] | None:
     """As Hugging Face writes it in `config.json`, or None."""
     if divisors is not None and np.any(divisors != 1):
-        return _llama3(np.asarray(divisors, np.float64), base, where)
-    kind = metadata.get(f"{architecture}.rope.scaling.type")
-    factor = metadata.get(f"{architecture}.rope.scaling.factor")
-    if factor is None:
-        factor = metadata.get(f"{architecture}.rope.scale_linear")  # before 2023-11
+        return _llama3(np.asarray(divisors, np.float64), base, keys.where)
+    kind = keys.get("rope.scaling.type")
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear"))  # before 2023-11
     if kind is None and factor is not None:
         kind = "linear"
     if kind in (None, "none") or (kind == "linear" and factor in (None, 0, 1)):

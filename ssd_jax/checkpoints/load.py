@@ -67,12 +67,8 @@ def load_arrays(
             return jax.block_until_ready(prepare(name, array))
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        futures = [pool.submit(load, name) for name in wanted]
-        try:
-            return {name: array for future in futures for name, array in future.result().items()}
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        loaded = pool.map(load, wanted)  # an error cancels those that have not begun
+        return {name: array for arrays in loaded for name, array in arrays.items()}
 
 
 def check_tensors(

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint, fitting
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import KEY
+from ssd_jax.checkpoints.draft_source import open_draft
+from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
+from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.sources import resolve
 from ssd_jax.checkpoints.tensors import Progress, TensorSource
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
+from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import read_json, reading, shown
-
-if TYPE_CHECKING:
-    from ssd_jax.checkpoints.draft_checkpoint import DraftTarget
-    from ssd_jax.checkpoints.tokenizer import Tokenizer
 
 _CONFIG = "config.json"
 
 
 def open_checkpoint(
-    source: str, *, target: DraftTarget | None = None, progress: Progress | None = None
+    source: str, *, target: Checkpoint | None = None, progress: Progress | None = None
 ) -> Checkpoint:
     """Opens a GGUF file, a Hugging Face directory, one that `ssd-jax convert` wrote, or a draft's.
 
@@ -43,7 +46,7 @@ def open_checkpoint(
         return _open(source, path, target)
 
 
-def _open(source: str, path: Path, target: DraftTarget | None) -> Checkpoint:
+def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
     if not path.is_dir():
         return _open_gguf(source, path)
     if (path / MANIFEST).exists():
@@ -51,11 +54,7 @@ def _open(source: str, path: Path, target: DraftTarget | None) -> Checkpoint:
     if (path / _CONFIG).exists():
         config = read_json(path / _CONFIG)
         if KEY in config:
-            from ssd_jax.checkpoints.draft_source import open_draft
-
             return open_draft(source, path, config, target)
-        from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
-
         return _open_directory(source, path, config, SafetensorsDirectory)
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:
@@ -71,26 +70,13 @@ def _open(source: str, path: Path, target: DraftTarget | None) -> Checkpoint:
 
 
 def _open_gguf(source: str, path: Path) -> Checkpoint:
-    from ssd_jax.checkpoints.gguf import GGUFFile
-
     file = GGUFFile(path)
-    check_size(file, file.config, str(path))
-
-    def load_tokenizer() -> Tokenizer:
-        from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
-
-        return fitting(tokenizer_from_gguf(file.metadata, where=str(path)), file.config, path)
-
-    return Checkpoint(
-        source=source, path=path, config=file.config, tensors=file, load_tokenizer=load_tokenizer
-    )
+    tokenizer = functools.partial(tokenizer_from_gguf, file.metadata, where=str(path))
+    return _checked(source, path, file.config, file, tokenizer)
 
 
 def _open_directory(
-    source: str,
-    path: Path,
-    config: Mapping[str, Any],
-    tensors: Callable[[Path], TensorSource],
+    source: str, path: Path, config: Mapping[str, Any], tensors: Callable[[Path], TensorSource]
 ) -> Checkpoint:
     if "quantization_config" in config:
         about = config["quantization_config"]
@@ -99,20 +85,19 @@ def _open_directory(
             f"{path / _CONFIG}: quantised with {shown(method)}, which is not supported; use the "
             "unquantised model, or a GGUF file"
         )
-
-    def load_tokenizer() -> Tokenizer:
-        from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
-
-        with reading(path):
-            return fitting(tokenizer_from_directory(path), shape, path)
-
     shape = ModelConfig.from_hf(config, where=str(path / _CONFIG))
-    stored = tensors(path)
-    check_size(stored, shape, str(path))
+    tokenizer = functools.partial(tokenizer_from_directory, path)
+    return _checked(source, path, shape, tensors(path), tokenizer)
+
+
+def _checked(
+    source: str,
+    path: Path,
+    config: ModelConfig,
+    tensors: TensorSource,
+    load_tokenizer: Callable[[], Tokenizer],
+) -> Checkpoint:
+    check_size(tensors, config, str(path))
     return Checkpoint(
-        source=source,
-        path=path,
-        config=shape,
-        tensors=stored,
-        load_tokenizer=load_tokenizer,
+        source=source, path=path, config=config, tensors=tensors, load_tokenizer=load_tokenizer
     )

@@ -8,22 +8,21 @@ ssd_jax.json      format version, origin, shapes and types, sizes of the files i
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from ssd_jax.checkpoints.tensors import Index, Progress, bounds
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import new_directory
 from ssd_jax.system.files import brief, read_json, require_plain_name, sha256_of, shown
 from ssd_jax.system.paths import require_free
-
-if TYPE_CHECKING:
-    from ssd_jax.checkpoints.checkpoint import Checkpoint
 
 MANIFEST = "ssd_jax.json"
 _ARRAYS = "arrays"
@@ -34,8 +33,8 @@ _CHUNK_BYTES = 16 << 20
 _REMEDY = "write the checkpoint again with `ssd-jax convert`"
 
 
-class OrbaxDirectory:
-    """The arrays of our own checkpoint; a `TensorSource`.
+class OrbaxDirectory(TensorSource):
+    """The arrays of our own checkpoint.
 
     Orbax reads whole arrays; those that slices were last asked of are held, one for each thread
     that reads.
@@ -53,8 +52,8 @@ class OrbaxDirectory:
                 f"{where}: format {shown(manifest.get('format'))} is not supported, this version "
                 f"reads {_FORMAT}; {_REMEDY}"
             )
-        self._shapes, files = _stored(manifest, where)
-        self._sliced: tuple[tuple[str, np.ndarray], ...] = ()
+        self.shapes, files = _stored(manifest, where)
+        self._held = functools.lru_cache(maxsize=2)(self._restore)
         for name, size in files.items():
             path = self._arrays / name
             found = path.stat().st_size if path.is_file() else 0
@@ -64,28 +63,15 @@ class OrbaxDirectory:
                     f"{_REMEDY}"
                 )
 
-    def names(self) -> frozenset[str]:
-        """See `TensorSource.names`."""
-        return frozenset(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
-        return self._shapes[name]
-
-    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+    def read_part(self, name: str, part: Index) -> np.ndarray:
         """See `TensorSource.read`.
 
         Raises:
           InputError: the stored bytes are damaged.
         """
-        part = bounds(index, self._shapes[name])
-        if index is None:
+        if part == bounds(None, self.shapes[name]):
             return self._restore(name)
-        array = dict(self._sliced).get(name)
-        if array is None:
-            array = self._restore(name)
-            self._sliced = (*self._sliced[-1:], (name, array))
-        return array[part].copy()
+        return self._held(name)[part].copy()
 
     def _restore(self, name: str) -> np.ndarray:
         import orbax.checkpoint as ocp
@@ -99,7 +85,7 @@ class OrbaxDirectory:
         try:
             handler = ocp.PyTreeCheckpointHandler()
             array = handler.restore(epath.Path(self._arrays.absolute()), args=args)[name]
-            if array.shape != self._shapes[name]:
+            if array.shape != self.shapes[name]:
                 raise ValueError(f"its shape is {array.shape}, the manifest has another")
             if array.dtype not in DTYPES.values():
                 raise ValueError(f"its type is {array.dtype}")
@@ -154,7 +140,7 @@ def write_checkpoint(
     directory = directory.expanduser().absolute()
     require_free(directory)
     with new_directory(directory) as partial:
-        checkpoint.load_tokenizer().save(partial)
+        checkpoint.tokenizer.save(partial)
         _write_json(partial / "config.json", checkpoint.config.to_hf() | {"torch_dtype": dtype})
         arrays = _read_all(checkpoint, dtype, progress)
         store = partial / _ARRAYS

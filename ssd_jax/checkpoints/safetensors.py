@@ -8,8 +8,9 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401 - gives NumPy bfloat16, which safetensors asks for by name
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
-from ssd_jax.checkpoints.tensors import Index, bounds
+from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import (
     GET_AGAIN,
@@ -25,7 +26,7 @@ SHARDED = "model.safetensors.index.json"
 _FLOATS = ("F32", "F16", "BF16")
 
 
-class SafetensorsDirectory:
+class SafetensorsDirectory(TensorSource):
     """The tensors of `model.safetensors`, or of the shards its index names.
 
     Raises:
@@ -49,23 +50,22 @@ class SafetensorsDirectory:
                 "formats, such as pytorch_model.bin, have to be converted to safetensors"
             )
 
-    def names(self) -> frozenset[str]:
-        """See `TensorSource.names`."""
-        return frozenset(self._shards)
+        self.shapes = {
+            name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shards.items()
+        }
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See `TensorSource.shape`."""
-        view = self._shards[name].get_slice(name)
-        if view.get_dtype() not in _FLOATS:
+        kind = self._shards[name].get_slice(name).get_dtype()
+        if kind not in _FLOATS:
             raise InputError(
-                f"{self._directory}: tensor {name!r} has type {view.get_dtype()}, which is not "
-                f"supported; supported: {', '.join(_FLOATS)}"
+                f"{self._directory}: tensor {name!r} has type {kind}, which is not supported; "
+                f"supported: {', '.join(_FLOATS)}"
             )
-        return tuple(view.get_shape())
+        return super().shape(name)
 
-    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+    def read_part(self, name: str, part: Index) -> np.ndarray:
         """See `TensorSource.read`; in the type it is stored in."""
-        part = bounds(index, self.shape(name))
         return self._shards[name].get_slice(name)[part]
 
 
@@ -92,8 +92,6 @@ def open_file(path: Path) -> Any:
     Raises:
       InputError: missing, not to be read, cut off or damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not path.exists():
         raise InputError(f"{path} is missing; the checkpoint is incomplete: {GET_AGAIN}")
     with open_regular(path) as file:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY, TENSORS, DraftTarget, identity_of
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY, TENSORS, DraftOrigin, identity_of
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import read_json
 
@@ -21,17 +22,13 @@ class ShippedDraft(NamedTuple):
 
     Attributes:
       path: its directory.
-      target: the source of the target it was made for.
-      sha256: that target's digest, see `draft_checkpoint.identity_of`.
-      tied: its tensor name -> the target's.
+      origin: its target, and what it takes from it.
       shape: width and vocabulary, which are the target's.
       bytes: of its own tensors.
     """
 
     path: Path
-    target: str
-    sha256: str
-    tied: dict[str, str]
+    origin: DraftOrigin
     shape: tuple[int, int]
     bytes: int
 
@@ -50,12 +47,9 @@ def shipped_drafts() -> list[ShippedDraft]:
 def _read(path: Path) -> ShippedDraft:
     try:
         config = read_json(path / CONFIG)
-        about = config[KEY]
         return ShippedDraft(
             path=path,
-            target=about["target"]["source"],
-            sha256=about["target"]["sha256"],
-            tied=about["tied"],
+            origin=DraftOrigin.parse(config[KEY], str(path / CONFIG)),
             shape=(config["hidden_size"], config["vocab_size"]),
             bytes=(path / TENSORS).stat().st_size,
         )
@@ -66,35 +60,31 @@ def _read(path: Path) -> ShippedDraft:
         ) from None
 
 
-def find_draft(target: DraftTarget, mode: str) -> Path | None:
+def find_draft(target: Checkpoint, mode: str) -> Path | None:
     """The draft that comes with the package for a target, if there is one.
 
     Of several, mode sd takes the smallest, for its drafting takes time of its own, and every other
     mode the largest, which is the best and whose drafting SSD hides. The target's tensors are read
     only where its shape is a draft's.
 
-    Args:
-      target: opened.
-      mode: "sd", or another one.
-
     Raises:
       InputError: a draft of the package is damaged.
     """
-    config, names = target.checkpoint.config, target.checkpoint.tensors.names()
+    config, names = target.config, target.tensors.names()
     digests: dict[frozenset[str], str] = {}
     fitting = []
     for draft in shipped_drafts():
-        tied = frozenset(draft.tied.values())
+        tied = frozenset(draft.origin.tied.values())
         if draft.shape != (config.hidden_size, config.vocab_size) or not tied <= names:
             continue
         if tied not in digests:
-            digests[tied] = identity_of(target, draft.tied).sha256
-        if digests[tied] == draft.sha256:
+            digests[tied] = identity_of(target, draft.origin.tied).sha256
+        if digests[tied] == draft.origin.target.sha256:
             fitting.append(draft.path)
     return fitting[0 if mode == "sd" else -1] if fitting else None
 
 
-def default_draft(target: DraftTarget, mode: str) -> Path:
+def default_draft(target: Checkpoint, mode: str) -> Path:
     """See `find_draft`.
 
     Raises:
@@ -103,11 +93,10 @@ def default_draft(target: DraftTarget, mode: str) -> Path:
     found = find_draft(target, mode)
     if found is not None:
         return found
-    targets = ", ".join(sorted({draft.target for draft in shipped_drafts()}))
-    source = target.checkpoint.source
-    there = f"yet, for {source} or any other target"
+    targets = ", ".join(sorted({draft.origin.target.source for draft in shipped_drafts()}))
+    there = f"yet, for {target.source} or any other target"
     if targets:
-        there = f"for {source}, only for {targets}"
+        there = f"for {target.source}, only for {targets}"
     raise InputError(
         f"draft = {DEFAULT!r}: no draft comes with ssd_jax {there}; name a draft's source, use "
         "ngram, or make a draft with `ssd-jax distill`"

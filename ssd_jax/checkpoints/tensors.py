@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -14,17 +14,22 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), growing, never by two threads at once."""
 
 
-class TensorSource(Protocol):
+class TensorSource(ABC):
     """Named arrays that are read when asked for.
 
     Names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`, `lm_head.weight`),
     matrices are [out, in], and q/k rows are laid out for half-rotation RoPE, whatever the file
     does. Reading from several threads at once is safe.
+
+    Attributes:
+      shapes: of all tensors, by name.
     """
+
+    shapes: Mapping[str, tuple[int, ...]]
 
     def names(self) -> frozenset[str]:
         """All tensors of the checkpoint."""
-        ...
+        return frozenset(self.shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor, without reading it.
@@ -32,14 +37,18 @@ class TensorSource(Protocol):
         Raises:
           InputError: the tensor is stored in a type that cannot be read.
         """
-        ...
+        return self.shapes[name]
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray:
         """One tensor, or the part of it that `index` selects, in a floating type.
 
         The array owns its memory: it is never a view of a mapped file.
         """
-        ...
+        return self.read_part(name, bounds(index, self.shape(name)))
+
+    @abstractmethod
+    def read_part(self, name: str, part: Index) -> np.ndarray:
+        """See `read`; `part` has a start and a stop for every axis."""
 
 
 def bounds(index: Index | None, shape: tuple[int, ...]) -> tuple[slice, ...]:

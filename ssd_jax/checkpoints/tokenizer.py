@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
 
 from ssd_jax.checkpoints.chat_template import ChatTemplate
-from ssd_jax.checkpoints.detokenizer import stream_opener
+from ssd_jax.checkpoints.detokenizer import DecodeStream, stream_opener
 from ssd_jax.errors import InputError
-
-if TYPE_CHECKING:
-    import tokenizers
 
 
 class Tokenizer:
@@ -31,9 +31,8 @@ class Tokenizer:
         rows of the model.
       eos_ids: every id that ends a generation.
       bos_id: the id that begins a text, if the checkpoint names one.
-      special_ids: ids that `decode` and `Detokenizer` skip.
+      special_ids: ids that `decode` and `open_stream` skip.
       chat_template, has_chat_template: Jinja source, None if there is none, and whether there is.
-      open_stream: opens a decoder for one growing sequence; it skips no token by itself.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Tokenizer:
         )
         self.chat_template = chat_template
         self.has_chat_template = chat_template is not None
-        self.open_stream = stream_opener(backend)
+        self._open_stream = stream_opener(backend)
         # There may be gaps between ids: the last one counts, not the number of tokens.
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_ids = frozenset(eos_ids)
@@ -84,9 +83,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, padding ids nothing."""
-        stream = self.open_stream()
-        skipped = self.special_ids if skip_special else frozenset()
-        return stream.push(i for i in ids if i not in skipped) + stream.flush()
+        stream = self.open_stream(skip_special=skip_special)
+        return stream.push(ids) + stream.flush()
+
+    def open_stream(self, *, skip_special: bool = True) -> DecodeStream:
+        """What decodes a sequence while it grows, to the text that `decode` has of it."""
+        return self._open_stream(self.special_ids if skip_special else ())
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, or None for a padding row."""
@@ -128,27 +130,23 @@ class Tokenizer:
 
 def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:
     """Has a backend put this token before every text that is encoded with special tokens."""
-    from tokenizers import processors
-
     bos = {"id": "BOS", "ids": [bos_id], "tokens": [backend.id_to_token(bos_id)]}
     backend.post_processor = processors.TemplateProcessing(
         single=["BOS", "$A"], pair=["BOS", "$A", "$B"], special_tokens=[bos]
     )
 
 
-def first_difference(
-    a: Tokenizer, b: Tokenizer, *, names: tuple[str, str] = ("the first", "the second")
-) -> str | None:
+def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     """The lowest id whose tokens differ, in words, or None if the vocabularies are equal.
 
     Padding rows, which hold no token, do not count. Neither does which tokens are special or end a
     text: ids are all that a draft sends, and the target decides when to stop.
     """
-    for token_id in range(max(a.size, b.size)):
-        found = [each.token(token_id) for each in (a, b)]
+    for token_id in range(max(target.size, draft.size)):
+        found = [each.token(token_id) for each in (target, draft)]
         if found[0] != found[1]:
             shown = ["no token" if token is None else repr(token) for token in found]
-            return f"id {token_id} is {shown[0]} in {names[0]} and {shown[1]} in {names[1]}"
+            return f"id {token_id} is {shown[0]} in the target and {shown[1]} in the draft"
     return None
 
 
@@ -158,7 +156,7 @@ def require_same(target: Tokenizer, draft: Tokenizer, *, target_name: str, draft
     Raises:
       InputError: the vocabularies differ; it names the first difference.
     """
-    difference = first_difference(target, draft, names=("the target", "the draft"))
+    difference = first_difference(target, draft)
     if difference is not None:
         raise InputError(
             f"the draft {draft_name} ({draft.size} tokens) does not have the vocabulary of the "

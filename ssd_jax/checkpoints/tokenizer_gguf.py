@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ssd_jax.checkpoints.bpe import (
-    PRE_TOKENIZERS,
-    byte_level_bpe,
-    canonical_pre_tokenizer,
-    sentencepiece_bpe,
-)
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
+
+from ssd_jax.checkpoints.detokenizer import SPACE_MARK
+from ssd_jax.checkpoints.pre_tokenizers import PRE_TOKENIZERS, SAME_AS, pre_tokenizer
 from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import GET_AGAIN, brief, shown
-
-if TYPE_CHECKING:
-    import tokenizers
 
 # Values of `tokenizer.ggml.token_type`.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
@@ -68,7 +64,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
         )
     tokens, types = _vocabulary(keys)
     ids = _named_ids(keys, model, len(tokens))
-    pre = canonical_pre_tokenizer(keys.get("ggml.pre", "default"))
+    pre: str = keys.get("ggml.pre", "default")
+    pre = SAME_AS.get(pre, pre)
     if model == "gpt2":
         backend = _byte_level(keys, tokens, pre)
     else:
@@ -167,25 +164,42 @@ def _named_ids(keys: _TokenizerKeys, model: str, size: int) -> dict[str, int]:
     return ids
 
 
-def _byte_level(keys: _TokenizerKeys, tokens: list[str], pre: str | None) -> tokenizers.Tokenizer:
-    if pre is None:
+def _byte_level(keys: _TokenizerKeys, tokens: list[str], pre: str) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer; `tokens` are in GPT-2's byte alphabet."""
+    if pre not in PRE_TOKENIZERS:
         raise InputError(
-            f"{keys.where}: the pre-tokenizer {shown(keys.get('ggml.pre'))} (tokenizer.ggml.pre) "
-            f"is not supported; supported are {', '.join(PRE_TOKENIZERS)}. Load the model from its "
-            "Hugging Face directory"
+            f"{keys.where}: the pre-tokenizer {shown(pre)} (tokenizer.ggml.pre) is not supported; "
+            f"supported are {', '.join(PRE_TOKENIZERS)}. Load the model from its Hugging Face "
+            "directory"
         )
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    parts = (merge.partition(" ") for merge in keys.required("ggml.merges"))  # best first
+    pairs = [(left, right) for left, _, right in parts]
     try:
-        return byte_level_bpe(tokens, keys.required("ggml.merges"), pre=pre)
-    except ValueError as error:
+        # Llama 3 looks a whole word up before it merges: some of its tokens no merges lead to.
+        model = models.BPE(vocab, pairs, ignore_merges=pre == "llama-bpe")
+    except Exception as error:  # `tokenizers` raises bare exceptions
         raise InputError(
             f"{keys.where}: tokenizer.ggml.merges does not fit the vocabulary: {brief(error)}; "
             f"{_CONVERT}"
         ) from error
+    backend = tokenizers.Tokenizer(model)
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizer(pre)
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def _sentencepiece(
     keys: _TokenizerKeys, tokens: list[str], unknown_id: int
 ) -> tokenizers.Tokenizer:
+    """A sentencepiece tokenizer, of Llama 2 and its kin, with byte fallback.
+
+    Source: the conversion in `transformers.convert_slow_tokenizer` (LlamaConverter, legacy form),
+    which puts the space prefix before every stretch of text between special tokens, as llama.cpp
+    does.
+    """
     scores = keys.required("ggml.scores")
     if len(scores) < len(tokens):
         raise InputError(
@@ -194,16 +208,41 @@ def _sentencepiece(
         )
     if not all(map(math.isfinite, scores)):
         raise InputError(f"{keys.where}: tokenizer.ggml.scores has a score that is no number")
-    space_prefix = keys.get("ggml.add_space_prefix", True)
-    return sentencepiece_bpe(tokens, scores, unknown_id=unknown_id, space_prefix=space_prefix)
+    model = models.BPE(
+        {token: token_id for token_id, token in enumerate(tokens)},
+        _merges_by_score(tokens, scores),
+        unk_token=tokens[unknown_id],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    backend = tokenizers.Tokenizer(model)
+    space_prefix = keys.get("ggml.add_space_prefix", True)  # which `decode` takes away
+    prefix = [normalizers.Prepend(SPACE_MARK)] if space_prefix else []
+    strip = [decoders.Strip(" ", 1, 0)] if space_prefix else []
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE_MARK)])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return backend
+
+
+def _merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes a token, best scored result first, then lowest ids."""
+    id_of = {token: token_id for token_id, token in enumerate(tokens)}
+    ranked: list[tuple[float, int, int]] = []
+    for token, token_id in id_of.items():
+        for cut in range(1, len(token)):
+            left, right = id_of.get(token[:cut]), id_of.get(token[cut:])
+            if left is not None and right is not None:
+                ranked.append((-scores[token_id], left, right))
+    ranked.sort()
+    return [(tokens[left], tokens[right]) for _, left, right in ranked]
 
 
 def _add_tokens(
     backend: tokenizers.Tokenizer, tokens: list[str], types: list[int], special: set[int]
 ) -> None:
     """Has the tokenizer find special and user-defined tokens in a text before anything else."""
-    from tokenizers import AddedToken
-
     backend.add_tokens(
         [
             AddedToken(token, special=i in special, normalized=False)

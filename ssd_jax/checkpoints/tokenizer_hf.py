@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, read_json, read_text, shown
-
-if TYPE_CHECKING:
-    import tokenizers
 
 _MOST_TOKENIZER = 64 << 20
 _MOST_TEMPLATE = 1 << 20
@@ -54,8 +54,6 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer
-
     file = path / "tokenizer.json"
     if not file.exists():
         raise InputError(
@@ -64,7 +62,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         )
     text = read_text(file, most=_MOST_TOKENIZER)
     try:
-        backend = Tokenizer.from_str(text)
+        backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # `tokenizers` raises bare exceptions
         raise InputError(f"{file} is no tokenizer: {brief(error)}; fetch the file again") from error
     # Some files carry the lengths of a training run.
@@ -91,8 +89,6 @@ def _content(token: object, key: str, path: Path) -> str:
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
     """Adds the tokens that `tokenizer.json` may leave to tokenizer_config.json."""
-    from tokenizers import AddedToken
-
     entries = config.get("added_tokens_decoder") or {}
     if not isinstance(entries, Mapping) or not all(i.isdecimal() for i in entries):
         raise InputError(
@@ -121,8 +117,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
     """Makes tokens of the vocabulary special; their other flags stay as they are."""
-    from tokenizers import AddedToken
-
     added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     for text in texts:
         token = added.get(text, AddedToken(text, normalized=False))

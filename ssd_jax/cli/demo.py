@@ -85,10 +85,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _has_draft(source: str) -> bool:
     """Whether a draft comes with the package for a target."""
-    from ssd_jax.devices.opened import open_source  # bad flags must not wait for JAX
+    from ssd_jax.checkpoints.opening import open_checkpoint  # bad flags must not wait for JAX
 
     with progress_bar("downloading", unit="bytes") as progress:
-        return find_draft(open_source(source, progress=progress), "sd") is not None
+        return find_draft(open_checkpoint(source, progress=progress), "sd") is not None
 
 
 def _ssd(config: Config, **changes: Any) -> Config:

@@ -79,12 +79,12 @@ def _of_the_hub() -> Iterator[tuple[str, Path, int]]:
 
 
 def _described(source: str, path: Path, size: int) -> CachedModel:
+    from ssd_jax.checkpoints.opening import open_checkpoint
     from ssd_jax.checkpoints.shipped import find_draft
-    from ssd_jax.devices.opened import open_source
 
     try:
-        opened = open_source(str(path))
-        family, draft = opened.checkpoint.config.family, find_draft(opened, "sd") is not None
+        opened = open_checkpoint(str(path))
+        family, draft = opened.config.family, find_draft(opened, "sd") is not None
     except InputError:
         family, draft = None, False
     return CachedModel(source, size, family, draft)

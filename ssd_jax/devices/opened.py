@@ -10,7 +10,6 @@ import jax
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import DraftTarget
 from ssd_jax.checkpoints.load import check_tensors, load_arrays
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
@@ -18,14 +17,6 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenedSource:
-    """A target of which a draft needs some tensors and the tokenizer; see `draft_checkpoint`."""
-
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,27 +62,13 @@ class OpenedModel:
         return self.model.assemble(arrays)
 
 
-def open_source(source: str, *, progress: Progress | None = None) -> OpenedSource:
-    """Headers and tokenizer of a target that is not run here.
-
-    Args:
-      source: see `Config.target`.
-      progress: of the download.
-
-    Raises:
-      InputError: a checkpoint that cannot be used.
-    """
-    checkpoint = open_checkpoint(source, progress=progress)
-    return OpenedSource(checkpoint, checkpoint.load_tokenizer())
-
-
 def open_model(
     source: str,
     dtype: str,
     *,
     bitwise: bool = False,
     mesh: Mesh | None = None,
-    target: DraftTarget | None = None,
+    target: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> OpenedModel:
     """Finds a model, downloads it if need be, and checks that it can run.
@@ -108,7 +85,6 @@ def open_model(
       InputError: a checkpoint that cannot be used.
     """
     checkpoint = open_checkpoint(source, target=target, progress=progress)
-    tokenizer = checkpoint.load_tokenizer()
     execution = Execution.for_platform(jax.default_backend(), dtype)
     if bitwise:
         execution = row_independent(execution)
@@ -116,4 +92,4 @@ def open_model(
         checkpoint.config, execution, mesh=mesh, output_ids=checkpoint.output_ids
     )
     check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
-    return OpenedModel(checkpoint, tokenizer, model)
+    return OpenedModel(checkpoint, checkpoint.tokenizer, model)

@@ -88,7 +88,7 @@ def open_pair(target: TargetSettings, draft: str) -> tuple[OpenedModel, OpenedMo
       InputError: a draft that is none, or of another target.
     """
     theirs = open_model(target.source, target.dtype)
-    own = open_model(draft, target.dtype, target=theirs)
+    own = open_model(draft, target.dtype, target=theirs.checkpoint)
     require_same(theirs.tokenizer, own.tokenizer, target_name=theirs.source, draft_name=own.source)
     return theirs, own
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices.opened import OpenedSource, open_source
 from ssd_jax.distill.generate import Bar, CompletionJob, generate
 from ssd_jax.distill.manifest import (
     Manifest,
@@ -55,7 +56,7 @@ class Stopped(Exception):  # noqa: N818 (no error)
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillTarget(OpenedSource):
+class DistillTarget:
     """The target without its weights.
 
     Attributes:
@@ -64,6 +65,7 @@ class DistillTarget(OpenedSource):
         from. What `ssd-jax convert` wrote of a checkpoint has the checkpoint's own.
     """
 
+    checkpoint: Checkpoint
     sha256: str
 
 
@@ -71,10 +73,10 @@ def open_target(source: str, *, progress: Progress | None = None) -> DistillTarg
     """Finds a target, downloads it if need be, and reads it once for its digest.
 
     Raises:
-      InputError: see `open_source`.
+      InputError: see `open_checkpoint`.
     """
-    opened = open_source(source, progress=progress)
-    checkpoint, tokenizer = opened.checkpoint, opened.tokenizer
+    checkpoint = open_checkpoint(source, progress=progress)
+    tokenizer = checkpoint.tokenizer
     tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
     template = tokenizer.chat_template
     # Jinja reads every line end as the same, and a copy of the file may have others.
@@ -82,7 +84,7 @@ def open_target(source: str, *, progress: Progress | None = None) -> DistillTarg
     ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
     files = sorted(origin(checkpoint.path).values())
     sha256 = _digest([checkpoint.config.to_hf(), tokens, chat, ends, files])
-    return DistillTarget(checkpoint, tokenizer, sha256)
+    return DistillTarget(checkpoint, sha256)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,7 +181,7 @@ class Distillation:
             target=self.settings.target,
             settings=settings,
             prompts=prompts,
-            vocabulary=self.target.tokenizer.size,
+            vocabulary=self.target.checkpoint.tokenizer.size,
             limit=self.target.checkpoint.config.max_context,
             directory=self.directory(stage),
             bar=self.bar,
@@ -211,7 +213,7 @@ def run(
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
     if draft == DEFAULT:
-        draft = str(default_draft(target, "ssd"))
+        draft = str(default_draft(target.checkpoint, "ssd"))
     whole = Distillation(
         settings=settings, target=target, work=work, draft=draft, bar=bar, say=say, show=show
     )
@@ -262,7 +264,7 @@ def _check_settings(whole: Distillation, name: str) -> None:
     if name == "train" and settings.train is not None and settings.draft is not None:
         from ssd_jax.distill.training.loop import check
 
-        check(settings.train, settings.draft, whole.target)
+        check(settings.train, settings.draft, whole.target.checkpoint)
     if name == "evaluate" and whole.draft is not None:
         from ssd_jax.distill.evaluate import open_pair
 
@@ -279,7 +281,7 @@ def _prompts(whole: Distillation) -> None:
             whole.say(f"prompts, made before:\n{counted(manifest.data['counts'])}")
             return
     clear_partial(directory)
-    prompts, counts = files.prepare(whole.target.tokenizer)
+    prompts, counts = files.prepare(whole.target.checkpoint.tokenizer)
     data = {"counts": counts, "sha256": write_prompts(directory, prompts)}
     write_manifest(directory, dataclasses.replace(manifest, finished=True, data=data))
     whole.say(f"prompts:\n{counted(counts)}")
@@ -318,7 +320,7 @@ def _train(whole: Distillation) -> None:
         result = train_draft(
             train,
             draft,
-            target=whole.target,
+            target=whole.target.checkpoint,
             samples=read_shards(whole.directory("generate"), target=whole.target.sha256),
             work=directory,
             progress=progress,

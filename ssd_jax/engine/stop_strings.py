@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class IncrementalDecoder(Protocol):
-    """Tokens to complete text; see `ssd_jax.checkpoints.detokenizer.Detokenizer`."""
+    """Tokens to complete text; see `ssd_jax.checkpoints.detokenizer.DecodeStream`."""
 
     def push(self, ids: Sequence[int]) -> str:
         """Text completed by these ids."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.cores import parse_numbers, shown
+from ssd_jax.system.cores import RoleNumbers, shown
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -24,31 +24,10 @@ _REMEDY = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceGroups:
+class DeviceGroups(RoleNumbers):
     """Devices of the two roles that the user gave, as indices; None is whatever is left."""
 
-    target: tuple[int, ...] | None
-    draft: tuple[int, ...] | None
-
-    @classmethod
-    def parse(cls, target: str | None, draft: str | None) -> DeviceGroups:
-        """From the settings target_devices and draft_devices.
-
-        Raises:
-          InputError: not a list of devices, or a device of both.
-        """
-        groups = cls(
-            target=None if target is None else parse_numbers("target_devices", target, "device"),
-            draft=None if draft is None else parse_numbers("draft_devices", draft, "device"),
-        )
-        shared = {*(groups.target or ())} & {*(groups.draft or ())}
-        if shared:
-            raise InputError(
-                f"target_devices = {target!r} and draft_devices = {draft!r} share {shown(shared)}; "
-                "give each devices of its own"
-            )
-        return groups
+    of = "device"
 
     @property
     def given(self) -> bool:
@@ -126,11 +105,7 @@ class Placement:
 
 
 def place(kind: Kind | Literal["auto"], groups: DeviceGroups) -> Placement:
-    """The placement of a draft model.
-
-    Args:
-      kind: as the user wants it.
-      groups: of `submesh`.
+    """The placement of a draft model, as the user wants it; `groups` are those of `submesh`.
 
     Raises:
       InputError: devices that there are not.

@@ -8,17 +8,17 @@ Files have the mode that the user's umask gives.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 
 @contextlib.contextmanager
-def new_file(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
+def new_file(path: Path, *, durable: bool = False) -> Iterator[io.BufferedRandom]:
     """Has the block write a file, which takes its place at the end of the block.
 
     Args:
@@ -31,7 +31,7 @@ def new_file(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
     """
     partial = _beside(path, "partial")
     try:
-        with partial.open("xb") as file:
+        with partial.open("x+b") as file:
             yield file
             if durable:
                 file.flush()
@@ -51,7 +51,7 @@ def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 @contextlib.contextmanager
 def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
-    """Has the block fill a directory, which takes its place at the end of the block.
+    """Has the block fill the directory that it is given, which takes its place at the end.
 
     A directory that is there by then goes aside, as `.NAME.HEX.old`, and is removed once the new
     one has its name, as is what killed writers have left of it aside.
@@ -59,8 +59,6 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
     Args:
       directory: to be written; directories above it are made.
       durable: see `new_file`.
-
-    Yields: the directory to write to.
 
     Raises:
       OSError: the disk is full, or cannot be written.
@@ -90,12 +88,8 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def clear_partial(directory: Path, name: str | None = None) -> None:
-    """Removes what killed writers have left in a directory; none may be at work there.
-
-    Args:
-      directory: to look in.
-      name: of the file or directory that they wrote; None is any.
-    """
+    """Removes what killed writers of `name`, or of anything, have left in a directory; none may be
+    at work there."""
     _remove(directory, r".*\.partial" if name is None else rf"{re.escape(name)}\.\w{{8}}\.partial")
 
 

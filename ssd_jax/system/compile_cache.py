@@ -33,13 +33,8 @@ class ProgramStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory
+        self.directory = self._path = directory  # JAX asks for the latter
         self._warned = False
-
-    @property
-    def directory(self) -> Path:
-        """Where the programs are."""
-        return self._path
 
     def get(self, key: str) -> bytes | None:
         """What was put, or None."""

@@ -9,56 +9,56 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, Self
 
 from ssd_jax.errors import InputError
 
 _PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
-class Pinned(NamedTuple):
-    """What came of pinning.
-
-    Attributes:
-      draft: cores of a draft process; None is wherever the system likes.
-      restore: undoes it, see `pin`.
-    """
-
-    draft: tuple[int, ...] | None
-    restore: Callable[[], None]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cores:
-    """Cores of the two roles; None is wherever the system likes."""
+class RoleNumbers:
+    """Numbers of what the two roles have of their own, ascending; None where nothing is said."""
 
     target: tuple[int, ...] | None
     draft: tuple[int, ...] | None
+    of: ClassVar[str]
+    """One of them, as the settings target_*s and draft_*s call it."""
 
     @classmethod
-    def parse(cls, target: str | None, draft: str | None) -> Cores:
-        """From the settings target_cores and draft_cores.
+    def parse(cls, target: str | None, draft: str | None) -> Self:
+        """From these settings.
 
         Raises:
-          InputError: not a list of cores, or a core of both.
+          InputError: not a list of numbers, or one of both.
         """
-        cores = cls(
-            target=None if target is None else parse_cores("target_cores", target),
-            draft=None if draft is None else parse_cores("draft_cores", draft),
-        )
-        shared = {*(cores.target or ())} & {*(cores.draft or ())}
+        names = f"target_{cls.of}s", f"draft_{cls.of}s"
+        found = [
+            None if text is None else parse_numbers(name, text, cls.of)
+            for name, text in zip(names, (target, draft), strict=True)
+        ]
+        shared = {*(found[0] or ())} & {*(found[1] or ())}
         if shared:
             raise InputError(
-                f"target_cores = {target!r} and draft_cores = {draft!r} share {shown(shared)}; "
-                "give each cores of its own"
+                f"{names[0]} = {target!r} and {names[1]} = {draft!r} share {shown(shared)}; "
+                f"give each {cls.of}s of its own"
             )
-        return cores
+        return cls(target=found[0], draft=found[1])
 
-    def pin_target(self) -> Pinned:
+
+class Cores(RoleNumbers):
+    """Cores of the two roles; None is wherever the system likes."""
+
+    of = "core"
+
+    def pin_target(self) -> tuple[tuple[int, ...] | None, Callable[[], None]]:
         """Pins this process to the target's cores.
 
         A role without cores of its own gets those that the other leaves, if it leaves any. Without
         cores of either nothing is pinned.
+
+        Returns: the draft's cores, None for wherever the system likes; and what undoes it, see
+          `pin`.
 
         Raises:
           InputError: a core that cannot be used.
@@ -68,15 +68,10 @@ class Cores:
                 require_usable(name, cores)
         target, draft = self.target, self.draft
         if target is None and draft is None:
-            return Pinned(None, _nothing)
+            return None, lambda: None
         target = target or _others(draft)
-        restore = _nothing if target is None else pin(target)
-        return Pinned(draft or _others(target), restore)
-
-
-def parse_cores(name: str, text: str) -> tuple[int, ...]:
-    """See `parse_numbers`."""
-    return parse_numbers(name, text, "core")
+        restore = (lambda: None) if target is None else pin(target)
+        return draft or _others(target), restore
 
 
 def parse_numbers(name: str, text: str, of: str) -> tuple[int, ...]:
@@ -143,10 +138,6 @@ def _unpin(cores: Set[int], before: Mapping[int, Set[int]], default: Set[int]) -
 
 def _threads() -> list[int]:
     return [int(task.name) for task in Path("/proc/self/task").iterdir()]
-
-
-def _nothing() -> None:
-    """Undoes what was not done."""
 
 
 def _others(cores: Iterable[int] | None) -> tuple[int, ...] | None:

@@ -24,11 +24,8 @@ class Device(Protocol):
 
 
 def describe(device: Device | None = None) -> dict[str, Any]:
-    """Facts about this process's surroundings, ready for JSON; null where not known.
-
-    Args:
-      device: the device measured; the default one if None.
-    """
+    """Facts about this process's surroundings and the device measured, by default the default one,
+    ready for JSON; null where not known."""
     import jax
 
     measured: Device = jax.devices()[0] if device is None else device
@@ -85,10 +82,7 @@ def commit(root: Path) -> dict[str, Any]:
         found = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # no git, or no commit yet
         return unknown
-    return {
-        "commit": found.removesuffix("-dirty"),
-        "commit_modified": found.endswith("-dirty"),
-    }
+    return {"commit": found.removesuffix("-dirty"), "commit_modified": found.endswith("-dirty")}
 
 
 def cpu_model() -> str | None:

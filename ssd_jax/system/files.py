@@ -81,11 +81,7 @@ def reading(path: Path, *, remedy: str = GET_AGAIN) -> Iterator[None]:
 
 
 def read_bytes(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> bytes:
-    """All of a regular file.
-
-    Raises:
-      InputError: see `open_regular`, or larger than `most`.
-    """
+    """All of a regular file, which has no more than `most` bytes."""
     with open_regular(path, remedy=remedy) as file, reading(path, remedy=remedy):
         data = file.read() if most is None else file.read(most + 1)
     if most is not None and len(data) > most:
@@ -94,11 +90,7 @@ def read_bytes(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) 
 
 
 def read_text(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> str:
-    """A text file in UTF-8; every end of a line is a newline.
-
-    Raises:
-      InputError: see `read_bytes`, or no UTF-8, with the line.
-    """
+    """A text file in UTF-8; every end of a line is a newline."""
     text = decode(read_bytes(path, most=most, remedy=remedy), path, remedy=remedy)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -254,10 +246,6 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's bytes.
-
-    Raises:
-      InputError: see `open_regular`.
-    """
+    """Hexadecimal SHA-256 of a file's bytes."""
     with open_regular(path) as file, reading(path):
         return hashlib.file_digest(file, "sha256").hexdigest()

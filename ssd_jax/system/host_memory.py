@@ -12,9 +12,6 @@ def memory_limit(root: Path = Path("/")) -> tuple[int, str]:
 
     A group cannot have more than those that it is in. Inside a container the names of the outer
     ones may lead nowhere.
-
-    Args:
-      root: of the file system.
     """
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [(present, "this machine")]

@@ -67,14 +67,23 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
     for number, line in read_lines(path, remedy="give a file of JSON lines in UTF-8"):
         if not line.strip():
             continue
-        found.append(_parse_line(line, f"{path}:{number}", parse))
-        if isinstance(found[-1], BadLine):
-            bad += 1
-            if bad > _MOST_BAD_LINES:
-                raise InputError(
-                    f"{path} has more than {_MOST_BAD_LINES} bad lines, the last is line {number}: "
-                    f"{found[-1].error}; give JSON lines"
-                )
+        try:
+            value = parse_json(line)
+            if not isinstance(value, dict):
+                raise ValueError(f"must be a JSON object, not {_kind(value)}")
+            found.append(parse(value))
+            continue
+        except json.JSONDecodeError as error:
+            problem = f"not JSON: {error.msg} at column {error.colno}"
+        except ValueError as error:
+            problem = str(error)
+        found.append(BadLine(where=f"{path}:{number}", error=problem))
+        bad += 1
+        if bad > _MOST_BAD_LINES:
+            raise InputError(
+                f"{path} has more than {_MOST_BAD_LINES} bad lines, the last is line {number}: "
+                f"{problem}; give JSON lines"
+            )
     return found
 
 
@@ -141,18 +150,6 @@ def _message(item: object, name: str) -> dict[str, str]:
     if missing:
         raise ValueError(f'{name} has no "{missing[0]}"; it has {_names(item)}')
     return {key: string(item[key], f'{name}["{key}"]') for key in ("role", "content")}
-
-
-def _parse_line(line: str, where: str, parse: Callable[[Mapping[str, Any]], T]) -> T | BadLine:
-    try:
-        value = parse_json(line)
-        if not isinstance(value, dict):
-            raise ValueError(f"must be a JSON object, not {_kind(value)}")
-        return parse(value)
-    except json.JSONDecodeError as error:
-        return BadLine(where=where, error=f"not JSON: {error.msg} at column {error.colno}")
-    except ValueError as error:
-        return BadLine(where=where, error=str(error))
 
 
 def _kind(value: object) -> str:

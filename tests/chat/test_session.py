@@ -1,6 +1,5 @@
 """The session on a tiny model: what entries do, and what is said about it."""
 
-import functools
 import io
 import itertools
 import json
@@ -10,7 +9,6 @@ from rich.console import Console
 
 from ssd_jax.chat.screen import Screen
 from ssd_jax.chat.session import ChatSession
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
 from ssd_jax.llm import LLM
@@ -217,7 +215,7 @@ def scripted(llm, monkeypatch):
     def say(text, make=FakeTarget):
         said = llm.tokenizer.encode(text)
         script = lambda prompt, position: said[(position - len(prompt)) % len(said)]  # noqa: E731
-        decoder = functools.partial(Detokenizer, llm.tokenizer)
+        decoder = llm.tokenizer.open_stream
         engine = Engine(make(script, context=128, max_chunk=128), decoder, frozenset())
         monkeypatch.setitem(llm._engines, ("sd", 2), engine)
 

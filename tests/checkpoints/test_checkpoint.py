@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints import tokenizer_gguf as from_gguf
-from ssd_jax.checkpoints import tokenizer_hf as from_hf
+from ssd_jax.checkpoints import opening
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from tests.checkpoints import tiny_gguf
@@ -63,8 +62,8 @@ def test_the_tokenizer_comes_from_the_same_place(tmp_path, gguf_path, monkeypatc
         given.append(source)
         return SimpleNamespace(size=tiny.VOCAB)
 
-    monkeypatch.setattr(from_gguf, "tokenizer_from_gguf", read)
-    monkeypatch.setattr(from_hf, "tokenizer_from_directory", read)
+    monkeypatch.setattr(opening, "tokenizer_from_gguf", read)
+    monkeypatch.setattr(opening, "tokenizer_from_directory", read)
     open_checkpoint(str(gguf_path)).load_tokenizer()
     tiny.write_hf(tmp_path / "hf")
     open_checkpoint(str(tmp_path / "hf")).load_tokenizer()

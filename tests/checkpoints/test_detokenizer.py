@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from ssd_jax.checkpoints.detokenizer import Detokenizer, WindowStream
+from ssd_jax.checkpoints.detokenizer import WindowStream
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from tests.checkpoints.builders import TOKENS, metadata
@@ -32,7 +32,7 @@ def window_tokenizer(decoder) -> Tokenizer:
 
 def streamed(tokenizer, ids, rng):
     """The text of `ids`, pushed in chunks of random sizes, empty ones among them."""
-    detokenizer, pieces, begin = Detokenizer(tokenizer), [], 0
+    detokenizer, pieces, begin = tokenizer.open_stream(), [], 0
     while begin < len(ids):
         end = begin + rng.choice([0, 1, 1, 2, 7])
         pieces.append(detokenizer.push(ids[begin:end]))
@@ -82,7 +82,7 @@ def test_sentencepiece_text_is_its_bytes(small_sentencepiece):
 @pytest.mark.parametrize("name", ["smollm2", "small_sentencepiece"])
 def test_half_characters_are_never_returned(name, request):
     tokenizer = request.getfixturevalue(name)
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = tokenizer.open_stream()
     text, held_back = "", 0
     for token in tokenizer.encode(ANY_SCRIPT):
         piece = detokenizer.push([token])
@@ -97,7 +97,7 @@ def test_half_characters_are_never_returned(name, request):
 def test_an_unfinished_character_comes_with_the_flush():
     tokenizer = byte_level()
     rocket = tokenizer.encode("🚀")
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = tokenizer.open_stream()
     assert [detokenizer.push([token]) for token in rocket[:-1]] == ["", "", ""]
     assert detokenizer.flush() == "\ufffd"
     assert detokenizer.flush() == ""
@@ -105,7 +105,7 @@ def test_an_unfinished_character_comes_with_the_flush():
 
 def test_a_broken_character_is_replaced_as_soon_as_it_is_broken():
     tokenizer = byte_level()
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = tokenizer.open_stream()
     assert detokenizer.push(tokenizer.encode("🚀")[:2]) == ""
     assert detokenizer.push(tokenizer.encode("a")) == "\ufffda"
 
@@ -113,18 +113,18 @@ def test_a_broken_character_is_replaced_as_soon_as_it_is_broken():
 def test_other_decoders_do_not_return_half_characters_either():
     backend = Backend(models.BPE({f"<0x{b:02X}>": b for b in range(256)}, [], byte_fallback=True))
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    detokenizer = Detokenizer(Tokenizer(backend, eos_ids=[], where="tiny"))
+    detokenizer = Tokenizer(backend, eos_ids=[], where="tiny").open_stream()
     assert [detokenizer.push([byte]) for byte in "aé".encode()] == ["a", "", "é"]
 
 
 def test_special_tokens_are_skipped_inside_a_character():
     tokenizer = byte_level()
     first, *rest = tokenizer.encode("é")
-    assert Detokenizer(tokenizer).push([first, N, *rest, N + 1]) == "é<tool>"
+    assert tokenizer.open_stream().push([first, N, *rest, N + 1]) == "é<tool>"
 
 
 def test_sentencepiece_drops_only_the_first_space(small_sentencepiece):
-    detokenizer = Detokenizer(small_sentencepiece)
+    detokenizer = small_sentencepiece.open_stream()
     pieces = [detokenizer.push([i]) for i in small_sentencepiece.encode("  one  two")]
     assert "".join(pieces) == "  one  two"
     without_prefix = small_sentencepiece.encode("a b", add_special=False)[1:]

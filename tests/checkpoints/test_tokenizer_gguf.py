@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.checkpoints.bpe import PRE_TOKENIZERS
+from ssd_jax.checkpoints.pre_tokenizers import PRE_TOKENIZERS
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from ssd_jax.errors import InputError
 from tests.checkpoints.builders import TOKENS, metadata

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.checkpoints.gguf_header import read_header
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from tests.checkpoints.conftest import golden
@@ -57,7 +56,7 @@ def test_streamed_text_equals_the_text(smollm2, small_sentencepiece, texts):
     for tokenizer in (smollm2, small_sentencepiece):
         for text in texts:
             ids = tokenizer.encode(text)
-            detokenizer = Detokenizer(tokenizer)
+            detokenizer = tokenizer.open_stream()
             pieces = [detokenizer.push([token]) for token in ids]
             assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids)
 

@@ -29,23 +29,23 @@ def test_the_first_differing_token_is_named():
     changed = [*TOKENS]
     changed[7], changed[9] = changed[9], changed[7]
     difference = first_difference(tokenizer(), tokenizer(tokens=changed))
-    expected = f"id 7 is {TOKENS[7]!r} in the first and {TOKENS[9]!r} in the second"
+    expected = f"id 7 is {TOKENS[7]!r} in the target and {TOKENS[9]!r} in the draft"
     assert difference == expected
 
 
 def test_added_tokens_with_other_ids_differ():
     first, second = tokenizer(("<a>", 3), ("<b>", 3)), tokenizer(("<b>", 3), ("<a>", 3))
-    expected = f"id {N} is '<a>' in the first and '<b>' in the second"
+    expected = f"id {N} is '<a>' in the target and '<b>' in the draft"
     assert first_difference(first, second) == expected
 
 
 def test_a_token_that_only_one_has_differs():
     more, less = tokenizer(("<a>", 3)), tokenizer()
     assert (
-        first_difference(more, less) == f"id {N} is '<a>' in the first and no token in the second"
+        first_difference(more, less) == f"id {N} is '<a>' in the target and no token in the draft"
     )
     assert (
-        first_difference(less, more) == f"id {N} is no token in the first and '<a>' in the second"
+        first_difference(less, more) == f"id {N} is no token in the target and '<a>' in the draft"
     )
 
 
@@ -70,7 +70,7 @@ def test_require_same_names_models_sizes_and_difference():
 
 def test_smollm2_and_a_small_vocabulary_differ(smollm2, small_sentencepiece):
     difference = first_difference(smollm2, small_sentencepiece)
-    assert difference == "id 0 is '<|endoftext|>' in the first and '<unk>' in the second"
+    assert difference == "id 0 is '<|endoftext|>' in the target and '<unk>' in the draft"
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -13,30 +12,21 @@ import numpy as np
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, identity_of, write_draft
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.models.config import ModelConfig
 from tests import tiny
 
 EMBEDDING = "model.embed_tokens.weight"
 
 
-class Target(NamedTuple):
-    """See `draft_checkpoint.DraftTarget`."""
-
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
-
-
-def open_target(path: Path | str) -> Target:
-    checkpoint = open_checkpoint(str(path))
-    return Target(checkpoint, checkpoint.load_tokenizer())
+def open_target(path: Path | str) -> Checkpoint:
+    return open_checkpoint(str(path))
 
 
 def parts(
-    target: Target, ids: np.ndarray | None, layers: int = 1
+    target: Checkpoint, ids: np.ndarray | None, layers: int = 1
 ) -> tuple[ModelConfig, dict[str, str]]:
     """Configuration and ties of a draft of the first layers of a tiny target."""
-    theirs = target.checkpoint.config
+    theirs = target.config
     config = dataclasses.replace(
         theirs,
         num_layers=layers,
@@ -48,7 +38,7 @@ def parts(
 
 def write(
     directory: Path,
-    target: Target,
+    target: Checkpoint,
     ids: np.ndarray | None,
     *,
     tensors: Mapping[str, np.ndarray] | None = None,

@@ -21,7 +21,6 @@ import pytest
 from msgspec.structs import replace
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import derived
@@ -285,7 +284,7 @@ def run(llm, roles, count=99):
     target = Noted(roles.target)
     engine = Engine(
         target,
-        lambda: Detokenizer(llm.tokenizer),
+        llm.tokenizer.open_stream,
         llm.tokenizer.eos_ids,
         drafter=roles.drafter,
     )

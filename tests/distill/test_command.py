@@ -210,7 +210,7 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
 
     def run(settings, draft, *, samples, work, target, progress, saved):
         del progress
-        calls.append((settings, draft, len(list(samples)), target.sha256))
+        calls.append((settings, draft, len(list(samples)), open_target(target.source).sha256))
         done = settings.steps if len(calls) > 1 else 1
         if settings.save_every == 1:
             saved()

@@ -31,7 +31,7 @@ def drafts(tiny_checkpoint, tmp_path_factory):
 
 def models(target, draft):
     theirs = open_model(str(target), "float32")
-    own = open_model(str(draft), "float32", target=theirs)
+    own = open_model(str(draft), "float32", target=theirs.checkpoint)
     return (theirs.model, theirs.load()), (own.model, own.load())
 
 

@@ -44,7 +44,9 @@ def test_a_template_that_writes_the_date_is_the_same_on_another_day(target, monk
         program.write_text(ANOTHER_DAY.format(day=day))
         monkeypatch.setattr("ssd_jax.checkpoints.chat_template._PROGRAM", program)
         opened = open_target(str(target))
-        shown.append(opened.tokenizer.apply_chat_template([{"role": "user", "content": "?"}]))
+        shown.append(
+            opened.checkpoint.tokenizer.apply_chat_template([{"role": "user", "content": "?"}])
+        )
         digests.append(opened.sha256)
     assert shown[0] != shown[1]
     assert digests[0] == digests[1]

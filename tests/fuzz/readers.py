@@ -66,7 +66,7 @@ def _model(path: Path) -> None:
 
 def _draft(path: Path) -> None:
     target = open_model(str(path / "target"), "float32")
-    opened = open_model(str(path / "draft"), "float32", target=target)
+    opened = open_model(str(path / "draft"), "float32", target=target.checkpoint)
     assert isinstance(opened.checkpoint.tensors, DraftTensors)
     _use(opened)
 

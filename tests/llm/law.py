@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.engine.engine import Engine
 from tests import tiny
 from tests.models.golden import our_logits
@@ -128,7 +127,7 @@ def engine_with(llm, mode, change):
     roles = llm.loaded.roles(mode, llm.config.speculated)
     return Engine(
         roles.target,
-        lambda: Detokenizer(llm.tokenizer),
+        llm.tokenizer.open_stream,
         llm.tokenizer.eos_ids,
         drafter=change(roles.drafter),
     )

@@ -1,14 +1,12 @@
 """Modes, K and budgets that are chosen, on tiny models: the text is what it is without."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
 import pytest
 
 from ssd_jax import config
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
@@ -48,7 +46,7 @@ def auto(tmp_path_factory):
 
 def engine_with(llm, mode, tuner):
     roles = dataclasses.replace(llm.loaded, tuner=lambda *_: tuner).roles(mode, 3)
-    decoder = functools.partial(Detokenizer, llm.tokenizer)
+    decoder = llm.tokenizer.open_stream
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter)
 
 

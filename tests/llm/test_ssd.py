@@ -4,13 +4,11 @@ Every factor below meets every other one in some case.
 """
 
 import dataclasses
-import functools
 import itertools
 
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.devices import branching
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
@@ -137,7 +135,7 @@ def by_policy(llm, asked, **policy):
     """What an engine with other policies and the same programs says."""
     config = dataclasses.replace(llm.config, **policy)
     roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
-    decoder, eos_ids = functools.partial(Detokenizer, llm.tokenizer), llm.tokenizer.eos_ids
+    decoder, eos_ids = llm.tokenizer.open_stream, llm.tokenizer.eos_ids
     engine = Engine(roles.target, decoder, eos_ids, drafter=roles.drafter)
     for each in asked:
         engine.add(each)

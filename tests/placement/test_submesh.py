@@ -6,7 +6,6 @@ Virtual CPU devices stand for accelerators.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.devices import branch_draft
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
@@ -79,7 +77,7 @@ def engine_of(llm, **settings):
     """A new engine with a draft of its own, and the draft."""
     config = dataclasses.replace(llm.config, **settings)
     roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
-    decoder = functools.partial(Detokenizer, llm.tokenizer)
+    decoder = llm.tokenizer.open_stream
     draft = roles.drafter._draft
     draft.patience = PATIENCE
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter), draft
@@ -151,7 +149,7 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
     for mode in ("sd", "ssd"):
         roles = chosen.roles(mode, 3)
         assert roles.drafter._rule == "coupled"  # all rows teach
-        decoder = functools.partial(Detokenizer, many.tokenizer)
+        decoder = many.tokenizer.open_stream
         engine = Engine(roles.target, decoder, many.tokenizer.eos_ids, drafter=roles.drafter)
         assert ids(run(engine, asked)) == ids(outputs(many, asked, "ar"))
     assert chooser._costs.draft > 0
@@ -191,7 +189,7 @@ def test_sampled_by_ratio_the_text_is_that_of_an_inline_draft(one, backup):
     engine, _ = engine_of(submesh, backup=backup)
     config = dataclasses.replace(inline.config, backup=backup)
     roles = dataclasses.replace(inline.loaded, config=config).roles("ssd", 3)
-    decoder = functools.partial(Detokenizer, inline.tokenizer)
+    decoder = inline.tokenizer.open_stream
     oracle = Engine(roles.target, decoder, inline.tokenizer.eos_ids, drafter=roles.drafter)
     found, expected = run(engine, asked), run(oracle, asked)
     assert ids(found) == ids(expected)

@@ -13,7 +13,7 @@ import pytest
 from ssd_jax import LLM
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.system.cores import Cores, parse_cores, require_usable, usable_cores
+from ssd_jax.system.cores import Cores, parse_numbers, require_usable, usable_cores
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores of Linux")
 SSD = {"mode": "ssd", "draft": "a path", "draft_placement": "process"}
@@ -24,7 +24,7 @@ SSD = {"mode": "ssd", "draft": "a path", "draft_placement": "process"}
     [("0", (0,)), ("3,1", (1, 3)), ("0-2", (0, 1, 2)), ("1, 4-5", (1, 4, 5)), ("2,2-2", (2,))],
 )
 def test_lists_and_ranges(text, cores):
-    assert parse_cores("draft_cores", text) == cores
+    assert parse_numbers("draft_cores", text, "core") == cores
 
 
 @pytest.mark.parametrize("text", ["", "a", "-1", "2-1", "1,,2", "1-", "0x1", "1-2-3", "9999999"])
@@ -58,7 +58,7 @@ def test_looking_at_cores_changes_nothing():
     before = os.sched_getaffinity(0)
     assert usable_cores() == before
     assert os.sched_getaffinity(0) == before
-    assert Cores(target=None, draft=None).pin_target().draft is None
+    assert Cores(target=None, draft=None).pin_target()[0] is None
     assert os.sched_getaffinity(0) == before
 
 
@@ -70,8 +70,8 @@ first, *others = sorted(usable_cores())
 wait = threading.Event()
 thread = threading.Thread(target=wait.wait)
 thread.start()
-print(Cores(target=(first,), draft=None).pin_target().draft == (tuple(others) or None))
-print(Cores(target=(first,), draft=None).pin_target().draft == (tuple(others) or None))
+print(Cores(target=(first,), draft=None).pin_target()[0] == (tuple(others) or None))
+print(Cores(target=(first,), draft=None).pin_target()[0] == (tuple(others) or None))
 print([os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")] == [{{first}}] * 2)
 wait.set()
 """
@@ -121,9 +121,9 @@ print(os.sched_getaffinity(0) == allowed)
 def test_cores_of_a_draft_alone_are_left_to_it():
     do = """
 first, *others = sorted(allowed)
-print(Cores(target=None, draft=(first,)).pin_target().draft == (first,))
+print(Cores(target=None, draft=(first,)).pin_target()[0] == (first,))
 print(os.sched_getaffinity(0) == {*others})
-print(Cores(target=None, draft=tuple(sorted(allowed))).pin_target().draft == tuple(sorted(allowed)))
+print(Cores(target=None, draft=tuple(sorted(allowed))).pin_target()[0] == tuple(sorted(allowed)))
 print(os.sched_getaffinity(0) == {*others})
 """
     assert run(2, do) == ["True"] * 4

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.draft_checkpoint import DraftTarget, identity_of
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.draft_checkpoint import identity_of
 from ssd_jax.distill.settings import DraftSettings, TrainSettings, recorded
 from ssd_jax.distill.shards import Sample
 from ssd_jax.distill.training.checkpoints import Checkpoints
@@ -53,14 +54,14 @@ ShowStep = Callable[[int, int, str], None]
 """Shows how far training is: steps done, steps in all, a text about them."""
 
 
-def check(settings: TrainSettings, draft: DraftSettings, target: DraftTarget) -> None:
+def check(settings: TrainSettings, draft: DraftSettings, target: Checkpoint) -> None:
     """Refuses, before any text is read, a draft that the target cannot have, and batches that the
     devices cannot share.
 
     Raises:
       InputError: the value, what it may be, and what to change.
     """
-    draft_config(draft, target.checkpoint.config)
+    draft_config(draft, target.config)
     tokenizer = target.tokenizer
     if draft.output_size:
         always = tokenizer.eos_ids | tokenizer.special_ids
@@ -139,7 +140,7 @@ def run(
     settings: TrainSettings,
     draft: DraftSettings,
     *,
-    target: DraftTarget,
+    target: Checkpoint,
     samples: Iterable[Sample],
     work: Path,
     progress: ShowStep | None = None,
@@ -182,7 +183,7 @@ def run(
     if draft.output_size:
         always = tokenizer.eos_ids | tokenizer.special_ids
         ids = most_frequent(texts, count=draft.output_size, size=tokenizer.size, always=always)
-    made = make_draft(draft, target.checkpoint.config, ids)
+    made = make_draft(draft, target.config, ids)
     identity = identity_of(target, made.tied)
     work.mkdir(parents=True, exist_ok=True)
     made_with = recorded("train", settings) | recorded("draft", draft)
@@ -190,10 +191,9 @@ def run(
     checkpoints = Checkpoints(work / CHECKPOINTS, made_with=made_with, keep=settings.keep)
     teacher, theirs = Teacher(), []
     if settings.probabilities == "live":
-        size, compute = tokenizer.size, settings.compute
-        teacher, theirs = load_live(target.checkpoint, tokens=size, compute=compute)
+        teacher, theirs = load_live(target, tokens=tokenizer.size, compute=settings.compute)
     trainer = Trainer(made, teacher, settings, mesh_of(settings.devices))
-    trained, frozen = first_arrays(made, draft, target.checkpoint, seed=seed)
+    trained, frozen = first_arrays(made, draft, target, seed=seed)
     state, first = trainer.first_state(trained), 0
     restored = checkpoints.restore(state)
     if restored is not None:

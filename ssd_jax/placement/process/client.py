@@ -281,13 +281,11 @@ class RemoteDraft:
             self._limit.settled()
             self._silence.settled()
             return
-        self._limit.owed(where)
-        if link is not None and link.heard:
+        heard = link is not None and link.heard
+        if heard:
             self._silence.settled()
-        else:
-            self._silence.owed(where)
-        silent = self._silence.reached()
-        if silent or self._limit.reached():
+        silent = not heard and self._silence.reached(where)
+        if silent or self._limit.reached(where):
             self.counters["hung"] += 1
             what = "gives no sign of life" if silent else "has not answered for long"
             _LOG.warning("the draft worker %s; another is started", what)
@@ -344,10 +342,7 @@ class RemoteDraft:
         )
 
     def _send_round(
-        self,
-        link: Connection,
-        lowered: np.ndarray | None = None,
-        **asked: Any,
+        self, link: Connection, lowered: np.ndarray | None = None, **asked: Any
     ) -> None:
         """Sends some fields of a `Round`, and with them the records that were not sent yet."""
         nothing = np.zeros((self.slots, self.k + 1), np.int32)

@@ -29,21 +29,8 @@ VERSION = 4
 _START = b"SSD" + bytes([VERSION])
 
 
-class _OnTheWire(typing.NamedTuple):
-    """A message whose arrays are packed.
-
-    Attributes:
-      kind: of message.
-      packed: the type of its packed form.
-      arrays: what they must be.
-    """
-
-    kind: type[DraftMessage]
-    packed: type[msgspec.Struct]
-    arrays: dict[str, Entries]
-
-
-def _on_the_wire(kind: type[DraftMessage]) -> _OnTheWire:
+def _packed(kind: type[DraftMessage]) -> type[msgspec.Struct]:
+    """A message on its way, its arrays packed, with its `kind` and what the `arrays` must be."""
     hints = typing.get_type_hints(kind, include_extras=True)
     arrays = {
         name: each
@@ -51,14 +38,14 @@ def _on_the_wire(kind: type[DraftMessage]) -> _OnTheWire:
         for each in typing.get_args(hint)
         if isinstance(each, Entries)
     }
-    packed = msgspec.defstruct(
+    return msgspec.defstruct(
         kind.__name__,
         [(name, PackedArray if name in arrays else hints[name]) for name in kind.__struct_fields__],
+        namespace={"kind": kind, "arrays": arrays},
         tag=True,
         array_like=True,
         forbid_unknown_fields=True,
     )
-    return _OnTheWire(kind, packed, arrays)
 
 
 def _plain(value: Any) -> Any:
@@ -68,9 +55,8 @@ def _plain(value: Any) -> Any:
     return PackedArray(dtype, value.shape, np.ascontiguousarray(value, f"<{dtype}").tobytes())
 
 
-_BY_PACKED = {each.packed: each for each in map(_on_the_wire, MESSAGES)}
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
-_DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, _BY_PACKED))
+_DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, map(_packed, MESSAGES)))
 
 
 def encode(message: DraftMessage) -> bytes:
@@ -89,14 +75,13 @@ def decode(data: bytes, about: Hello) -> Any:
     if data[3] != VERSION:
         raise ProtocolError(f"version {data[3]} of the protocol; this is version {VERSION}")
     try:
-        packed = _DECODER.decode(memoryview(data)[len(_START) :])
+        packed: Any = _DECODER.decode(memoryview(data)[len(_START) :])
     except InputError as error:
         raise ProtocolError(f"sampling: {error}") from None
     except Exception as error:  # msgspec raises some kinds; each means garbage
         raise ProtocolError(f"no message: {error}") from None
-    kind, _, arrays = _BY_PACKED[type(packed)]
     fields, sizes = msgspec.structs.asdict(packed), about.sizes
-    fields |= {name: of.read(name, fields[name], sizes) for name, of in arrays.items()}
-    message = kind(**fields)
+    fields |= {name: of.read(name, fields[name], sizes) for name, of in packed.arrays.items()}
+    message = packed.kind(**fields)
     message.check(about)
     return message

@@ -75,18 +75,11 @@ class Connection:
 
     Args:
       address: of the worker, as gRPC names it.
-      hello: what the worker must be.
-      token: secret that the worker was started with.
+      token: secret that it was started with.
       counters: where ignored messages and broken streams are counted.
     """
 
-    def __init__(
-        self,
-        address: str,
-        hello: Hello,
-        token: str,
-        counters: Counter[str],
-    ) -> None:
+    def __init__(self, address: str, hello: Hello, token: str, counters: Counter[str]) -> None:
         self._hello, self._counters = hello, counters
         self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # and what has told of it
         self._worked_until = 0.0
@@ -131,7 +124,6 @@ class Connection:
         """The answer to the last round after that many forwards, or the complete one.
 
         Args:
-          forwards: how many.
           timeout: seconds, after which it is whatever has come.
           until: looked at in place of the time: once it is true, what was waited for is None.
         """
@@ -154,11 +146,7 @@ class Connection:
         return self._wait(lambda: self._winner, timeout)
 
     def activity(self, epochs: np.ndarray) -> Activity:
-        """What the worker has done since this was last called.
-
-        Args:
-          epochs: of the slots, to tell whose work it was.
-        """
+        """What the worker has done since this was last called; `epochs` tell for whose slots."""
         with self._changed:
             work, total = list(self._work), self._sent + self._received
             self._work.clear()
@@ -315,22 +303,18 @@ class HangLimit:
         self._by: str | None = None
         self._waited = self._looked = 0.0
 
-    def owed(self, by: str) -> None:
-        """The worker at this address owes something, from now on if it did not before."""
-        if self._by != by:
-            self._by, self._waited, self._looked = by, 0.0, self._clock()
-
     def settled(self) -> None:
         """Nothing is owed."""
         if self._by is not None and self._forgets and self._waited < self._first:
             self._seconds = self._first
         self._by = None
 
-    def reached(self) -> bool:
-        """Whether something has been owed for too long; nothing is owed then."""
-        if self._by is None:
-            return False
+    def reached(self, by: str) -> bool:
+        """Whether the worker at this address, which owes something, has owed it for too long: since
+        the first look after it was settled or another's. It is settled then."""
         now = self._clock()
+        if self._by != by:
+            self._by, self._waited, self._looked = by, 0.0, now
         self._waited += min(now - self._looked, _STEP)
         self._looked = now
         if self._waited < self._seconds:

@@ -8,11 +8,12 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.compat import check_sums
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.opened import open_model, open_source
+from ssd_jax.devices.opened import open_model
 from ssd_jax.devices.warm_up import run_once
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
@@ -34,27 +35,18 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
         keep_programs(open_store(settings.compile_cache))
     check_sums()
     about = settings.hello
-    target = None if settings.target is None else open_source(settings.target)
+    target = None if settings.target is None else open_checkpoint(settings.target)
     opened = open_model(settings.source, settings.dtype, target=target)
     if opened.fingerprint != about.model:
         raise InputError(f"{settings.source} has changed since the target opened it; start again")
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(opened.load)
-        drafting = Drafting(
-            k=about.k,
-            support=settings.support,
-            rule=about.rule,
-            branches=about.branches,
-            saguaro_c=settings.saguaro_c,
-            predict=settings.predict,
-            confident=settings.confident,
-        )
         base = DraftPrograms(
             opened.model,
             slots=about.slots,
             context=about.context,
             tokens=about.tokens,
-            drafting=drafting,
+            drafting=Drafting(**settings.drafting),
             late=settings.urgent,
         )
         *fewer, most = sorted(settings.budgets)
@@ -67,19 +59,10 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
 
 
 class _Drafts:
-    """Makes drafts of a menu that may grow.
-
-    Args:
-      menu: programs of one M or more.
-      parameters: of all drafts.
-      temperature: see `BranchDraft`.
-    """
+    """Makes drafts of a menu, programs of one M or more, that may grow."""
 
     def __init__(
-        self,
-        menu: Sequence[ExpansionPrograms],
-        parameters: Parameters,
-        temperature: float | None,
+        self, menu: Sequence[ExpansionPrograms], parameters: Parameters, temperature: float | None
     ) -> None:
         self._menu, self._parameters, self._temperature = list(menu), parameters, temperature
         self._lock = threading.Lock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.client import PATIENCE, RemoteDraft
@@ -17,13 +16,7 @@ _GREETING = 30.0  # seconds for a worker to answer a new stream
 
 
 class DraftWorker:
-    """A worker process and the drafts that engines have there.
-
-    Args:
-      settings: of the worker.
-      patience: seconds that a round waits for it.
-      command: what to run.
-    """
+    """A worker process and the drafts that engines have there; a round waits `patience` seconds."""
 
     def __init__(
         self,
@@ -42,7 +35,7 @@ class DraftWorker:
         A worker that does not answer now, because it is just being started again, may do so later.
 
         Args:
-          patience: seconds to wait for its answers; None is the worker's.
+          patience: seconds to wait for its answers; None is what the worker was made with.
 
         Raises:
           InputError: the worker refuses.
@@ -58,12 +51,13 @@ class DraftWorker:
             address=lambda: supervisor.address,
             end=supervisor.end,
         )
-        with ExitStack() as on_failure:
-            on_failure.callback(draft.close)
+        try:
             if not draft.wait_ready(_GREETING) and draft.refused:
                 raise InputError(f"the draft worker does not serve: {draft.trouble}")
-            self.drafts.append(draft)
-            on_failure.pop_all()
+        except BaseException:
+            draft.close()
+            raise
+        self.drafts.append(draft)
         return draft
 
     @property

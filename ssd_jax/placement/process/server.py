@@ -36,14 +36,11 @@ def serve(
     streams: int = STREAMS,
     greeting: float = GREETING,
 ) -> tuple[grpc.Server, str]:
-    """Starts a server.
+    """Starts a server of sessions for a worker that is as `about` says.
 
     Args:
-      session: for each stream.
-      about: what the worker is.
       token: secret that who opens a stream must know.
-      streams: most of them at a time; others are refused.
-      greeting: seconds until a stream without a `Hello` is ended.
+      streams, greeting: see `STREAMS` and `GREETING`.
 
     Returns: the server and its address.
     """

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -40,7 +40,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     token: secret that who opens a stream must know.
     hello: what the worker must be; also see `config.Config` for the others.
     target: source of the target, where the draft takes tensors from it; None where it needs none.
-    support: N of the draws; coupled proposals tell none of it.
+    drafting: fields of a `draft_programs.Drafting`, which is imported when the cores are set.
     cores: to run on; None is wherever the system likes.
     budgets: numbers of branches that there are programs for; the most is the `hello`'s.
     urgent: an engine waits: what expands records into the most branches is loaded first, programs
@@ -52,10 +52,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     target: str | None
     dtype: str
-    support: int
-    saguaro_c: float
-    predict: str
-    confident: bool
+    drafting: dict[str, Any]
     draft_temperature: float | None
     compile_cache: str | None
     cores: tuple[int, ...] | None
@@ -113,7 +110,7 @@ class Supervisor:
     Args:
       settings: of the worker.
       command: what to run.
-      startup: seconds until a worker that has reported nothing is given up.
+      startup: see `STARTUP`; a worker that has reported nothing by then is given up.
     """
 
     def __init__(
@@ -241,6 +238,7 @@ def _environment() -> dict[str, str]:
 
 def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> _End:
     """Runs one worker to its end."""
+    began = time.monotonic()
     with state.changed:
         if state.closing:
             return _End("closed")
@@ -261,13 +259,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     last: deque[str] = deque(maxlen=_LAST_LINES)
     words = threading.Thread(target=_keep_last, args=(process.stderr, last), daemon=True)
     words.start()
-    overdue = threading.Event()
-
-    def give_up() -> None:
-        overdue.set()
-        process.kill()
-
-    limit = threading.Timer(startup, give_up)
+    limit = threading.Timer(startup, process.kill)
     limit.daemon = True
     limit.start()
     told = WorkerReport()
@@ -283,6 +275,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
             state.changed.notify_all()
     status = process.wait()
     served = time.monotonic() - ready if told.address else 0.0
+    overdue = not told.address and ready >= began + startup
     limit.cancel()
     with state.changed:
         state.address = None
@@ -293,9 +286,9 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     if told.error:
         return _End(told.error, final=True)
     end = f"it ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
-    if overdue.is_set():
+    if overdue:
         end = f"process {process.pid} reported nothing within {startup:.0f} s and was killed"
-    return _End(" | ".join([end, *last]), final=overdue.is_set(), served=served)
+    return _End(" | ".join([end, *last]), final=overdue, served=served)
 
 
 def _report(output: IO[bytes], last: deque[str]) -> WorkerReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import jax
@@ -10,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
@@ -19,32 +16,19 @@ from tests import tiny
 from tests.models.golden import FLOAT32, parameters
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
-    """A target as training takes it."""
-
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
-
-
-def opened(path: Path) -> Opened:
-    checkpoint = open_checkpoint(str(path))
-    return Opened(checkpoint, checkpoint.load_tokenizer())
-
-
-def logits_of(target: Opened, tokens: np.ndarray) -> np.ndarray:
+def logits_of(target: Checkpoint, tokens: np.ndarray) -> np.ndarray:
     """Logits [B, T, V] of whole texts [B, T], by the target."""
-    model = FunctionalModel(target.checkpoint.config, FLOAT32)
-    weights = parameters(target.checkpoint, model)
+    model = FunctionalModel(target.config, FLOAT32)
+    weights = parameters(target, model)
     return np.asarray(jax.jit(lambda w, t: _logits(model, w, t))(weights, tokens))
 
 
 def write(
-    target: Opened, *, texts: int, prompt: int, length: int, top: int, letters: int = 64
+    target: Checkpoint, *, texts: int, prompt: int, length: int, top: int, letters: int = 64
 ) -> list[Sample]:
     """Random prompts of few different tokens, continued at temperature 1."""
-    model = FunctionalModel(target.checkpoint.config, FLOAT32)
-    weights = parameters(target.checkpoint, model)
+    model = FunctionalModel(target.config, FLOAT32)
+    weights = parameters(target, model)
     start = np.random.default_rng(0).integers(0, letters, (texts, length)).astype(np.int32)
 
     @jax.jit
@@ -94,7 +78,7 @@ def write_sharp_target(path: Path, family: str = "llama", sharpness: float = 4.0
     return path
 
 
-def parameters_of(target: Opened) -> dict[str, np.ndarray]:
+def parameters_of(target: Checkpoint) -> dict[str, np.ndarray]:
     """The target's tensors by name, float32."""
-    tensors = target.checkpoint.tensors
+    tensors = target.tensors
     return {name: tensors.read(name).astype(np.float32) for name in tensors.names()}

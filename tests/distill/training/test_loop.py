@@ -20,6 +20,7 @@ from ssd_jax.distill.training.losses import Sums
 from ssd_jax.distill.training.model import export, make_draft
 from ssd_jax.distill.training.step import Taken
 from ssd_jax.errors import InputError
+from tests.checkpoints.tiny_drafts import open_target
 from tests.distill.training import own_text
 from tests.models.golden import Runner
 
@@ -43,7 +44,7 @@ DRAFT = DraftSettings(layers=(0,), output_size=240)
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return own_text.opened(own_text.write_sharp_target(tmp_path_factory.mktemp("t") / "target"))
+    return open_target(own_text.write_sharp_target(tmp_path_factory.mktemp("t") / "target"))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_a_picture_is_drawn_if_that_can_be_done(whole, tmp_path, monkeypatch):
 @pytest.mark.parametrize("store", ["bfloat16", "int8"])
 def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_path, store):
     """The engine's logits of the loaded draft give the held-out figures of training."""
-    made = make_draft(DRAFT, target.checkpoint.config, _output_ids(whole[0]))
+    made = make_draft(DRAFT, target.config, _output_ids(whole[0]))
     leaves, _ = files(whole[0])
     names = sorted(name for name in made.model.wanted() if name not in made.tied)
     trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
@@ -181,7 +182,7 @@ def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_pat
 
 
 def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkeypatch):
-    made = make_draft(DRAFT, target.checkpoint.config, _output_ids(whole[0]))
+    made = make_draft(DRAFT, target.config, _output_ids(whole[0]))
     leaves, _ = files(whole[0])
     names = sorted(name for name in made.model.wanted() if name not in made.tied)
     trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}

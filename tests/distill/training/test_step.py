@@ -13,6 +13,7 @@ from ssd_jax.distill.training.journal import means
 from ssd_jax.distill.training.model import first_arrays, make_draft
 from ssd_jax.distill.training.step import Teacher, Trainer, load_live, mesh_of, schedule
 from tests import tiny
+from tests.checkpoints.tiny_drafts import open_target
 from tests.distill.training import own_text
 
 LENGTH, ROWS = 16, 4
@@ -36,7 +37,7 @@ IDS = np.sort(np.random.default_rng(0).permutation(tiny.TOKENS)[:200]).astype(np
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return own_text.opened(tiny.write_checkpoint(tmp_path_factory.mktemp("target")))
+    return open_target(tiny.write_checkpoint(tmp_path_factory.mktemp("target")))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,9 @@ def texts(target):
 def trainer(target, draft=DRAFT, teacher=None, theirs=(), **changes):
     """A trainer, its first state and what it does not change."""
     settings = dataclasses.replace(SETTINGS, **changes)
-    made = make_draft(draft, target.checkpoint.config, IDS if draft.output_size else None)
+    made = make_draft(draft, target.config, IDS if draft.output_size else None)
     built = Trainer(made, teacher or Teacher(), settings, mesh_of(settings.devices))
-    trained, frozen = first_arrays(made, draft, target.checkpoint, seed=0)
+    trained, frozen = first_arrays(made, draft, target, seed=0)
     return built, built.first_state(trained), built.untrained(frozen, list(theirs))
 
 
@@ -134,7 +135,7 @@ def test_prompts_and_padding_do_not_count(target, texts):
 
 
 def test_the_live_target_is_what_all_cached_probabilities_say(target, texts):
-    teacher, theirs = load_live(target.checkpoint, tokens=tiny.ROWS, compute="float32")
+    teacher, theirs = load_live(target, tokens=tiny.ROWS, compute="float32")
     batch = batch_of(texts)
     cached = looked(target, batch)
     bare = PackedBatch(

@@ -34,52 +34,43 @@ class Watch:
 
     def until_reached(self, by="a"):
         began = self.now
-        self.limit.owed(by)
-        while not self.limit.reached():
+        while not self.limit.reached(by):
             assert self.now < began + 1000, "it is never reached"
             self.now += 0.5
-            self.limit.owed(by)
         return self.now - began
 
 
 def test_what_is_owed_stays_owed_until_it_is_settled_or_another_worker_owes():
     watch = Watch(10.0)
-    watch.limit.owed("a")
-    for _ in range(9):
+    for _ in range(10):  # over another stream, perhaps
+        assert not watch.limit.reached("a")
         watch.now += 1
-        watch.limit.owed("a")  # over another stream, perhaps
-        assert not watch.limit.reached()
-    watch.limit.owed("b")
-    assert not watch.limit.reached()
     assert watch.until_reached("b") == 10
-    watch.limit.owed("b")
+    assert not watch.limit.reached("b")
     watch.limit.settled()
     watch.now += 1000
-    assert not watch.limit.reached()
+    assert not watch.limit.reached("b")
 
 
 def test_time_counts_while_somebody_looks():
     """An engine that was idle or stopped, or a host that slept, gave a worker no chance."""
     watch = Watch(5.0)
-    watch.limit.owed("a")
-    for _ in range(4):
+    for _ in range(5):
+        assert not watch.limit.reached("a")
         watch.now += 1000
-        assert not watch.limit.reached()
-    watch.now += 1000
-    assert watch.limit.reached()
+    assert watch.limit.reached("a")
 
 
 def test_a_limit_forgets_that_it_was_reached_where_it_is_then_kept_with_ease():
     watch = Watch(2.0, forgets=True)
     for expected in (2, 4):
         assert watch.until_reached() == expected
-    watch.limit.owed("b")
-    for _ in range(5):
+    for _ in range(6):
+        assert not watch.limit.reached("b")
         watch.now += 0.5
-        assert not watch.limit.reached()
     watch.limit.settled()  # after more than 2 s: this worker needs them
     assert watch.until_reached() == 8
-    watch.limit.owed("c")
+    assert not watch.limit.reached("c")
     watch.limit.settled()
     assert watch.until_reached() == 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
 import signal
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 from ssd_jax import config, loaded
-from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
@@ -78,7 +76,7 @@ def engine_of(llm, *, pace=None, **settings):
     config = dataclasses.replace(llm.config, **settings)
     roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
     roles.drafter._pace = pace or Patient()
-    decoder = functools.partial(Detokenizer, llm.tokenizer)
+    decoder = llm.tokenizer.open_stream
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter)
 
 
