@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import Contiguous
-from ssd_jax.kernels.tree_attention import BACKENDS, Scratch, tree_attention
+from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention
 
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "bfloat16 bits": 2e-6}

@@ -11,11 +11,11 @@ import pytest
 
 from ssd_jax.sampling import keys, penalties, prediction
 from ssd_jax.sampling.keys import Purpose
-from ssd_jax.sampling.proposal import Proposal, point_mass
+from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import sampling_of
 from tests.sampling.edits import Edit, edited
 from tests.sampling.reference import slow_probs
-from tests.sampling.rows import QUICKLY, rows, verify
+from tests.sampling.rows import QUICKLY, point_mass, rows, verify
 
 ROWS, K, VOCAB, TOKENS, W = 60, 2, 23, 20, 6
 RULES = pytest.mark.parametrize("rule", ["ratio", "coupled"])
