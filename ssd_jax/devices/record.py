@@ -30,7 +30,7 @@ class Record(NamedTuple):
         first, -1 where there are none.
       confidence: the draft's in each proposed token; see `drafting.Draw`.
       hidden: the model's states from which the laws at these places were read, so that they can be
-        read again; H = 0 where nobody will.
+        read again (H of them); none where nobody will.
     """
 
     start: Int32[Array, "B"]
@@ -38,7 +38,7 @@ class Record(NamedTuple):
     proposal: Proposal
     candidates: Int32[Array, "B K W"]
     confidence: Int32[Array, "B K"]
-    hidden: Float32[Array, "B K H"]
+    hidden: Float32[Array, "B K kept"]
 
 
 def empty(rows: int, k: int, support: int, candidates: int, hidden: int = 0) -> Record:
@@ -56,7 +56,7 @@ def empty(rows: int, k: int, support: int, candidates: int, hidden: int = 0) -> 
 def put(
     record: Record,
     draw: Draw,
-    hidden: Float32[Array, "B hidden"],
+    hidden: Float32[Array, "B H"],
     place: Int32[Array, "B"],
     live: Bool[Array, "B"],
 ) -> Record:

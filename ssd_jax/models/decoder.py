@@ -24,7 +24,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Embedding, Linear, Multiply, RMSNorm, pad_rows, product
 from ssd_jax.models.rope import Rotation, rotation
 
-Stream = Float32[Array, "n hidden"]
+Stream = Float32[Array, "n H"]
 """Hidden states of tokens: the residual stream, or its norm."""
 
 Pages = tuple[PageArray, PageArray]
@@ -172,7 +172,7 @@ class CausalLM(nnx.Module):
         pages: AllPages,
         page_table: PageTable,
         tree: Tree | None = None,
-    ) -> tuple[Float32[Array, "B R hidden"], AllPages, AllBranches | None]:
+    ) -> tuple[Float32[Array, "B R H"], AllPages, AllBranches | None]:
         """Runs tokens through the layers, writing their keys and values.
 
         Args:

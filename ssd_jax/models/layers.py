@@ -74,7 +74,7 @@ class Embedding(Matrix):
     def __init__(self, shape: tuple[int, int], dtype: jnp.dtype):
         super().__init__(shape, ("vocab", "embed"), dtype)
 
-    def __call__(self, tokens: Int32[Array, "n"]) -> Float32[Array, "n hidden"]:
+    def __call__(self, tokens: Int32[Array, "n"]) -> Float32[Array, "n H"]:
         """The rows of some tokens."""
         rows = self.rows
         if isinstance(rows, Quantized):

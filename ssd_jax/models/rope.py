@@ -14,10 +14,12 @@ from ssd_jax.models.config import ModelConfig
 class Rotation(NamedTuple):
     """Of some tokens, the same for every head."""
 
-    cos: Float32[Array, "B R 1 half_dim"]
-    sin: Float32[Array, "B R 1 half_dim"]
+    cos: Float32[Array, "B R 1 half"]
+    sin: Float32[Array, "B R 1 half"]
 
-    def __call__(self, x: Float32[Array, "B R heads dim"]) -> Float32[Array, "B R heads dim"]:
+    def __call__(
+        self, x: Float32[Array, "B R heads head_dim"]
+    ) -> Float32[Array, "B R heads head_dim"]:
         """Rotates heads; dimension i pairs with i + head_dim / 2."""
         first, second = jnp.split(x, 2, axis=-1)
         rotated = first * self.cos - second * self.sin, second * self.cos + first * self.sin
@@ -30,7 +32,7 @@ def rotation(config: ModelConfig, positions: Int32[Array, "B R"]) -> Rotation:
     return Rotation(jnp.cos(angles), jnp.sin(angles))
 
 
-def inverse_frequencies(config: ModelConfig) -> Float32[np.ndarray, "half_dim"]:
+def inverse_frequencies(config: ModelConfig) -> Float32[np.ndarray, "half"]:
     """Radians per position."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     frequencies = config.rope_theta**-exponents

@@ -32,7 +32,7 @@ def sequence_hidden(
     *,
     compute: jnp.dtype | None = None,
     rematerialise: bool = False,
-) -> Float32[Array, "B T hidden"]:
+) -> Float32[Array, "B T H"]:
     """Hidden states of packed texts, before the final norm (see `sequence_logits`).
 
     Args:

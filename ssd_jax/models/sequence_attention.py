@@ -18,11 +18,11 @@ _BLOCK = 128
 
 
 def causal_attention(
-    q: Float[Array, "B T heads d"],
-    k: Float[Array, "B T kv_heads d"],
-    v: Float[Array, "B T kv_heads d"],
+    q: Float[Array, "B T heads head_dim"],
+    k: Float[Array, "B T kv_heads head_dim"],
+    v: Float[Array, "B T kv_heads head_dim"],
     visible: Bool[Array, "B T T"],
-) -> Float32[Array, "B T heads d"]:
+) -> Float32[Array, "B T heads head_dim"]:
     """Grouped attention; products are of the operands' common dtype, softmax and sums float32.
 
     `visible` says whether the first token sees the second, which is no later one. Each sees itself
@@ -43,11 +43,11 @@ def causal_attention(
 
 @jax.custom_vjp
 def _block(
-    q: Float[Array, "B kv_heads group R d"],
-    k: Float[Array, "B kv_heads T d"],
-    v: Float[Array, "B kv_heads T d"],
+    q: Float[Array, "B kv_heads group R head_dim"],
+    k: Float[Array, "B kv_heads T head_dim"],
+    v: Float[Array, "B kv_heads T head_dim"],
     seen: Bool[Array, "B 1 1 R T"],
-) -> Float32[Array, "B kv_heads group R d"]:
+) -> Float32[Array, "B kv_heads group R head_dim"]:
     return _block_forward(q, k, v, seen)[0]
 
 
@@ -81,6 +81,8 @@ _block.defvjp(_block_forward, _block_backward)
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def _rows(x: Float[Array, "B kv_heads group R d"]) -> Float[Array, "B kv_heads group*R d"]:
+def _rows(
+    x: Float[Array, "B kv_heads group R head_dim"],
+) -> Float[Array, "B kv_heads group*R head_dim"]:
     """The query heads of one key/value head share a product."""
     return x.reshape(*x.shape[:2], -1, x.shape[-1])
