@@ -2,16 +2,21 @@
 
 It is given to `jaxtyping`'s import hook by `tests/conftest.py`. A name of a dimension has one size
 in all arguments and the result of a call, the fields of named tuples among its arguments included.
+As everywhere in JAX, arrays of NumPy are taken for its own.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import beartype
+import jaxtyping
+import numpy as np
 from beartype.door import is_bearable
 from beartype.vale import Is
 
@@ -29,24 +34,29 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     if "<locals>" in function.__qualname__:  # would be made anew at every call of what it is in
         return function
     for name, hint in function.__annotations__.items():
-        if name != "return":  # whose rows may be others
-            function.__annotations__[name] = _with_fields(hint)
+        if name != "return":  # a named tuple may have other rows, and an array is JAX's
+            function.__annotations__[name] = _of_argument(hint)
     return beartype.beartype(conf=_CONF)(function)
 
 
-def _with_fields(hint: Any) -> Any:
-    if not (isinstance(hint, type) and hasattr(hint, "_fields")):
-        return hint
-    return Annotated[hint, Is[_fields_fit]]
+def _of_argument(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        return functools.reduce(operator.or_, map(_of_argument, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        return tuple[tuple(map(_of_argument, typing.get_args(hint)))]
+    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
+        return hint | hint.dtype[np.ndarray, hint.dim_str]
+    if isinstance(hint, type) and hasattr(hint, "_fields"):
+        return Annotated[hint, Is[_fields_fit]]
+    return hint
 
 
 def _fields_fit(value: Any) -> bool:
-    return all(
-        is_bearable(getattr(value, name), hint) for name, hint in _hints(type(value)).items()
-    )
+    hints = _hints(type(value))
+    return all(is_bearable(getattr(value, name), hint) for name, hint in hints.items())
 
 
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: _with_fields(hint) for name, hint in hints.items()}
+    return {name: _of_argument(hint) for name, hint in hints.items()}

@@ -35,8 +35,7 @@ class FunctionalModel:
     Attributes:
       config: architecture.
       execution: platform choices.
-      mesh, rules: where parameters and pages live; `mesh=None` is the default device, and the
-        rules are by default those that fit the model.
+      mesh, rules: where parameters and pages live; `mesh=None` is the default device.
       output_ids: tokens of the head's rows, ascending, where `config.output_size` is their number;
         None where row v is token v. A draft's programs have them as constants.
     """
@@ -47,7 +46,6 @@ class FunctionalModel:
         execution: Execution,
         *,
         mesh: Mesh | None = None,
-        rules: ShardingRules | None = None,
         output_ids: Int32[np.ndarray, "N"] | None = None,
     ) -> None:
         if output_ids is not None and len(output_ids) != config.output_size:
@@ -56,9 +54,7 @@ class FunctionalModel:
         self.config = config
         self.execution = execution
         self.mesh = mesh
-        if rules is None:
-            rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
-        self.rules = rules
+        self.rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
         self._graph, state = nnx.split(nnx.eval_shape(lambda: CausalLM(config, execution)))
         self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
@@ -147,9 +143,8 @@ class FunctionalModel:
         if self.mesh is None:
             return jax.ShapeDtypeStruct(shape, dtype)
         stacked = (None,) * (len(shape) - len(axes))  # the leading layer axis is not sharded
-        return jax.ShapeDtypeStruct(
-            shape, dtype, sharding=self.rules.sharding(self.mesh, stacked + axes)
-        )
+        sharding = NamedSharding(self.mesh, self.rules.spec(stacked + axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     def _int8_placement(self) -> dict[str, Any]:
         """Shardings of every int8 weight, a `Quantized` by its name; None without mesh."""

@@ -37,7 +37,7 @@ class Draw(NamedTuple):
 class Saguaro(NamedTuple):
     """Saguaro sampling of a draw; see `saguaro.lower`."""
 
-    c: float
+    c: float | Float32[Array, ""]
     lowered: Int32[Array, ...]  # D, of all rows or each: tokens planned to get a branch, and one
 
 
