@@ -38,14 +38,14 @@ class Saguaro(NamedTuple):
     """Saguaro sampling of a draw; see `saguaro.lower`."""
 
     c: float | Float32[Array, ""]
-    lowered: Int32[Array, ...]  # D, of all rows or each: tokens planned to get a branch, and one
+    lowered: Int32[Array, "..."]  # D, of all rows or each: tokens planned to get a branch, and one
 
 
 def draw(
     logits: Float32[Array, "B V"],
     sampling: Sampling,
     start: Int32[Array, "B"],
-    step: Int32[Array, ...],
+    step: Int32[Array, "..."],
     get_history: GetHistory,
     *,
     tokens: int,

@@ -16,7 +16,7 @@ Ids = Int32[jax.Array | np.ndarray, "N"]
 Outputs = Ids | None
 
 
-def every_id(outputs: Outputs, columns: int) -> Int32[Array, {columns}]:
+def every_id(outputs: Outputs, columns: int) -> Int32[Array, "{columns}"]:
     """Token ids of all columns."""
     return jnp.arange(columns, dtype=jnp.int32) if outputs is None else jnp.asarray(outputs)
 

@@ -18,7 +18,7 @@ def lower(
     q: Float32[Array, "B N"],
     ids: Int32[Array, "B N"],
     candidates: Int32[Array, "B W"],
-    count: Int32[Array, ...],
+    count: Int32[Array, "..."],
     c: float | Float32[Array, ""],
 ) -> Float32[Array, "B N"]:
     """Multiplies q of the first `count` candidates by C and renormalises.

@@ -25,7 +25,8 @@ def _pages(values, storage, page_size, table):
     pages = jnp.asarray(_random((int(table.max()) + 1, heads, page_size, head_dim), 99) * 100)
     pages = kv_pages.encode(pages, jnp.dtype(storage))
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    return kv_pages.write(pages, jnp.asarray(table), positions, values.transpose(0, 2, 1, 3))
+    values = jnp.asarray(values.transpose(0, 2, 1, 3))
+    return kv_pages.write(pages, jnp.asarray(table), positions, values)
 
 
 def _one_query(q, keys, values):

@@ -127,8 +127,8 @@ def test_no_token_is_named_where_no_more_are_allowed():
 
 
 FAULTS = {
-    "the start is not in the key": ("(start, position, Purpose.BONUS)", "(start * 0, position, 2)"),
-    "the step for the position": ("(start, position, Purpose.BONUS)", "(start, before, 2)"),
+    "the start is not in the key": ("(start, position,", "(start * 0, position,"),
+    "the step for the position": ("(start, position,", "(start, before,"),
     "the noise of the acceptance": ("Purpose.BONUS", "Purpose.ACCEPT"),
     "one position off": ("position = start + 1 + before", "position = start + before"),
     "the law before its filters": ("jnp.where(p > 0, drawn, left_out)", "allowed"),
