@@ -30,13 +30,21 @@ _CONF = beartype.BeartypeConf(is_pep484_tower=True)  # an int is a float
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which raises where an argument or its result is not what its signature says."""
+    """`function`, which raises where an array that it takes or gives is not what it says."""
     if "<locals>" in function.__qualname__:  # would be made anew at every call of what it is in
         return function
     for name, hint in function.__annotations__.items():
-        if name != "return":  # a named tuple may have other rows, and an array is JAX's
+        if not _tells_shapes(hint):
+            function.__annotations__[name] = Any
+        elif name != "return":  # of what is given back, a named tuple may have other rows
             function.__annotations__[name] = _of_argument(hint)
     return beartype.beartype(conf=_CONF)(function)
+
+
+def _tells_shapes(hint: Any) -> bool:
+    if isinstance(hint, type):
+        return issubclass(hint, jaxtyping.AbstractArray) or hasattr(hint, "_fields")
+    return any(map(_tells_shapes, typing.get_args(hint)))
 
 
 def _of_argument(hint: Any) -> Any:
