@@ -186,10 +186,15 @@ class CausalLM(nnx.Module):
         written, ancestor = (positions, None) if tree is None else (tree.written, tree.ancestor)
         rotated = rotation(self.config, positions)
         step = Step(written, visible, ancestor, page_table, rotated)
-        branches = None if tree is None else tree.branches
+        branches: Any = None if tree is None else tree.branches
         x = self.model.embed_tokens(pad_rows(tokens.reshape(-1), self.execution.min_rows))
-        run = _scan if isinstance(pages, tuple) else _unroll
-        x, pages, branches = run(self.model.layers, x, pages, branches, step)
+        layers = self.model.layers
+        if isinstance(layers, nnx.List):
+            assert isinstance(pages, list)
+            x, pages, branches = _unroll(layers, x, pages, branches, step)
+        else:
+            assert isinstance(pages, tuple)
+            x, pages, branches = _scan(layers, x, pages, branches, step)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
     def logits(self, hidden: Stream) -> Float32[Array, "n outputs"]:
