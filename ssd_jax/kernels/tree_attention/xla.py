@@ -72,12 +72,7 @@ def _accumulate(
     q: Float[Array, "B kv_heads Q head_dim"],
     k: Float[Array, "B kv_heads T head_dim"],
     v: Float[Array, "B kv_heads T head_dim"],
-    mask: Bool[
-        Array,
-        (
-            B  # Q T
-        ),
-    ],
+    mask: Bool[Array, "B _ T"],
 ) -> _Softmax:
     """Adds keys under a mask to the running softmax."""
     scale = q.shape[-1] ** -0.5
