@@ -11,13 +11,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
-import jaxtyping
 import pytest
 
 from tests import shapes
 
-# Before anything of the package is imported: shapes that signatures tell are checked at each call.
-jaxtyping.install_import_hook(shapes.PACKAGES, "tests.shapes.checked")
+shapes.install()
 
 from ssd_jax.models.execution import Execution
 from tests import tiny

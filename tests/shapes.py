@@ -1,17 +1,23 @@
 """What checks, while tests run, that arrays have the shapes and types that signatures say.
 
-It is given to `jaxtyping`'s import hook by `tests/conftest.py`. A name of a dimension has one size
-in all arguments and the result of a call, the fields of named tuples among its arguments included.
-As everywhere in JAX, arrays of NumPy are taken for its own.
+A name of a dimension has one size in all arguments and the result of a call, the fields of named
+tuples among its arguments included. As everywhere in JAX, arrays of NumPy are taken for its own.
+
+`jaxtyping` has an import hook, too. That one decorates functions within functions as well, at every
+call of the outer one, which doubles what the checks cost.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Annotated, Any
 
 import beartype
@@ -29,10 +35,31 @@ PACKAGES = (
 _CONF = beartype.BeartypeConf(is_pep484_tower=True)  # an int is a float
 
 
-def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+def install() -> None:
+    """Has the functions and methods of these packages checked; call it before they are imported."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
+        if not any(f"{fullname}.".startswith(f"{package}.") for package in PACKAGES):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = functools.partial(_run, spec.loader.exec_module)
+        return spec
+
+
+def _run(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+    execute(module)
+    for holder in [module, *filter(inspect.isclass, vars(module).values())]:
+        for name, value in list(vars(holder).items()):
+            if inspect.isfunction(value) and value.__module__ == module.__name__:
+                setattr(holder, name, jaxtyping.jaxtyped(value, typechecker=_checked))
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which raises where an array that it takes or gives is not what it says."""
-    if "<locals>" in function.__qualname__:  # would be made anew at every call of what it is in
-        return function
     for name, hint in function.__annotations__.items():
         if not _tells_shapes(hint):
             function.__annotations__[name] = Any

@@ -40,7 +40,7 @@ def test_sizes_that_agree_are_taken():
 
 
 def test_the_module_that_users_import_checks_nothing():
-    """Its functions are the plain ones: signatures are text until the hook of these tests looks."""
+    """Its functions are the plain ones, and their signatures are text."""
     spec = importlib.util.spec_from_file_location("as_users_import_it", keys.__file__)
     assert spec is not None
     assert spec.loader is not None
