@@ -13,6 +13,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in
 import jax
 import pytest
 
+from tests import shapes
+
+shapes.install()
+
 from ssd_jax.models.execution import Execution
 from tests import tiny
 from tests.selection import is_fast

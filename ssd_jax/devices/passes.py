@@ -109,7 +109,7 @@ def promote(
 
     def copy(array: jax.Array, branches: jax.Array, first: jax.Array | int) -> jax.Array:
         own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, D]
-        return kv_pages.write_stored(array, kv_pages.Contiguous(first), positions, own)
+        return kv_pages.write(array, kv_pages.Contiguous(first), positions, own)
 
     if isinstance(pages, list):
         return [

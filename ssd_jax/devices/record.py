@@ -11,32 +11,34 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.drafting import Draw
-from ssd_jax.sampling.proposal import Array, Proposal, blank
+from ssd_jax.sampling.proposal import Proposal, blank
 
 
 class Record(NamedTuple):
-    """Records of n rows.
+    """Records of B rows.
 
     Attributes:
-      start: [n] int32, position of the pending token t*; -1 is an idle row.
-      pending: [n] int32, t*.
+      start: position of the pending token t*; -1 is an idle row.
+      pending: t*.
       proposal: K proposed tokens, L of them real.
-      candidates: [n, K, W] int32, c_0..c_{K-1}: the likeliest tokens at the place of each proposed
-        one, likeliest first, -1 where there are none.
-      confidence: [n, K] int32, the draft's in each proposed token; see `drafting.Draw`.
-      hidden: [n, K, H] float32, the model's states from which the laws at these places were read,
-        so that they can be read again; H = 0 where nobody will.
+      candidates: c_0..c_{K-1}, the likeliest tokens at the place of each proposed one, likeliest
+        first, -1 where there are none.
+      confidence: the draft's in each proposed token; see `drafting.Draw`.
+      hidden: the model's states from which the laws at these places were read, so that they can be
+        read again (H of them); none where nobody will.
     """
 
-    start: jax.Array
-    pending: jax.Array
+    start: Int32[Array, "B"]
+    pending: Int32[Array, "B"]
     proposal: Proposal
-    candidates: jax.Array
-    confidence: jax.Array
-    hidden: jax.Array
+    candidates: Int32[Array, "B K W"]
+    confidence: Int32[Array, "B K"]
+    hidden: Float32[Array, "B K kept"]
 
 
 def empty(rows: int, k: int, support: int, candidates: int, hidden: int = 0) -> Record:
@@ -51,15 +53,21 @@ def empty(rows: int, k: int, support: int, candidates: int, hidden: int = 0) -> 
     )
 
 
-def put(record: Record, draw: Draw, hidden: jax.Array, place: jax.Array, live: jax.Array) -> Record:
-    """Draws of the rows that are `live` [n] bool, as token `place` [n] of their proposals.
+def put(
+    record: Record,
+    draw: Draw,
+    hidden: Float32[Array, "B H"],
+    place: Int32[Array, "B"],
+    live: Bool[Array, "B"],
+) -> Record:
+    """Draws of the rows that are `live`, as token `place` of their proposals.
 
-    `hidden` [n, hidden] is what they were drawn from; it is kept where the record has room for it.
+    `hidden` is what they were drawn from; it is kept where the record has room for it.
     """
     rows = jnp.arange(place.shape[0])
     place = jnp.where(live, place, record.candidates.shape[1])  # outside: dropped
 
-    def put_in(array: Array, values: jax.Array) -> jax.Array:
+    def put_in(array: jax.Array | np.ndarray, values: jax.Array) -> jax.Array:
         return jnp.asarray(array).at[rows, place].set(values, mode="drop")
 
     tokens, length, support, q = record.proposal
@@ -74,8 +82,8 @@ def put(record: Record, draw: Draw, hidden: jax.Array, place: jax.Array, live: j
     )
 
 
-def where(rows: jax.Array, these: Record, those: Record) -> Record:
-    """`these` records in the rows [n] bool, `those` in the others."""
+def where(rows: Bool[Array, "B"], these: Record, those: Record) -> Record:
+    """`these` records in these rows, `those` in the others."""
 
     def choose(one: jax.Array, other: jax.Array) -> jax.Array:
         return jnp.where(rows.reshape(-1, *(1,) * (one.ndim - 1)), one, other)

@@ -1,8 +1,9 @@
-"""Pages of keys or values: how they are stored, written and read block by block.
+"""Keys or values: how pages of them are stored, written and read block by block; and those of
+branches, which are not yet part of any page.
 
-A page array has shape [pages, kv_heads, page_size, head_dim]. A page table says which pages hold a
-row's positions, in order: either an int32 array [B, P], or `Contiguous(first)` when row b owns the
-single page first + b, which lets reads be slices instead of gathers.
+A page table says which pages hold a row's positions, in order: either an array, or
+`Contiguous(first)` when row b owns the single page first + b, which lets reads be slices instead of
+gathers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32, Shaped
 
 BLOCK = 128
 """Positions that attention reduces at a time. Fixed by absolute position, so that a query's result
@@ -20,13 +22,15 @@ does not depend on how long its neighbours are. `page_size` is a multiple of it.
 class Contiguous(NamedTuple):
     """A page table in which row b owns the one page first + b."""
 
-    first: jax.Array | int = 0
+    first: Int32[Array, ""] | int = 0
 
 
-PageTable = jax.Array | Contiguous
+PageTable = Int32[Array, "B P"] | Contiguous
+PageArray = Shaped[Array, "pages kv_heads page_size head_dim"]
+"""Keys or values in storage dtype; when layers are scanned, of one layer after the other."""
 
 
-def of_layer(page_table: PageTable, layer: jax.Array, pages_per_layer: int) -> PageTable:
+def of_layer(page_table: PageTable, layer: Int32[Array, ""], pages_per_layer: int) -> PageTable:
     """The table of one layer when the pages of all layers lie in one array, layer by layer."""
     if isinstance(page_table, Contiguous):
         return Contiguous(page_table.first + layer * pages_per_layer)
@@ -44,14 +48,14 @@ def storage_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
     return jnp.dtype(dtype)
 
 
-def encode(values: jax.Array, storage: jnp.dtype) -> jax.Array:
+def encode(values: Shaped[Array, "*shape"], storage: jnp.dtype) -> Shaped[Array, "*shape"]:
     """Casts keys or values of any float dtype to the pages' storage dtype."""
-    if storage == jnp.uint16:
+    if storage == jnp.uint16 and values.dtype != storage:
         return jax.lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16)
     return values.astype(storage)
 
 
-def decode(stored: jax.Array) -> jax.Array:
+def decode(stored: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The dtype attention computes in: float32 from uint16 bits, else the stored dtype."""
     if stored.dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(stored, jnp.bfloat16).astype(jnp.float32)
@@ -59,25 +63,17 @@ def decode(stored: jax.Array) -> jax.Array:
 
 
 def write(
-    pages: jax.Array, page_table: PageTable, positions: jax.Array, values: jax.Array
-) -> jax.Array:
-    """Writes one key or value per token.
+    pages: PageArray,
+    page_table: PageTable,
+    positions: Int32[Array, "B R"],
+    values: Shaped[Array, "B R kv_heads head_dim"],
+) -> PageArray:
+    """Writes one key or value per token (in place when the caller donates the pages).
 
     Args:
-      pages: [pages, kv_heads, page_size, head_dim], in storage dtype.
-      page_table: [B, P] int32 or `Contiguous`.
-      positions: [B, R] int32 absolute positions; one outside [0, P * page_size) is not written.
-      values: [B, R, kv_heads, head_dim], any float dtype.
-
-    Returns: the updated pages (in place when the caller donates them).
+      positions: absolute; one outside [0, P * page_size) is not written.
+      values: of any float dtype, or in storage dtype already.
     """
-    return write_stored(pages, page_table, positions, encode(values, pages.dtype))
-
-
-def write_stored(
-    pages: jax.Array, page_table: PageTable, positions: jax.Array, stored: jax.Array
-) -> jax.Array:
-    """`write` of values that are in storage dtype already."""
     page_size = pages.shape[2]
     rows = jnp.arange(positions.shape[0])[:, None]
     if isinstance(page_table, Contiguous):
@@ -89,14 +85,13 @@ def write_stored(
         safe = jnp.where(inside, positions, 0)
         page, offset = page_table[rows, safe // page_size], safe % page_size
     page = jnp.where(inside, page, pages.shape[0])
-    return pages.at[page, :, offset].set(stored, mode="drop")
+    return pages.at[page, :, offset].set(encode(values, pages.dtype), mode="drop")
 
 
-def read_block(pages: jax.Array, page_table: PageTable, block: jax.Array, batch: int) -> jax.Array:
-    """Positions [block * BLOCK, (block + 1) * BLOCK) of `batch` rows.
-
-    Returns: [B, kv_heads, BLOCK, head_dim] in the dtype of `decode`.
-    """
+def read_block(
+    pages: PageArray, page_table: PageTable, block: Int32[Array, ""], batch: int
+) -> Float[Array, "B kv_heads BLOCK head_dim"]:
+    """Positions [block * BLOCK, (block + 1) * BLOCK) of `batch` rows."""
     start = block * BLOCK
     _, heads, page_size, head_dim = pages.shape
     if isinstance(page_table, Contiguous):
@@ -109,3 +104,30 @@ def read_block(pages: jax.Array, page_table: PageTable, block: jax.Array, batch:
         return jax.lax.dynamic_slice(pages, at, (1, heads, BLOCK, head_dim))[0]
 
     return decode(jax.vmap(one_row)(page))
+
+
+class Scratch(NamedTuple):
+    """Keys and values of branch tokens; entry (d, m) is the token of branch m at depth d.
+
+    Attributes:
+      ancestor: each query's (branch, depth). It sees the entries of its own branch at depths
+        0..depth; depth -1 sees none.
+    """
+
+    k: Shaped[Array, "B kv_heads depths M head_dim"]
+    v: Shaped[Array, "B kv_heads depths M head_dim"]
+    ancestor: Int32[Array, "B R 2"]
+
+    def write(
+        self, k: Float[Array, "B R kv_heads head_dim"], v: Float[Array, "B R kv_heads head_dim"]
+    ) -> Scratch:
+        """With each query's own key and value at its (branch, depth)."""
+        rows = jnp.arange(k.shape[0])[:, None]
+        branch, depth = self.ancestor[..., 0], self.ancestor[..., 1]
+        depth = jnp.where(depth < 0, self.k.shape[2], depth)
+
+        def put(stored: jax.Array, values: jax.Array) -> jax.Array:
+            encoded = encode(values, stored.dtype)
+            return stored.at[rows, :, depth, branch].set(encoded, mode="drop")
+
+        return self._replace(k=put(self.k, k), v=put(self.v, v))

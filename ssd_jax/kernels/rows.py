@@ -1,17 +1,38 @@
-"""Row-wise functions over large batches of vocabulary-sized rows."""
+"""Row-wise functions, of large batches of vocabulary-sized rows, whose results for a row do not
+depend on the others."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.row_sum import LONG
+LONG = 4096
+"""Rows of this many elements are large by themselves."""
 
 _BLOCK = 128
+_COLUMNS = 8  # of ones to sum with; one column would be turned back into a sum
+_ROWS = 2  # one row rounds in its own way
+
+
+def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
+    """Sum over the last axis, whose rounding does not depend on how many rows are summed at once.
+
+    XLA on CPU adds in another order when an array is small than when it is large (seen at 4,096
+    elements), so that a row summed alone differs in its last bit from the same row in a block. Its
+    products do not: each row of a product with several rows and columns is computed alike. So sums
+    of short rows are taken as products with ones.
+    """
+    if x.shape[-1] >= LONG:
+        return jnp.sum(x, axis=-1, keepdims=True)
+    rows = x.reshape(-1, x.shape[-1])
+    padded = jnp.pad(rows, ((0, max(_ROWS - rows.shape[0], 0)), (0, 0)))
+    ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
+    total = jax.lax.dot_general(padded, ones, (((1,), (0,)), ((), ())), precision="highest")
+    return total[: rows.shape[0], :1].reshape(*x.shape[:-1], 1)
 
 
 def map_rows(function: Callable[..., Any], *blocks: Any) -> Any:
@@ -26,12 +47,19 @@ def map_rows(function: Callable[..., Any], *blocks: Any) -> Any:
     """
     if max(array[0].size for array in jax.tree.leaves(blocks)) < LONG:
         return function(*blocks)
-    by_one = functools.partial(_one_by_one, function)
-    return jax.lax.platform_dependent(*blocks, cpu=by_one, default=function)
+
+    def one(row: Any) -> Any:
+        found = function(*jax.tree.map(lambda array: array[None], row))
+        return jax.tree.map(lambda array: array[0], found)
+
+    def one_by_one(*blocks: Any) -> Any:
+        return jax.lax.map(one, blocks)
+
+    return jax.lax.platform_dependent(*blocks, cpu=one_by_one, default=function)
 
 
-def first_best(values: jax.Array) -> jax.Array:
-    """Lowest index of the largest value of each row, values [n, V] -> [n] int32.
+def first_best(values: Float32[Array, "n V"]) -> Int32[Array, "n"]:
+    """Lowest index of the largest value of each row.
 
     As `argmax`, which XLA on CPU runs one element at a time when its input is computed on the fly.
     """
@@ -41,21 +69,18 @@ def first_best(values: jax.Array) -> jax.Array:
     return jnp.minimum(index, size - 1).astype(jnp.int32)
 
 
-def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The largest values of each row, descending, and their ids; equal ones by id.
+def largest(
+    values: Float32[Array, "n V"], count: int
+) -> tuple[Float32[Array, "n {count}"], Int32[Array, "n {count}"]]:
+    """The `count` largest values of each row, descending, and their ids; equal ones by id.
 
     As `lax.top_k`, which is slow on long rows: the largest values lie in the blocks with the
     largest maxima, so only those are sorted through.
-
-    Args:
-      values: [n, V].
-      count: how many, at most V.
-
-    Returns: [n, count] values and int32 ids.
     """
     rows, size = values.shape
     if size < 2 * count * _BLOCK:
-        return jax.lax.top_k(values, count)
+        best, ids = jax.lax.top_k(values, count)
+        return best, ids
     padding = ((0, 0), (0, -size % _BLOCK))
     blocks = jnp.pad(values, padding, constant_values=-jnp.inf).reshape(rows, -1, _BLOCK)
     block = jnp.sort(jax.lax.top_k(jnp.max(blocks, axis=-1), count)[1])
@@ -63,11 +88,3 @@ def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     best, place = jax.lax.top_k(few, count)
     ids = jnp.take_along_axis(block, place // _BLOCK, axis=1) * _BLOCK + place % _BLOCK
     return best, ids.astype(jnp.int32)
-
-
-def _one_by_one(function: Callable[..., Any], *blocks: Any) -> Any:
-    def one(row: Any) -> Any:
-        found = function(*jax.tree.map(lambda array: array[None], row))
-        return jax.tree.map(lambda array: array[0], found)
-
-    return jax.lax.map(one, blocks)

@@ -10,7 +10,25 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.files import shown
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-_NO_ROPE_SCALING = (None, "default")
+
+_COUNTS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "max_context": "max_position_embeddings",
+}
+"""Fields that are positive integers, and their keys in `config.json`."""
+
+_SUPPORTED = {
+    "hidden_act": ("silu", "swish", None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+}
+_MOST = 2**31 - 1
+_LARGEST = 3e38  # what float32, in which such numbers are used, can hold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,13 +49,11 @@ class RopeScaling:
     def to_hf(self) -> dict[str, Any]:
         """As `rope_scaling` of a `config.json`."""
         written = {"rope_type": self.kind, "factor": self.factor}
-        if self.kind == "linear":
-            return written
-        return written | {
-            "low_freq_factor": self.low_freq_factor,
-            "high_freq_factor": self.high_freq_factor,
-            "original_max_position_embeddings": self.original_context,
-        }
+        if self.kind == "llama3":
+            written["low_freq_factor"] = self.low_freq_factor
+            written["high_freq_factor"] = self.high_freq_factor
+            written["original_max_position_embeddings"] = self.original_context
+        return written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,47 +107,11 @@ class ModelConfig:
                 f"{', '.join(FAMILIES)}"
             )
         try:
-            found = cls._from_known_family(family, config, where)
-            return dataclasses.replace(found, output_size=output_size)
+            return cls(family=family, output_size=output_size, **_settings(config, family, where))
         except KeyError as error:
             raise InputError(f"{where}: required key {error} is missing") from None
         except (TypeError, ValueError, ArithmeticError) as error:
             raise InputError(f"{where}: a setting has the wrong type: {error}") from None
-
-    @classmethod
-    def _from_known_family(
-        cls, family: Literal["llama", "qwen2", "qwen3"], config: Mapping[str, Any], where: str
-    ) -> ModelConfig:
-        heads = _count(config, "num_attention_heads", where)
-        grouped = config.get("num_key_value_heads") is not None
-        kv_heads = _count(config, "num_key_value_heads", where) if grouped else heads
-        if heads % kv_heads:
-            raise InputError(
-                f"{where}: {heads} query heads do not divide into {kv_heads} key/value heads"
-            )
-        rope = _rope_parameters(config)
-        _require(config, "hidden_act", ("silu", "swish", None), where)
-        _require(config, "mlp_bias", (False, None), where)
-        if family != "qwen2":
-            _require(config, "attention_bias", (False, None), where)
-        _require(config, "use_sliding_window", (False, None), where)
-        return cls(
-            family=family,
-            vocab_size=_count(config, "vocab_size", where),
-            hidden_size=_count(config, "hidden_size", where),
-            intermediate_size=_count(config, "intermediate_size", where),
-            num_layers=_count(config, "num_hidden_layers", where),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=_head_dim(config, heads, where),
-            rms_norm_eps=_positive(config, "rms_norm_eps", where),
-            rope_theta=float(_positive({"rope_theta": 10000.0} | rope, "rope_theta", where)),
-            rope_scaling=_rope_scaling(config, where),
-            max_context=_count(config, "max_position_embeddings", where),
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=family == "qwen2",
-            qk_norm=family == "qwen3",
-        )
 
     def to_hf(self) -> dict[str, Any]:
         """As `config.json` spells it, in plain JSON values; `from_hf` gives the same back."""
@@ -140,22 +120,47 @@ class ModelConfig:
             "architectures": [f"{self.family.capitalize()}ForCausalLM"],
             "model_type": self.family,
             "hidden_act": "silu",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
+            **{key: getattr(self, field) for field, key in _COUNTS.items()},
             "head_dim": self.head_dim,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             "rope_scaling": None if scaling is None else scaling.to_hf(),
-            "max_position_embeddings": self.max_context,
             "tie_word_embeddings": self.tie_embeddings,
         }
 
 
-_MOST = 2**31 - 1
+def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
+    """Fields of a `ModelConfig` of a known family."""
+    if config.get("num_key_value_heads") is None:
+        config = {**config, "num_key_value_heads": config["num_attention_heads"]}
+    counts = {field: _count(config, key, where) for field, key in _COUNTS.items()}
+    heads, kv_heads = counts["num_heads"], counts["num_kv_heads"]
+    if heads % kv_heads:
+        raise InputError(
+            f"{where}: {heads} query heads do not divide into {kv_heads} key/value heads"
+        )
+    supported = _SUPPORTED | ({} if family == "qwen2" else {"attention_bias": (False, None)})
+    for key, allowed in supported.items():
+        if config.get(key) not in allowed:
+            raise InputError(f"{where}: {key} = {shown(config[key])} is not supported")
+    given = bool(config.get("head_dim"))
+    head_dim = _count(config, "head_dim", where) if given else counts["hidden_size"] // heads
+    if head_dim < 1 or head_dim % 2:  # rotations take pairs
+        raise InputError(
+            f"{where}: heads of {head_dim} dimensions are not supported; give an even one"
+        )
+    rope = {"rope_theta": config.get("rope_theta", 10000.0)}
+    for spelling in ("rope_scaling", "rope_parameters"):  # beside rope_theta, or newer, with it
+        rope |= dict(config.get(spelling) or {})
+    return counts | {
+        "head_dim": head_dim,
+        "rms_norm_eps": _positive(config, "rms_norm_eps", where),
+        "rope_theta": float(_positive(rope, "rope_theta", where)),
+        "rope_scaling": _rope_scaling(rope, where),
+        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "qkv_bias": family == "qwen2",
+        "qk_norm": family == "qwen3",
+    }
 
 
 def _count(config: Mapping[str, Any], key: str, where: str) -> int:
@@ -175,49 +180,19 @@ def _positive(config: Mapping[str, Any], key: str, where: str) -> float:
     return value
 
 
-_LARGEST = 3e38
-"""What float32, in which such numbers are used, can hold."""
-
-
-def _head_dim(config: Mapping[str, Any], heads: int, where: str) -> int:
-    """Given, or what a head has of the width; even, since rotations take pairs."""
-    size = (
-        _count(config, "head_dim", where)
-        if config.get("head_dim")
-        else _count(config, "hidden_size", where) // heads
-    )
-    if size < 1 or size % 2:
-        raise InputError(f"{where}: heads of {size} dimensions are not supported; give an even one")
-    return size
-
-
-def _require(config: Mapping[str, Any], key: str, allowed: tuple[Any, ...], where: str) -> None:
-    if config.get(key) not in allowed:
-        raise InputError(f"{where}: {key} = {shown(config[key])} is not supported")
-
-
-def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Both spellings: `rope_theta` beside `rope_scaling`, and the newer `rope_parameters`."""
-    merged = {"rope_theta": config["rope_theta"]} if "rope_theta" in config else {}
-    return (
-        merged | dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    )
-
-
-def _rope_scaling(config: Mapping[str, Any], where: str) -> RopeScaling | None:
-    parameters = _rope_parameters(config)
-    kind = parameters.get("rope_type", parameters.get("type"))
-    if kind in _NO_ROPE_SCALING:
+def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind in (None, "default"):
         return None
     if kind not in ("linear", "llama3"):
         raise InputError(
             f"{where}: RoPE scaling {shown(kind)} is not supported; supported: linear, llama3"
         )
-    factor = float(_positive(parameters, "factor", where))
+    factor = float(_positive(rope, "factor", where))
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
     low, high = (
-        float(_positive(parameters, key, where)) for key in ("low_freq_factor", "high_freq_factor")
+        float(_positive(rope, key, where)) for key in ("low_freq_factor", "high_freq_factor")
     )
     if low >= high:
         raise InputError(f"{where}: low_freq_factor = {low} must be below high_freq_factor, {high}")
@@ -226,5 +201,5 @@ def _rope_scaling(config: Mapping[str, Any], where: str) -> RopeScaling | None:
         factor=factor,
         low_freq_factor=low,
         high_freq_factor=high,
-        original_context=int(_positive(parameters, "original_max_position_embeddings", where)),
+        original_context=int(_positive(rope, "original_max_position_embeddings", where)),
     )

@@ -8,54 +8,67 @@ their [B, R] shape back for attention.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float32, Int32, Shaped
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.tree_attention import Scratch, tree_attention
-from ssd_jax.models import rope
+from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.layers import Embedding, Linear, RMSNorm, pad_rows, product
+from ssd_jax.models.layers import Embedding, Linear, Multiply, RMSNorm, pad_rows, product
+from ssd_jax.models.rope import Rotation, rotation
 
-Pages = tuple[jax.Array, jax.Array]
-"""One layer's key and value pages, each [pages, kv_heads, page_size, head_dim]."""
+Stream = Float32[Array, "n H"]
+"""Hidden states of tokens: the residual stream, or its norm."""
 
-Branches = tuple[jax.Array, jax.Array]
-"""One layer's keys and values of branch tokens, as `Scratch.k` and `Scratch.v`; with scanned layers
-those of all, [layers, ...]."""
+Pages = tuple[PageArray, PageArray]
+"""One layer's key and value pages; with scanned layers those of all, layer by layer."""
+
+BranchArray = Shaped[Array, "*layers B kv_heads depths M head_dim"]
+Branches = tuple[BranchArray, BranchArray]
+"""One layer's keys and values of branch tokens, as in `Scratch`, or those of all."""
+
+AllPages = list[Pages] | Pages
+AllBranches = list[Branches] | Branches
+"""One pair a layer, or that of all when scanned."""
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+"""From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32 and rotated, to
+what is attended to, as q, and whatever the layer shall return beside."""
 
 
 class Tree(NamedTuple):
     """Tokens of which some belong to branches that leave the trunk at different positions.
 
     Attributes:
-      branches: keys and values so far: one `Branches` a layer, or those of all when scanned.
-      ancestor: [B, R, 2] int32, see `Scratch`; depth -1 is a token of the trunk.
-      written: [B, R] int32, where in the pages a token goes; outside: nowhere.
+      branches: keys and values so far.
+      ancestor: see `Scratch`; depth -1 is a token of the trunk.
+      written: where in the pages a token goes; outside: nowhere.
     """
 
-    branches: list[Branches] | Branches
-    ancestor: jax.Array
-    written: jax.Array
+    branches: AllBranches
+    ancestor: Int32[Array, "B R 2"]
+    written: Int32[Array, "B R"]
 
 
 class Step(NamedTuple):
     """What every layer needs to know of the tokens being run."""
 
-    written: jax.Array  # [B, R] int32, positions; outside the pages: not written
-    visible: jax.Array  # [B, R] int32
-    ancestor: jax.Array | None  # [B, R, 2] int32 where there are branches
-    page_table: kv_pages.PageTable  # [B, P] int32 or Contiguous
-    cos: jax.Array  # [B, R, 1, head_dim / 2] float32
-    sin: jax.Array
+    written: Int32[Array, "B R"]  # positions; outside the pages: not written
+    visible: Int32[Array, "B R"]
+    ancestor: Int32[Array, "B R 2"] | None  # where there are branches
+    page_table: PageTable
+    rotation: Rotation
 
 
 class Attention(nnx.Module):
-    """Grouped-query self-attention over pages, with optional q/k norm and q/k/v bias."""
+    """Grouped-query self-attention, with optional q/k norm and q/k/v bias."""
 
     def __init__(self, config: ModelConfig, execution: Execution):
         c, dtype, size = config, execution.compute, config.head_dim
@@ -67,44 +80,23 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(size, None, c.rms_norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(size, None, c.rms_norm_eps) if c.qk_norm else None
         self.head_dim = size
-        self.backend = execution.attention
-        self.floating = execution.floating
+        self.execution = execution
 
     def __call__(
-        self, x: jax.Array, pages: Pages, branches: Branches | None, step: Step
-    ) -> tuple[jax.Array, Pages, Branches | None]:
-        """x [n, hidden] with n >= B * R (surplus rows are padding); returns as many."""
-        q = self._heads(self.q_proj(x), self.q_norm, step)
-        k = self._heads(self.k_proj(x), self.k_norm, step)
-        v = self._split(self.v_proj(x), step)
-        q, k = rope.rotate(q, step.cos, step.sin), rope.rotate(k, step.cos, step.sin)
-        pages = (
-            kv_pages.write(pages[0], step.page_table, step.written, k),
-            kv_pages.write(pages[1], step.page_table, step.written, v),
-        )
-        scratch = None
-        if branches is not None:
-            assert step.ancestor is not None
-            scratch = Scratch(*branches, step.ancestor).write(k, v)
-            branches = (scratch.k, scratch.v)
-        attended = tree_attention(
-            q.astype(self.floating),
-            *pages,
-            step.page_table,
-            step.visible,
-            scratch,
-            backend=self.backend,
-        )
-        flat = attended.reshape(step.visible.size, -1)
-        return self.o_proj(pad_rows(flat, x.shape[0])), pages, branches
+        self, x: Stream, rotated: Rotation, attend: Attend, multiply: Multiply
+    ) -> tuple[Stream, Any]:
+        """x has n >= B * R rows; surplus ones are padding."""
+        batch, rows = rotated.cos.shape[:2]
 
-    def _split(self, x: jax.Array, step: Step) -> jax.Array:
-        batch, rows = step.visible.shape
-        return x[: batch * rows].reshape(batch, rows, -1, self.head_dim)
+        def heads(projection: Linear, norm: RMSNorm | None = None) -> jax.Array:
+            y = projection(x, multiply)[: batch * rows].reshape(batch, rows, -1, self.head_dim)
+            return y if norm is None else norm(y)
 
-    def _heads(self, x: jax.Array, norm: RMSNorm | None, step: Step) -> jax.Array:
-        heads = self._split(x, step)
-        return heads if norm is None else norm(heads)
+        q, k = heads(self.q_proj, self.q_norm), heads(self.k_proj, self.k_norm)
+        v = heads(self.v_proj)
+        attended, kept = attend(rotated(q), rotated(k), v)
+        flat = attended.reshape(batch * rows, -1)
+        return self.o_proj(pad_rows(flat, x.shape[0]), multiply), kept
 
 
 class MLP(nnx.Module):
@@ -117,9 +109,10 @@ class MLP(nnx.Module):
         self.up_proj = Linear(wide, ("ffn", "embed"), dtype)
         self.down_proj = Linear(narrow, ("embed", "ffn"), dtype)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[n, hidden] -> [n, hidden] float32."""
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __call__(self, x: Stream, multiply: Multiply) -> Stream:
+        """silu(gate) * up, down again."""
+        gate, up = self.gate_proj(x, multiply), self.up_proj(x, multiply)
+        return self.down_proj(jax.nn.silu(gate) * up, multiply)
 
 
 class DecoderLayer(nnx.Module):
@@ -133,13 +126,12 @@ class DecoderLayer(nnx.Module):
         self.mlp = MLP(config, execution)
 
     def __call__(
-        self, x: jax.Array, pages: Pages, branches: Branches | None, step: Step
-    ) -> tuple[jax.Array, Pages, Branches | None]:
-        """x [n, hidden] float32, the residual stream."""
-        normed = self.input_layernorm(x)
-        attended, pages, branches = self.self_attn(normed, pages, branches, step)
+        self, x: Stream, rotated: Rotation, attend: Attend, multiply: Multiply = product
+    ) -> tuple[Stream, Any]:
+        """x is the residual stream; the second result is that of `attend`."""
+        attended, kept = self.self_attn(self.input_layernorm(x), rotated, attend, multiply)
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), pages, branches
+        return x + self.mlp(self.post_attention_layernorm(x), multiply), kept
 
 
 class Decoder(nnx.Module):
@@ -174,29 +166,27 @@ class CausalLM(nnx.Module):
 
     def hidden(
         self,
-        tokens: jax.Array,
-        positions: jax.Array,
-        visible: jax.Array,
-        pages: list[Pages] | Pages,
-        page_table: kv_pages.PageTable,
+        tokens: Int32[Array, "B R"],
+        positions: Int32[Array, "B R"],
+        visible: Int32[Array, "B R"],
+        pages: AllPages,
+        page_table: PageTable,
         tree: Tree | None = None,
-    ) -> tuple[jax.Array, list[Pages] | Pages, list[Branches] | Branches | None]:
+    ) -> tuple[Float32[Array, "B R H"], AllPages, AllBranches | None]:
         """Runs tokens through the layers, writing their keys and values.
 
         Args:
-          tokens, positions, visible: [B, R] int32. A position outside the pages is not written.
-          pages: one `Pages` a layer; with scanned layers one `Pages` that holds all layers, layer
-            by layer.
-          page_table: [B, P] int32 or `Contiguous`; pages of the first layer.
+          positions: one outside the pages is not written.
+          visible: see `tree_attention`.
+          page_table: pages of the first layer.
           tree: where some tokens belong to branches; `positions` then only rotate.
 
-        Returns: hidden states [B, R, hidden] float32 before the final norm, the new pages and the
-        new branches.
+        Returns: hidden states before the final norm, the new pages and the new branches.
         """
-        rotation = rope.rotation(positions, rope.inverse_frequencies(self.config))
         written, ancestor = (positions, None) if tree is None else (tree.written, tree.ancestor)
-        step = Step(written, visible, ancestor, page_table, *rotation)
-        branches = None if tree is None else tree.branches
+        rotated = rotation(self.config, positions)
+        step = Step(written, visible, ancestor, page_table, rotated)
+        branches: Any = None if tree is None else tree.branches
         x = self.model.embed_tokens(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         layers = self.model.layers
         if isinstance(layers, nnx.List):
@@ -207,52 +197,70 @@ class CausalLM(nnx.Module):
             x, pages, branches = _scan(layers, x, pages, branches, step)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """hidden [n, hidden] float32 -> [n, outputs] float32; see `ModelConfig.output_size`."""
-        count = hidden.shape[0]
+    def logits(self, hidden: Stream) -> Float32[Array, "n outputs"]:
+        """Of states that `hidden` has given; see `ModelConfig.output_size`."""
         x = self.model.norm(pad_rows(hidden, self.execution.min_rows))
-        if self.lm_head is not None:
-            return self.lm_head(x)[:count]
-        return product(x, self.model.embed_tokens.rows)[:count]
+        head = self.lm_head or self.model.embed_tokens
+        return product(x, head.rows)[: hidden.shape[0]]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _layer(
     graph: nnx.GraphDef[DecoderLayer],
     state: nnx.State,
-    x: jax.Array,
+    x: Stream,
     pages: Pages,
     branches: Branches | None,
     step: Step,
-) -> tuple[jax.Array, Pages, Branches | None]:
-    """One layer as a function, traced once for all layers; the compiler inlines it."""
-    return nnx.merge(graph, state)(x, pages, branches, step)
+) -> tuple[Stream, tuple[Pages, Branches | None]]:
+    """One layer, traced once for all layers; the compiler inlines it.
+
+    Keys and values of its tokens go to the pages, and to the branches if there are.
+    """
+    layer = nnx.merge(graph, state)
+    execution = layer.self_attn.execution
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+        written = (
+            kv_pages.write(pages[0], step.page_table, step.written, k),
+            kv_pages.write(pages[1], step.page_table, step.written, v),
+        )
+        scratch = None
+        if branches is not None:
+            assert step.ancestor is not None
+            scratch = Scratch(*branches, step.ancestor).write(k, v)
+        attended = tree_attention(
+            q.astype(execution.floating),
+            *written,
+            step.page_table,
+            step.visible,
+            scratch,
+            backend=execution.attention,
+        )
+        return attended, (written, None if scratch is None else (scratch.k, scratch.v))
+
+    return layer(x, step.rotation, attend)
 
 
 def _unroll(
-    layers: nnx.List[DecoderLayer],
-    x: jax.Array,
+    layers: Iterable[DecoderLayer],
+    x: Stream,
     pages: list[Pages],
-    branches: list[Branches] | Branches | None,
+    branches: list[Branches] | None,
     step: Step,
-) -> tuple[jax.Array, list[Pages], list[Branches] | None]:
+) -> tuple[Stream, list[Pages], list[Branches] | None]:
     written, grown = [], []
-    for index, (layer, layer_pages) in enumerate(zip(layers, pages, strict=True)):
-        own = branches[index] if isinstance(branches, list) else None
-        x, layer_pages, own = _layer(*nnx.split(layer), x, layer_pages, own, step)
-        written.append(layer_pages)
-        if own is not None:
-            grown.append(own)
-    return x, written, grown or None
+    of_layers = [None] * len(pages) if branches is None else branches
+    for layer, own, branch in zip(layers, pages, of_layers, strict=True):
+        x, (own, branch) = _layer(*nnx.split(layer), x, own, branch, step)
+        written.append(own)
+        grown.append(branch)
+    return x, written, None if branches is None else grown
 
 
 def _scan(
-    layers: DecoderLayer,
-    x: jax.Array,
-    pages: Pages,
-    branches: list[Branches] | Branches | None,
-    step: Step,
-) -> tuple[jax.Array, Pages, Branches | None]:
+    layers: DecoderLayer, x: Stream, pages: Pages, branches: Branches | None, step: Step
+) -> tuple[Stream, Pages, Branches | None]:
     """One compiled layer; the pages are carried, so that each layer updates them in place."""
     graph, state = nnx.split(layers)
     depth = jax.tree.leaves(state)[0].shape[0]
@@ -261,7 +269,8 @@ def _scan(
     def body(carry, layer):
         (x, pages), (state, index, own) = carry, layer
         table = kv_pages.of_layer(step.page_table, index, pages_per_layer)
-        x, pages, own = nnx.merge(graph, state)(x, pages, own, step._replace(page_table=table))
+        own_step = step._replace(page_table=table)
+        x, (pages, own) = _layer(graph, state, x, pages, own, own_step)
         return (x, pages), own
 
     (x, pages), grown = jax.lax.scan(body, (x, pages), (state, jnp.arange(depth), branches))

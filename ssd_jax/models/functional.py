@@ -14,17 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Int32
 
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.decoder import Branches, CausalLM, Pages
+from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Axes
-from ssd_jax.models.quantized import quantize
+from ssd_jax.models.quantized import Quantized, quantize
 from ssd_jax.models.sharding import PAGES_AXES, ShardingRules
 
 Parameters = Sequence[jax.Array]
-AllPages = list[Pages] | Pages
-AllBranches = list[Branches] | Branches
 
 _SCALE = "_scale"
 """After the name of a weight: the scales of its int8 rows."""
@@ -36,9 +35,8 @@ class FunctionalModel:
     Attributes:
       config: architecture.
       execution: platform choices.
-      mesh, rules: where parameters and pages live; `mesh=None` is the default device, and the
-        rules are by default those that fit the model.
-      output_ids: [N] int32, tokens of the head's rows, ascending, where `config.output_size` is N;
+      mesh, rules: where parameters and pages live; `mesh=None` is the default device.
+      output_ids: tokens of the head's rows, ascending, where `config.output_size` is their number;
         None where row v is token v. A draft's programs have them as constants.
     """
 
@@ -48,8 +46,7 @@ class FunctionalModel:
         execution: Execution,
         *,
         mesh: Mesh | None = None,
-        rules: ShardingRules | None = None,
-        output_ids: np.ndarray | None = None,
+        output_ids: Int32[np.ndarray, "N"] | None = None,
     ) -> None:
         if output_ids is not None and len(output_ids) != config.output_size:
             raise ValueError(f"{len(output_ids)} ids for output_size = {config.output_size}")
@@ -57,9 +54,7 @@ class FunctionalModel:
         self.config = config
         self.execution = execution
         self.mesh = mesh
-        if rules is None:
-            rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
-        self.rules = rules
+        self.rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
         self._graph, state = nnx.split(nnx.eval_shape(lambda: CausalLM(config, execution)))
         self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
@@ -80,17 +75,13 @@ class FunctionalModel:
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
         """What a checkpoint tensor, loaded as `wanted`, becomes: itself, or int8 rows and scales.
 
-        Args:
-          name: of the tensor.
-          array: placed as `wanted` says.
-
         Returns: arrays by name, for `assemble`.
         """
         placed = self._quantized.get(name)
         if placed is None:
             return {name: array}
-        values, scales = jax.jit(_values_and_scales, out_shardings=placed)(array)
-        return {name: values, f"{name}{_SCALE}": scales}
+        rows = jax.jit(quantize, out_shardings=placed)(array)
+        return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
         """The flat parameter list from loaded tensors; layers are stacked when scanned."""
@@ -152,19 +143,18 @@ class FunctionalModel:
         if self.mesh is None:
             return jax.ShapeDtypeStruct(shape, dtype)
         stacked = (None,) * (len(shape) - len(axes))  # the leading layer axis is not sharded
-        return jax.ShapeDtypeStruct(
-            shape, dtype, sharding=self.rules.sharding(self.mesh, stacked + axes)
-        )
+        sharding = NamedSharding(self.mesh, self.rules.spec(stacked + axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    def _int8_placement(self) -> dict[str, tuple[Sharding | None, Sharding | None]]:
-        """Shardings of the rows and scales of every int8 weight, by its name; None without mesh."""
+    def _int8_placement(self) -> dict[str, Any]:
+        """Shardings of every int8 weight, a `Quantized` by its name; None without mesh."""
         placed = {}
         for path, variable in self._flat:
             if variable.get_value().dtype == jnp.int8:
                 values = self._struct((0, 0), jnp.dtype(jnp.int8), variable.axes)
                 scales = self._struct((0,), jnp.dtype(jnp.float32), variable.axes[:1])
-                shardings = (values.sharding, scales.sharding)
-                placed |= dict.fromkeys(self._names(path), shardings)
+                rows: Any = Quantized(values.sharding, scales.sharding)  # type: ignore[arg-type]
+                placed |= dict.fromkeys(self._names(path), rows)
         return placed
 
     def _names(self, path: Sequence[Any]) -> list[str]:
@@ -179,8 +169,3 @@ def _zeros(structs: Any) -> Any:
     return jax.tree.map(
         lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding), structs
     )
-
-
-def _values_and_scales(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rows = quantize(weight)
-    return rows.values, rows.scales

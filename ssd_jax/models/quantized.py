@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int8, Int32
 
 LARGEST = 127
 """Of the int8 values used; -128 is not, so that a row and its negative are treated alike."""
@@ -29,20 +30,20 @@ _SMALLEST_ABSMAX = 1e-30
 class Quantized(NamedTuple):
     """A weight: row i is values[i] * scales[i]."""
 
-    values: jax.Array  # [out, in] int8
-    scales: jax.Array  # [out] float32
+    values: Int8[Array, "outputs inputs"]
+    scales: Float32[Array, "outputs"]
 
 
 class Digits(NamedTuple):
     """Activations: row i is (high[i] + low[i] / DIGIT) * scales[i]."""
 
-    high: jax.Array  # [n, in] int8
-    low: jax.Array  # [n, in] int8
-    scales: jax.Array  # [n] float32
+    high: Int8[Array, "n inputs"]
+    low: Int8[Array, "n inputs"]
+    scales: Float32[Array, "n"]
 
 
-def quantize(weight: jax.Array) -> Quantized:
-    """weight [out, in] of any float dtype, each row by its own largest magnitude.
+def quantize(weight: Float[Array, "outputs inputs"]) -> Quantized:
+    """Each row by its own largest magnitude.
 
     Rounds to nearest, ties to even: no value is off by more than half its row's scale.
     """
@@ -51,8 +52,8 @@ def quantize(weight: jax.Array) -> Quantized:
     return Quantized(jnp.round(weight / scales[:, None]).astype(jnp.int8), scales)
 
 
-def digits(x: jax.Array) -> Digits:
-    """x [n, in] float32, each row by its own largest magnitude.
+def digits(x: Float32[Array, "n inputs"]) -> Digits:
+    """Each row by its own largest magnitude.
 
     No value is off by more than half its row's scale / DIGIT, to float32 rounding.
     """
@@ -63,16 +64,13 @@ def digits(x: jax.Array) -> Digits:
     return Digits(high.astype(jnp.int8), low.astype(jnp.int8), scales)
 
 
-def take(weight: Quantized, indices: jax.Array) -> jax.Array:
-    """The rows [n, in] float32 that indices [n] int32 name."""
+def take(weight: Quantized, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:
+    """Some rows of a weight."""
     return weight.values[indices] * weight.scales[indices][:, None]
 
 
-def integer_product(x: Digits, weight: Quantized) -> jax.Array:
-    """x [n, in] @ weight [out, in]^T, summed in int32 and scaled to [n, out] float32.
-
-    A sum cannot overflow below 133,000 terms.
-    """
+def integer_product(x: Digits, weight: Quantized) -> Float32[Array, "n outputs"]:
+    """x @ weight^T, summed in int32 and scaled. A sum cannot overflow below 133,000 terms."""
     contract_in = (((1,), (1,)), ((), ()))
     rows = jnp.concatenate([x.high, x.low])
     sums = jax.lax.dot_general(rows, weight.values, contract_in, preferred_element_type=jnp.int32)
@@ -80,5 +78,5 @@ def integer_product(x: Digits, weight: Quantized) -> jax.Array:
     return (high + low / DIGIT) * x.scales[:, None] * weight.scales
 
 
-def _scales(x: jax.Array) -> jax.Array:
+def _scales(x: Float32[Array, "n inputs"]) -> Float32[Array, "n"]:
     return jnp.maximum(jnp.max(jnp.abs(x), axis=1), _SMALLEST_ABSMAX) / LARGEST

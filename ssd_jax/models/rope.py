@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-import jax
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.models.config import ModelConfig, RopeScaling
+from ssd_jax.models.config import ModelConfig
 
 
-def inverse_frequencies(config: ModelConfig) -> np.ndarray:
-    """[head_dim / 2] float32 radians per position."""
+class Rotation(NamedTuple):
+    """Of some tokens, the same for every head."""
+
+    cos: Float32[Array, "B R 1 half"]
+    sin: Float32[Array, "B R 1 half"]
+
+    def __call__(
+        self, x: Float32[Array, "B R heads head_dim"]
+    ) -> Float32[Array, "B R heads head_dim"]:
+        """Rotates heads; dimension i pairs with i + head_dim / 2."""
+        first, second = jnp.split(x, 2, axis=-1)
+        rotated = first * self.cos - second * self.sin, second * self.cos + first * self.sin
+        return jnp.concatenate(rotated, axis=-1)
+
+
+def rotation(config: ModelConfig, positions: Int32[Array, "B R"]) -> Rotation:
+    """The rotation at these positions."""
+    angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(config)
+    return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+def inverse_frequencies(config: ModelConfig) -> Float32[np.ndarray, "half"]:
+    """Radians per position."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     frequencies = config.rope_theta**-exponents
     scaling = config.rope_scaling
-    if scaling is not None:
-        scale = _linear if scaling.kind == "linear" else _llama3
-        frequencies = scale(frequencies, scaling)
+    if scaling is not None and scaling.kind == "linear":
+        frequencies = frequencies / scaling.factor
+    elif scaling is not None:
+        wavelengths = 2 * np.pi / frequencies
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        # 0 at the longest wavelength that is interpolated, 1 at the shortest.
+        blend = np.clip((scaling.original_context / wavelengths - low) / (high - low), 0.0, 1.0)
+        frequencies = blend * frequencies + (1 - blend) * frequencies / scaling.factor
     return frequencies.astype(np.float32)
-
-
-def _linear(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    return frequencies / scaling.factor
-
-
-def _llama3(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    wavelengths = 2 * np.pi / frequencies
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    # 0 at the longest wavelength that is interpolated, 1 at the shortest.
-    blend = np.clip((scaling.original_context / wavelengths - low) / (high - low), 0.0, 1.0)
-    return blend * frequencies + (1 - blend) * frequencies / scaling.factor
-
-
-def rotation(positions: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """cos and sin [B, R, 1, head_dim / 2] float32 for positions [B, R]."""
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates x [B, R, heads, head_dim] float32; dimension i pairs with i + head_dim / 2."""
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -8,74 +8,67 @@ the tokens of one array, and that everything can be differentiated. Several text
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from ssd_jax.models import rope
-from ssd_jax.models.decoder import MLP, Attention, CausalLM, DecoderLayer
-from ssd_jax.models.layers import Linear, Matrix, RMSNorm, product
+from ssd_jax.models.decoder import CausalLM, DecoderLayer, Stream
+from ssd_jax.models.layers import Weight, product
 from ssd_jax.models.quantized import Quantized
+from ssd_jax.models.rope import Rotation, rotation
 from ssd_jax.models.sequence_attention import causal_attention
 
 _BLOCK_ROWS = 64
 
 
-class _Pass(NamedTuple):
-    """What every layer needs to know of the tokens being run."""
-
-    visible: jax.Array  # [B, T, T] bool, whether the first sees the second
-    cos: jax.Array  # [B, T, 1, head_dim / 2] float32
-    sin: jax.Array
-
-
 def sequence_hidden(
     model: CausalLM,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segments: jax.Array,
+    tokens: Int32[Array, "B T"],
+    positions: Int32[Array, "B T"],
+    segments: Int32[Array, "B T"],
     *,
     compute: jnp.dtype | None = None,
     rematerialise: bool = False,
-) -> jax.Array:
-    """Hidden states of packed texts.
+) -> Float32[Array, "B T H"]:
+    """Hidden states of packed texts, before the final norm (see `sequence_logits`).
 
     Args:
       model: its weights may be wider than `compute`: they are cast where they are used, and their
         gradients have their own type.
-      tokens, positions, segments: [B, T] int32. A position counts from the start of its text and
-        only rotates; equal segments in a row are one text, whose tokens lie in order.
+      positions: from the start of a token's own text; they only rotate.
+      segments: equal ones in a row are one text, whose tokens lie in order.
       compute: dtype of products and of attention's operands; by default the weights' own. The
         residual stream, norms, softmax and sums are float32.
       rematerialise: for gradients, keep only what enters a layer and run it again.
-
-    Returns: [B, T, hidden] float32, before the final norm (see `sequence_logits`).
     """
-    batch, length = tokens.shape
-    frequencies = rope.inverse_frequencies(model.config)
-    earlier = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
-    same = segments[:, :, None] == segments[:, None, :]
-    step = _Pass(same & earlier, *rope.rotation(positions, frequencies))
-    x = model.model.embed_tokens(tokens.reshape(-1)).reshape(batch, length, -1)
-    layers = model.model.layers
+    earlier = jnp.tri(tokens.shape[1], dtype=bool)
+    visible = (segments[:, :, None] == segments[:, None, :]) & earlier
+    rotated = rotation(model.config, positions)
     layer_type = None if compute is None else jnp.dtype(compute).name
-    run = jax.checkpoint(_layer, static_argnums=(0, 1)) if rematerialise else _layer
+    each = jax.checkpoint(_layer, static_argnums=(0, 1)) if rematerialise else _layer
+
+    def run(x: jax.Array, graph: nnx.GraphDef[DecoderLayer], state: nnx.State) -> jax.Array:
+        return each(graph, layer_type, state, x, visible, rotated)
+
+    x = model.model.embed_tokens(tokens.reshape(-1))
+    layers = model.model.layers
     if isinstance(layers, nnx.List):
         for layer in layers:
-            graph, state = nnx.split(layer)
-            x = run(graph, layer_type, state, x, step)
-        return x
-    graph, state = nnx.split(layers)
-    return jax.lax.scan(lambda x, own: (run(graph, layer_type, own, x, step), None), x, state)[0]
+            x = run(x, *nnx.split(layer))
+    else:
+        graph, state = nnx.split(layers)
+        x, _ = jax.lax.scan(lambda x, own: (run(x, graph, own), None), x, state)
+    return x.reshape(*tokens.shape, -1)
 
 
 def sequence_logits(
-    model: CausalLM, hidden: jax.Array, *, compute: jnp.dtype | None = None
-) -> jax.Array:
-    """Final norm and output head: hidden [n, hidden] float32 -> [n, rows of the head] float32."""
-    head: Matrix = model.model.embed_tokens if model.lm_head is None else model.lm_head
+    model: CausalLM, hidden: Stream, *, compute: jnp.dtype | None = None
+) -> Float32[Array, "n outputs"]:
+    """Final norm and output head."""
+    head = model.lm_head or model.model.embed_tokens
     return _product(model.model.norm(hidden), head.rows, compute)
 
 
@@ -84,48 +77,24 @@ def _layer(
     graph: nnx.GraphDef[DecoderLayer],
     compute: str | None,
     state: nnx.State,
-    x: jax.Array,
-    step: _Pass,
-) -> jax.Array:
-    """One layer on x [B, T, hidden] float32, the residual stream; traced once for all layers."""
+    x: Stream,
+    visible: Bool[Array, "B T T"],
+    rotated: Rotation,
+) -> Stream:
+    """One layer, traced once for all; x is the residual stream."""
     layer = nnx.merge(graph, state)
-    dtype = None if compute is None else jnp.dtype(compute)
-    x = x + _attend(layer.self_attn, layer.input_layernorm(x), step, dtype)
-    return x + _feed_forward(layer.mlp, layer.post_attention_layernorm(x), dtype)
+    given = None if compute is None else jnp.dtype(compute)
+    dtype = layer.self_attn.execution.floating if given is None else given
 
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
+        return causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), visible), None
 
-def _attend(
-    attention: Attention, x: jax.Array, step: _Pass, compute: jnp.dtype | None
-) -> jax.Array:
-    batch, length, _ = x.shape
-
-    def heads(projection: Linear, norm: RMSNorm | None = None) -> jax.Array:
-        split = _linear(projection, x, compute).reshape(batch, length, -1, attention.head_dim)
-        return split if norm is None else norm(split)
-
-    q = rope.rotate(heads(attention.q_proj, attention.q_norm), step.cos, step.sin)
-    k = rope.rotate(heads(attention.k_proj, attention.k_norm), step.cos, step.sin)
-    v = heads(attention.v_proj)
-    dtype = attention.floating if compute is None else compute
-    attended = causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), step.visible)
-    return _linear(attention.o_proj, attended.reshape(batch, length, -1), compute)
-
-
-def _feed_forward(mlp: MLP, x: jax.Array, compute: jnp.dtype | None) -> jax.Array:
-    gate, up = _linear(mlp.gate_proj, x, compute), _linear(mlp.up_proj, x, compute)
-    return _linear(mlp.down_proj, jax.nn.silu(gate) * up, compute)
-
-
-def _linear(linear: Linear, x: jax.Array, compute: jnp.dtype | None) -> jax.Array:
-    rows = x.reshape(-1, x.shape[-1])
-    y = _product(rows, linear.rows, compute)
-    y = y if linear.bias is None else y + linear.bias[...]
-    return y.reshape(*x.shape[:-1], -1)
+    return layer(x, rotated, attend, functools.partial(_product, compute=given))[0]
 
 
 def _product(
-    x: jax.Array, weight: jax.Array | Quantized, compute: jnp.dtype | None = None
-) -> jax.Array:
+    x: Float32[Array, "n inputs"], weight: Weight, compute: jnp.dtype | None = None
+) -> Float32[Array, "n outputs"]:
     """`layers.product` with the weight cast to `compute`; its gradient is computed in it too."""
     if isinstance(weight, Quantized):
         return product(x, weight)
@@ -133,8 +102,10 @@ def _product(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def narrow_product(x: jax.Array, weight: jax.Array, compute: jnp.dtype) -> jax.Array:
-    """x [n, in] @ weight [out, in]^T -> [n, out] float32, with operands of type `compute`.
+def narrow_product(
+    x: Float[Array, "n inputs"], weight: Float[Array, "outputs inputs"], compute: jnp.dtype
+) -> Float32[Array, "n outputs"]:
+    """x @ weight^T, with operands of type `compute`.
 
     So are the operands of both its gradients (those that JAX derives would be float32 products);
     sums are float32, and a gradient has the type of what it is of.
@@ -142,7 +113,7 @@ def narrow_product(x: jax.Array, weight: jax.Array, compute: jnp.dtype) -> jax.A
     return product(x, weight.astype(compute))
 
 
-def _narrow_forward(x: jax.Array, weight: jax.Array, compute: jnp.dtype):
+def _narrow_forward(x: jax.Array, weight: jax.Array, compute: jnp.dtype) -> Any:
     narrow = x.astype(compute), weight.astype(compute)
     kinds = jnp.zeros((0,), x.dtype), jnp.zeros((0,), weight.dtype)
     return product(*narrow), (*narrow, *kinds)

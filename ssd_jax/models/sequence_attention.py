@@ -11,21 +11,22 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32
 
 _BLOCK = 128
 """Queries of a block."""
 
 
-def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """Grouped attention.
+def causal_attention(
+    q: Float[Array, "B T heads head_dim"],
+    k: Float[Array, "B T kv_heads head_dim"],
+    v: Float[Array, "B T kv_heads head_dim"],
+    visible: Bool[Array, "B T T"],
+) -> Float32[Array, "B T heads head_dim"]:
+    """Grouped attention; products are of the operands' common dtype, softmax and sums float32.
 
-    Args:
-      q: [B, T, heads, d].
-      k, v: [B, T, kv_heads, d], of q's dtype, in which products are; softmax and sums are float32.
-      visible: [B, T, T] bool, whether the first sees the second, which is no later one. Each sees
-        itself at least.
-
-    Returns: [B, T, heads, d] float32.
+    `visible` says whether the first token sees the second, which is no later one. Each sees itself
+    at least.
     """
     batch, length, heads, size = q.shape
     kv_heads = k.shape[2]
@@ -41,8 +42,12 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Arra
 
 
 @jax.custom_vjp
-def _block(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
-    """q [B, H, G, R, d], k and v [B, H, T, d], seen [B, 1, 1, R, T] -> [B, H, G, R, d] float32."""
+def _block(
+    q: Float[Array, "B kv_heads group R head_dim"],
+    k: Float[Array, "B kv_heads T head_dim"],
+    v: Float[Array, "B kv_heads T head_dim"],
+    seen: Bool[Array, "B 1 1 R T"],
+) -> Float32[Array, "B kv_heads group R head_dim"]:
     return _block_forward(q, k, v, seen)[0]
 
 
@@ -76,6 +81,8 @@ _block.defvjp(_block_forward, _block_backward)
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def _rows(x: jax.Array) -> jax.Array:
-    """[B, H, G, R, d] -> [B, H, G R, d]: the query heads of one key/value head share a product."""
+def _rows(
+    x: Float[Array, "B kv_heads group R head_dim"],
+) -> Float[Array, "B kv_heads group*R head_dim"]:
+    """The query heads of one key/value head share a product."""
     return x.reshape(*x.shape[:2], -1, x.shape[-1])

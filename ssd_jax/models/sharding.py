@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from ssd_jax.models.config import ModelConfig
 
@@ -64,7 +64,3 @@ class ShardingRules:
         if len(set(used)) != len(used):
             raise ValueError(f"logical axes {axes} map one mesh axis twice: {mapped}")
         return PartitionSpec(*mapped)
-
-    def sharding(self, mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
-        """`spec` on a mesh."""
-        return NamedSharding(mesh, self.spec(axes))

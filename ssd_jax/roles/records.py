@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from jaxtyping import Float32, Int32
 
 from ssd_jax.roles.activity import Activity
 from ssd_jax.sampling.params import SamplingParams
 
+Row = Int32[np.ndarray, "B"]
 Array = Any
 """A NumPy array on the host, or a JAX array on its way."""
 
@@ -36,66 +38,45 @@ class SlotOpening:
 
 
 class TopLogprobs(NamedTuple):
-    """Log-probabilities of W emitted tokens a row.
+    """Log-probabilities of W emitted tokens a row, and the likeliest beside each, descending."""
 
-    Attributes:
-      chosen: [B, W] float32, of the tokens themselves.
-      ids, values: [B, W, n] int32 and float32, the likeliest tokens, descending.
-    """
-
-    chosen: np.ndarray
-    ids: np.ndarray
-    values: np.ndarray
+    chosen: Float32[np.ndarray, "B W"]
+    ids: Int32[np.ndarray, "B W n"]
+    values: Float32[np.ndarray, "B W n"]
 
 
 class Outcomes(NamedTuple):
     """The verification outcomes (k, t*) of a round.
 
     Attributes:
-      accepted: [B] int32, k.
-      tokens: [B, W] int32; the first k + 1 are emitted: accepted ones, then the bonus token.
+      accepted: k.
+      tokens: the first k + 1 are emitted: accepted ones, then the bonus token.
       logprobs: of `tokens`, where the target was told to report them.
     """
 
-    accepted: np.ndarray
-    tokens: np.ndarray
+    accepted: Row
+    tokens: Int32[np.ndarray, "B W"]
     logprobs: TopLogprobs | None = None
 
 
 class CacheLookup(NamedTuple):
-    """What the outcomes (k, t*) of a round found in the cache.
+    """What the outcomes (k, t*) of a round found in the cache."""
 
-    Attributes:
-      branch: [B] int32, the branch that was prepared for it; -1 where none was.
-      k: [B] int32, accepted tokens; -1 in rows without an outcome.
-      prepared: [B] int32, branches that there were for this k.
-      rank: [B] int32, place of t* among their bonus tokens, from 0; -1 where it is none of them.
-      wasted: [B] int32, tokens of all branches, less those that become the proposal.
-    """
-
-    branch: np.ndarray
-    k: np.ndarray
-    prepared: np.ndarray
-    rank: np.ndarray
-    wasted: np.ndarray
+    branch: Row  # that was prepared for it; -1 where none was
+    k: Row  # accepted tokens; -1 in rows without an outcome
+    prepared: Row  # branches that there were for this k
+    rank: Row  # place of t* among their bonus tokens, from 0; -1 where it is none of them
+    wasted: Row  # tokens of all branches, less those that become the proposal
 
 
 class BranchTokens(NamedTuple):
-    """What the branches of an expansion speculate.
+    """What the branches of an expansion speculate."""
 
-    Attributes:
-      bonus: [B, M] int32, bonus token of each branch's outcome; -1 is no branch.
-      lengths: [B, M] int32, tokens so far.
-      tokens: [B, M, K] int32.
-      confidence: [B, M, K] int32, the draft's in each token; see `speculation.confidence`.
-      forwards: how many have made them.
-    """
-
-    bonus: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
-    confidence: np.ndarray
-    forwards: int
+    bonus: Int32[np.ndarray, "B M"]  # bonus token of each branch's outcome; -1 is no branch
+    lengths: Int32[np.ndarray, "B M"]  # tokens so far
+    tokens: Int32[np.ndarray, "B M K"]
+    confidence: Int32[np.ndarray, "B M K"]  # the draft's, see `speculation.confidence`
+    forwards: int  # that have made them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,15 +85,15 @@ class Drafted:
     `Drafter.proposal`.
 
     Attributes:
-      lengths: [B] int32, L of each slot, known at once.
-      tokens: [B, K] int32, for the target's forward.
+      lengths: L of each slot, known at once.
+      tokens: for the target's forward.
       sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
       lookup: of the cache.
       activity: of a draft with devices of its own, since the last proposal.
     """
 
-    lengths: np.ndarray
-    tokens: Any
+    lengths: Row
+    tokens: Int32[Array, "B K"]
     sources: Mapping[int, str] = dataclasses.field(default_factory=dict)
     lookup: CacheLookup | None = None
     activity: Activity | None = None
@@ -122,19 +103,19 @@ class DraftBatch(NamedTuple):
     """What a drafter needs to know before it proposes; rows that get no proposal are idle.
 
     Attributes:
-      position: [B] int32, absolute position of the pending token; `IDLE` leaves a row alone.
-      tokens: [B, W] int32, what the row's last round has committed, the pending token last.
-      counts: [B] int32, how many of them there are. What a `propose` that failed was given comes
-        again, at the same position.
-      limit: [B] int32, most tokens to propose, at least 1; 0 in idle rows.
-      room: [B] int32, tokens that may still be committed.
+      position: absolute, of the pending token; `IDLE` leaves a row alone.
+      tokens: what the row's last round has committed, the pending token last.
+      counts: how many of them there are. What a `propose` that failed was given comes again, at
+        the same position.
+      limit: most tokens to propose, at least 1; 0 in idle rows.
+      room: tokens that may still be committed.
     """
 
-    position: np.ndarray
-    tokens: np.ndarray
-    counts: np.ndarray
-    limit: np.ndarray
-    room: np.ndarray
+    position: Row
+    tokens: Int32[np.ndarray, "B W"]
+    counts: Row
+    limit: Row
+    room: Row
 
     @property
     def slots(self) -> list[int]:
@@ -153,22 +134,21 @@ class Promotion(NamedTuple):
     """How the records of a draft go on once the outcomes of their verifications are known.
 
     Attributes:
-      position: [B] int32, absolute position of the new pending token; `IDLE` is no record.
-      pending: [B] int32, that token.
-      committed: [B, W] int32, output tokens since the last promotion, the pending one included,
-        padded with -1.
-      winner: [B] int32, the branch that becomes the record; -1 where none does.
-      tokens: [B, K] int32, proposed tokens that the draft did not make, where no branch wins.
-      limit: [B] int32, tokens of the record: of the branch, no more than it is known to have, or
-        how many of `tokens` there are.
+      position: absolute, of the new pending token; `IDLE` is no record.
+      pending: that token.
+      committed: output tokens since the last promotion, the pending one included, padded with -1.
+      winner: the branch that becomes the record; -1 where none does.
+      tokens: proposed tokens that the draft did not make, where no branch wins.
+      limit: tokens of the record: of the branch, no more than it is known to have, or how many of
+        `tokens` there are.
     """
 
-    position: Array
-    pending: Array
-    committed: Array
-    winner: Array
-    tokens: Array
-    limit: Array
+    position: Int32[Array, "B"]
+    pending: Int32[Array, "B"]
+    committed: Int32[Array, "B W"]
+    winner: Int32[Array, "B"]
+    tokens: Int32[Array, "B K"]
+    limit: Int32[Array, "B"]
 
 
 def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
@@ -184,8 +164,8 @@ def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
     )
 
 
-def padded(tokens: Mapping[int, Sequence[int]], slots: int, width: int) -> np.ndarray:
-    """Tokens by slot as rows [B, W] int32, padded with -1; W is at least `width`."""
+def padded(tokens: Mapping[int, Sequence[int]], slots: int, width: int) -> Int32[np.ndarray, "B W"]:
+    """Tokens by slot as rows, padded with -1; W is at least `width`."""
     rows = np.full((slots, max(width, *map(len, tokens.values()), 0)), -1, np.int32)
     for slot, row in tokens.items():
         rows[slot, : len(row)] = row

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.row_sum import row_sum
-from ssd_jax.kernels.rows import first_best, largest, map_rows
+from ssd_jax.kernels.rows import first_best, largest, map_rows, row_sum
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.keys import Purpose
@@ -25,40 +25,27 @@ from ssd_jax.sampling.settings import Sampling
 
 
 class Draw(NamedTuple):
-    """One proposed token a row.
+    """One proposed token a row."""
 
-    Attributes:
-      token: [B] int32.
-      support: [B, N] int32 ids, padded with -1.
-      q: [B, N] float32 probabilities the token was drawn with; a point mass for greedy rows.
-      candidates: [B, W] int32, the likeliest tokens before Saguaro sampling, for branches.
-      confidence: [B] int32, class of the draft's probability of the token (`confidence.EDGES`).
-    """
-
-    token: jax.Array
-    support: jax.Array
-    q: jax.Array
-    candidates: jax.Array
-    confidence: jax.Array
+    token: Int32[Array, "B"]
+    support: Int32[Array, "B N"]  # ids, padded with -1
+    q: Float32[Array, "B N"]  # that the token was drawn with; a point mass for greedy rows
+    candidates: Int32[Array, "B W"]  # the likeliest tokens before Saguaro sampling, for branches
+    confidence: Int32[Array, "B"]  # class of the draft's probability of it (`confidence.EDGES`)
 
 
 class Saguaro(NamedTuple):
-    """Saguaro sampling of a draw; see `saguaro.lower`.
+    """Saguaro sampling of a draw; see `saguaro.lower`."""
 
-    Attributes:
-      c: C.
-      lowered: [] or [B] int32, D: tokens that are planned to get a branch, and one more.
-    """
-
-    c: float
-    lowered: jax.Array
+    c: float | Float32[Array, ""]
+    lowered: Int32[Array, "..."]  # D, of all rows or each: tokens planned to get a branch, and one
 
 
 def draw(
-    logits: jax.Array,
+    logits: Float32[Array, "B V"],
     sampling: Sampling,
-    start: jax.Array,
-    step: jax.Array,
+    start: Int32[Array, "B"],
+    step: Int32[Array, "..."],
     get_history: GetHistory,
     *,
     tokens: int,
@@ -72,10 +59,10 @@ def draw(
     """Draws the token that follows `step` proposed ones.
 
     Args:
-      logits: [B, V] float32, the draft's; [B, N] of one with a reduced vocabulary.
+      logits: the draft's; V is N with `outputs`.
       sampling: settings of the rows, with the draft's temperature; 0 proposes the likeliest token.
-      start: [B] int32, position of the round's pending token.
-      step: [] or [B] int32, tokens of this record drawn before.
+      start: position of the round's pending token.
+      step: tokens of this record drawn before, of all rows or of each.
       get_history: gives what the draft knows of the history, of the tokens of the logits, those
         in flight included. It may be wrong: that costs acceptance only.
       tokens: how many ids exist (see `probs`).
@@ -85,8 +72,8 @@ def draw(
       saguaro: of sampled rows; None leaves q alone.
       confident: whether to report the draft's probability of the token: of its law before Saguaro
         sampling, in greedy rows at temperature 1.
-      outputs: [N] int32 ids of a reduced vocabulary, ascending. Where all of them are banned, the
-        row proposes the first as a point mass; it will be rejected.
+      outputs: ids of a reduced vocabulary. Where all of them are banned, the row proposes the
+        first as a point mass; it will be rejected.
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
@@ -142,32 +129,31 @@ def draw(
 
 
 def candidates(
-    logits: jax.Array,
+    logits: Float32[Array, "B V"],
     sampling: Sampling,
-    position: jax.Array,
+    position: Int32[Array, "B"],
     get_history: GetHistory,
     *,
     tokens: int,
     count: int,
     outputs: Outputs = None,
-) -> jax.Array:
-    """The likeliest tokens at a `position` [B], [B, count] int32; -1 where no more are allowed.
-
-    Other arguments as `draw`.
-    """
+) -> Int32[Array, "B {count}"]:
+    """The likeliest tokens at a position; -1 where no more are allowed. Arguments as `draw`."""
     allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
     return _candidates(allowed, count, outputs)
 
 
-def _greedy_confidence(allowed: jax.Array) -> jax.Array:
+def _greedy_confidence(allowed: Float32[Array, "B V"]) -> Int32[Array, "B"]:
     best = jnp.max(allowed, axis=-1, keepdims=True)
     return _class(1 / row_sum(jnp.exp(allowed - best))[:, 0])
 
 
-def _class(probability: jax.Array) -> jax.Array:
+def _class(probability: Float32[Array, "B"]) -> Int32[Array, "B"]:
     return jnp.sum(probability[:, None] >= jnp.array(EDGES), axis=-1, dtype=jnp.int32)
 
 
-def _candidates(allowed: jax.Array, count: int, outputs: Outputs) -> jax.Array:
+def _candidates(
+    allowed: Float32[Array, "B V"], count: int, outputs: Outputs
+) -> Int32[Array, "B {count}"]:
     values, columns = largest(allowed, count)
     return ids_of(outputs, jnp.where(values > -jnp.inf, columns, -1))

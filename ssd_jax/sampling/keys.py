@@ -11,6 +11,7 @@ import enum
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32, UInt32
 
 from ssd_jax.kernels.rows import first_best
 
@@ -19,8 +20,9 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
 
-Key = tuple[jax.Array, jax.Array]
-"""Two uint32 words a row, [B] each."""
+Words = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
+Key = tuple[UInt32[Array, "B"], UInt32[Array, "B"]]
+"""Two words a row."""
 
 
 class Purpose(enum.IntEnum):
@@ -32,8 +34,8 @@ class Purpose(enum.IntEnum):
     TOKEN = 3
 
 
-def threefry(key: Key, counter: Key) -> Key:
-    """The Threefry-2x32 block cipher; arguments are uint32 arrays that broadcast together."""
+def threefry(key: Words, counter: Words) -> Words:
+    """The Threefry-2x32 block cipher; arguments broadcast together."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
     x0, x1 = counter[0] + schedule[0], counter[1] + schedule[1]
     for block in range(5):
@@ -47,20 +49,21 @@ def threefry(key: Key, counter: Key) -> Key:
 
 
 def derive(
-    seed: jax.Array, request: jax.Array, start: jax.Array, position: jax.Array, purpose: Purpose
+    seed: UInt32[Array, "B 2"],
+    request: UInt32[Array, "B"],
+    start: Int32[Array, "B"],
+    position: Int32[Array, "B"],
+    purpose: Purpose,
 ) -> Key:
     """Keys for one draw a row.
 
     Args:
-      seed: [B, 2] uint32, low and high word of the user's seed.
-      request: [B] uint32, the sample index that the caller gives; never a slot.
-      start: [B] int32, for a target draw the position of the round's pending token. It belongs in
-        the key: discarded draft tokens influence which outcomes are cached, and a uniform reused
-        at the same position would be conditioned on that.
-      position: [B] int32, absolute position of the token being drawn (for a draft draw: the step).
-      purpose: what the draw is for.
-
-    Returns: two [B] uint32 arrays.
+      seed: low and high word of the user's seed.
+      request: the sample index that the caller gives; never a slot.
+      start: for a target draw the position of the round's pending token. It belongs in the key:
+        discarded draft tokens influence which outcomes are cached, and a uniform reused at the
+        same position would be conditioned on that.
+      position: absolute, of the token being drawn (for a draft draw: the step).
     """
     key = threefry(
         (seed[:, 0], seed[:, 1]), (request.astype(jnp.uint32), jnp.full_like(request, purpose))
@@ -68,19 +71,19 @@ def derive(
     return threefry(key, (start.astype(jnp.uint32), position.astype(jnp.uint32)))
 
 
-def uniform(key: Key) -> jax.Array:
-    """One uniform in (0, 1) a key, float32, with full relative precision near 0."""
+def uniform(key: Key) -> Float32[Array, "B"]:
+    """One uniform in (0, 1) a key, with full relative precision near 0."""
     zero = jnp.zeros_like(key[0])
     return _unit(*threefry(key, (zero, zero)))
 
 
-def gumbel(key: Key, count: int) -> jax.Array:
-    """Standard Gumbel noise [B, count] float32 for token ids 0..count-1; see `gumbel_of`."""
+def gumbel(key: Key, count: int) -> Float32[Array, "B {count}"]:
+    """Standard Gumbel noise of token ids 0..count-1; see `gumbel_of`."""
     return gumbel_of(key, jnp.arange(count)[None])
 
 
-def gumbel_of(key: Key, ids: jax.Array) -> jax.Array:
-    """Standard Gumbel noise of token ids [B, n] (or [1, n]), [B, n] float32.
+def gumbel_of(key: Key, ids: Int32[Array, "#B n"]) -> Float32[Array, "B n"]:
+    """Standard Gumbel noise of token ids.
 
     The noise of id v depends on (key, v) alone. 64 random bits a value keep the tails exact to
     float32: the largest noise is about 44, where 24 bits would stop at 17.
@@ -92,16 +95,15 @@ def gumbel_of(key: Key, ids: jax.Array) -> jax.Array:
     return -jnp.log(-jnp.log1p(-u))  # small u is where large noise comes from
 
 
-def gumbel_max(weights: jax.Array, key: Key) -> jax.Array:
-    """The token that a key's noise draws from a law, [B] int32.
-
-    Args:
-      weights: [B, V] float32, not negative and not normalised.
-      key: of each row.
-    """
+def gumbel_max(weights: Float32[Array, "B V"], key: Key) -> Int32[Array, "B"]:
+    """The token that a key's noise draws from a law of weights: not negative, not normalised."""
     batch, vocab = weights.shape
-    if vocab < 2 * _BLOCK * _BLOCKS:
+
+    def of_all() -> jax.Array:
         return first_best(jnp.log(weights) + gumbel(key, vocab))
+
+    if vocab < 2 * _BLOCK * _BLOCKS:
+        return of_all()
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(batch, -1, _BLOCK)
     largest = jnp.max(blocks, axis=-1)
 
@@ -113,14 +115,11 @@ def gumbel_max(weights: jax.Array, key: Key) -> jax.Array:
         best = first_best(jnp.log(few) + gumbel_of(key, ids))
         return jnp.take_along_axis(ids, best[:, None], axis=1)[:, 0]
 
-    return jax.lax.cond(
-        jnp.all(jnp.sum(largest > 0, axis=-1) <= _BLOCKS),
-        of_few,
-        lambda: first_best(jnp.log(weights) + gumbel(key, vocab)),
-    )
+    enough = jnp.all(jnp.sum(largest > 0, axis=-1) <= _BLOCKS)
+    return jax.lax.cond(enough, of_few, of_all)
 
 
-def _unit(high: jax.Array, low: jax.Array) -> jax.Array:
+def _unit(high: UInt32[Array, "*shape"], low: UInt32[Array, "*shape"]) -> Float32[Array, "*shape"]:
     """64 random bits as a float32 in (0, 1)."""
     u = (high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32) * 2.0**-32
     return jnp.minimum(u, jnp.float32(1 - 2.0**-24))

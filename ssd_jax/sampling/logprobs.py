@@ -6,29 +6,27 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.row_sum import row_sum
+from ssd_jax.kernels.rows import row_sum
 
 
 class Logprobs(NamedTuple):
-    """Attributes:
-    chosen: [B, W] float32, of the emitted tokens.
-    ids, values: [B, W, n] int32 and float32, the likeliest tokens, descending.
-    """
+    """Of the emitted tokens, and the likeliest tokens beside each, descending."""
 
-    chosen: jax.Array
-    ids: jax.Array
-    values: jax.Array
+    chosen: Float32[Array, "B W"]
+    ids: Int32[Array, "B W count"]
+    values: Float32[Array, "B W count"]
 
 
-def log_softmax(logits: jax.Array) -> jax.Array:
-    """Over the last axis, [..., V] float32; each row's bits depend on that row alone."""
+def log_softmax(logits: Float32[Array, "*rows V"]) -> Float32[Array, "*rows V"]:
+    """Over the last axis; each row's bits depend on that row alone."""
     below = logits - jnp.max(logits, axis=-1, keepdims=True)
     return below - jnp.log(row_sum(jnp.exp(below)))
 
 
-def logprobs(law: jax.Array, emitted: jax.Array, count: int) -> Logprobs:
-    """Looks up the emitted tokens [B, W] and the `count` likeliest in log-laws [B, W, V].
+def logprobs(law: Float32[Array, "B W V"], emitted: Int32[Array, "B W"], count: int) -> Logprobs:
+    """Looks up the emitted tokens and the `count` likeliest in log-laws.
 
     `law` is the target's at each position, raw (log-softmax of its logits) or processed (log of
     `probs`). A bonus token that was drawn from a residual is reported under the same law.

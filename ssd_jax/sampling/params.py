@@ -26,11 +26,12 @@ MAX_BIASED_IDS = 64
 MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""
 
+_MOST = 2**31 - 1
 T = TypeVar("T")
 
 
-def _help(text: str) -> dict[str, Any]:
-    return {"help": text}
+def _field(default: Any, text: str, *limits: float) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "limits": limits})
 
 
 def documented(settings: type[T]) -> type[T]:
@@ -50,52 +51,40 @@ class SamplingParams:
       InputError: a value out of its range, named with the range.
     """
 
-    temperature: float = dataclasses.field(default=0.0, metadata=_help("0 is greedy"))
-    top_p: float = dataclasses.field(
-        default=1.0, metadata=_help("smallest set of likeliest tokens with this mass; 1 is off")
+    temperature: float = _field(0.0, "0 is greedy")
+    top_p: float = _field(
+        1.0, "smallest set of likeliest tokens with this mass; 1 is off", 1e-6, 1.0
     )
-    top_k: int = dataclasses.field(default=0, metadata=_help("likeliest tokens kept; 0 is off"))
-    min_p: float = dataclasses.field(
-        default=0.0, metadata=_help("drop tokens below this share of the likeliest; 0 is off")
+    top_k: int = _field(0, "likeliest tokens kept; 0 is off", 0, _MOST)
+    min_p: float = _field(0.0, "drop tokens below this share of the likeliest; 0 is off", 0.0, 1.0)
+    repetition_penalty: float = _field(
+        1.0, "divides logits of tokens in prompt or output; 1 is off", 1e-6, 1e6
     )
-    repetition_penalty: float = dataclasses.field(
-        default=1.0, metadata=_help("divides logits of tokens in prompt or output; 1 is off")
+    frequency_penalty: float = _field(
+        0.0, "subtracted for each time a token was generated", -1e6, 1e6
     )
-    frequency_penalty: float = dataclasses.field(
-        default=0.0, metadata=_help("subtracted for each time a token was generated")
+    presence_penalty: float = _field(0.0, "subtracted once if a token was generated", -1e6, 1e6)
+    logit_bias: tuple[tuple[int, float], ...] = _field(
+        (), "added to the logits of token ids, as id:bias"
     )
-    presence_penalty: float = dataclasses.field(
-        default=0.0, metadata=_help("subtracted once if a token was generated")
+    seed: int = _field(
+        0,
+        "64-bit seed of every draw; a request that repeats it gets the same text, or where the "
+        "draft's speed decides how long proposals are, other draws of the same law",
+        0,
+        2**64 - 1,
     )
-    logit_bias: tuple[tuple[int, float], ...] = dataclasses.field(
-        default=(), metadata=_help("added to the logits of token ids, as id:bias")
-    )
-    seed: int = dataclasses.field(
-        default=0,
-        metadata=_help(
-            "64-bit seed of every draw; a request that repeats it gets the same text, or "
-            "where the draft's speed decides how long proposals are, other draws of the same law"
-        ),
-    )
-    max_tokens: int = dataclasses.field(default=256, metadata=_help("most tokens generated"))
-    min_tokens: int = dataclasses.field(
-        default=0, metadata=_help("no stop before this many generated tokens")
-    )
-    stop: tuple[str, ...] = dataclasses.field(
-        default=(), metadata=_help("strings that end the text")
-    )
-    stop_token_ids: tuple[int, ...] = dataclasses.field(
-        default=(), metadata=_help("token ids that end the text, beside EOS")
-    )
-    ignore_eos: bool = dataclasses.field(
-        default=False, metadata=_help("generate through end-of-sequence tokens")
-    )
-    logprobs: int | None = dataclasses.field(
-        default=None,
-        metadata=_help(
-            f"report each token's log-probability and this many likeliest, 0 to {MAX_LOGPROBS}; "
-            "default: none"
-        ),
+    max_tokens: int = _field(256, "most tokens generated", 1, _MOST)
+    min_tokens: int = _field(0, "no stop before this many generated tokens")
+    stop: tuple[str, ...] = _field((), "strings that end the text")
+    stop_token_ids: tuple[int, ...] = _field((), "token ids that end the text, beside EOS")
+    ignore_eos: bool = _field(False, "generate through end-of-sequence tokens")
+    logprobs: int | None = _field(
+        None,
+        f"report each token's log-probability and this many likeliest, 0 to {MAX_LOGPROBS}; "
+        "default: none",
+        0,
+        MAX_LOGPROBS,
     )
 
     def __post_init__(self) -> None:
@@ -105,17 +94,11 @@ class SamplingParams:
         check_types(self)
         if self.temperature != 0:
             _check("temperature", self.temperature, 1e-6, 1e6, also="0 (greedy) or ")
-        _check("top_p", self.top_p, 1e-6, 1.0)
-        _check("min_p", self.min_p, 0.0, 1.0)
-        _check("top_k", self.top_k, 0, 2**31 - 1)
-        _check("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
-        _check("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
-        _check("presence_penalty", self.presence_penalty, -1e6, 1e6)
-        _check("seed", self.seed, 0, 2**64 - 1)
-        _check("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        for field in dataclasses.fields(self):
+            value, limits = getattr(self, field.name), field.metadata["limits"]
+            if limits and value is not None:
+                _check(field.name, value, *limits)
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if self.logprobs is not None:
-            _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
 
 def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:

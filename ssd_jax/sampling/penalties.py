@@ -13,21 +13,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.sampling.outputs import Outputs, columns_of
 from ssd_jax.sampling.settings import Sampling
 
 
 class History(NamedTuple):
-    """Tokens of each row.
+    """Tokens of each row, by id."""
 
-    Attributes:
-      prompt: [B, V] bool, ids in the prompt.
-      output: [B, V] int32, times an id was committed to the output, the pending token included.
-    """
-
-    prompt: jax.Array
-    output: jax.Array
+    prompt: Bool[Array, "B V"]  # whether it is in the prompt
+    output: Int32[Array, "B V"]  # times it was committed to the output, the pending token included
 
 
 def empty(rows: int, vocab: int) -> History:
@@ -35,8 +31,10 @@ def empty(rows: int, vocab: int) -> History:
     return History(jnp.zeros((rows, vocab), bool), jnp.zeros((rows, vocab), jnp.int32))
 
 
-def add_prompt(history: History, row: jax.Array, tokens: jax.Array, first: jax.Array) -> History:
-    """Adds prompt tokens [n] to a row, after emptying it when `first`; ids >= V are ignored."""
+def add_prompt(
+    history: History, row: Int32[Array, ""], tokens: Int32[Array, "n"], first: Bool[Array, ""]
+) -> History:
+    """Adds prompt tokens to a row, after emptying it when `first`; ids >= V are ignored."""
     keep = jnp.logical_not(first)
     rows = jnp.full_like(tokens, row)
     return History(
@@ -49,9 +47,9 @@ def add_prompt(history: History, row: jax.Array, tokens: jax.Array, first: jax.A
 
 
 def add_output(
-    history: History, tokens: jax.Array | np.ndarray, outputs: Outputs = None
+    history: History, tokens: Int32[jax.Array | np.ndarray, "B n"], outputs: Outputs = None
 ) -> History:
-    """Counts committed tokens [B, n]; ids outside [0, V), or that have no column, are ignored."""
+    """Counts committed tokens; ids outside [0, V), or that have no column, are ignored."""
     if outputs is not None:
         tokens = columns_of(outputs, jnp.asarray(tokens))
     vocab = history.output.shape[1]
@@ -60,8 +58,8 @@ def add_output(
     return history._replace(output=history.output.at[rows, ids].add(1, mode="drop"))
 
 
-def of_rows(history: History, row: jax.Array, outputs: Outputs = None) -> History:
-    """The history of rows [n]; with `outputs` of these tokens alone, a column each."""
+def of_rows(history: History, row: Int32[Array, "n"], outputs: Outputs = None) -> History:
+    """The history of some rows; with `outputs` of these tokens alone, a column each."""
     if outputs is None:
         return History(history.prompt[row], history.output[row])
     place = (row[:, None], jnp.asarray(outputs)[None])
@@ -70,21 +68,18 @@ def of_rows(history: History, row: jax.Array, outputs: Outputs = None) -> Histor
 
 def in_flight(
     history: History,
-    proposed: jax.Array | np.ndarray,
-    row: jax.Array,
-    count: jax.Array,
+    proposed: Int32[jax.Array | np.ndarray, "B K"],
+    row: Int32[Array, "n"],
+    count: Int32[Array, "n"],
     outputs: Outputs = None,
 ) -> History:
-    """The history that positions of a verification see.
+    """The history [n, V] that positions of a verification see; with `outputs` [n, N].
 
     Args:
-      history: [B, V] of committed tokens, the pending one included.
-      proposed: [B, K] tokens in flight.
-      row: [n] int32, the sequence of each position.
-      count: [n] int32, how many of its proposed tokens come before the position.
-      outputs: ids of a reduced vocabulary.
-
-    Returns: [n, V]; with `outputs` [n, N].
+      history: committed tokens, the pending one included.
+      proposed: tokens in flight.
+      row: the sequence of each position.
+      count: how many of its proposed tokens come before the position.
     """
     before = jnp.arange(proposed.shape[1]) < count[:, None]
     said = of_rows(history, row, outputs)
@@ -92,26 +87,21 @@ def in_flight(
 
 
 GetHistory = Callable[[], History]
-"""Gives the history [n, V] of some rows, or [n, N] of a reduced vocabulary's columns; it is a copy,
+"""Gives the history of some rows, [n, N] for the columns of a reduced vocabulary; it is a copy,
 made only where it is needed."""
 
 
 def penalise(
-    logits: jax.Array, sampling: Sampling, get_history: GetHistory, outputs: Outputs = None
-) -> jax.Array:
+    logits: Float32[Array, "B V"],
+    sampling: Sampling,
+    get_history: GetHistory,
+    outputs: Outputs = None,
+) -> Float32[Array, "B V"]:
     """Repetition, frequency and presence penalty, then logit bias.
 
     Repetition divides a positive logit by the penalty and multiplies a negative one, for ids in
     prompt or output; frequency subtracts its value for each time an id was generated, presence
-    once if it was.
-
-    Args:
-      logits: [n, V] float32, or [n, N] with `outputs`.
-      sampling: settings of the rows.
-      get_history: history of the rows, of the same tokens as the logits.
-      outputs: ids of the columns.
-
-    Returns: as `logits`.
+    once if it was. With `outputs`, logits and history have a column for each of these ids alone.
     """
 
     def apply(logits: jax.Array) -> jax.Array:

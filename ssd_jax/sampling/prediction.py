@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
 
 from ssd_jax.kernels.rows import largest, map_rows
 from ssd_jax.sampling import keys
@@ -23,35 +24,34 @@ _BEHIND = -200.0  # below log p + noise of any token that may be drawn
 
 
 def by_noise(
-    logits: jax.Array,
+    logits: Float32[Array, "B V"],
     sampling: Sampling,
-    start: jax.Array,
-    before: jax.Array,
+    start: Int32[Array, "B"],
+    before: Int32[Array, "B"],
     get_history: GetHistory,
     *,
     tokens: int,
     count: int,
     rule: str,
     outputs: Outputs = None,
-) -> jax.Array:
+) -> Int32[Array, "B {count}"]:
     """The bonus tokens that a verification's noise would draw from the draft's law, first to last.
 
     All of the law is looked at: where the draft's token was rejected, much of the residual lies
     where the draft's proposals, truncated as they are, never go.
 
     Args:
-      logits: [n, V] float32, the draft's; [n, N] of one with a reduced vocabulary.
+      logits: the draft's; V is N with `outputs`, and no other token is foreseen.
       sampling: settings of the rows; greedy ones get temperature 1.
-      start: [n] int32, position of the pending token of the round that draws the bonus token.
-      before: [n] int32, tokens accepted in that round before the bonus token.
+      start: position of the pending token of the round that draws the bonus token.
+      before: tokens accepted in that round before the bonus token.
       get_history: gives the history of the rows, of the tokens of the logits, with accepted ones.
       tokens: how many ids exist (see `probs`).
       count: W, how many candidates.
       rule: of the verification, "ratio" or "coupled".
-      outputs: [N] int32 ids of a reduced vocabulary, ascending; no other token is foreseen.
 
-    Returns: [n, W] int32. Tokens that the draft's law leaves out come last, the likeliest first; -1
-    where no more are allowed.
+    Returns: tokens that the draft's law leaves out come last, the likeliest first; -1 where no more
+    are allowed.
     """
     position = start + 1 + before
     allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.row_sum import row_sum
-from ssd_jax.kernels.rows import first_best, largest
+from ssd_jax.kernels.rows import first_best, largest, row_sum
 from ssd_jax.sampling.outputs import Outputs, every_id
 from ssd_jax.sampling.penalties import GetHistory, penalise
 from ssd_jax.sampling.settings import Sampling
@@ -21,16 +21,22 @@ from ssd_jax.sampling.settings import Sampling
 _BLOCK = 128
 _HEADS = (64, 256)  # blocks in which the likeliest tokens are looked for, fewest first
 
+Law = Float32[Array, "B V"]
+Threshold = Callable[[jax.Array], jax.Array]
+"""The least probability that stays, [B, 1]."""
+Enough = Callable[[jax.Array], jax.Array]
+"""Whether what is kept is enough, [B, 1] bool."""
+
 
 def allowed_logits(
-    logits: jax.Array,
+    logits: Float32[Array, "B V"],
     sampling: Sampling,
-    positions: jax.Array,
+    positions: Int32[Array, "B"],
     get_history: GetHistory,
     tokens: int,
     outputs: Outputs = None,
-) -> jax.Array:
-    """Logits [B, V] float32 after everything that comes before the temperature.
+) -> Float32[Array, "B V"]:
+    """Logits after everything that comes before the temperature.
 
     -inf at banned ids and at ids >= tokens (vocabulary padding); penalties and bias applied. With
     `outputs` the logits have a column for each of these ids alone.
@@ -47,8 +53,8 @@ def allowed_logits(
     return penalise(logits, sampling, get_history, outputs)
 
 
-def probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
-    """The distributions that tokens are drawn from, of allowed logits [B, V]; [B, V] float32.
+def probs(allowed: Float32[Array, "B V"], sampling: Sampling) -> Law:
+    """The distributions that tokens are drawn from, of allowed logits.
 
     A greedy row is one-hot at the best token, the lowest id on ties.
     """
@@ -56,8 +62,8 @@ def probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
     return jnp.where(sampling.temperature[:, None] > 0, sampled_probs(allowed, sampling), greedy)
 
 
-def sampled_probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
-    """`probs` of sampled rows from allowed logits [B, V]; greedy rows get temperature 1."""
+def sampled_probs(allowed: Float32[Array, "B V"], sampling: Sampling) -> Law:
+    """`probs` of sampled rows; greedy rows get temperature 1."""
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     # The maximum comes off first: at low temperatures the quotients themselves would overflow.
     below = allowed - jnp.max(allowed, axis=-1, keepdims=True)
@@ -66,19 +72,13 @@ def sampled_probs(allowed: jax.Array, sampling: Sampling) -> jax.Array:
 
 
 def likeliest_probs(
-    allowed: jax.Array, count: int, sampling: Sampling
-) -> tuple[jax.Array, jax.Array]:
-    """The law of sampled rows over its likeliest tokens alone, renormalised.
+    allowed: Float32[Array, "B V"], count: int, sampling: Sampling
+) -> tuple[Float32[Array, "B {count}"], Int32[Array, "B {count}"]]:
+    """The law of sampled rows over its `count` likeliest tokens alone, renormalised, and their ids.
 
     As the likeliest entries of `sampled_probs`, without a pass over all tokens for each filter. (A
-    top-k beyond `count` does not enter what top-p keeps.)
-
-    Args:
-      allowed: [B, V] allowed logits.
-      count: N, how many tokens.
-      sampling: settings; greedy rows get temperature 1.
-
-    Returns: [B, N] float32, 0 where filtered out, and the ids, likeliest first.
+    top-k beyond `count` does not enter what top-p keeps.) Greedy rows get temperature 1.
+    Probabilities are 0 where filtered out.
     """
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
     best, ids = largest(allowed, count)
@@ -89,18 +89,16 @@ def likeliest_probs(
     return p / row_sum(p), ids
 
 
-def _filtered(p: jax.Array, sampling: Sampling) -> jax.Array:
-    """p [B, n] after top-k, top-p and min-p; a filter that wants more than all of p keeps all."""
+def _filtered(p: Law, sampling: Sampling) -> Law:
+    """p after top-k, top-p and min-p; a filter that wants more than all of p keeps all."""
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
     p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
     p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: row_sum(kept) >= top_p))
     return _filter(p, min_p > 0, lambda p: min_p * jnp.max(p, axis=-1, keepdims=True))
 
 
-def _filter(
-    p: jax.Array, applies: jax.Array, threshold: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-    """Keeps tokens with p >= threshold(p) and renormalises, in the rows [B, 1] where it applies."""
+def _filter(p: Law, applies: Bool[Array, "B 1"], threshold: Threshold) -> Law:
+    """Keeps tokens with p >= threshold(p) and renormalises, in the rows where it applies."""
 
     def keep(p: jax.Array) -> jax.Array:
         # The likeliest token always stays, whatever rounding does to the threshold.
@@ -112,8 +110,8 @@ def _filter(
     return jax.lax.cond(jnp.any(applies), keep, lambda p: p, p)
 
 
-def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The largest threshold [B, 1] whose kept set is enough (0 if none is).
+def _threshold(p: Law, enough: Enough) -> Float32[Array, "B 1"]:
+    """The largest threshold whose kept set is enough (0 if none is).
 
     It is looked for among the likeliest tokens first: those in the blocks with the largest maxima.
     What it keeps is all there if no other block reaches up to it. A row for which that is so keeps
@@ -137,7 +135,7 @@ def _threshold(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Ar
     return look(tuple(size for size in _HEADS if 2 * size <= maxima.shape[1]))
 
 
-def _bisect(p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _bisect(p: Law, enough: Enough) -> Float32[Array, "B 1"]:
     """`_threshold` by bisection.
 
     Non-negative floats order like their bits, and every float32 is a candidate, so the set found is

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float32, Int32
 
 Array = jax.Array | np.ndarray
 """Where a proposal comes from the host, its arrays may still be there."""
@@ -20,17 +21,16 @@ class Proposal(NamedTuple):
     is a point mass: one entry with probability 1.
 
     Attributes:
-      tokens: [B, K] int32.
-      length: [B] int32, L in 0..K: positions from here on are not proposed. It may depend on time
-        and on tokens kept, never on a token drafted and then dropped.
-      support: [B, K, N] int32 ids, padded with -1.
-      q: [B, K, N] float32 probabilities of the support, 0 at padding.
+      length: L in 0..K: positions from here on are not proposed. It may depend on time and on
+        tokens kept, never on a token drafted and then dropped.
+      support: ids, padded with -1.
+      q: probabilities of the support, 0 at padding.
     """
 
-    tokens: Array
-    length: Array
-    support: Array
-    q: Array
+    tokens: Int32[Array, "B K"]
+    length: Int32[Array, "B"]
+    support: Int32[Array, "B K N"]
+    q: Float32[Array, "B K N"]
 
 
 def blank(rows: int, count: int, support: int) -> Proposal:
@@ -43,24 +43,14 @@ def blank(rows: int, count: int, support: int) -> Proposal:
     )
 
 
-def none(rows: int) -> Proposal:
-    """Nothing proposed: verification is then plain sampling (K = 0)."""
-    return blank(rows, 0, 1)
-
-
 def narrow(proposal: Proposal, count: int) -> Proposal:
     """The first `count` tokens of every row; L must not be more."""
     tokens, length, support, q = proposal
     return Proposal(tokens[:, :count], length, support[:, :count], q[:, :count])
 
 
-def point_mass(tokens: jax.Array, length: jax.Array) -> Proposal:
-    """A proposal of given tokens [B, K], each with probability 1."""
-    return Proposal(tokens, length, tokens[:, :, None], jnp.ones((*tokens.shape, 1), jnp.float32))
-
-
-def as_point_mass_where(proposal: Proposal, rows: jax.Array) -> Proposal:
-    """The same tokens, with the rows [B] bool treated as point masses.
+def as_point_mass_where(proposal: Proposal, rows: Bool[Array, "B"]) -> Proposal:
+    """The same tokens, with some rows treated as point masses.
 
     For q that is late, missing or malformed: exact for any tokens drawn independently of the
     target's noise. `rows` may look at arrival and validity only.
@@ -74,14 +64,16 @@ def as_point_mass_where(proposal: Proposal, rows: jax.Array) -> Proposal:
     )
 
 
-def of_token(proposal: Proposal) -> jax.Array:
-    """q of each proposed token, [B, K] float32."""
+def of_token(proposal: Proposal) -> Float32[jax.Array, "B K"]:
+    """q of each proposed token."""
     match = proposal.support == proposal.tokens[:, :, None]
     return jnp.sum(jnp.where(match, proposal.q, 0.0), axis=-1)
 
 
-def dense(support: jax.Array, q: jax.Array, vocab: int) -> jax.Array:
-    """q over the whole vocabulary, [B, V], from one position's support and q [B, N]."""
+def dense(
+    support: Int32[Array, "B N"], q: Float32[Array, "B N"], vocab: int
+) -> Float32[jax.Array, "B {vocab}"]:
+    """q over the whole vocabulary, from one position's support and q."""
     rows = jnp.arange(support.shape[0])[:, None]
     ids = jnp.where(support < 0, vocab, support)
     return jnp.zeros((support.shape[0], vocab), jnp.float32).at[rows, ids].add(q, mode="drop")

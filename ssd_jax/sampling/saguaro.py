@@ -8,25 +8,28 @@ is fixed before the draw and looks at no noise.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.row_sum import row_sum
+from ssd_jax.kernels.rows import row_sum
 
 
-def lower(q: jax.Array, ids: jax.Array, candidates: jax.Array, count: jax.Array, c: float):
+def lower(
+    q: Float32[Array, "B N"],
+    ids: Int32[Array, "B N"],
+    candidates: Int32[Array, "B W"],
+    count: Int32[Array, "..."],
+    c: float | Float32[Array, ""],
+) -> Float32[Array, "B N"]:
     """Multiplies q of the first `count` candidates by C and renormalises.
 
     A row whose candidates cover all that q supports stays as it is.
 
     Args:
-      q: [B, N] float32.
-      ids: [B, N] int32, tokens of q.
-      candidates: [B, W] int32, likeliest first by the draft's logits; negative ones are none.
-      count: [] or [B] int32, D.
+      ids: tokens of q.
+      candidates: likeliest first by the draft's logits; negative ones are none.
+      count: D, of all rows or of each.
       c: C in [0, 1]; 1 changes nothing.
-
-    Returns: [B, N] float32.
     """
     count = jnp.broadcast_to(count, q.shape[:1])[:, None]
     chosen = jnp.where(jnp.arange(candidates.shape[1]) < count, candidates, -1)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
 from ssd_jax.kernels.rows import first_best, map_rows
 from ssd_jax.sampling import keys
@@ -32,38 +33,26 @@ Law = Callable[["_Positions"], jax.Array]
 
 
 class Outcome(NamedTuple):
-    """The verification outcome (k, t*) of each row.
+    """The verification outcome (k, t*) of each row."""
 
-    Attributes:
-      accepted: [B] int32, k in 0..L.
-      bonus: [B] int32, t*.
-    """
-
-    accepted: jax.Array
-    bonus: jax.Array
+    accepted: Int32[Array, "B"]  # k in 0..L
+    bonus: Int32[Array, "B"]  # t*
 
 
 class _Positions(NamedTuple):
-    """The n = B * (K + 1) positions of a verification, and how to see one.
+    """The n = B * (K + 1) positions of a verification, and how to see one."""
 
-    Attributes:
-      logits: [n, V] float32.
-      row: [n] int32, sequence of each.
-      before: [n] int32, proposed tokens before it.
-      position: [n] int32, of the token it predicts.
-    """
-
-    logits: jax.Array
-    row: jax.Array
-    before: jax.Array
-    position: jax.Array
+    logits: Float32[Array, "n V"]
+    row: Int32[Array, "n"]  # sequence of each
+    before: Int32[Array, "n"]  # proposed tokens before it
+    position: Int32[Array, "n"]  # of the token it predicts
 
 
 def verify(
-    logits: jax.Array,
+    logits: Float32[Array, "B W V"],
     proposal: Proposal,
     sampling: Sampling,
-    start: jax.Array,
+    start: Int32[Array, "B"],
     history: History,
     *,
     tokens: int,
@@ -72,15 +61,12 @@ def verify(
     """Accepts proposed tokens and draws the bonus token.
 
     Args:
-      logits: [B, K + 1, V] float32; row i follows the pending token and the first i proposed ones.
-      proposal: K proposed tokens a row; L = 0 is a row without.
-      sampling: settings of the rows.
-      start: [B] int32, position of the round's pending token.
-      history: committed tokens, the pending one included.
+      logits: W = K + 1; row i follows the pending token and the first i proposed ones.
+      proposal: L = 0 is a row without.
+      start: position of the round's pending token.
+      history: committed tokens, the pending one included. It is not changed; see `commit`.
       tokens: how many ids exist (see `probs`).
       rule: "ratio" or "coupled".
-
-    Returns: the outcome. `history` is not changed; see `commit`.
     """
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens)
     hot = sampling.temperature > 0
@@ -109,8 +95,8 @@ def verify(
     return jax.tree.map(lambda drawn, best: jnp.where(hot, drawn, best), warm, cold)
 
 
-def emitted(proposal: Proposal, outcome: Outcome) -> jax.Array:
-    """The emitted tokens [B, K + 1] int32: accepted ones, then the bonus at k and after."""
+def emitted(proposal: Proposal, outcome: Outcome) -> Int32[Array, "B K+1"]:
+    """The emitted tokens: accepted ones, then the bonus at k and after."""
     index = jnp.arange(proposal.tokens.shape[1] + 1)
     tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
     kept = index < outcome.accepted[:, None]
@@ -118,15 +104,15 @@ def emitted(proposal: Proposal, outcome: Outcome) -> jax.Array:
 
 
 def target_probs(
-    logits: jax.Array,
+    logits: Float32[Array, "B W V"],
     proposal: Proposal,
     sampling: Sampling,
-    start: jax.Array,
+    start: Int32[Array, "B"],
     history: History,
     *,
     tokens: int,
-) -> jax.Array:
-    """The target's distributions [B, K + 1, V] of a verification; arguments as `verify`."""
+) -> Float32[Array, "B W V"]:
+    """The target's distributions of a verification; arguments as `verify`."""
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens)
 
     def one(block: _Positions) -> jax.Array:
@@ -135,8 +121,10 @@ def target_probs(
     return map_rows(one, where).reshape(logits.shape)
 
 
-def commit(history: History, proposal: Proposal, outcome: Outcome, live: jax.Array) -> History:
-    """Counts the accepted tokens and the bonus of the rows that are `live` [B] bool."""
+def commit(
+    history: History, proposal: Proposal, outcome: Outcome, live: Bool[Array, "B"]
+) -> History:
+    """Counts the accepted tokens and the bonus of the rows that are `live`."""
     index = jnp.arange(proposal.tokens.shape[1])
     kept = (index < outcome.accepted[:, None]) & live[:, None]
     accepted = jnp.where(kept, proposal.tokens, -1)
@@ -145,10 +133,10 @@ def commit(history: History, proposal: Proposal, outcome: Outcome, live: jax.Arr
 
 
 def _positions(
-    logits: jax.Array,
+    logits: Float32[Array, "B W V"],
     proposal: Proposal,
     sampling: Sampling,
-    start: jax.Array,
+    start: Int32[Array, "B"],
     history: History,
     tokens: int,
 ) -> tuple[_Positions, Callable[[_Positions], jax.Array]]:
@@ -170,15 +158,15 @@ def _positions(
     return where, allowed
 
 
-def _leading(target: jax.Array, proposal: Proposal) -> Outcome:
-    """Accepts proposed tokens while they equal the target's own tokens [B, K + 1]."""
+def _leading(target: Int32[Array, "B W"], proposal: Proposal) -> Outcome:
+    """Accepts proposed tokens while they equal the target's own."""
     equal = (proposal.tokens == target[:, :-1]) & _proposed(proposal)
     accepted = _leading_true(equal)
     return Outcome(accepted, _at(target, accepted))
 
 
 def _coupled(
-    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: jax.Array
+    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: Int32[Array, "B"]
 ) -> Outcome:
     own = sampling_of(sampling, where.row)
     # The only noise is that of the absolute position: there is no start in this key.
@@ -193,7 +181,7 @@ def _coupled(
 
 
 def _ratio(
-    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: jax.Array
+    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: Int32[Array, "B"]
 ) -> Outcome:
     vocab = where.logits.shape[1]
     width = proposal.tokens.shape[1] + 1
@@ -231,17 +219,17 @@ def _ratio(
     return Outcome(accepted, map_rows(bonus, last, *drafted, rejected, key))
 
 
-def _proposed(proposal: Proposal) -> jax.Array:
-    """[B, K] bool: positions below L."""
+def _proposed(proposal: Proposal) -> Bool[Array, "B K"]:
+    """Positions below L."""
     return jnp.arange(proposal.tokens.shape[1]) < proposal.length[:, None]
 
 
-def _leading_true(flags: jax.Array) -> jax.Array:
-    """How many leading entries of each row [B, K] are true, int32."""
+def _leading_true(flags: Bool[Array, "B K"]) -> Int32[Array, "B"]:
+    """How many leading entries of each row are true."""
     return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
 
 
-def _at(array: jax.Array, index: jax.Array) -> jax.Array:
-    """array[b, index[b]] for array [B, n, ...] and index [B]."""
+def _at(array: Shaped[Array, "B n ..."], index: Int32[Array, "B"]) -> Shaped[Array, "B ..."]:
+    """array[b, index[b]]."""
     expanded = index.reshape(-1, *(1,) * (array.ndim - 1))
     return jnp.take_along_axis(array, expanded, axis=1)[:, 0]

@@ -46,7 +46,7 @@ class Law:
     def __init__(self, model, parameters):
         def logits(parameters, tokens):
             module = model.module(parameters)
-            places = np.arange(LENGTH)[None]
+            places = np.arange(LENGTH, dtype=np.int32)[None]
             hidden = sequence_hidden(module, tokens, places, np.ones_like(places))
             return sequence_logits(module, hidden[0])
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.kernels.row_sum import LONG, row_sum
+from ssd_jax.kernels.rows import LONG, row_sum
 
 pytestmark = pytest.mark.shipped
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.kernels.row_sum import LONG, row_sum
-from ssd_jax.kernels.rows import first_best, largest, map_rows
+from ssd_jax.kernels.rows import LONG, first_best, largest, map_rows, row_sum
 
 pytestmark = pytest.mark.shipped
 

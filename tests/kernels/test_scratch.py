@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.tree_attention import Scratch
+from ssd_jax.kernels.kv_pages import Scratch
 
 ROWS, HEADS, DEPTHS, BRANCHES, SIZE = 2, 3, 4, 5, 8
 NOWHERE = -1

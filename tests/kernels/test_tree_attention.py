@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import Contiguous
-from ssd_jax.kernels.tree_attention import BACKENDS, Scratch, tree_attention
+from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention
 
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "bfloat16 bits": 2e-6}
@@ -25,7 +25,8 @@ def _pages(values, storage, page_size, table):
     pages = jnp.asarray(_random((int(table.max()) + 1, heads, page_size, head_dim), 99) * 100)
     pages = kv_pages.encode(pages, jnp.dtype(storage))
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    return kv_pages.write(pages, jnp.asarray(table), positions, values.transpose(0, 2, 1, 3))
+    values = jnp.asarray(values.transpose(0, 2, 1, 3))
+    return kv_pages.write(pages, jnp.asarray(table), positions, values)
 
 
 def _one_query(q, keys, values):

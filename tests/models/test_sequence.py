@@ -95,7 +95,8 @@ def test_weights_are_cast_where_they_are_used(tiny_checkpoint):
 
 def test_the_gradients_of_a_product_are_those_of_its_operands():
     rng = np.random.default_rng(4)
-    x, weight, seed = (rng.normal(size=s).astype(np.float32) for s in [(6, 4), (5, 4), (6, 5)])
+    shapes = [(6, 4), (5, 4), (6, 5)]
+    x, weight, seed = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes)
 
     def loss(x, weight, dtype):
         return jnp.sum(narrow_product(x, weight, dtype) * seed)

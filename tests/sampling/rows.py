@@ -51,6 +51,12 @@ def repeated(sampling: Sampling, count: int) -> Sampling:
     return jax.tree.map(lambda array: np.repeat(array, count, axis=0), sampling)
 
 
+def point_mass(tokens, length) -> proposal.Proposal:
+    """A proposal of given tokens [B, K], each with probability 1."""
+    ones = jnp.ones((*tokens.shape, 1), jnp.float32)
+    return proposal.Proposal(tokens, length, tokens[:, :, None], ones)
+
+
 def nothing_said(rows: int, vocab: int) -> penalties.History:
     """`penalties.empty`, compiling nothing."""
     return penalties.History(np.zeros((rows, vocab), bool), np.zeros((rows, vocab), np.int32))
@@ -75,7 +81,7 @@ def verify(logits, proposed, sampling, start, said, *, tokens, rule="ratio"):
 def greedy_and_sampled(logits, sampling, start, *, tokens, rule="ratio"):
     """Tokens drawn without proposals."""
     said = penalties.empty(*logits.shape)
-    nothing = proposal.none(logits.shape[0])
+    nothing = proposal.blank(logits.shape[0], 0, 1)
     return verification.verify(
         jnp.asarray(logits)[:, None], nothing, sampling, start, said, tokens=tokens, rule=rule
     ).bonus

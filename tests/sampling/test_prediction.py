@@ -11,11 +11,11 @@ import pytest
 
 from ssd_jax.sampling import keys, penalties, prediction
 from ssd_jax.sampling.keys import Purpose
-from ssd_jax.sampling.proposal import Proposal, point_mass
+from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import sampling_of
 from tests.sampling.edits import Edit, edited
 from tests.sampling.reference import slow_probs
-from tests.sampling.rows import QUICKLY, rows, verify
+from tests.sampling.rows import QUICKLY, point_mass, rows, verify
 
 ROWS, K, VOCAB, TOKENS, W = 60, 2, 23, 20, 6
 RULES = pytest.mark.parametrize("rule", ["ratio", "coupled"])
@@ -127,8 +127,8 @@ def test_no_token_is_named_where_no_more_are_allowed():
 
 
 FAULTS = {
-    "the start is not in the key": ("(start, position, Purpose.BONUS)", "(start * 0, position, 2)"),
-    "the step for the position": ("(start, position, Purpose.BONUS)", "(start, before, 2)"),
+    "the start is not in the key": ("(start, position,", "(start * 0, position,"),
+    "the step for the position": ("(start, position,", "(start, before,"),
     "the noise of the acceptance": ("Purpose.BONUS", "Purpose.ACCEPT"),
     "one position off": ("position = start + 1 + before", "position = start + before"),
     "the law before its filters": ("jnp.where(p > 0, drawn, left_out)", "allowed"),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ssd_jax.sampling import penalties
-from ssd_jax.sampling.proposal import Proposal, as_point_mass_where, none, point_mass
+from ssd_jax.sampling.proposal import Proposal, as_point_mass_where, blank
 from ssd_jax.sampling.verification import commit
 from tests.sampling.evidence import ALPHA, p_value
-from tests.sampling.rows import nothing_said, repeated, rows, verify
+from tests.sampling.rows import nothing_said, point_mass, repeated, rows, verify
 
 VOCAB, K, ROWS = 4, 2, 60_000
 # Row t is the target's (draft's) distribution of the token after t.
@@ -197,7 +197,7 @@ def test_min_tokens_ends_within_a_block():
 
 
 def test_nothing_proposed_is_plain_sampling():
-    proposal = none(3)
+    proposal = blank(3, 0, 1)
     outcome = verify(
         jnp.log(jnp.asarray(TARGET[:3], jnp.float32))[:, None],
         proposal,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.kernels.row_sum import row_sum
+from ssd_jax.kernels.rows import row_sum
 from ssd_jax.sampling import keys, penalties, probs, verification
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal

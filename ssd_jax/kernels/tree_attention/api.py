@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import jax
+from jaxtyping import Array, Float, Float32, Int32
 
-from ssd_jax.kernels.kv_pages import PageTable
+from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
 from ssd_jax.kernels.tree_attention.reference import tree_attention_reference
-from ssd_jax.kernels.tree_attention.types import Scratch
 from ssd_jax.kernels.tree_attention.xla import tree_attention_xla
 
 BACKENDS = {"reference": tree_attention_reference, "xla": tree_attention_xla}
 
 
 def tree_attention(
-    q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    q: Float[Array, "B R heads head_dim"],
+    k_pages: PageArray,
+    v_pages: PageArray,
     page_table: PageTable,
-    visible: jax.Array,
+    visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
     *,
     backend: str = "xla",
-) -> jax.Array:
+) -> Float32[Array, "B R heads head_dim"]:
     """Softmax attention of R query tokens per row, RoPE already applied, grouped-query heads.
 
     A query attends to positions [0, visible) of its row's pages (the trunk; forks at different
     depths share it) and, when `scratch` is given, to the tokens of its own branch so far.
     Verification and prefill have no scratch and visible = length + i + 1: a token sees itself,
-    its key having been written before.
+    its key having been written before. A query that sees nothing gets zeros.
 
-    Args:
-      q: [B, R, heads, head_dim].
-      k_pages, v_pages: [pages, kv_heads, page_size, head_dim], storage dtype of `kv_pages`.
-      page_table: [B, P] int32 or `kv_pages.Contiguous`.
-      visible: [B, R] int32, trunk positions this query sees.
-      scratch: branch tokens, or None.
-      backend: one of `BACKENDS`.
-
-    Returns: [B, R, heads, head_dim] float32; zeros for a query that sees nothing.
+    `backend` is one of `BACKENDS`.
     """
     return BACKENDS[backend](q, k_pages, v_pages, page_table, visible, scratch)

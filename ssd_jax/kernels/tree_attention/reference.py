@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import PageTable
-from ssd_jax.kernels.tree_attention.types import Scratch
+from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
 
 
 def tree_attention_reference(
-    q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    q: Float[Array, "B R heads head_dim"],
+    k_pages: PageArray,
+    v_pages: PageArray,
     page_table: PageTable,
-    visible: jax.Array,
+    visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
-) -> jax.Array:
+) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Float32 throughout."""
     batch, _, heads, head_dim = q.shape
     if isinstance(page_table, kv_pages.Contiguous):
@@ -37,14 +37,21 @@ def tree_attention_reference(
     return jnp.einsum("bhrt,bhtd->brhd", weights, v)
 
 
-def _rows(pages: jax.Array, page_table: jax.Array) -> jax.Array:
-    """[B, kv_heads, P * page_size, head_dim] float32."""
+def _rows(
+    pages: PageArray, page_table: Int32[Array, "B P"]
+) -> Float32[Array, "B kv_heads P*page_size head_dim"]:
     gathered = kv_pages.decode(pages)[page_table].astype(jnp.float32)
     batch, count, heads, size, head_dim = gathered.shape
     return gathered.transpose(0, 2, 1, 3, 4).reshape(batch, heads, count * size, head_dim)
 
 
-def _branches(scratch: Scratch) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _branches(
+    scratch: Scratch,
+) -> tuple[
+    Float32[Array, "B kv_heads depths*M head_dim"],
+    Float32[Array, "B kv_heads depths*M head_dim"],
+    Bool[Array, "B R depths*M"],
+]:
     batch, heads, depths, branches, head_dim = scratch.k.shape
     entries = depths * branches
     branch, depth = scratch.ancestor[..., 0:1], scratch.ancestor[..., 1:2]

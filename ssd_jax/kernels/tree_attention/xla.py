@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import PageTable
-from ssd_jax.kernels.row_sum import row_sum
-from ssd_jax.kernels.tree_attention.types import Scratch
+from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.rows import row_sum
 
 _LOWEST = -1e30
 
@@ -25,19 +25,19 @@ _LOWEST = -1e30
 class _Softmax(NamedTuple):
     """Partial softmax-weighted sum over the keys seen so far."""
 
-    maximum: jax.Array  # [B, kv_heads, Q]
-    total: jax.Array  # [B, kv_heads, Q, 1]
-    output: jax.Array  # [B, kv_heads, Q, head_dim], unnormalised
+    maximum: Float32[Array, "B kv_heads Q"]
+    total: Float32[Array, "B kv_heads Q 1"]
+    output: Float32[Array, "B kv_heads Q head_dim"]  # not normalised
 
 
 def tree_attention_xla(
-    q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    q: Float[Array, "B R heads head_dim"],
+    k_pages: PageArray,
+    v_pages: PageArray,
     page_table: PageTable,
-    visible: jax.Array,
+    visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
-) -> jax.Array:
+) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32."""
     batch, rows, heads, head_dim = q.shape
     kv_heads = k_pages.shape[1]
@@ -68,9 +68,13 @@ def tree_attention_xla(
 
 
 def _accumulate(
-    state: _Softmax, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+    state: _Softmax,
+    q: Float[Array, "B kv_heads Q head_dim"],
+    k: Float[Array, "B kv_heads T head_dim"],
+    v: Float[Array, "B kv_heads T head_dim"],
+    mask: Bool[Array, "B _ T"],
 ) -> _Softmax:
-    """Adds keys k [B, kv_heads, T, D] under mask [B, Q, T] to the running softmax."""
+    """Adds keys under a mask to the running softmax."""
     scale = q.shape[-1] ** -0.5
     scores = jnp.einsum("bhqd,bhtd->bhqt", q.astype(k.dtype), k, preferred_element_type=jnp.float32)
     mask = mask[:, None]
@@ -86,7 +90,9 @@ def _accumulate(
     )
 
 
-def _add_branches(state: _Softmax, q: jax.Array, scratch: Scratch, group: int) -> _Softmax:
+def _add_branches(
+    state: _Softmax, q: Float[Array, "B kv_heads Q head_dim"], scratch: Scratch, group: int
+) -> _Softmax:
     batch, heads, depths, branches, head_dim = scratch.k.shape
     entry = jnp.arange(depths * branches)
     ancestor = jnp.repeat(scratch.ancestor, group, axis=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssd_jax.kernels.row_sum import LONG
+from ssd_jax.kernels.rows import LONG
 from ssd_jax.placement.process.messages import Winner
 from ssd_jax.sampling.proposal import Proposal
 

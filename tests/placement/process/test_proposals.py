@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.kernels.row_sum import row_sum
+from ssd_jax.kernels.rows import row_sum
 from ssd_jax.placement.process.messages import Winner
 from ssd_jax.placement.process.proposals import HostProposals
 from tests.sampling.edits import Edit, edited
