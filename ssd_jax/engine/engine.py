@@ -39,7 +39,6 @@ from ssd_jax.roles.records import (
     DraftBatch,
     Outcomes,
     SlotOpening,
-    draft_batch,
 )
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.interrupts import Deferred
@@ -228,17 +227,19 @@ class Engine:
         flight = self._in_flight.popleft()
         now = self._clock()
         read = self._log.read(flight, outcomes, now, more=bool(self._in_flight))
+        accepted, emitted = outcomes.accepted.tolist(), outcomes.tokens.tolist()
         for row, state in flight.rows:
             if state.sequence is None or state.finished:
                 continue
             try:
-                tokens, emitted = state.commit(outcomes, row, now)
+                count = accepted[row] + 1
+                tokens = state.commit(emitted[row][:count], now)
             except Exception as error:
                 self._fail(state, error)
                 continue
             if state.finished:
                 self._running.pop(state.sequence.slot)
-            read.append(CommittedRow(row, state, tokens, emitted))
+            read.append(CommittedRow(row, state, tokens, count))
             self._committed.append((state, tokens, state.sequence.finish_reason))
 
     def _admit(self) -> None:
@@ -321,22 +322,20 @@ class Engine:
         self, rows: list[tuple[int, RequestState]]
     ) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
         """Pending tokens [B] and their positions [B] for the target; all that for the drafter."""
-        tokens = np.zeros(self._target.slots, np.int32)
-        lengths = np.full(self._target.slots, IDLE, np.int32)
         k = 0 if self._drafter is None else self._drafter.k
-        batch = draft_batch(self._target.slots, k + 1)
+        idle = [0, IDLE, IDLE, 0, 0, 0, *[-1] * (k + 1)]
+        known = [idle] * self._target.slots
         for slot, state in rows:
-            sequence = state.sequence
+            sequence, last = state.sequence, state.last
             assert sequence is not None
-            tokens[slot], lengths[slot] = sequence.pending, sequence.cached
-            batch.limit[slot] = max(min(k, sequence.room - 1), 0)
-            batch.room[slot] = sequence.room
-            last = state.last
-            batch.counts[slot] = len(last)
-            batch.tokens[slot, : len(last)] = last
-        drafts = batch.limit > 0
-        batch.position[drafts] = lengths[drafts]
-        return tokens, lengths, batch
+            room, at = sequence.room, sequence.cached
+            limit = max(min(k, room - 1), 0)
+            rest = [-1] * (k + 1 - len(last))
+            position = at if limit else IDLE
+            known[slot] = [sequence.pending, at, position, len(last), limit, room, *last, *rest]
+        columns = np.array(known, np.int32).T.copy()  # one array: several cost more than a loop
+        pending, lengths, position, counts, limit, room = columns[:6]
+        return pending, lengths, DraftBatch(position, columns[6:].T, counts, limit, room)
 
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]

@@ -38,19 +38,15 @@ class RequestState:
         """Whether its last token is known."""
         return self.sequence is not None and self.sequence.finish_reason is not None
 
-    def commit(self, outcomes: Outcomes, row: int, now: float) -> tuple[list[int], int]:
-        """Takes a round's outcome from a row.
-
-        Returns: the tokens that were committed, and how many the round has emitted.
-        """
+    def commit(self, emitted: list[int], now: float) -> list[int]:
+        """Takes what a round has emitted; returns the tokens that were committed."""
         sequence = self.sequence
         assert sequence is not None
-        emitted = outcomes.tokens[row, : outcomes.accepted[row] + 1].tolist()
         if sequence.output:
             sequence.cached += len(emitted)
         tokens = self.last = sequence.commit(emitted)
         self.times.committed(len(tokens), now)
-        return tokens, len(emitted)
+        return tokens
 
     def record(self, outcomes: Outcomes, row: int, tokens: list[int], known: RoundRecord) -> None:
         """Notes what a round that has committed these tokens was like; the first token's, which

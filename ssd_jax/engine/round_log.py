@@ -55,6 +55,7 @@ class RoundLog:
     def __init__(self, clock: Callable[[], float], trace: EngineTrace | None) -> None:
         self._clock, self._trace = clock, trace
         self._times = TargetTimes()
+        self._marks: list[tuple[str | None, float]] = []
         self._read: deque[tuple[InFlight, Outcomes, tuple[float, float], list[CommittedRow]]] = (
             deque()
         )
@@ -62,7 +63,7 @@ class RoundLog:
     def mark(self, what: str | None) -> None:
         """Ends what the host was doing, in the trace."""
         if self._trace is not None:
-            self._trace.host(what, self._clock())
+            self._marks.append((what, self._clock()))
 
     def idle(self) -> None:
         """Nothing that was dispatched will be read."""
@@ -87,6 +88,10 @@ class RoundLog:
 
     def settle(self, in_flight: Iterable[InFlight]) -> None:
         """Works out what was read, and charges the draft's work to the rounds that it was for."""
+        if self._trace is not None:
+            for what, now in self._marks:
+                self._trace.host(what, now)
+        self._marks.clear()
         while self._read:
             self._record(*self._read.popleft())
         for flight in in_flight:

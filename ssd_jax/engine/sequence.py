@@ -51,16 +51,18 @@ class Sequence:
 
         Returns: the tokens that were committed.
         """
-        committed = []
-        for token in tokens:
-            if self.finish_reason is not None:
-                break
-            self.output.append(token)
-            committed.append(token)
-            if token in self.stop_ids and len(self.output) > self.request.params.min_tokens:
+        if self.finish_reason is not None:
+            return []
+        before, least = len(self.output), self.request.params.min_tokens
+        committed = list(tokens[: self.room])
+        if before + len(committed) >= self._limit:
+            self.finish_reason = "length"
+        for place, token in enumerate(committed):
+            if token in self.stop_ids and before + place >= least:
                 self.finish_reason = "stop"
-            elif len(self.output) >= self._limit:
-                self.finish_reason = "length"
+                del committed[place + 1 :]
+                break
+        self.output += committed
         return committed
 
 

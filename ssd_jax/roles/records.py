@@ -79,6 +79,12 @@ class CacheLookup(NamedTuple):
     rank: np.ndarray
     wasted: np.ndarray
 
+    @classmethod
+    def nothing(cls, k: np.ndarray) -> CacheLookup:
+        """Where there is no branch."""
+        none, zero = np.full(len(k), -1, np.int32), np.zeros(len(k), np.int32)
+        return cls(none, k, zero, none.copy(), zero.copy())
+
 
 class BranchTokens(NamedTuple):
     """What the branches of an expansion speculate.
@@ -98,7 +104,7 @@ class BranchTokens(NamedTuple):
     forwards: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Drafted:
     """Proposed tokens of a round, perhaps still being computed; their q comes with
     `Drafter.proposal`.
@@ -108,7 +114,8 @@ class Drafted:
       tokens: [B, K] int32, for the target's forward.
       sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
       lookup: of the cache.
-      activity: of a draft with devices of its own, since the last proposal.
+      activity: of a draft with devices of its own, since the last proposal; known once `speculate`
+        was called.
     """
 
     lengths: np.ndarray
@@ -140,6 +147,11 @@ class DraftBatch(NamedTuple):
     def slots(self) -> list[int]:
         """Rows that are not idle."""
         return np.flatnonzero(self.limit).tolist()
+
+    @property
+    def bonus(self) -> np.ndarray:
+        """t* of each row [B]: the last token that was committed."""
+        return self.tokens[np.arange(len(self.counts)), self.counts - 1]
 
 
 def draft_batch(slots: int, width: int) -> DraftBatch:

@@ -129,11 +129,12 @@ SELECTED_BY_CONTENT = [
     # A hit is not taken if the draft is unsure of its first token, nor are unsure tail tokens.
     Edit(
         Controller,
-        "_promote",
-        "length = min(int(branches.lengths[slot, winner]), int(limit[slot]))",
-        "sure = enumerate(branches.confidence[slot, winner].tolist())\n"
-        f"            unsure = [place for place, each in sure if each < {UNSURE}]\n"
-        "            length = min(int(branches.lengths[slot, winner]), int(limit[slot]), *unsure)",
+        "_won",
+        "return np.where(",
+        "confidence = self._cache.branches.confidence[np.arange(len(limit)), lookup.branch]\n"
+        f"    sure = np.cumprod(confidence >= {UNSURE}, axis=1).sum(axis=1)\n"
+        "    lengths = np.minimum(lengths, sure)\n"
+        "    return np.where(",
     ),
 ]
 KEYED_BY_SLOT = [
@@ -145,7 +146,7 @@ KEYED_BY_SLOT = [
     )
 ]
 Q_OF_BEFORE = [
-    Edit(HostProposals, "put", "self._support[:] = -1\n    self._q[:] = 0", "pass"),
+    Edit(HostProposals, "put", "self._laws = None", "pass"),
 ]
 
 
