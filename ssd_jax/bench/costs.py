@@ -73,7 +73,8 @@ def time_round(
     for position in range(prompt, prompt + rounds + 2):
         started = clock()
         batch = draft_batch(target.slots, drafter.k + 1)
-        batch.position[0], batch.tokens[0, 0], batch.counts[0] = position, pending, 1
+        batch.pending[0], batch.position[0] = pending, position
+        batch.tokens[0, 0], batch.counts[0] = pending, 1
         batch.limit[0], batch.room[0] = drafter.k, 2**30
         drafted = drafter.propose(batch)
         proposal = drafter.proposal()

@@ -335,7 +335,7 @@ class Engine:
             known[slot] = [sequence.pending, at, position, len(last), limit, room, *last, *rest]
         columns = np.array(known, np.int32).T.copy()  # one array: several cost more than a loop
         pending, lengths, position, counts, limit, room = columns[:6]
-        return pending, lengths, DraftBatch(position, columns[6:].T, counts, limit, room)
+        return pending, lengths, DraftBatch(pending, position, columns[6:].T, counts, limit, room)
 
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]

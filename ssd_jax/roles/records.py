@@ -79,12 +79,6 @@ class CacheLookup(NamedTuple):
     rank: np.ndarray
     wasted: np.ndarray
 
-    @classmethod
-    def nothing(cls, k: np.ndarray) -> CacheLookup:
-        """Where there is no branch."""
-        none, zero = np.full(len(k), -1, np.int32), np.zeros(len(k), np.int32)
-        return cls(none, k, zero, none.copy(), zero.copy())
-
 
 class BranchTokens(NamedTuple):
     """What the branches of an expansion speculate.
@@ -129,7 +123,8 @@ class DraftBatch(NamedTuple):
     """What a drafter needs to know before it proposes; rows that get no proposal are idle.
 
     Attributes:
-      position: [B] int32, absolute position of the pending token; `IDLE` leaves a row alone.
+      pending: [B] int32, the pending token, which was t* of the last round.
+      position: [B] int32, its absolute position; `IDLE` leaves a row alone.
       tokens: [B, W] int32, what the row's last round has committed, the pending token last.
       counts: [B] int32, how many of them there are. What a `propose` that failed was given comes
         again, at the same position.
@@ -137,6 +132,7 @@ class DraftBatch(NamedTuple):
       room: [B] int32, tokens that may still be committed.
     """
 
+    pending: np.ndarray
     position: np.ndarray
     tokens: np.ndarray
     counts: np.ndarray
@@ -148,17 +144,12 @@ class DraftBatch(NamedTuple):
         """Rows that are not idle."""
         return np.flatnonzero(self.limit).tolist()
 
-    @property
-    def bonus(self) -> np.ndarray:
-        """t* of each row [B]: the last token that was committed."""
-        return self.tokens[np.arange(len(self.counts)), self.counts - 1]
-
 
 def draft_batch(slots: int, width: int) -> DraftBatch:
     """Idle rows, to be filled in; `width` is the most tokens that a round commits."""
-    none = np.zeros(slots, np.int32)
-    tokens = np.full((slots, width), -1, np.int32)
-    return DraftBatch(np.full(slots, IDLE, np.int32), tokens, none, none.copy(), none.copy())
+    pending, counts, limit, room = np.zeros((4, slots), np.int32)
+    position, tokens = np.full(slots, IDLE, np.int32), np.full((slots, width), -1, np.int32)
+    return DraftBatch(pending, position, tokens, counts, limit, room)
 
 
 class Promotion(NamedTuple):

@@ -45,17 +45,23 @@ class SpeculationCache:
         """Finds the branches of outcomes: k [B] accepted tokens (-1: none), then `bonus` [B]."""
         # Loops over rows: behind a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
-        lookup = CacheLookup.nothing(k)
-        if self.branches is None:
-            return lookup
-        for row, accepted in enumerate(k.tolist()):
-            if accepted < 0:
-                continue
-            ends = self._ends[row]
-            begin = ends[accepted - 1] if accepted else 0
-            tokens = self.branches.bonus[row, begin : ends[accepted]].tolist()
-            lookup.prepared[row] = len(tokens) - tokens.count(-1)
-            if bonus[row] in tokens:
-                rank = lookup.rank[row] = tokens.index(bonus[row])
-                lookup.branch[row] = begin + rank
-        return lookup._replace(wasted=self.branches.lengths.sum(axis=1, dtype=np.int32))
+        found = [(-1, 0, -1)] * len(k)
+        wasted = np.zeros(len(k), np.int32)
+        if self.branches is not None:
+            for row, (accepted, token) in enumerate(zip(k.tolist(), bonus.tolist(), strict=True)):
+                if accepted >= 0:
+                    found[row] = self._find(self.branches.bonus[row], row, accepted, token)
+            wasted = self.branches.lengths.sum(axis=1, dtype=np.int32)
+        branch, prepared, rank = np.array(found, np.int32).T.copy()
+        return CacheLookup(branch, k, prepared, rank, wasted)
+
+    def _find(self, bonus: np.ndarray, row: int, k: int, token: int) -> tuple[int, int, int]:
+        """The branch of an outcome, how many there are for its k, and its rank among them."""
+        ends = self._ends[row]
+        begin = ends[k - 1] if k else 0
+        tokens = bonus[begin : ends[k]].tolist()
+        prepared = len(tokens) - tokens.count(-1)
+        if token not in tokens:
+            return -1, prepared, -1
+        rank = tokens.index(token)
+        return begin + rank, prepared, rank

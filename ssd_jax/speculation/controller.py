@@ -136,17 +136,17 @@ class Controller:
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
-        began, rows, bonus = self._clock(), batch.slots, batch.bonus
+        began, rows = self._clock(), batch.slots
         if self._absent is None and self._expanded.any():
             self._fill(self._draft.branch_tokens(1))
         limit = np.minimum(batch.limit, self._plan.k)
-        lookup, sources = self._take(batch, bonus, rows, began)
+        lookup, sources = self._take(batch, rows, began)
         missed = [slot for slot in rows if sources[slot] != "hit"]
         lookup, lengths = self._wait(batch, rows, limit, lookup)
-        waited = self._just_in_time(rows, missed, limit)
-        self._promote(batch, bonus, missed, limit, lookup, lengths)
+        waited = self._just_in_time(rows, missed, limit) if missed else None
+        self._promote(batch, missed, limit, lookup, lengths)
         asked = self._clock()
-        if waited.any():
+        if waited is not None and waited.any():
             found = self._draft.draft(waited, lowered=self._lowered("miss"))
             lengths = np.where(waited > 0, found, lengths)
             for slot in np.flatnonzero(waited).tolist():
@@ -203,11 +203,11 @@ class Controller:
             self._cache.fill(told)
 
     def _take(
-        self, batch: DraftBatch, bonus: np.ndarray, rows: list[int], began: float
+        self, batch: DraftBatch, rows: list[int], began: float
     ) -> tuple[CacheLookup, dict[int, str]]:
         """Takes the outcomes, each once, and looks them up."""
         new = batch.position > self._known
-        lookup = self._cache.look_up(np.where(new, batch.counts - 1, -1), bonus)
+        lookup = self._cache.look_up(np.where(new, batch.counts - 1, -1), batch.pending)
         np.copyto(self._untold[:, : batch.tokens.shape[1]], batch.tokens, where=new[:, None])
         self._known = np.maximum(self._known, batch.position)
         sources = dict.fromkeys(rows, "hit")
@@ -255,7 +255,6 @@ class Controller:
     def _promote(
         self,
         batch: DraftBatch,
-        bonus: np.ndarray,
         missed: list[int],
         limit: np.ndarray,
         lookup: CacheLookup,
@@ -279,10 +278,9 @@ class Controller:
         if self._prompted:
             for slot in batch.slots:
                 self._prompted.pop(slot, None)
-        pending = np.maximum(bonus, 0)
         committed = self._untold  # of the rows that move
-        told = Promotion(batch.position, pending, committed, lookup.branch, tokens, lengths)
-        self._begin(told)
+        told = (batch.position, batch.pending, committed, lookup.branch, tokens, lengths)
+        self._begin(Promotion(*told))
 
     def _begin_won(
         self,
@@ -300,7 +298,7 @@ class Controller:
     def _begin(self, told: Promotion) -> None:
         """Hands all new records over, those of finished prompts among them."""
         if self._prompted:
-            told = told._replace(position=told.position.copy())
+            told = told._replace(position=told.position.copy(), pending=told.pending.copy())
             self._lengths = self._lengths.copy()
         for slot, token in self._prompted.items():
             told.position[slot], told.pending[slot] = self._known[slot], token
@@ -356,7 +354,7 @@ class Controller:
         if self._absent is not None:  # what has come before will do
             self._absent = None
             return lookup, lengths
-        lookup = self._cache.look_up(lookup.k, batch.bonus)
+        lookup = self._cache.look_up(lookup.k, batch.pending)
         return lookup, self._won(lookup, limit)
 
     def _won(self, lookup: CacheLookup, limit: np.ndarray) -> np.ndarray:
@@ -372,7 +370,7 @@ class Controller:
     def _just_in_time(self, rows: list[int], missed: list[int], limit: np.ndarray) -> np.ndarray:
         """How many tokens [B] to wait for where there was no hit."""
         waited = np.zeros(self._draft.slots, np.int32)
-        if self._backup in ("auto", "draft") and missed:
+        if self._backup in ("auto", "draft"):
             self._catch_up()
             forwards = int(limit[missed].max())
             if self._backup == "auto":
@@ -393,8 +391,8 @@ class Controller:
         """Tokens that a round of these rows commits lately."""
         return sum(self._states[slot].stats.usual(int(limit[slot])) for slot in rows)
 
-    def _tell_work(self, drafted: Drafted, waited: np.ndarray, seconds: float) -> None:
-        drafted.activity = self._worked(int(waited.max()), seconds)
+    def _tell_work(self, drafted: Drafted, waited: np.ndarray | None, seconds: float) -> None:
+        drafted.activity = self._worked(0 if waited is None else int(waited.max()), seconds)
 
     def _worked(self, drafted: int, seconds: float) -> Activity | None:
         """What the draft has done; tells the pace what tokens drafted just in time have cost.

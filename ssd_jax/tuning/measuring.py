@@ -74,7 +74,8 @@ def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_coun
     for slot in slots:
         drafter.prefill(slot, [_TOKEN] * position, 0, last=True)
     batch = draft_batch(loaded.config.slots, drafter.k + 1)
-    batch.position[:], batch.tokens[:, 0], batch.counts[:] = position, _TOKEN, 1
+    batch.pending[:], batch.position[:] = _TOKEN, position
+    batch.tokens[:, 0], batch.counts[:] = _TOKEN, 1
     batch.limit[:] = batch.room[:] = drafter.k
 
     def propose() -> None:

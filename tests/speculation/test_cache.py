@@ -119,16 +119,16 @@ def test_it_agrees_with_looking_at_every_branch():
 
 
 FLAWS = {
-    "any k": Edit(SpeculationCache, "look_up", "begin : ends[accepted]", "0:"),
-    "any bonus token": Edit(SpeculationCache, "look_up", "tokens.index(bonus[row])", "0"),
+    "any k": Edit(SpeculationCache, "_find", "begin : ends[k]", "0:"),
+    "any bonus token": Edit(SpeculationCache, "_find", "tokens.index(token)", "0"),
     "the last of equals": Edit(
         SpeculationCache,
-        "look_up",
-        "tokens.index(bonus[row])",
-        "len(tokens) - 1 - tokens[::-1].index(bonus[row])",
+        "_find",
+        "tokens.index(token)",
+        "len(tokens) - 1 - tokens[::-1].index(token)",
     ),
-    "branches that are none": Edit(SpeculationCache, "look_up", " - tokens.count(-1)", ""),
-    "ranks of all": Edit(SpeculationCache, "look_up", "begin + rank", "rank"),
+    "branches that are none": Edit(SpeculationCache, "_find", " - tokens.count(-1)", ""),
+    "ranks of all": Edit(SpeculationCache, "_find", "begin + rank,", "rank,"),
     "kept when cleared": Edit(SpeculationCache, "clear", "self.branches = None", "pass"),
 }
 
