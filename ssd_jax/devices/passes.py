@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -10,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import Branches, Pages
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.sampling import penalties
-from ssd_jax.sampling.penalties import History
 
 
 class ProgramSpec(NamedTuple):
@@ -48,6 +49,21 @@ class ProgramSpec(NamedTuple):
         shardings = tuple(laid_out.get(_kind(result), everywhere) for result in results)
         jitted = jax.jit(self.function, donate_argnums=self.donate, out_shardings=shardings)
         return jitted.lower(*arguments).compile()
+
+
+def spec(
+    function: Callable[..., Any], structs: Mapping[str, Any], donate: Sequence[str]
+) -> ProgramSpec:
+    """A function to compile for the `structs` that its parameters are named after."""
+    names = list(inspect.signature(function).parameters)
+    return ProgramSpec(
+        function, tuple(structs[name] for name in names), tuple(map(names.index, donate))
+    )
+
+
+def ints(*shape: int) -> jax.ShapeDtypeStruct:
+    """An int32 array."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def _kind(tree: Any) -> tuple[Any, ...]:
@@ -147,7 +163,7 @@ def prefill_spec(
     """
     vocab = model.config.vocab_size
 
-    def prefill(parameters: Parameters, pages: AllPages, history: History, tokens, where):
+    def prefill(parameters, pages, history, tokens, where):
         slot, offset, count = where
         index = jnp.arange(width)[None]
         real = index < count
@@ -164,16 +180,16 @@ def prefill_spec(
         last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
         return pages, history, module.logits(last)[None]
 
-    arguments = (
-        model.parameter_structs(),
-        model.page_structs(slots, size),
-        history_structs(slots, vocab),
-        jax.ShapeDtypeStruct((1, width), jnp.int32),
-        jax.ShapeDtypeStruct((3,), jnp.int32),
-    )
-    return ProgramSpec(prefill, arguments, (1, 2))
+    structs = text_structs(model, slots, size) | {"tokens": ints(1, width), "where": ints(3)}
+    return spec(prefill, structs, ("pages", "history"))
 
 
-def history_structs(slots: int, vocab: int) -> History:
-    """Shapes of the history of all slots."""
-    return jax.eval_shape(lambda: penalties.empty(slots, vocab))
+def text_structs(model: FunctionalModel, slots: int, size: int) -> dict[str, Any]:
+    """What all programs have in common, by name: parameters, pages, history and sampling."""
+    vocab = model.config.vocab_size
+    return {
+        "parameters": model.parameter_structs(),
+        "pages": model.page_structs(slots, size),
+        "history": jax.eval_shape(lambda: penalties.empty(slots, vocab)),
+        "sampling": SamplingRows(slots, vocab).structs(),
+    }

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from ssd_jax.devices import passes
 from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
-from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
+from ssd_jax.models.functional import AllPages, FunctionalModel
 from ssd_jax.sampling import penalties, proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.verification import commit, emitted, target_probs, verify
 
 
@@ -112,7 +111,7 @@ class Programs:
         return self._forward_spec(proposed).compile(self.model.mesh)
 
     def _forward_spec(self, proposed: int) -> ProgramSpec:
-        def forward(parameters: Parameters, pages: AllPages, pending, tokens, lengths):
+        def forward(parameters, pages, pending, tokens, lengths):
             tokens = jnp.concatenate([pending[:, None], tokens[:, :proposed]], axis=1)
             positions = lengths[:, None] + jnp.arange(proposed + 1)
             positions = jnp.where(lengths[:, None] < 0, -1, positions)
@@ -120,17 +119,18 @@ class Programs:
             hidden, pages = passes.step(self.model, parameters, pages, tokens, positions, size)
             return passes.logits(self.model, parameters, hidden), pages
 
-        ids = jax.ShapeDtypeStruct((self.slots,), jnp.int32)
         room = max(proposed, self.verification.widths[-1])
-        tokens = jax.ShapeDtypeStruct((self.slots, room), jnp.int32)
-        pages = self.model.page_structs(self.slots, self.page_size)
-        return ProgramSpec(forward, (self.model.parameter_structs(), pages, ids, tokens, ids), (1,))
+        structs = passes.text_structs(self.model, self.slots, self.page_size) | {
+            **dict.fromkeys(("pending", "lengths"), passes.ints(self.slots)),
+            "tokens": passes.ints(self.slots, room),
+        }
+        return passes.spec(forward, structs, ("pages",))
 
     def _accept_spec(self, rows: int, proposed: int) -> ProgramSpec:
         """`accept` of every slot, or of one slot whose number is an argument."""
         vocab, about = self.model.config.vocab_size, self.verification
 
-        def accept(logits, drafted: Proposal, sampling: Sampling, start, history: History, slot):
+        def accept(logits, drafted, sampling, start, history, slot):
             drafted = proposal.narrow(drafted, proposed)
             own = history if rows == self.slots else _row(history, slot)
             outcome = verify(
@@ -150,15 +150,14 @@ class Programs:
             packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
             return packed, said, reported
 
-        arguments = (
-            jax.ShapeDtypeStruct((rows, proposed + 1, vocab), jnp.float32),
-            jax.eval_shape(lambda: about.blank(rows)),
-            SamplingRows(rows, vocab).structs(),
-            jax.ShapeDtypeStruct((rows,), jnp.int32),
-            passes.history_structs(self.slots, vocab),
-            jax.ShapeDtypeStruct((), jnp.int32),
-        )
-        return ProgramSpec(accept, arguments, (4,))
+        structs = passes.text_structs(self.model, self.slots, self.page_size) | {
+            "logits": jax.ShapeDtypeStruct((rows, proposed + 1, vocab), jnp.float32),
+            "drafted": jax.eval_shape(lambda: about.blank(rows)),
+            "sampling": SamplingRows(rows, vocab).structs(),
+            "start": passes.ints(rows),
+            "slot": passes.ints(),
+        }
+        return passes.spec(accept, structs, ("history",))
 
 
 def _row(history: History, slot: jax.Array) -> History:

@@ -88,8 +88,7 @@ class Engine:
         self._waiting: deque[RequestState] = deque()
         self._running: dict[int, RequestState] = {}  # by slot
         self._in_flight: deque[InFlight] = deque()
-        # Tokens, and whether they were the last, that are not yet events.
-        self._committed: deque[tuple[RequestState, list[int], FinishReason | None]] = deque()
+        self._committed: deque[CommittedRow] = deque()  # not yet events
         self._cut_off: deque[tuple[RequestState, FinishReason]] = deque()
         self._events: list[TokenEvent] = []  # not yet handed out
         self.broken: str | None = None
@@ -206,7 +205,7 @@ class Engine:
             for state in [*self._running.values(), *self._waiting]:
                 self._fail(state)
         while self._committed:
-            state, tokens, reason = self._committed.popleft()
+            _, state, tokens, _, reason = self._committed.popleft()
             if state.ended:
                 continue
             try:
@@ -226,7 +225,7 @@ class Engine:
         """Takes what the first program in flight has come to."""
         flight = self._in_flight.popleft()
         now = self._clock()
-        read = self._log.read(flight, outcomes, now, more=bool(self._in_flight))
+        self._log.read(flight, outcomes, now, more=bool(self._in_flight))
         accepted, emitted = outcomes.accepted.tolist(), outcomes.tokens.tolist()
         for row, state in flight.rows:
             if state.sequence is None or state.finished:
@@ -239,8 +238,9 @@ class Engine:
                 continue
             if state.finished:
                 self._running.pop(state.sequence.slot)
-            read.append(CommittedRow(row, state, tokens, count))
-            self._committed.append((state, tokens, state.sequence.finish_reason))
+            done = CommittedRow(row, state, tokens, count, state.sequence.finish_reason)
+            flight.committed.append(done)
+            self._committed.append(done)
 
     def _admit(self) -> None:
         if not self._running:

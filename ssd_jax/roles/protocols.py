@@ -68,17 +68,16 @@ class Drafter(Protocol):
         ...
 
     def gather(self, until: Callable[[], bool]) -> None:
-        """Takes what was speculated, before the outcome is read; waits for it no longer than
-        `until` the outcome is there."""
-        ...
+        """Takes what was speculated, if anything, before the outcome is read; waits for it no
+        longer than `until` the outcome is there."""
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """Proposes for these rows; L is 0 in all others."""
         ...
 
     def speculate(self) -> None:
-        """Works ahead; called in every step, when its forward, if any, was dispatched."""
-        ...
+        """Works ahead, if it does; called in every step, when its forward, if any, was
+        dispatched."""
 
     def proposal(self) -> Any:
         """What `propose` has proposed, as `sampling.proposal.Proposal`: waits for each q that is

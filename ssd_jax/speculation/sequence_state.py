@@ -32,8 +32,6 @@ class SequenceState:
         """The draft's in the record's tokens, if known."""
         self.made = True
         """Whether the draft made the record's tokens, so that it need not run them."""
-        self.forwards = 0
-        """Planned for the record's expansion."""
 
     def begin(self, length: int, after: After, confidence: Sequence[int], *, made: bool) -> None:
         """Goes on with a new record."""
