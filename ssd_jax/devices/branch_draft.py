@@ -218,8 +218,8 @@ class BranchDraft:
 
 
 def run_once(draft: BranchDraft) -> None:
-    """Runs every program for the first time, which takes far longer than the others: drafts, expands,
-    promotes and follows something in all slots; returns when it is done."""
+    """Runs every program for the first time, which takes far longer than the others: drafts,
+    expands, promotes and follows something in all slots; returns when it is done."""
     lowered = np.ones((draft.slots, draft.k), np.int32)
     everywhere = np.ones(draft.slots, bool)
     for slot in range(draft.slots):

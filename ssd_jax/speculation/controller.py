@@ -35,7 +35,7 @@ from ssd_jax.speculation.backup import BackupKind, host_kind, make
 from ssd_jax.speculation.cache import SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.sequence_state import SequenceState
+from ssd_jax.speculation.sequence_state import RoundState, SequenceState
 from ssd_jax.speculation.tuner import FixedTuner, Tuner, teaches
 
 
@@ -136,23 +136,22 @@ class Controller:
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
-        began, rows = self._clock(), batch.slots
+        began = self._clock()
         if self._absent is None and self._expanded.any():
             self._fill(self._draft.branch_tokens(1))
-        limit = np.minimum(batch.limit, self._plan.k)
-        lookup, sources = self._take(batch, rows, began)
-        missed = [slot for slot in rows if sources[slot] != "hit"]
-        lookup, lengths = self._wait(batch, rows, limit, lookup)
-        waited = self._just_in_time(rows, missed, limit) if missed else None
-        self._promote(batch, missed, limit, lookup, lengths)
+        this = self._take(batch, began)
+        missed = [slot for slot, source in this.sources.items() if source != "hit"]
+        self._wait(this)
+        waited = self._just_in_time(this, missed) if missed else None
+        self._promote(this, missed)
         asked = self._clock()
         if waited is not None and waited.any():
             found = self._draft.draft(waited, lowered=self._lowered("miss"))
-            lengths = np.where(waited > 0, found, lengths)
+            this.lengths = np.where(waited > 0, found, this.lengths)
             for slot in np.flatnonzero(waited).tolist():
-                self._states[slot].length = int(lengths[slot])
-        self._lengths = lengths
-        drafted = Drafted(lengths, self._draft.tokens(), sources, lookup)
+                this.states[slot].length = int(this.lengths[slot])
+        self._lengths = this.lengths
+        drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
         work = functools.partial(self._tell_work, drafted, waited, self._clock() - asked)
         self._later.append(work)
         return drafted
@@ -202,41 +201,36 @@ class Controller:
             self._absent = None
             self._cache.fill(told)
 
-    def _take(
-        self, batch: DraftBatch, rows: list[int], began: float
-    ) -> tuple[CacheLookup, dict[int, str]]:
+    def _take(self, batch: DraftBatch, began: float) -> RoundState:
         """Takes the outcomes, each once, and looks them up."""
         new = batch.position > self._known
         lookup = self._cache.look_up(np.where(new, batch.counts - 1, -1), batch.pending)
         np.copyto(self._untold[:, : batch.tokens.shape[1]], batch.tokens, where=new[:, None])
         self._known = np.maximum(self._known, batch.position)
-        sources = dict.fromkeys(rows, "hit")
-        for slot in rows:
+        states = {slot: self._states[slot] for slot in batch.slots}
+        sources = dict.fromkeys(states, "hit")
+        for slot in states:
             if lookup.branch[slot] < 0:
                 absent = self._absent if self._expanded[slot] else None
                 sources[slot] = absent or ("miss" if self._cache.held(slot) else "cold")
-        states = {slot: self._states[slot] for slot in rows}
-        self._later.append(functools.partial(self._learn, began, batch, lookup, states))
-        return lookup, sources
+        limit = np.minimum(batch.limit, self._plan.k)
+        this = RoundState(began, batch, limit, states, sources, lookup, np.zeros_like(limit))
+        self._later.append(functools.partial(self._learn, this))
+        return this
 
     def _catch_up(self) -> None:
         """Does what was put off."""
         while self._later:
             self._later.popleft()()
 
-    def _learn(
-        self,
-        began: float,
-        batch: DraftBatch,
-        lookup: CacheLookup,
-        states: dict[int, SequenceState],
-    ) -> None:
+    def _learn(self, this: RoundState) -> None:
         """Tells pace, rows and policies of the round that has ended, where another follows it."""
-        last, self._last = self._last, states
-        if any(last.get(slot) is each for slot, each in states.items()):
-            self._pace.round(began - self._began)
-        self._began = began
-        for slot, each in states.items():
+        batch, lookup = this.batch, this.lookup
+        last, self._last = self._last, this.states
+        if any(last.get(slot) is each for slot, each in this.states.items()):
+            self._pace.round(this.began - self._began)
+        self._began = this.began
+        for slot, each in this.states.items():
             each.room = int(batch.room[slot])
             hit, count = lookup.branch[slot] >= 0, int(batch.counts[slot])
             if last.get(slot) is each:
@@ -252,48 +246,33 @@ class Controller:
             if each.teaches:
                 self._tuner.observe(verified)
 
-    def _promote(
-        self,
-        batch: DraftBatch,
-        missed: list[int],
-        limit: np.ndarray,
-        lookup: CacheLookup,
-        lengths: np.ndarray,
-    ) -> None:
-        """Makes records of the branches that came true, of backups elsewhere, whose `lengths` it
-        adds."""
-        lookup.wasted[:] -= lengths
+    def _promote(self, this: RoundState, missed: list[int]) -> None:
+        """Makes records of the branches that came true, of backups elsewhere."""
+        batch, branches = this.batch, self._cache.branches
+        this.lookup.wasted[:] -= this.lengths
         tokens = np.zeros((self._draft.slots, self._draft.k), np.int32)
         if missed:
             self._catch_up()
         for slot in missed:
-            each = self._states[slot]
-            found = each.backup.propose(int(batch.position[slot]), int(limit[slot]))
-            lengths[slot] = len(found)
+            each = this.states[slot]
+            found = each.backup.propose(int(batch.position[slot]), int(this.limit[slot]))
+            this.lengths[slot] = len(found)
             tokens[slot, : len(found)] = found
             each.begin(len(found), "miss", (), made=not found)
-        won = {slot: self._states[slot] for slot in batch.slots if lookup.branch[slot] >= 0}
-        begin = functools.partial(self._begin_won, won, self._cache.branches, lookup, lengths)
-        self._later.append(begin)
-        if self._prompted:
-            for slot in batch.slots:
-                self._prompted.pop(slot, None)
-        committed = self._untold  # of the rows that move
-        told = (batch.position, batch.pending, committed, lookup.branch, tokens, lengths)
-        self._begin(Promotion(*told))
+        if branches is not None:
+            self._later.append(functools.partial(self._begin_won, this, branches))
+        for slot in this.states if self._prompted else ():
+            self._prompted.pop(slot, None)
+        told = (batch.position, batch.pending, self._untold, this.lookup.branch, tokens)
+        self._begin(Promotion(*told, limit=this.lengths))
 
-    def _begin_won(
-        self,
-        won: dict[int, SequenceState],
-        branches: BranchTokens | None,
-        lookup: CacheLookup,
-        lengths: np.ndarray,
-    ) -> None:
+    def _begin_won(self, this: RoundState, branches: BranchTokens) -> None:
         """Tells rows of the branches that have become their records."""
-        for slot, each in won.items():
-            assert branches is not None
-            confidence = branches.confidence[slot, lookup.branch[slot], : lengths[slot]]
-            each.begin(int(lengths[slot]), "hit", confidence.tolist(), made=True)
+        for slot, each in this.states.items():
+            winner, length = this.lookup.branch[slot], int(this.lengths[slot])
+            if winner >= 0:
+                confidence = branches.confidence[slot, winner, :length].tolist()
+                each.begin(length, "hit", confidence, made=True)
 
     def _begin(self, told: Promotion) -> None:
         """Hands all new records over, those of finished prompts among them."""
@@ -324,72 +303,58 @@ class Controller:
                 lowered[slot, : self._plan.k] = each.lowered(after, self._plan)
         return lowered
 
-    def _wait(
-        self, batch: DraftBatch, rows: list[int], limit: np.ndarray, lookup: CacheLookup
-    ) -> tuple[CacheLookup, np.ndarray]:
-        """Waits for more tokens of the branches that were hit, if that pays.
-
-        Returns: what was looked up last, and how many tokens those branches have [B].
-        """
-        branches, won = self._cache.branches, lookup.branch >= 0
-        if branches is None or not won.any():
-            return lookup, np.zeros_like(limit)
-        lengths = self._won(lookup, limit)
+    def _wait(self, this: RoundState) -> None:
+        """Waits for more tokens of the branches that were hit, if that pays."""
+        branches, lookup = self._cache.branches, this.lookup
+        if branches is None or not (lookup.branch >= 0).any():
+            return
+        lengths = this.lengths = self._won(this)
         # What they will have when their expansion is complete; those of k = L start later.
-        most = np.minimum(self._forwards - (lookup.k == self._lengths), limit)
-        more = np.where(won, most - lengths, 0)
+        most = np.minimum(self._forwards - (lookup.k == self._lengths), this.limit)
+        more = np.where(lookup.branch >= 0, most - lengths, 0)
         if not (more > 0).any():
-            return lookup, lengths
+            return
         self._catch_up()
         self._gather_work()
         expected = [
-            self._states[slot].expected(int(lengths[slot]), max(int(more[slot]), 0))
-            for slot in rows
+            each.expected(int(lengths[slot]), max(int(more[slot]), 0))
+            for slot, each in this.states.items()
         ]
-        usual, underway = self._usual(rows, limit), self._underway()
+        # The draft has been at the forward that it has not told of yet for so long.
+        underway = 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
+        usual = self._usual(this)
         forwards = self._pace.worth("branches", expected, usual, underway=underway)
         if not forwards:
-            return lookup, lengths
+            return
         self._fill(self._draft.branch_tokens(branches.forwards + forwards))
         if self._absent is not None:  # what has come before will do
             self._absent = None
-            return lookup, lengths
-        lookup = self._cache.look_up(lookup.k, batch.pending)
-        return lookup, self._won(lookup, limit)
+            return
+        this.lookup = self._cache.look_up(lookup.k, this.batch.pending)
+        this.lengths = self._won(this)
 
-    def _won(self, lookup: CacheLookup, limit: np.ndarray) -> np.ndarray:
+    def _won(self, this: RoundState) -> np.ndarray:
         """Tokens [B] of the branches that were hit."""
         assert self._cache.branches is not None
-        lengths = self._cache.branches.lengths[np.arange(len(limit)), lookup.branch]
-        return np.where(lookup.branch >= 0, np.minimum(lengths, limit), 0)
+        branch, limit = this.lookup.branch, this.limit
+        lengths = self._cache.branches.lengths[np.arange(len(limit)), branch]
+        return np.where(branch >= 0, np.minimum(lengths, limit), 0)
 
-    def _underway(self) -> float:
-        """Seconds that the draft has been at the forward that it has not told of yet."""
-        return 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
-
-    def _just_in_time(self, rows: list[int], missed: list[int], limit: np.ndarray) -> np.ndarray:
+    def _just_in_time(self, this: RoundState, missed: list[int]) -> np.ndarray:
         """How many tokens [B] to wait for where there was no hit."""
         waited = np.zeros(self._draft.slots, np.int32)
         if self._backup in ("auto", "draft"):
             self._catch_up()
-            forwards = int(limit[missed].max())
+            forwards = int(this.limit[missed].max())
             if self._backup == "auto":
-                worth = [self._worth(slot, int(limit[slot])) for slot in missed]
-                forwards = self._pace.worth("record", worth, self._usual(rows, limit))
-            waited[missed] = np.minimum(forwards, limit[missed])
+                worth = [this.states[slot].worth(int(this.limit[slot])) for slot in missed]
+                forwards = self._pace.worth("record", worth, self._usual(this))
+            waited[missed] = np.minimum(forwards, this.limit[missed])
         return waited
 
-    def _worth(self, slot: int, limit: int) -> list[float]:
-        """What a row's round is expected to bring with 0, 1, ... tokens, the next hit included."""
-        each = self._states[slot]
-        return [
-            count + each.stats.next_round(empty=length == 0)
-            for length, count in enumerate(each.expected(0, limit))
-        ]
-
-    def _usual(self, rows: list[int], limit: np.ndarray) -> float:
+    def _usual(self, this: RoundState) -> float:
         """Tokens that a round of these rows commits lately."""
-        return sum(self._states[slot].stats.usual(int(limit[slot])) for slot in rows)
+        return sum(each.stats.usual(int(this.limit[slot])) for slot, each in this.states.items())
 
     def _tell_work(self, drafted: Drafted, waited: np.ndarray | None, seconds: float) -> None:
         drafted.activity = self._worked(0 if waited is None else int(waited.max()), seconds)

@@ -131,7 +131,7 @@ SELECTED_BY_CONTENT = [
         Controller,
         "_won",
         "return np.where(",
-        "confidence = self._cache.branches.confidence[np.arange(len(limit)), lookup.branch]\n"
+        "confidence = self._cache.branches.confidence[np.arange(len(limit)), branch]\n"
         f"    sure = np.cumprod(confidence >= {UNSURE}, axis=1).sum(axis=1)\n"
         "    lengths = np.minimum(lengths, sure)\n"
         "    return np.where(",

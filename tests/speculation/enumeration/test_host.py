@@ -137,7 +137,7 @@ WITHOUT_UNSURE_TAILS = Edit(
     "_won",
     "return np.where(",
     "lengths = np.minimum(lengths, limit)\n"
-    "    confidence = self._cache.branches.confidence[np.arange(len(limit)), lookup.branch]\n"
+    "    confidence = self._cache.branches.confidence[np.arange(len(limit)), branch]\n"
     "    for row, each in enumerate(confidence):\n"
     "        while lengths[row] and each[lengths[row] - 1] < 4:\n"
     "            lengths[row] -= 1\n"
