@@ -142,7 +142,7 @@ class DraftBatch(NamedTuple):
     @property
     def slots(self) -> list[int]:
         """Rows that are not idle."""
-        return np.flatnonzero(self.limit).tolist()
+        return [slot for slot, limit in enumerate(self.limit.tolist()) if limit]
 
 
 def draft_batch(slots: int, width: int) -> DraftBatch:

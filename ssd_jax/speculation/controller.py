@@ -24,7 +24,6 @@ from ssd_jax.roles.records import (
     IDLE,
     Absence,
     BranchTokens,
-    CacheLookup,
     DraftBatch,
     Drafted,
     Promotion,
@@ -89,7 +88,7 @@ class Controller:
         self._cache = SpeculationCache()
         self._absent: Absence | None = None  # why there are no branches of the last expansion
         rows = draft.slots
-        self._known = np.full(rows, -1, np.int32)  # position up to which the texts are known
+        self._known = [-1] * rows  # position up to which the texts are known
         self._prompted: dict[int, int] = {}  # a prompt's last token by slot, until its record
         self._untold = np.full((rows, draft.k + 1), -1, np.int32)  # committed, no promotion yet
         self._live = np.zeros(rows, bool)  # has a record that has no branches yet
@@ -114,7 +113,7 @@ class Controller:
             room=params.max_tokens,
             teaches=teaches(params.temperature, self._rule),
         )
-        self._known[slot] = self._untold[slot] = -1
+        self._known[slot], self._untold[slot] = -1, -1
         self._prompted.pop(slot, None)
         # What a step that was interrupted has left behind is not to reach new requests.
         self._live[:], self._expanded[slot], self._work = False, False, []
@@ -203,10 +202,12 @@ class Controller:
 
     def _take(self, batch: DraftBatch, began: float) -> RoundState:
         """Takes the outcomes, each once, and looks them up."""
-        new = batch.position > self._known
-        lookup = self._cache.look_up(np.where(new, batch.counts - 1, -1), batch.pending)
-        np.copyto(self._untold[:, : batch.tokens.shape[1]], batch.tokens, where=new[:, None])
-        self._known = np.maximum(self._known, batch.position)
+        k, known = np.full(len(self._known), -1, np.int32), self._known
+        for slot, (position, count) in enumerate(zip(batch.position, batch.counts, strict=True)):
+            if position > known[slot]:
+                k[slot], known[slot] = count - 1, int(position)
+                self._untold[slot, : batch.tokens.shape[1]] = batch.tokens[slot]
+        lookup = self._cache.look_up(k, batch.pending)
         states = {slot: self._states[slot] for slot in batch.slots}
         sources = dict.fromkeys(states, "hit")
         for slot in states:
@@ -305,20 +306,21 @@ class Controller:
 
     def _wait(self, this: RoundState) -> None:
         """Waits for more tokens of the branches that were hit, if that pays."""
-        branches, lookup = self._cache.branches, this.lookup
-        if branches is None or not (lookup.branch >= 0).any():
+        branches, lookup, more = self._cache.branches, this.lookup, {}
+        if branches is None:
             return
-        lengths = this.lengths = self._won(this)
-        # What they will have when their expansion is complete; those of k = L start later.
-        most = np.minimum(self._forwards - (lookup.k == self._lengths), this.limit)
-        more = np.where(lookup.branch >= 0, most - lengths, 0)
-        if not (more > 0).any():
+        self._count_won(this, branches)
+        for slot in this.states:
+            # What it will have when its expansion is complete; those of k = L start later.
+            most = min(self._forwards - (lookup.k[slot] == self._lengths[slot]), this.limit[slot])
+            hit = lookup.branch[slot] >= 0
+            more[slot] = max(int(most - this.lengths[slot]), 0) if hit else 0
+        if not any(more.values()):
             return
         self._catch_up()
         self._gather_work()
         expected = [
-            each.expected(int(lengths[slot]), max(int(more[slot]), 0))
-            for slot, each in this.states.items()
+            each.expected(int(this.lengths[slot]), more[slot]) for slot, each in this.states.items()
         ]
         # The draft has been at the forward that it has not told of yet for so long.
         underway = 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
@@ -331,14 +333,16 @@ class Controller:
             self._absent = None
             return
         this.lookup = self._cache.look_up(lookup.k, this.batch.pending)
-        this.lengths = self._won(this)
-
-    def _won(self, this: RoundState) -> np.ndarray:
-        """Tokens [B] of the branches that were hit."""
         assert self._cache.branches is not None
-        branch, limit = this.lookup.branch, this.limit
-        lengths = self._cache.branches.lengths[np.arange(len(limit)), branch]
-        return np.where(branch >= 0, np.minimum(lengths, limit), 0)
+        self._count_won(this, self._cache.branches)
+
+    def _count_won(self, this: RoundState, branches: BranchTokens) -> None:
+        """Counts the tokens of the branches that were hit."""
+        for slot in this.states:
+            winner = this.lookup.branch[slot]
+            if winner >= 0:
+                length = min(branches.lengths[slot, winner], this.limit[slot])
+                this.lengths[slot] = length
 
     def _just_in_time(self, this: RoundState, missed: list[int]) -> np.ndarray:
         """How many tokens [B] to wait for where there was no hit."""

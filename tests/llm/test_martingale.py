@@ -129,12 +129,11 @@ SELECTED_BY_CONTENT = [
     # A hit is not taken if the draft is unsure of its first token, nor are unsure tail tokens.
     Edit(
         Controller,
-        "_won",
-        "return np.where(",
-        "confidence = self._cache.branches.confidence[np.arange(len(limit)), branch]\n"
-        f"    sure = np.cumprod(confidence >= {UNSURE}, axis=1).sum(axis=1)\n"
-        "    lengths = np.minimum(lengths, sure)\n"
-        "    return np.where(",
+        "_count_won",
+        "length = min(branches.lengths[slot, winner], this.limit[slot])",
+        "sure = enumerate(branches.confidence[slot, winner].tolist())\n"
+        f"            unsure = [place for place, each in sure if each < {UNSURE}]\n"
+        "            length = min(branches.lengths[slot, winner], this.limit[slot], *unsure)",
     ),
 ]
 KEYED_BY_SLOT = [

@@ -116,9 +116,10 @@ class RemoteDraft:
         self._flush()
         self._link = self._usable()
         self._counted, self._asked_q = False, self._asked_q[:0]
-        won, said = promotion.winner >= 0, self._branches
-        branches = said.tokens[np.arange(self.slots), promotion.winner]
-        tokens = np.where(won[:, None], branches, promotion.tokens)
+        tokens = promotion.tokens.copy()
+        for slot, winner in enumerate(promotion.winner.tolist()):
+            if winner >= 0:
+                tokens[slot] = self._branches.tokens[slot, winner]
         self._proposals.put(tokens, promotion.limit)
         self._promotion = promotion._replace(tokens=tokens)
 

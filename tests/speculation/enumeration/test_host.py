@@ -134,14 +134,11 @@ def test_the_host_keeps_the_law(settings, sources):
 # Serves no last tokens that the draft is unsure of.
 WITHOUT_UNSURE_TAILS = Edit(
     Controller,
-    "_won",
-    "return np.where(",
-    "lengths = np.minimum(lengths, limit)\n"
-    "    confidence = self._cache.branches.confidence[np.arange(len(limit)), branch]\n"
-    "    for row, each in enumerate(confidence):\n"
-    "        while lengths[row] and each[lengths[row] - 1] < 4:\n"
-    "            lengths[row] -= 1\n"
-    "    return np.where(",
+    "_count_won",
+    "this.lengths[slot] = length",
+    "while length and branches.confidence[slot, winner, length - 1] < 4:\n"
+    "                length -= 1\n"
+    "            this.lengths[slot] = length",
 )
 
 
