@@ -11,7 +11,7 @@ from ssd_jax.devices import device
 from ssd_jax.devices.draft_programs import UNSEEN, Asked, DraftPrograms
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.protocols import Drafter, Traits
+from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
 
 
@@ -25,7 +25,7 @@ class ModelDrafter(Drafter):
       send: moves arrays to the target's devices, where those are others.
     """
 
-    traits = Traits(proposes="distribution", on_device=True)
+    on_device = True
 
     def __init__(
         self,

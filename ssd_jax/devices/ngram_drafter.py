@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssd_jax.roles.protocols import Drafter, Traits
+from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.ngram import NgramIndex
 
 
 class NgramDrafter(Drafter):
-    """See `protocols.Drafter`.
+    """See `protocols.Drafter`. Its tokens are point masses.
 
     Args:
       slots: rows of a batched forward.
@@ -21,7 +21,7 @@ class NgramDrafter(Drafter):
       room: tokens that a proposal has room for, at least k.
     """
 
-    traits = Traits(proposes="point_mass", on_device=False)
+    on_device = False
 
     def __init__(self, slots: int, k: int, room: int) -> None:
         self.k = k

@@ -117,7 +117,7 @@ class Engine:
                 arrived=self._clock(),
                 mode=self._mode,
                 speculative=self._drafter is not None,
-                shared_device=self._drafter is not None and self._drafter.traits.on_device,
+                shared_device=self._drafter is not None and self._drafter.on_device,
                 setup=self._setup,
             ),
         )
@@ -272,7 +272,7 @@ class Engine:
         if params.temperature == 0:
             return params
         seed = self._occurrences.seed(params.seed, request.index)
-        timed = self._drafter is not None and self._drafter.traits.timed
+        timed = self._drafter is not None and self._drafter.timed
         return dataclasses.replace(params, seed=seed) if timed else params
 
     def _prefill(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -31,33 +30,19 @@ class Pending(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Traits:
-    """What a drafter is, declared.
-
-    Attributes:
-      conditioned_on: what its proposals are made from: the "tokens" so far.
-      proposes: "distribution" (q is known) or "point_mass" (tokens without a q).
-      on_device: whether it keeps the devices busy that it shares with the target.
-      timed: whether lengths of its proposals depend on time, or on other requests, where sampled
-        texts depend on them: under the ratio rule. See `occurrences`.
-    """
-
-    conditioned_on: str = "tokens"
-    proposes: str
-    on_device: bool
-    timed: bool = False
-
-
 class Drafter(Protocol):
     """The draft role: proposes tokens for the target to verify.
 
     Attributes:
       k: most tokens of a proposal.
+      on_device: whether it keeps the devices busy that it shares with the target.
+      timed: whether lengths of its proposals depend on time, or on other requests, where sampled
+        texts depend on them: under the ratio rule. See `occurrences`.
     """
 
-    traits: Traits
     k: int
+    on_device: bool
+    timed: bool = False
 
     def open(self, opening: SlotOpening) -> None:
         """Empties a slot for a new request."""

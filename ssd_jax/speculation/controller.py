@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.roles.activity import FORWARDS, Activity, Busy
-from ssd_jax.roles.protocols import BranchingDraft, Traits
+from ssd_jax.roles.protocols import BranchingDraft
 from ssd_jax.roles.records import (
     IDLE,
     Absence,
@@ -74,12 +74,8 @@ class Controller:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         waits = elsewhere or activity is not None or pace is not None
-        self.traits = Traits(
-            proposes="distribution",
-            on_device=not elsewhere,
-            timed=rule == "ratio" and (waits or not isinstance(tuner, FixedTuner)),
-        )
-        self.k = k
+        self.k, self.on_device = k, not elsewhere
+        self.timed = rule == "ratio" and (waits or not isinstance(tuner, FixedTuner))
         self._draft, self._activity, self._lowers = draft, activity, lowers
         self._tuner, self._fan_out = tuner, fan_out
         self._backup: BackupKind = backup
