@@ -112,6 +112,7 @@ class Engine:
         state = RequestState(
             request_id=next(self._ids),
             request=request,
+            sequence=Sequence(request, eos_ids=self._eos_ids, context=self._target.context),
             text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
             times=RequestTimes(
                 arrived=self._clock(),
@@ -131,10 +132,7 @@ class Engine:
             if state.request_id == request_id and not state.finished:
                 if not silent:
                     self._cut_off.append((state, "cancelled"))
-                if state.sequence is None:
-                    self._waiting.remove(state)
-                else:
-                    self._end(state, "cancelled")
+                self._end(state, "cancelled")
         if silent and not self._running:
             self._in_flight.clear()  # it is nobody's
 
@@ -228,7 +226,7 @@ class Engine:
         self._log.read(flight, outcomes, now, more=bool(self._in_flight))
         accepted, emitted = outcomes.accepted.tolist(), outcomes.tokens.tolist()
         for row, state in flight.rows:
-            if state.sequence is None or state.finished:
+            if state.finished:
                 continue
             try:
                 count = accepted[row] + 1
@@ -237,7 +235,7 @@ class Engine:
                 self._fail(state, error)
                 continue
             if state.finished:
-                self._running.pop(state.sequence.slot)
+                del self._running[state.slot]
             done = CommittedRow(row, state, tokens, count, state.sequence.finish_reason)
             flight.committed.append(done)
             self._committed.append(done)
@@ -250,9 +248,8 @@ class Engine:
             if not self._waiting:
                 return
             state, context = self._waiting[0], self._target.context
-            sequence = Sequence(state.request, slot, eos_ids=self._eos_ids, context=context)
             params = self._keyed(state.request)
-            banned = sorted(sequence.stop_ids) if params.min_tokens else []
+            banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
             ban_before = min(len(state.request.prompt_ids) + params.min_tokens, context)
             opening = SlotOpening(slot, params, state.request.index, banned, ban_before)
             try:
@@ -263,7 +260,7 @@ class Engine:
             except Exception as error:
                 self._fail(state, error)
                 continue
-            state.sequence = sequence
+            state.slot = slot
             self._running[slot] = self._waiting.popleft()
 
     def _keyed(self, request: Request) -> SamplingParams:
@@ -278,21 +275,22 @@ class Engine:
     def _prefill(self) -> None:
         """One chunk a step, oldest request first, so that running requests are not held up."""
         unfinished = [
-            (state.request_id, state, state.sequence)
-            for state in self._running.values()
-            if state.sequence is not None and not state.sequence.prefilled
+            (state.request_id, slot)
+            for slot, state in self._running.items()
+            if not state.sequence.prefilled
         ]
         if not unfinished:
             return
-        _, state, sequence = min(unfinished, key=lambda item: item[0])
-        prompt = state.request.prompt_ids
+        _, slot = min(unfinished)
+        state = self._running[slot]
+        sequence, prompt = state.sequence, state.request.prompt_ids
         end = min(sequence.cached + self._target.max_chunk, len(prompt))
         chunk = prompt[sequence.cached : end]
         now = self._log.dispatched()
         if end < len(prompt):
-            self._target.prefill(sequence.slot, chunk, sequence.cached)
+            self._target.prefill(slot, chunk, sequence.cached)
         else:
-            pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
+            pending = self._target.prefill_last(slot, chunk, sequence.cached)
             self._in_flight.append(InFlight(pending, [(0, state)], now, len(prompt)))
         sequence.cached = end
 
@@ -301,7 +299,6 @@ class Engine:
         if self._drafter is None:
             return
         for slot, state in self._running.items():
-            assert state.sequence is not None
             prompt, most = state.request.prompt_ids, self._target.max_chunk
             known = min(state.sequence.cached, len(prompt))
             for begin in range(state.prompted, known, most):
@@ -312,11 +309,7 @@ class Engine:
 
     def _decoding(self) -> list[tuple[int, RequestState]]:
         """Slots whose first token is known."""
-        return [
-            (slot, state)
-            for slot, state in self._running.items()
-            if state.sequence is not None and state.sequence.output
-        ]
+        return [(slot, state) for slot, state in self._running.items() if state.sequence.output]
 
     def _batch(
         self, rows: list[tuple[int, RequestState]]
@@ -327,7 +320,6 @@ class Engine:
         known = [idle] * self._target.slots
         for slot, state in rows:
             sequence, last = state.sequence, state.last
-            assert sequence is not None
             room, at = sequence.room, sequence.cached
             limit = max(min(k, room - 1), 0)
             rest = [-1] * (k + 1 - len(last))
@@ -358,20 +350,17 @@ class Engine:
         )
 
     def _end(self, state: RequestState, reason: FinishReason) -> None:
-        assert state.sequence is not None
         state.sequence.finish_reason = reason
-        slot = state.sequence.slot
-        if self._running.get(slot) is state:  # a request that ended by length has left it already
-            del self._running[slot]
+        if state.slot < 0:
+            self._waiting.remove(state)
+        elif self._running.get(state.slot) is state:  # one that ended by length has left already
+            del self._running[state.slot]
 
     def _fail(self, state: RequestState, error: Exception | None = None) -> None:
         """Ends a request by an error of its own, or by one of all."""
         if error is not None:
             _LOG.error("request %d ends by an error: %r", state.request_id, error, exc_info=error)
-        if state.sequence is None:
-            self._waiting.remove(state)
-        else:
-            self._end(state, "error")
+        self._end(state, "error")
         self._cut_off.append((state, "error"))
 
     def _break(self, why: str) -> None:

@@ -16,7 +16,7 @@ from ssd_jax.roles.records import Outcomes, TopLogprobs
 @dataclasses.dataclass(kw_only=True, eq=False)
 class RequestState:
     """Attributes:
-    sequence: committed tokens, once it has a slot.
+    slot: row of the batch that it occupies; -1 before that.
     prompted: tokens of the prompt that the drafter knows.
     last: tokens that its last round has committed.
     logprobs: of the committed tokens, if asked for.
@@ -27,7 +27,8 @@ class RequestState:
     request: Request
     text: TextStream
     times: RequestTimes
-    sequence: Sequence | None = None
+    sequence: Sequence
+    slot: int = -1
     prompted: int = 0
     last: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
@@ -36,15 +37,13 @@ class RequestState:
     @property
     def finished(self) -> bool:
         """Whether its last token is known."""
-        return self.sequence is not None and self.sequence.finish_reason is not None
+        return self.sequence.finish_reason is not None
 
     def commit(self, emitted: list[int], now: float) -> list[int]:
         """Takes what a round has emitted; returns the tokens that were committed."""
-        sequence = self.sequence
-        assert sequence is not None
-        if sequence.output:
-            sequence.cached += len(emitted)
-        tokens = self.last = sequence.commit(emitted)
+        if self.sequence.output:
+            self.sequence.cached += len(emitted)
+        tokens = self.last = self.sequence.commit(emitted)
         self.times.committed(len(tokens), now)
         return tokens
 

@@ -10,21 +10,17 @@ from ssd_jax.sampling.params import MAX_STOP_IDS
 
 
 class Sequence:
-    """Prompt and committed output of a request in a slot. The length is the truth: keys and values
-    at or beyond `cached` positions are garbage, whatever a discarded forward wrote there.
+    """Prompt and committed output of a request. The length is the truth: keys and values at or
+    beyond `cached` positions are garbage, whatever a discarded forward wrote there.
 
     Attributes:
-      slot: row of the batch it occupies.
       cached: positions whose keys and values are in the pages; the token at `cached` is pending.
       output: committed ids, with the stop id that ended them.
       finish_reason: None while running.
     """
 
-    def __init__(
-        self, request: Request, slot: int, *, eos_ids: frozenset[int], context: int
-    ) -> None:
+    def __init__(self, request: Request, *, eos_ids: frozenset[int], context: int) -> None:
         self.request = request
-        self.slot = slot
         self.cached = 0
         self.output: list[int] = []
         self.finish_reason: FinishReason | None = None
