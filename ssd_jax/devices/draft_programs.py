@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.devices import passes, record
-from ssd_jax.devices.passes import Name, ProgramSpec
+from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
 from ssd_jax.devices.record import Record
-from ssd_jax.devices.target import pad_chunk
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.roles.records import Array
@@ -113,10 +111,8 @@ class Asked(NamedTuple):
     limits: Array
 
 
-class DraftPrograms:
+class DraftPrograms(PagedPrograms):
     """The draft's compiled programs for one model, batch and context.
-
-    `prefill`: see `passes.prefill_spec`.
 
     `start` -> record, pages, history: draws the first token of what is `asked`. `step` -> record,
     pages: runs the last drawn token of `rows` [B] bool and draws the next, whose number in the
@@ -144,34 +140,25 @@ class DraftPrograms:
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
-        self.model = model
-        self.slots = slots
-        self.page_size = passes.page_size(context)
+        super().__init__(model, slots, context)
         self.drafting = drafting
         self.tokens = tokens
         each, k = passes.ints(slots), drafting.k
         committed, unseen = passes.ints(slots, k + 1), passes.ints(slots, UNSEEN)
-        self.structs = passes.text_structs(model, slots, self.page_size) | {
+        self.structs |= {
             "kept": jax.eval_shape(self.new_record),
             "asked": Asked(committed, unseen, each, each, each),
             "lowered": passes.ints(slots, k),
             "rows": jax.ShapeDtypeStruct((slots,), jnp.bool_),
             "index": passes.ints(),
         }
-        """Of the programs' arguments, by name."""
         self._late: dict[Name, ProgramSpec] = {
             ("start", drafting.k): self._start_spec(),
             ("step", drafting.k): self._step_spec(),
         }
         specs = {} if late else dict(self._late)
-        for width in model.execution.prefill_chunks:
-            specs["prefill", width] = passes.prefill_spec(
-                model, slots=slots, size=self.page_size, width=width, with_logits=False
-            )
+        specs |= self.prefill_specs(with_logits=False)
         self._compiled = passes.compile_all(specs, model.mesh)
-
-    def __getitem__(self, name: Name) -> jax.stages.Compiled:
-        return self._compiled[name]
 
     @property
     def drafts(self) -> bool:
@@ -181,25 +168,6 @@ class DraftPrograms:
     def complete(self) -> None:
         """Compiles them, at any time and in any thread."""
         self._compiled = self._compiled | passes.compile_all(self._late, self.model.mesh)
-
-    def prefill(
-        self,
-        parameters: Parameters,
-        pages: AllPages,
-        history: History,
-        slot: int,
-        tokens: Sequence[int],
-        offset: int,
-    ) -> tuple[AllPages, History]:
-        """Writes the keys and values of any number of prompt tokens of a slot, in chunks."""
-        chunks = self.model.execution.prefill_chunks
-        most = max(chunks)
-        for begin in range(0, len(tokens), most):
-            part = tokens[begin : begin + most]
-            padded, where = pad_chunk(slot, part, offset + begin, chunks)
-            program = self["prefill", padded.shape[1]]
-            pages, history, _ = program(parameters, pages, history, padded, where)
-        return pages, history
 
     def draft(
         self,
@@ -220,14 +188,6 @@ class DraftPrograms:
             at = np.int32(index)
             kept, pages = self["step", k](*text, kept, at, rows, lowered, sampling)
         return kept, pages, history
-
-    def new_pages(self) -> AllPages:
-        """Zeroed pages for every slot."""
-        return self.model.new_pages(self.slots, self.page_size)
-
-    def new_history(self) -> History:
-        """No tokens in any slot."""
-        return penalties.empty(self.slots, self.model.config.vocab_size)
 
     def new_record(self) -> Record:
         """Idle records of every slot."""

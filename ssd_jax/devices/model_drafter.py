@@ -57,7 +57,7 @@ class ModelDrafter(Drafter):
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
-        self._pages, self._history = device.run(
+        self._pages, self._history, _ = device.run(
             self._programs.prefill,
             self._parameters,
             self._pages,
