@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,18 +20,13 @@ from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
 
 
-@dataclasses.dataclass
 class _Branches:
     """Programs of one M, and the branches that they have made."""
 
-    programs: ExpansionPrograms
-    scratch: Any
-    expansion: Expansion
-
-
-def _branches(programs: ExpansionPrograms) -> _Branches:
-    expansion = programs.base.model.place(programs.new_expansion())
-    return _Branches(programs, programs.new_scratch(), expansion)
+    def __init__(self, programs: ExpansionPrograms) -> None:
+        self.programs = programs
+        self.scratch = programs.new_scratch()
+        self.expansion: Expansion = programs.base.model.place(programs.new_expansion())
 
 
 class BranchDraft:
@@ -63,7 +57,7 @@ class BranchDraft:
         model = base.model
         self._history = model.place(base.new_history())
         self._record = model.place(base.new_record())
-        self._menu = [_branches(programs) for programs in menu]
+        self._menu = [_Branches(programs) for programs in menu]
         self._held = self._menu[-1]  # that the last expansion made
         self._told: Any = None  # of the branches
         self._heard: BranchTokens | None = None  # the same on the host
@@ -78,7 +72,7 @@ class BranchDraft:
 
     def extend(self, programs: ExpansionPrograms) -> None:
         """Adds programs of fewer branches, at any time and from any thread."""
-        menu = [*self._menu, _branches(programs)]
+        menu = [*self._menu, _Branches(programs)]
         self._menu = sorted(menu, key=lambda each: each.programs.branches)
 
     def open(self, opening: SlotOpening) -> None:
