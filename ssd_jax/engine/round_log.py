@@ -105,31 +105,24 @@ class RoundLog:
                 self._trace.draft(drafted.activity.spans)
 
     def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
-        traced = []
+        traced, drafted, now = [], flight.drafted, span[1]
         for row, state, tokens, emitted, _ in flight.committed:
-            known = _round_record(flight, outcomes, row, emitted, span[1])
+            known = RoundRecord(
+                committed=emitted,
+                accepted=int(outcomes.accepted[row]),
+                seconds=now - flight.dispatched,
+                read=now,
+                cost=flight.costs.get(row),
+            )
+            if drafted is not None:
+                known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
+                known.lookup = row_lookup(drafted.lookup, row)
             source, proposed, accepted = known.source, known.proposed, known.accepted
             traced.append(RowTrace(row, state.request_id, source, proposed, accepted, tokens))
             state.record(outcomes, row, tokens, known)
-        if self._trace is not None:
-            if flight.prompt:
-                self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
-            else:
-                self._trace.round(span, traced)
-
-
-def _round_record(
-    flight: InFlight, outcomes: Outcomes, row: int, emitted: int, now: float
-) -> RoundRecord:
-    known = RoundRecord(
-        committed=emitted,
-        accepted=int(outcomes.accepted[row]),
-        seconds=now - flight.dispatched,
-        read=now,
-        cost=flight.costs.get(row),
-    )
-    drafted = flight.drafted
-    if drafted is not None:
-        known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
-        known.lookup = row_lookup(drafted.lookup, row)
-    return known
+        if self._trace is None:
+            return
+        if flight.prompt:
+            self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
+        else:
+            self._trace.round(span, traced)
