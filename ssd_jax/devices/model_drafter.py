@@ -57,14 +57,9 @@ class ModelDrafter(Drafter):
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
+        text = self._parameters, self._pages, self._history
         self._pages, self._history, _ = device.run(
-            self._programs.prefill,
-            self._parameters,
-            self._pages,
-            self._history,
-            slot,
-            tokens,
-            offset,
+            self._programs.prefill, *text, slot, tokens, offset
         )
         self._cached[slot] = self._told[slot] = offset + len(tokens)
 
