@@ -272,7 +272,7 @@ class LLM:
             roles = self.loaded.roles(mode, k)
             trace = None
             if self._trace is not None:
-                shared = roles.drafter is not None and roles.drafter.traits.on_device
+                shared = roles.drafter is not None and roles.drafter.on_device
                 name = f"{mode} k={k}" if k else mode
                 trace = self._trace.engine(name, shared_device=shared)
             self._engines[mode, k] = Engine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ import numpy as np
 
 from ssd_jax.compare.forks import Candidate, Scores
 from ssd_jax.devices.sampling_rows import SamplingRows
-from ssd_jax.devices.target import pad_chunk
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.sequence import stop_ids
 from ssd_jax.roles.records import SlotOpening
@@ -61,13 +60,8 @@ class ForkScorer:
 
     def _logits(self, ids: Sequence[int]) -> jax.Array:
         """The target's logits [1, V] after some ids."""
-        chunks = self._programs.model.execution.prefill_chunks
-        logits: Any = None
-        for offset in range(0, len(ids), chunks[-1]):
-            padded, where = pad_chunk(0, ids[offset : offset + chunks[-1]], offset, chunks)
-            self._pages, self._history, logits = self._programs["prefill", padded.shape[1]](
-                self._parameters, self._pages, self._history, padded, where
-            )
+        text = self._parameters, self._pages, self._history
+        self._pages, self._history, logits = self._programs.prefill(*text, 0, ids, 0)
         return logits[0]
 
     def _sampling(self, request: Request) -> Sampling:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,28 +9,24 @@ import jax
 import numpy as np
 
 from ssd_jax.devices import device
-from ssd_jax.devices.draft_programs import UNSEEN
-from ssd_jax.devices.expansion import Expansion
+from ssd_jax.devices.branching import Expansion
+from ssd_jax.devices.draft_programs import UNSEEN, Asked
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
 from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.params import SamplingParams
 
 
-@dataclasses.dataclass
 class _Branches:
     """Programs of one M, and the branches that they have made."""
 
-    programs: ExpansionPrograms
-    scratch: Any
-    expansion: Expansion
-
-
-def _branches(programs: ExpansionPrograms) -> _Branches:
-    expansion = programs.base.model.place(programs.new_expansion())
-    return _Branches(programs, programs.new_scratch(), expansion)
+    def __init__(self, programs: ExpansionPrograms) -> None:
+        self.programs = programs
+        self.scratch = programs.new_scratch()
+        self.expansion: Expansion = programs.base.model.place(programs.new_expansion())
 
 
 class BranchDraft:
@@ -62,7 +57,7 @@ class BranchDraft:
         model = base.model
         self._history = model.place(base.new_history())
         self._record = model.place(base.new_record())
-        self._menu = [_branches(programs) for programs in menu]
+        self._menu = [_Branches(programs) for programs in menu]
         self._held = self._menu[-1]  # that the last expansion made
         self._told: Any = None  # of the branches
         self._heard: BranchTokens | None = None  # the same on the host
@@ -77,7 +72,7 @@ class BranchDraft:
 
     def extend(self, programs: ExpansionPrograms) -> None:
         """Adds programs of fewer branches, at any time and from any thread."""
-        menu = [*self._menu, _branches(programs)]
+        menu = [*self._menu, _Branches(programs)]
         self._menu = sorted(menu, key=lambda each: each.programs.branches)
 
     def open(self, opening: SlotOpening) -> None:
@@ -86,8 +81,8 @@ class BranchDraft:
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""
-        self._pages, self._history = device.run(
-            self._base.prefill, self._parameters, self._pages, self._history, slot, tokens, offset
+        self._pages, self._history, _ = device.run(
+            self._base.prefill, *self._text(), slot, tokens, offset
         )
 
     def promote(self, promotion: Promotion) -> None:
@@ -106,12 +101,14 @@ class BranchDraft:
         held = self._held
         self._pages, self._history, self._record = device.run(
             held.programs["promote"],
-            self._pages,
+            *self._text()[1:],
             held.scratch,
-            self._history,
             held.expansion,
             promotion,
         )
+
+    def _text(self) -> tuple[Any, Any, Any]:
+        return self._parameters, self._pages, self._history
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""
@@ -120,34 +117,21 @@ class BranchDraft:
         rows = limits > 0
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
         unseen[:, 0] = self._pending
-        sampling = self._rows.on_device()
-        name = self._base.drafting.k
-        self._record, self._pages, self._history = device.run(
-            self._base["start", name],
-            self._parameters,
-            self._pages,
-            self._history,
-            self._record,
-            np.full((self.slots, self.k + 1), -1, np.int32),
-            unseen,
-            np.ones(self.slots, np.int32),
-            np.where(rows, self._position, IDLE).astype(np.int32),
-            limits.astype(np.int32),
-            lowered.astype(np.int32),
-            sampling,
+        asked = Asked(
+            committed=np.full((self.slots, self.k + 1), -1, np.int32),
+            unseen=unseen,
+            counts=np.ones(self.slots, np.int32),
+            lengths=np.where(rows, self._position, IDLE).astype(np.int32),
+            limits=limits.astype(np.int32),
         )
-        for index in range(1, int(limits.max())):
-            self._record, self._pages = device.run(
-                self._base["step", name],
-                self._parameters,
-                self._pages,
-                self._history,
-                self._record,
-                np.int32(index),
-                rows,
-                lowered.astype(np.int32),
-                sampling,
-            )
+        self._record, self._pages, self._history = device.run(
+            self._base.draft,
+            *self._text(),
+            self._record,
+            asked,
+            lowered.astype(np.int32),
+            self._rows.on_device(),
+        )
         return limits
 
     def tokens(self) -> Any:
@@ -172,19 +156,15 @@ class BranchDraft:
         if follow.any():
             self._pages, self._record = device.run(
                 held.programs["follow"],
-                self._parameters,
-                self._pages,
-                self._history,
+                *self._text(),
                 self._record,
                 follow,
                 sampling,
             )
         self._pages, held.scratch, held.expansion, self._told = device.run(
             held.programs["expand"],
-            self._parameters,
-            self._pages,
+            *self._text(),
             held.scratch,
-            self._history,
             self._record,
             counts.astype(np.int32),
             lowered.astype(np.int32),
@@ -201,10 +181,8 @@ class BranchDraft:
         held = self._held
         self._pages, held.scratch, held.expansion, self._told = device.run(
             held.programs["grow"],
-            self._parameters,
-            self._pages,
+            *self._text(),
             held.scratch,
-            self._history,
             held.expansion,
             lowered.astype(np.int32),
             self._rows.on_device(),
@@ -223,20 +201,40 @@ class BranchDraft:
         behind them on the same devices comes the outcome."""
         if self._heard is None or self._heard.forwards != self._forwards:
             told = device.read(self._told)
-            tokens, confidence = np.split(told[..., 2:], 2, axis=-1)
+            nothing = np.array([-1, 0, *[0] * self.k, *[UNKNOWN] * self.k], np.int32)
+            room = np.tile(nothing, (self.slots, self.branches, 1))  # for the most branches
+            room[:, : told.shape[1]] = told
+            tokens, confidence = np.split(room[..., 2:], 2, axis=-1)
             self._heard = BranchTokens(
-                self._widened(told[..., 0], -1),
-                self._widened(told[..., 1], 0),
-                self._widened(tokens, 0),
-                self._widened(confidence, UNKNOWN),
-                self._forwards,
+                room[..., 0], room[..., 1], tokens, confidence, self._forwards
             )
         return self._heard
 
-    def _widened(self, told: np.ndarray, nothing: int) -> np.ndarray:
-        """[B, M, ...] of an expansion with room for the most branches; `nothing` fills it."""
-        if told.shape[1] == self.branches:
-            return told
-        room = np.full((told.shape[0], self.branches, *told.shape[2:]), nothing, np.int32)
-        room[:, : told.shape[1]] = told
-        return room
+
+def run_once(draft: BranchDraft) -> None:
+    """Runs every program for the first time, which takes far longer than the others: drafts,
+    expands, promotes and follows something in all slots; returns when it is done."""
+    lowered = np.ones((draft.slots, draft.k), np.int32)
+    everywhere = np.ones(draft.slots, bool)
+    for slot in range(draft.slots):
+        draft.open(SlotOpening(slot, SamplingParams(temperature=1.0), slot))
+        draft.prefill(slot, [0], 0)
+    begun, won, given = (no_promotion(draft.slots, draft.k) for _ in range(3))
+    for position, each in enumerate((begun, won, given)):
+        each.position[:] = min(position, 1)
+    won.winner[:], won.limit[:], given.limit[:] = 0, 1, draft.k
+    draft.promote(begun)
+    draft.draft(np.full(draft.slots, draft.k, np.int32), lowered=lowered)
+    for budget in draft.budgets:
+        draft.expand(_counts(draft, budget), follow=~everywhere, lowered=lowered, forwards=2)
+        draft.branch_tokens(2)
+        draft.promote(won)
+        draft.promote(given)
+    draft.expand(_counts(draft, draft.branches), follow=everywhere, lowered=lowered, forwards=1)
+    draft.branch_tokens(1)
+
+
+def _counts(draft: BranchDraft, budget: int) -> np.ndarray:
+    counts = np.zeros((draft.slots, draft.k + 1), np.int32)
+    counts[:, 0], counts[:, draft.k] = budget - 1, 1
+    return counts

@@ -8,11 +8,46 @@ k, then by rank.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices.record import Record
-from ssd_jax.speculation.forks import Forks
+
+
+class Expansion(NamedTuple):
+    """M branches of each of B records.
+
+    Attributes:
+      records: [B * M] what the branches speculate; their lengths count the tokens so far.
+      path: [B * M, K + 1] int32, tokens after the record's pending one that lead to the branch,
+        the bonus token last, padded with -1.
+    """
+
+    records: Record
+    path: jax.Array
+
+
+class Forks(NamedTuple):
+    """Where M branches of each of B sequences leave their records.
+
+    Attributes:
+      k: [B, M] int32, accepted tokens of the outcome; -1 is a branch that is not used.
+      rank: [B, M] int32, place of its bonus token among those of the same k.
+    """
+
+    k: jax.Array
+    rank: jax.Array
+
+
+def forks(counts: jax.Array, branches: int) -> Forks:
+    """Numbers the branches of fan-outs F [B, K + 1] that sum to M = `branches` or less."""
+    index, ends = jnp.arange(branches), counts.cumsum(axis=1)
+    ended = index[:, None] >= ends[:, None, :]  # [B, M, K + 1]
+    used = index < ends[:, -1:]
+    first = (ended * ends[:, None, :]).max(axis=-1)
+    return Forks((ended.sum(axis=-1) + 1) * used - 1, (index - first) * used)
 
 
 def before_last(record: Record, forks: Forks) -> jax.Array:

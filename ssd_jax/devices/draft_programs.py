@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ssd_jax.devices import passes, record
-from ssd_jax.devices.passes import Name, ProgramSpec
+from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
 from ssd_jax.devices.record import Record
-from ssd_jax.devices.sampling_rows import SamplingRows
-from ssd_jax.devices.target import pad_chunk
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
+from ssd_jax.roles.records import Array
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.outputs import Outputs
@@ -93,21 +93,30 @@ class Drafting:
         return drawn
 
 
-class DraftPrograms:
+class Asked(NamedTuple):
+    """Proposals that B rows of a draft are to make.
+
+    Attributes:
+      committed: [B, k + 1] int32, tokens since the last proposal, padded with -1.
+      unseen: [B, 2] int32, the last 1 or 2 of them, left-aligned.
+      counts: [B] int32, how many those are.
+      lengths: [B] int32, position of the first of those; -1: the row keeps the record it has.
+      limits: [B] int32, how many tokens to propose.
+    """
+
+    committed: Array
+    unseen: Array
+    counts: Array
+    lengths: Array
+    limits: Array
+
+
+class DraftPrograms(PagedPrograms):
     """The draft's compiled programs for one model, batch and context.
 
-    `prefill`: see `passes.prefill_spec`.
-
-    `start`: (parameters, pages, history, record, committed [B, k + 1], unseen [B, 2], counts [B],
-    lengths [B], limits [B], lowered [B, k], sampling) -> record, pages, history. `committed` are
-    tokens since the last proposal, padded with -1; the last `counts` (1 or 2) of them are `unseen`,
-    left-aligned, the first of which belongs at position `lengths` (-1: the row keeps the record it
-    has). Row b is to propose `limits[b]` tokens; this draws the first. `lowered` are the D of
-    Saguaro sampling.
-
-    `step`: (parameters, pages, history, record, index [], rows [B] bool, lowered, sampling) ->
-    record, pages runs the last drawn token of these rows and draws the next, whose number in the
-    proposal is `index`.
+    `start` -> record, pages, history: draws the first token of what is `asked`. `step` -> record,
+    pages: runs the last drawn token of `rows` [B] bool and draws the next, whose number in the
+    proposal is `index` []. `lowered` [B, k] are the D of Saguaro sampling.
 
     With `late`, these two are there after `complete` only; `drafts` tells.
 
@@ -131,24 +140,25 @@ class DraftPrograms:
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
-        self.model = model
-        self.slots = slots
-        self.page_size = passes.page_size(context)
+        super().__init__(model, slots, context)
         self.drafting = drafting
         self.tokens = tokens
+        each, k = passes.ints(slots), drafting.k
+        committed, unseen = passes.ints(slots, k + 1), passes.ints(slots, UNSEEN)
+        self.structs |= {
+            "kept": jax.eval_shape(self.new_record),
+            "asked": Asked(committed, unseen, each, each, each),
+            "lowered": passes.ints(slots, k),
+            "rows": jax.ShapeDtypeStruct((slots,), jnp.bool_),
+            "index": passes.ints(),
+        }
         self._late: dict[Name, ProgramSpec] = {
             ("start", drafting.k): self._start_spec(),
             ("step", drafting.k): self._step_spec(),
         }
         specs = {} if late else dict(self._late)
-        for width in model.execution.prefill_chunks:
-            specs["prefill", width] = passes.prefill_spec(
-                model, slots=slots, size=self.page_size, width=width, with_logits=False
-            )
+        specs |= self.prefill_specs(with_logits=False)
         self._compiled = passes.compile_all(specs, model.mesh)
-
-    def __getitem__(self, name: Name) -> jax.stages.Compiled:
-        return self._compiled[name]
 
     @property
     def drafts(self) -> bool:
@@ -159,51 +169,33 @@ class DraftPrograms:
         """Compiles them, at any time and in any thread."""
         self._compiled = self._compiled | passes.compile_all(self._late, self.model.mesh)
 
-    def prefill(
+    def draft(
         self,
         parameters: Parameters,
         pages: AllPages,
         history: History,
-        slot: int,
-        tokens: Sequence[int],
-        offset: int,
-    ) -> tuple[AllPages, History]:
-        """Writes the keys and values of any number of prompt tokens of a slot, in chunks."""
-        chunks = self.model.execution.prefill_chunks
-        most = max(chunks)
-        for begin in range(0, len(tokens), most):
-            part = tokens[begin : begin + most]
-            padded, where = pad_chunk(slot, part, offset + begin, chunks)
-            program = self["prefill", padded.shape[1]]
-            pages, history, _ = program(parameters, pages, history, padded, where)
-        return pages, history
-
-    def new_pages(self) -> AllPages:
-        """Zeroed pages for every slot."""
-        return self.model.new_pages(self.slots, self.page_size)
-
-    def new_history(self) -> History:
-        """No tokens in any slot."""
-        return penalties.empty(self.slots, self.model.config.vocab_size)
+        kept: Record,
+        asked: Asked,
+        lowered: np.ndarray,
+        sampling: Sampling,
+    ) -> tuple[Record, AllPages, History]:
+        """Drafts records of so many tokens as are asked for; rows of none keep theirs."""
+        rows, k = asked.lengths >= 0, self.drafting.k
+        text = parameters, pages, history
+        kept, pages, history = self["start", k](*text, kept, asked, lowered, sampling)
+        for index in range(1, int(asked.limits.max())):
+            text = parameters, pages, history
+            at = np.int32(index)
+            kept, pages = self["step", k](*text, kept, at, rows, lowered, sampling)
+        return kept, pages, history
 
     def new_record(self) -> Record:
         """Idle records of every slot."""
         return self.drafting.empty(self.slots, self.model.config)
 
     def _start_spec(self) -> ProgramSpec:
-        def start(
-            parameters: Parameters,
-            pages: AllPages,
-            history: History,
-            kept: Record,
-            committed,
-            unseen,
-            counts,
-            lengths,
-            limits,
-            lowered,
-            sampling: Sampling,
-        ):
+        def start(parameters, pages, history, kept, asked, lowered, sampling):
+            committed, unseen, counts, lengths, limits = asked
             history = penalties.add_output(history, committed)
             live = lengths >= 0
             known = live[:, None] & (jnp.arange(UNSEEN) < counts[:, None])
@@ -222,30 +214,10 @@ class DraftPrograms:
             )
             return record.where(live, fresh, kept), pages, history
 
-        rows = jax.ShapeDtypeStruct((self.slots,), jnp.int32)
-        arguments = (
-            *self._state_structs(),
-            jax.ShapeDtypeStruct((self.slots, self.drafting.k + 1), jnp.int32),
-            jax.ShapeDtypeStruct((self.slots, UNSEEN), jnp.int32),
-            rows,
-            rows,
-            rows,
-            jax.ShapeDtypeStruct((self.slots, self.drafting.k), jnp.int32),
-            self._sampling_structs(),
-        )
-        return ProgramSpec(start, arguments, (1, 2, 3))
+        return passes.spec(start, self.structs, ("pages", "history", "kept"))
 
     def _step_spec(self) -> ProgramSpec:
-        def step(
-            parameters: Parameters,
-            pages: AllPages,
-            history: History,
-            kept: Record,
-            index,
-            rows,
-            lowered,
-            sampling: Sampling,
-        ):
+        def step(parameters, pages, history, kept, index, rows, lowered, sampling):
             live = rows & (index < kept.proposal.length)
             last = jnp.take(jnp.asarray(kept.proposal.tokens), index - 1, axis=1)[:, None]
             positions = jnp.where(live, kept.start + index, -1)[:, None]
@@ -255,14 +227,7 @@ class DraftPrograms:
             )
             return new, pages
 
-        arguments = (
-            *self._state_structs(),
-            jax.ShapeDtypeStruct((), jnp.int32),
-            jax.ShapeDtypeStruct((self.slots,), jnp.bool_),
-            jax.ShapeDtypeStruct((self.slots, self.drafting.k), jnp.int32),
-            self._sampling_structs(),
-        )
-        return ProgramSpec(step, arguments, (1, 3))
+        return passes.spec(step, self.structs, ("pages", "kept"))
 
     def _run(self, parameters: Parameters, pages: AllPages, tokens, positions):
         return passes.step(self.model, parameters, pages, tokens, positions, self.page_size)
@@ -293,14 +258,3 @@ class DraftPrograms:
             outputs=outputs,
         )
         return record.put(into, drawn, hidden, place, live)
-
-    def _state_structs(self):
-        return (
-            self.model.parameter_structs(),
-            self.model.page_structs(self.slots, self.page_size),
-            passes.history_structs(self.slots, self.model.config.vocab_size),
-            jax.eval_shape(self.new_record),
-        )
-
-    def _sampling_structs(self) -> Sampling:
-        return SamplingRows(self.slots, self.model.config.vocab_size).structs()

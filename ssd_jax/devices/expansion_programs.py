@@ -17,17 +17,15 @@ a scratch of K tokens a branch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices import branching, passes, record
+from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.expansion import Expansion
 from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.record import Record
-from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
@@ -37,22 +35,18 @@ from ssd_jax.sampling import drafting, penalties, prediction
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import Sampling, sampling_of
-from ssd_jax.speculation.forks import forks as number_branches
 
 
 class ExpansionPrograms:
     """Compiled programs beside those of `DraftPrograms`, for the same rows.
 
     With B slots, M branches, K tokens:
-    `expand`: (parameters, pages, scratch, history, record, counts [B, K + 1], lowered [B, K],
-    sampling) -> pages, scratch, expansion, news. `counts` are the fan-outs F_0..F_L, `lowered` the
-    D of Saguaro sampling at each place of the branches' proposals. `news` [B, M, 2 K + 2] int32
-    tells the host of every branch its bonus token (-1: no branch), how many tokens it has, those,
-    and the draft's confidence in them.
-    `grow`: (parameters, pages, scratch, history, expansion, lowered, sampling) -> pages, scratch,
-    expansion, news.
-    `promote`: (pages, scratch, history, expansion, Promotion) -> pages, history, record.
-    `follow`: (parameters, pages, history, record, rows [B] bool, sampling) -> pages, record.
+    `expand` and `grow` -> pages, scratch, expansion, news. `counts` [B, K + 1] are the fan-outs
+    F_0..F_L, `lowered` [B, K] the D of Saguaro sampling at each place of the branches' proposals.
+    `news` [B, M, 2 K + 2] int32 tells the host of every branch its bonus token (-1: no branch), how
+    many tokens it has, those, and the draft's confidence in them.
+    `promote` -> pages, history, record, by a `Promotion`.
+    `follow` -> pages, record, of `rows` [B] bool.
 
     Args:
       base: programs of the records.
@@ -70,9 +64,14 @@ class ExpansionPrograms:
         self.branches = base.drafting.branches if branches is None else branches
         self._model: FunctionalModel = base.model
         self._k = base.drafting.k
-        self._vocab = base.model.config.vocab_size
         self._columns = base.model.config.outputs
         self._outputs = base.model.output_ids
+        self._structs = base.structs | {
+            "scratch": self._model.branch_structs(base.slots, self._k, self.branches),
+            "expansion": jax.eval_shape(self.new_expansion),
+            "counts": passes.ints(base.slots, self._k + 1),
+            "promotion": jax.eval_shape(lambda: no_promotion(base.slots, self._k)),
+        }
         specs: dict[Name, ProgramSpec] = {
             ("expand", self._k): self._expand_spec(),
             ("grow", self._k): self._grow_spec(),
@@ -107,18 +106,9 @@ class ExpansionPrograms:
         return Expansion(self.base.drafting.empty(rows, self._model.config), path)
 
     def _expand_spec(self) -> ProgramSpec:
-        def expand(
-            parameters: Parameters,
-            pages: AllPages,
-            scratch: AllBranches,
-            history: History,
-            kept: Record,
-            counts,
-            lowered,
-            sampling: Sampling,
-        ):
+        def expand(parameters, pages, history, scratch, kept, counts, lowered, sampling):
             length = jnp.asarray(kept.proposal.length)
-            forks = number_branches(counts, self.branches)
+            forks = branching.forks(counts, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
             places = jnp.broadcast_to(jnp.arange(self._k), (self.base.slots, self._k))
             ranked = self._ranked(
@@ -174,25 +164,10 @@ class ExpansionPrograms:
             expansion = Expansion(records, path.at[:, -1].set(bonus.reshape(-1)))
             return pages, scratch, expansion, self._news(expansion)
 
-        arguments = (
-            *self._state_structs(),
-            jax.eval_shape(self.base.new_record),
-            jax.ShapeDtypeStruct((self.base.slots, self._k + 1), jnp.int32),
-            jax.ShapeDtypeStruct((self.base.slots, self._k), jnp.int32),
-            self._sampling_structs(),
-        )
-        return ProgramSpec(expand, arguments, (1, 2))
+        return passes.spec(expand, self._structs, ("pages", "scratch"))
 
     def _grow_spec(self) -> ProgramSpec:
-        def grow(
-            parameters: Parameters,
-            pages: AllPages,
-            scratch: AllBranches,
-            history: History,
-            expansion: Expansion,
-            lowered,
-            sampling: Sampling,
-        ):
+        def grow(parameters, pages, history, scratch, expansion, lowered, sampling):
             records, shape = expansion.records, (self.base.slots, self.branches)
             length = jnp.asarray(records.proposal.length)
             live = (records.start >= 0) & (length < self._k)
@@ -216,22 +191,10 @@ class ExpansionPrograms:
             expansion = expansion._replace(records=records)
             return pages, scratch, expansion, self._news(expansion)
 
-        arguments = (
-            *self._state_structs(),
-            jax.eval_shape(self.new_expansion),
-            jax.ShapeDtypeStruct((self.base.slots, self._k), jnp.int32),
-            self._sampling_structs(),
-        )
-        return ProgramSpec(grow, arguments, (1, 2, 4))
+        return passes.spec(grow, self._structs, ("pages", "scratch", "expansion"))
 
     def _promote_spec(self) -> ProgramSpec:
-        def promote(
-            pages: AllPages,
-            scratch: AllBranches,
-            history: History,
-            expansion: Expansion,
-            promotion: Promotion,
-        ):
+        def promote(pages, history, scratch, expansion, promotion):
             promotion = Promotion(*(jnp.asarray(array) for array in promotion))
             history = penalties.add_output(history, promotion.committed)
             winner = jnp.asarray(promotion.winner)
@@ -260,23 +223,10 @@ class ExpansionPrograms:
             pages = passes.promote(pages, scratch, winner, positions)
             return pages, history, new
 
-        state = self._state_structs()[1:]
-        arguments = (
-            *state,
-            jax.eval_shape(self.new_expansion),
-            jax.eval_shape(lambda: no_promotion(self.base.slots, self._k)),
-        )
-        return ProgramSpec(promote, arguments, (0, 2))
+        return passes.spec(promote, self._structs, ("pages", "history"))
 
     def _follow_spec(self) -> ProgramSpec:
-        def follow(
-            parameters: Parameters,
-            pages: AllPages,
-            history: History,
-            kept: Record,
-            rows,
-            sampling: Sampling,
-        ):
+        def follow(parameters, pages, history, kept, rows, sampling):
             places = jnp.arange(self._k)
             tokens = jnp.asarray(kept.proposal.tokens)
             run = jnp.concatenate([kept.pending[:, None], tokens[:, :-1]], axis=1)
@@ -300,16 +250,7 @@ class ExpansionPrograms:
             states = jnp.where(live, hidden[..., : kept.hidden.shape[2]], kept.hidden)
             return pages, kept._replace(candidates=candidates, hidden=states)
 
-        state = self._state_structs()
-        arguments = (
-            state[0],
-            state[1],
-            state[3],
-            jax.eval_shape(self.base.new_record),
-            jax.ShapeDtypeStruct((self.base.slots,), jnp.bool_),
-            self._sampling_structs(),
-        )
-        return ProgramSpec(follow, arguments, (1,))
+        return passes.spec(follow, self._structs, ("pages",))
 
     def _forward(
         self,
@@ -429,15 +370,3 @@ class ExpansionPrograms:
         tokens = jnp.asarray(records.proposal.tokens)
         told = jnp.concatenate([head, tokens, records.confidence], axis=1)
         return told.reshape(self.base.slots, self.branches, -1)
-
-    def _state_structs(self) -> tuple[Any, ...]:
-        slots = self.base.slots
-        return (
-            self._model.parameter_structs(),
-            self._model.page_structs(slots, self.base.page_size),
-            self._model.branch_structs(slots, self._k, self.branches),
-            passes.history_structs(slots, self._vocab),
-        )
-
-    def _sampling_structs(self) -> Sampling:
-        return SamplingRows(self.base.slots, self._vocab).structs()

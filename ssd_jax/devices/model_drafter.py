@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.devices import device
-from ssd_jax.devices.draft_programs import UNSEEN, DraftPrograms
+from ssd_jax.devices.draft_programs import UNSEEN, Asked, DraftPrograms
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.protocols import Traits
+from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """See `protocols.Drafter`. Every call only dispatches.
 
     Args:
@@ -25,7 +25,7 @@ class ModelDrafter:
       send: moves arrays to the target's devices, where those are others.
     """
 
-    traits = Traits(proposes="distribution", on_device=True)
+    on_device = True
 
     def __init__(
         self,
@@ -57,22 +57,11 @@ class ModelDrafter:
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
-        self._pages, self._history = device.run(
-            self._programs.prefill,
-            self._parameters,
-            self._pages,
-            self._history,
-            slot,
-            tokens,
-            offset,
+        text = self._parameters, self._pages, self._history
+        self._pages, self._history, _ = device.run(
+            self._programs.prefill, *text, slot, tokens, offset
         )
         self._cached[slot] = self._told[slot] = offset + len(tokens)
-
-    def speculate(self) -> None:
-        """See `protocols.Drafter.speculate`; there is nothing to do ahead."""
-
-    def gather(self, until: Callable[[], bool]) -> None:
-        """See `protocols.Drafter.gather`; nothing was speculated."""
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
@@ -89,39 +78,21 @@ class ModelDrafter:
         for slot in batch.slots:
             end = batch.counts[slot]
             unseen[slot, : counts[slot]] = batch.tokens[slot, end - counts[slot] : end]
-        lengths = np.where(rows, cached, IDLE).astype(np.int32)
         limits = np.where(rows, batch.limit, 0).astype(np.int32)
+        lengths = np.where(rows, cached, IDLE).astype(np.int32)
         # The record's KV: the pending token and all proposed ones but the last.
         self._cached[rows] = (batch.position + limits)[rows]
-        lowered = np.zeros((slots, self._room), np.int32)
-        record, self._pages, self._history = device.run(
-            self._programs["start", self._room],
+        self._record, self._pages, self._history = device.run(
+            self._programs.draft,
             self._parameters,
             self._pages,
             self._history,
             self._record,
-            committed,
-            unseen,
-            counts,
-            lengths,
-            limits,
-            lowered,
+            Asked(committed, unseen, counts, lengths, limits),
+            np.zeros((slots, self._room), np.int32),
             sampling,
         )
-        for index in range(1, int(limits.max())):
-            record, self._pages = device.run(
-                self._programs["step", self._room],
-                self._parameters,
-                self._pages,
-                self._history,
-                record,
-                np.int32(index),
-                lengths >= 0,
-                lowered,
-                sampling,
-            )
-        self._record = record
-        proposal = record.proposal
+        proposal = self._record.proposal
         self._proposal = proposal if self._send is None else self._send(proposal)
         return Drafted(limits, self._proposal.tokens)
 

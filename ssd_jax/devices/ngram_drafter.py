@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from ssd_jax.roles.protocols import Traits
+from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.ngram import NgramIndex
 
 
-class NgramDrafter:
-    """See `protocols.Drafter`.
+class NgramDrafter(Drafter):
+    """See `protocols.Drafter`. Its tokens are point masses.
 
     Args:
       slots: rows of a batched forward.
@@ -21,7 +21,7 @@ class NgramDrafter:
       room: tokens that a proposal has room for, at least k.
     """
 
-    traits = Traits(proposes="point_mass", on_device=False)
+    on_device = False
 
     def __init__(self, slots: int, k: int, room: int) -> None:
         self.k = k
@@ -37,12 +37,6 @@ class NgramDrafter:
         """See `protocols.Drafter.prefill`."""
         text = self._texts[slot]
         text.extend(tokens[len(text) - offset :])  # what an interrupted step has told comes again
-
-    def gather(self, until: Callable[[], bool]) -> None:
-        """See `protocols.Drafter.gather`; nothing was speculated."""
-
-    def speculate(self) -> None:
-        """See `protocols.Drafter.speculate`; there is nothing to do ahead."""
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`; a row whose text never repeated gets nothing."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import Branches, Pages
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
@@ -48,6 +51,21 @@ class ProgramSpec(NamedTuple):
         shardings = tuple(laid_out.get(_kind(result), everywhere) for result in results)
         jitted = jax.jit(self.function, donate_argnums=self.donate, out_shardings=shardings)
         return jitted.lower(*arguments).compile()
+
+
+def spec(
+    function: Callable[..., Any], structs: Mapping[str, Any], donate: Sequence[str]
+) -> ProgramSpec:
+    """A function to compile for the `structs` that its parameters are named after."""
+    names = list(inspect.signature(function).parameters)
+    return ProgramSpec(
+        function, tuple(structs[name] for name in names), tuple(map(names.index, donate))
+    )
+
+
+def ints(*shape: int) -> jax.ShapeDtypeStruct:
+    """An int32 array."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def _kind(tree: Any) -> tuple[Any, ...]:
@@ -137,43 +155,94 @@ def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) ->
     return flat.reshape(*hidden.shape[:-1], -1)
 
 
-def prefill_spec(
-    model: FunctionalModel, *, slots: int, size: int, width: int, with_logits: bool
-) -> ProgramSpec:
-    """`prefill`: (parameters, pages, history, tokens [1, width], where) -> pages, history, logits.
+class PagedPrograms:
+    """Compiled programs of a model over pages of its own: `prefill`, and what its role adds.
 
-    `where` is [slot, offset, number of tokens that are not padding]; the logits [1, 1, V] are of
-    the last token, None without `with_logits`.
+    `prefill` of [1, width] tokens -> pages, history, logits. `where` is [slot, offset, number of
+    tokens that are not padding]; the logits [1, 1, V] are of the last token, None without
+    `with_logits`.
+
+    Args:
+      model: static description.
+      slots: rows of a batched forward.
+      context: most positions a sequence may have.
+
+    Attributes:
+      structs: of the programs' arguments, by name.
     """
-    vocab = model.config.vocab_size
 
-    def prefill(parameters: Parameters, pages: AllPages, history: History, tokens, where):
-        slot, offset, count = where
-        index = jnp.arange(width)[None]
-        real = index < count
-        positions = jnp.where(real, offset + index, size)
-        visible = jnp.where(real, positions + 1, 0)
-        module = model.module(parameters)
-        table = jnp.reshape(slot, (1, 1))
-        hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
-        history = penalties.add_prompt(
-            history, slot, jnp.where(real, tokens, vocab)[0], offset == 0
-        )
-        if not with_logits:
-            return pages, history, None
-        last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
-        return pages, history, module.logits(last)[None]
+    def __init__(self, model: FunctionalModel, slots: int, context: int) -> None:
+        self.model, self.slots, self.context = model, slots, context
+        self.page_size = page_size(context)
+        vocab = model.config.vocab_size
+        self.structs: dict[str, Any] = {
+            "parameters": model.parameter_structs(),
+            "pages": model.page_structs(slots, self.page_size),
+            "history": jax.eval_shape(self.new_history),
+            "sampling": SamplingRows(slots, vocab).structs(),
+        }
+        self._compiled: dict[Name, jax.stages.Compiled] = {}
 
-    arguments = (
-        model.parameter_structs(),
-        model.page_structs(slots, size),
-        history_structs(slots, vocab),
-        jax.ShapeDtypeStruct((1, width), jnp.int32),
-        jax.ShapeDtypeStruct((3,), jnp.int32),
-    )
-    return ProgramSpec(prefill, arguments, (1, 2))
+    def __getitem__(self, name: Name) -> jax.stages.Compiled:
+        return self._compiled[name]
 
+    def new_pages(self) -> AllPages:
+        """Zeroed pages for every slot."""
+        return self.model.new_pages(self.slots, self.page_size)
 
-def history_structs(slots: int, vocab: int) -> History:
-    """Shapes of the history of all slots."""
-    return jax.eval_shape(lambda: penalties.empty(slots, vocab))
+    def new_history(self) -> History:
+        """No tokens in any slot."""
+        return penalties.empty(self.slots, self.model.config.vocab_size)
+
+    def prefill(
+        self,
+        parameters: Parameters,
+        pages: AllPages,
+        history: History,
+        slot: int,
+        tokens: Sequence[int],
+        offset: int,
+    ) -> tuple[AllPages, History, Any]:
+        """Writes the keys and values of any number of prompt tokens of a slot, in chunks.
+
+        Returns: pages, history, and the logits of the last token, if the programs give any.
+        """
+        chunks, logits = self.model.execution.prefill_chunks, None
+        most = max(chunks)
+        for begin in range(0, len(tokens), most):
+            part = tokens[begin : begin + most]
+            width = min(chunk for chunk in chunks if chunk >= len(part))
+            padded = np.zeros((1, width), np.int32)
+            padded[0, : len(part)] = part
+            where = np.array([slot, offset + begin, len(part)], np.int32)
+            program = self["prefill", width]
+            pages, history, logits = program(parameters, pages, history, padded, where)
+        return pages, history, logits
+
+    def prefill_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
+        """`prefill` of every width."""
+        widths = self.model.execution.prefill_chunks
+        return {("prefill", width): self._prefill_spec(width, with_logits) for width in widths}
+
+    def _prefill_spec(self, width: int, with_logits: bool) -> ProgramSpec:
+        model, vocab = self.model, self.model.config.vocab_size
+
+        def prefill(parameters, pages, history, tokens, where):
+            slot, offset, count = where
+            index = jnp.arange(width)[None]
+            real = index < count
+            positions = jnp.where(real, offset + index, self.page_size)
+            visible = jnp.where(real, positions + 1, 0)
+            module = model.module(parameters)
+            table = jnp.reshape(slot, (1, 1))
+            hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
+            history = penalties.add_prompt(
+                history, slot, jnp.where(real, tokens, vocab)[0], offset == 0
+            )
+            if not with_logits:
+                return pages, history, None
+            last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
+            return pages, history, module.logits(last)[None]
+
+        structs = self.structs | {"tokens": ints(1, width), "where": ints(3)}
+        return spec(prefill, structs, ("pages", "history"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,18 +10,10 @@ import numpy as np
 from jax.sharding import Sharding
 
 from ssd_jax.roles.records import SlotOpening
-from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_IDS
+from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_IDS, SamplingParams
 from ssd_jax.sampling.settings import Sampling
 
-_SAME_NAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-)
+_SAME = {field.name for field in dataclasses.fields(SamplingParams)} & {*Sampling._fields}
 
 
 class SamplingRows:
@@ -56,7 +49,7 @@ class SamplingRows:
           temperature: in place of a sampled request's own.
         """
         row, params = opening.slot, opening.params
-        for name in _SAME_NAME:
+        for name in _SAME - {"seed"}:
             self._host[name][row] = getattr(params, name)
         if temperature is not None and params.temperature > 0:
             self._host["temperature"][row] = temperature

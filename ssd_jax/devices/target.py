@@ -117,20 +117,8 @@ class DeviceTarget:
         return PendingOutcome(packed, logprobs)
 
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
-        chunks = self._programs.model.execution.prefill_chunks
-        padded, where = pad_chunk(slot, tokens, offset, chunks)
-        program = self._programs["prefill", padded.shape[1]]
+        text = self._parameters, self._pages, self._history
         self._pages, self._history, logits = device.run(
-            program, self._parameters, self._pages, self._history, padded, where
+            self._programs.prefill, *text, slot, tokens, offset
         )
         return logits
-
-
-def pad_chunk(
-    slot: int, tokens: Sequence[int], offset: int, chunks: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Arguments of `prefill`: tokens padded to the next of the chunk sizes, and where they go."""
-    width = min(chunk for chunk in chunks if chunk >= len(tokens))
-    padded = np.zeros((1, width), np.int32)
-    padded[0, : len(tokens)] = tokens
-    return padded, np.array([slot, offset, len(tokens)], np.int32)

@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices import passes
-from ssd_jax.devices.passes import Name, ProgramSpec
+from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
-from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
-from ssd_jax.sampling import penalties, proposal
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.verification import commit, emitted, target_probs, verify
 
 
@@ -43,10 +42,10 @@ class Verification:
         return proposal.blank(rows, self.widths[-1], self.support)
 
 
-class Programs:
+class Programs(PagedPrograms):
     """The target's compiled programs for one model, batch and context.
 
-    `prefill`: see `passes.prefill_spec`. With w proposed tokens of a proposal that has room for K:
+    With w proposed tokens of a proposal that has room for K:
     `forward`: (parameters, pages, pending [B], tokens [B, K], lengths [B]) -> logits
     [B, w + 1, V], pages. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
     outcome [rows, w + 2] int32 (k, then the emitted tokens), history, log-probabilities or None.
@@ -70,25 +69,16 @@ class Programs:
         tokens: int,
         verification: Verification | None = None,
     ) -> None:
-        self.model = model
-        self.slots = slots
-        self.context = context
-        self.page_size = passes.page_size(context)
+        super().__init__(model, slots, context)
         self.verification = verification or Verification()
         self._tokens = tokens
         specs: dict[Name, ProgramSpec] = {("accept", 1, 0): self._accept_spec(1, 0)}
         for width in self.verification.widths:
             specs["accept", slots, width] = self._accept_spec(slots, width)
             specs["forward", width] = self._forward_spec(width)
-        for width in model.execution.prefill_chunks:
-            specs["prefill", width] = passes.prefill_spec(
-                model, slots=slots, size=self.page_size, width=width, with_logits=True
-            )
+        specs |= self.prefill_specs(with_logits=True)
         self._compiled = passes.compile_all(specs, model.mesh)
         self._widths = self.verification.widths
-
-    def __getitem__(self, name: Name) -> jax.stages.Compiled:
-        return self._compiled[name]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -99,20 +89,12 @@ class Programs:
         """Runs every verification at the widest width, also those with fewer proposals."""
         self._widths = self._widths[-1:]
 
-    def new_pages(self) -> AllPages:
-        """Zeroed pages for every slot."""
-        return self.model.new_pages(self.slots, self.page_size)
-
-    def new_history(self) -> History:
-        """No tokens in any slot."""
-        return penalties.empty(self.slots, self.model.config.vocab_size)
-
     def compile_forward(self, proposed: int) -> jax.stages.Compiled:
         """`forward` of a number of proposed tokens that is not among the programs."""
         return self._forward_spec(proposed).compile(self.model.mesh)
 
     def _forward_spec(self, proposed: int) -> ProgramSpec:
-        def forward(parameters: Parameters, pages: AllPages, pending, tokens, lengths):
+        def forward(parameters, pages, pending, tokens, lengths):
             tokens = jnp.concatenate([pending[:, None], tokens[:, :proposed]], axis=1)
             positions = lengths[:, None] + jnp.arange(proposed + 1)
             positions = jnp.where(lengths[:, None] < 0, -1, positions)
@@ -120,17 +102,18 @@ class Programs:
             hidden, pages = passes.step(self.model, parameters, pages, tokens, positions, size)
             return passes.logits(self.model, parameters, hidden), pages
 
-        ids = jax.ShapeDtypeStruct((self.slots,), jnp.int32)
         room = max(proposed, self.verification.widths[-1])
-        tokens = jax.ShapeDtypeStruct((self.slots, room), jnp.int32)
-        pages = self.model.page_structs(self.slots, self.page_size)
-        return ProgramSpec(forward, (self.model.parameter_structs(), pages, ids, tokens, ids), (1,))
+        structs = self.structs | {
+            **dict.fromkeys(("pending", "lengths"), passes.ints(self.slots)),
+            "tokens": passes.ints(self.slots, room),
+        }
+        return passes.spec(forward, structs, ("pages",))
 
     def _accept_spec(self, rows: int, proposed: int) -> ProgramSpec:
         """`accept` of every slot, or of one slot whose number is an argument."""
         vocab, about = self.model.config.vocab_size, self.verification
 
-        def accept(logits, drafted: Proposal, sampling: Sampling, start, history: History, slot):
+        def accept(logits, drafted, sampling, start, history, slot):
             drafted = proposal.narrow(drafted, proposed)
             own = history if rows == self.slots else _row(history, slot)
             outcome = verify(
@@ -150,15 +133,14 @@ class Programs:
             packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
             return packed, said, reported
 
-        arguments = (
-            jax.ShapeDtypeStruct((rows, proposed + 1, vocab), jnp.float32),
-            jax.eval_shape(lambda: about.blank(rows)),
-            SamplingRows(rows, vocab).structs(),
-            jax.ShapeDtypeStruct((rows,), jnp.int32),
-            passes.history_structs(self.slots, vocab),
-            jax.ShapeDtypeStruct((), jnp.int32),
-        )
-        return ProgramSpec(accept, arguments, (4,))
+        structs = self.structs | {
+            "logits": jax.ShapeDtypeStruct((rows, proposed + 1, vocab), jnp.float32),
+            "drafted": jax.eval_shape(lambda: about.blank(rows)),
+            "sampling": SamplingRows(rows, vocab).structs(),
+            "start": passes.ints(rows),
+            "slot": passes.ints(),
+        }
+        return passes.spec(accept, structs, ("history",))
 
 
 def _row(history: History, slot: jax.Array) -> History:

@@ -39,7 +39,6 @@ from ssd_jax.roles.records import (
     DraftBatch,
     Outcomes,
     SlotOpening,
-    draft_batch,
 )
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.interrupts import Deferred
@@ -89,8 +88,7 @@ class Engine:
         self._waiting: deque[RequestState] = deque()
         self._running: dict[int, RequestState] = {}  # by slot
         self._in_flight: deque[InFlight] = deque()
-        # Tokens, and whether they were the last, that are not yet events.
-        self._committed: deque[tuple[RequestState, list[int], FinishReason | None]] = deque()
+        self._committed: deque[CommittedRow] = deque()  # not yet events
         self._cut_off: deque[tuple[RequestState, FinishReason]] = deque()
         self._events: list[TokenEvent] = []  # not yet handed out
         self.broken: str | None = None
@@ -114,12 +112,13 @@ class Engine:
         state = RequestState(
             request_id=next(self._ids),
             request=request,
+            sequence=Sequence(request, eos_ids=self._eos_ids, context=self._target.context),
             text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
             times=RequestTimes(
                 arrived=self._clock(),
                 mode=self._mode,
                 speculative=self._drafter is not None,
-                shared_device=self._drafter is not None and self._drafter.traits.on_device,
+                shared_device=self._drafter is not None and self._drafter.on_device,
                 setup=self._setup,
             ),
         )
@@ -133,10 +132,7 @@ class Engine:
             if state.request_id == request_id and not state.finished:
                 if not silent:
                     self._cut_off.append((state, "cancelled"))
-                if state.sequence is None:
-                    self._waiting.remove(state)
-                else:
-                    self._end(state, "cancelled")
+                self._end(state, "cancelled")
         if silent and not self._running:
             self._in_flight.clear()  # it is nobody's
 
@@ -207,7 +203,7 @@ class Engine:
             for state in [*self._running.values(), *self._waiting]:
                 self._fail(state)
         while self._committed:
-            state, tokens, reason = self._committed.popleft()
+            _, state, tokens, _, reason = self._committed.popleft()
             if state.ended:
                 continue
             try:
@@ -227,19 +223,22 @@ class Engine:
         """Takes what the first program in flight has come to."""
         flight = self._in_flight.popleft()
         now = self._clock()
-        read = self._log.read(flight, outcomes, now, more=bool(self._in_flight))
+        self._log.read(flight, outcomes, now, more=bool(self._in_flight))
+        accepted, emitted = outcomes.accepted.tolist(), outcomes.tokens.tolist()
         for row, state in flight.rows:
-            if state.sequence is None or state.finished:
+            if state.finished:
                 continue
             try:
-                tokens, emitted = state.commit(outcomes, row, now)
+                count = accepted[row] + 1
+                tokens = state.commit(emitted[row][:count], now)
             except Exception as error:
                 self._fail(state, error)
                 continue
             if state.finished:
-                self._running.pop(state.sequence.slot)
-            read.append(CommittedRow(row, state, tokens, emitted))
-            self._committed.append((state, tokens, state.sequence.finish_reason))
+                del self._running[state.slot]
+            done = CommittedRow(row, state, tokens, count, state.sequence.finish_reason)
+            flight.committed.append(done)
+            self._committed.append(done)
 
     def _admit(self) -> None:
         if not self._running:
@@ -249,9 +248,8 @@ class Engine:
             if not self._waiting:
                 return
             state, context = self._waiting[0], self._target.context
-            sequence = Sequence(state.request, slot, eos_ids=self._eos_ids, context=context)
             params = self._keyed(state.request)
-            banned = sorted(sequence.stop_ids) if params.min_tokens else []
+            banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
             ban_before = min(len(state.request.prompt_ids) + params.min_tokens, context)
             opening = SlotOpening(slot, params, state.request.index, banned, ban_before)
             try:
@@ -262,7 +260,7 @@ class Engine:
             except Exception as error:
                 self._fail(state, error)
                 continue
-            state.sequence = sequence
+            state.slot = slot
             self._running[slot] = self._waiting.popleft()
 
     def _keyed(self, request: Request) -> SamplingParams:
@@ -271,27 +269,28 @@ class Engine:
         if params.temperature == 0:
             return params
         seed = self._occurrences.seed(params.seed, request.index)
-        timed = self._drafter is not None and self._drafter.traits.timed
+        timed = self._drafter is not None and self._drafter.timed
         return dataclasses.replace(params, seed=seed) if timed else params
 
     def _prefill(self) -> None:
         """One chunk a step, oldest request first, so that running requests are not held up."""
         unfinished = [
-            (state.request_id, state, state.sequence)
-            for state in self._running.values()
-            if state.sequence is not None and not state.sequence.prefilled
+            (state.request_id, slot)
+            for slot, state in self._running.items()
+            if not state.sequence.prefilled
         ]
         if not unfinished:
             return
-        _, state, sequence = min(unfinished, key=lambda item: item[0])
-        prompt = state.request.prompt_ids
+        _, slot = min(unfinished)
+        state = self._running[slot]
+        sequence, prompt = state.sequence, state.request.prompt_ids
         end = min(sequence.cached + self._target.max_chunk, len(prompt))
         chunk = prompt[sequence.cached : end]
         now = self._log.dispatched()
         if end < len(prompt):
-            self._target.prefill(sequence.slot, chunk, sequence.cached)
+            self._target.prefill(slot, chunk, sequence.cached)
         else:
-            pending = self._target.prefill_last(sequence.slot, chunk, sequence.cached)
+            pending = self._target.prefill_last(slot, chunk, sequence.cached)
             self._in_flight.append(InFlight(pending, [(0, state)], now, len(prompt)))
         sequence.cached = end
 
@@ -300,7 +299,6 @@ class Engine:
         if self._drafter is None:
             return
         for slot, state in self._running.items():
-            assert state.sequence is not None
             prompt, most = state.request.prompt_ids, self._target.max_chunk
             known = min(state.sequence.cached, len(prompt))
             for begin in range(state.prompted, known, most):
@@ -311,32 +309,25 @@ class Engine:
 
     def _decoding(self) -> list[tuple[int, RequestState]]:
         """Slots whose first token is known."""
-        return [
-            (slot, state)
-            for slot, state in self._running.items()
-            if state.sequence is not None and state.sequence.output
-        ]
+        return [(slot, state) for slot, state in self._running.items() if state.sequence.output]
 
     def _batch(
         self, rows: list[tuple[int, RequestState]]
     ) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
         """Pending tokens [B] and their positions [B] for the target; all that for the drafter."""
-        tokens = np.zeros(self._target.slots, np.int32)
-        lengths = np.full(self._target.slots, IDLE, np.int32)
         k = 0 if self._drafter is None else self._drafter.k
-        batch = draft_batch(self._target.slots, k + 1)
+        idle = [0, IDLE, IDLE, 0, 0, 0, *[-1] * (k + 1)]
+        known = [idle] * self._target.slots
         for slot, state in rows:
-            sequence = state.sequence
-            assert sequence is not None
-            tokens[slot], lengths[slot] = sequence.pending, sequence.cached
-            batch.limit[slot] = max(min(k, sequence.room - 1), 0)
-            batch.room[slot] = sequence.room
-            last = state.last
-            batch.counts[slot] = len(last)
-            batch.tokens[slot, : len(last)] = last
-        drafts = batch.limit > 0
-        batch.position[drafts] = lengths[drafts]
-        return tokens, lengths, batch
+            sequence, last = state.sequence, state.last
+            room, at = sequence.room, sequence.cached
+            limit = max(min(k, room - 1), 0)
+            rest = [-1] * (k + 1 - len(last))
+            position = at if limit else IDLE
+            known[slot] = [sequence.pending, at, position, len(last), limit, room, *last, *rest]
+        columns = np.array(known, np.int32).T.copy()  # one array: several cost more than a loop
+        pending, lengths, position, counts, limit, room = columns[:6]
+        return pending, lengths, DraftBatch(pending, position, columns[6:].T, counts, limit, room)
 
     def _roles(self) -> list[Target | Drafter]:
         return [self._target] if self._drafter is None else [self._target, self._drafter]
@@ -359,20 +350,17 @@ class Engine:
         )
 
     def _end(self, state: RequestState, reason: FinishReason) -> None:
-        assert state.sequence is not None
         state.sequence.finish_reason = reason
-        slot = state.sequence.slot
-        if self._running.get(slot) is state:  # a request that ended by length has left it already
-            del self._running[slot]
+        if state.slot < 0:
+            self._waiting.remove(state)
+        elif self._running.get(state.slot) is state:  # one that ended by length has left already
+            del self._running[state.slot]
 
     def _fail(self, state: RequestState, error: Exception | None = None) -> None:
         """Ends a request by an error of its own, or by one of all."""
         if error is not None:
             _LOG.error("request %d ends by an error: %r", state.request_id, error, exc_info=error)
-        if state.sequence is None:
-            self._waiting.remove(state)
-        else:
-            self._end(state, "error")
+        self._end(state, "error")
         self._cut_off.append((state, "error"))
 
     def _break(self, why: str) -> None:

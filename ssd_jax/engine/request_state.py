@@ -16,7 +16,7 @@ from ssd_jax.roles.records import Outcomes, TopLogprobs
 @dataclasses.dataclass(kw_only=True, eq=False)
 class RequestState:
     """Attributes:
-    sequence: committed tokens, once it has a slot.
+    slot: row of the batch that it occupies; -1 before that.
     prompted: tokens of the prompt that the drafter knows.
     last: tokens that its last round has committed.
     logprobs: of the committed tokens, if asked for.
@@ -27,7 +27,8 @@ class RequestState:
     request: Request
     text: TextStream
     times: RequestTimes
-    sequence: Sequence | None = None
+    sequence: Sequence
+    slot: int = -1
     prompted: int = 0
     last: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
@@ -36,21 +37,15 @@ class RequestState:
     @property
     def finished(self) -> bool:
         """Whether its last token is known."""
-        return self.sequence is not None and self.sequence.finish_reason is not None
+        return self.sequence.finish_reason is not None
 
-    def commit(self, outcomes: Outcomes, row: int, now: float) -> tuple[list[int], int]:
-        """Takes a round's outcome from a row.
-
-        Returns: the tokens that were committed, and how many the round has emitted.
-        """
-        sequence = self.sequence
-        assert sequence is not None
-        emitted = outcomes.tokens[row, : outcomes.accepted[row] + 1].tolist()
-        if sequence.output:
-            sequence.cached += len(emitted)
-        tokens = self.last = sequence.commit(emitted)
+    def commit(self, emitted: list[int], now: float) -> list[int]:
+        """Takes what a round has emitted; returns the tokens that were committed."""
+        if self.sequence.output:
+            self.sequence.cached += len(emitted)
+        tokens = self.last = self.sequence.commit(emitted)
         self.times.committed(len(tokens), now)
-        return tokens, len(emitted)
+        return tokens
 
     def record(self, outcomes: Outcomes, row: int, tokens: list[int], known: RoundRecord) -> None:
         """Notes what a round that has committed these tokens was like; the first token's, which

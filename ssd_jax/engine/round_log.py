@@ -8,11 +8,26 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ssd_jax.engine.metrics import RoundRecord, row_lookup
+from ssd_jax.engine.request import FinishReason
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.trace import EngineTrace, RowTrace
 from ssd_jax.roles.activity import DraftCost, TargetTimes
 from ssd_jax.roles.protocols import Pending
 from ssd_jax.roles.records import ABSENCES, Drafted, Outcomes
+
+
+class CommittedRow(NamedTuple):
+    """A row of an outcome that was read: the tokens that counted, of those it has emitted.
+
+    Attributes:
+      reason: why they were the last; None where more may come.
+    """
+
+    row: int
+    state: RequestState
+    tokens: list[int]
+    emitted: int
+    reason: FinishReason | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +40,7 @@ class InFlight:
       prompt: tokens of the prompt that it finishes; 0 in a round.
       drafted: what the round verifies.
       costs: what that has cost a draft with devices of its own, by slot.
+      committed: what it has come to, once that was read.
     """
 
     pending: Pending
@@ -33,15 +49,7 @@ class InFlight:
     prompt: int = 0
     drafted: Drafted | None = None
     costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
-
-
-class CommittedRow(NamedTuple):
-    """A row of an outcome that was read: the tokens that counted, of those it has emitted."""
-
-    row: int
-    state: RequestState
-    tokens: list[int]
-    emitted: int
+    committed: list[CommittedRow] = dataclasses.field(default_factory=list)
 
 
 class RoundLog:
@@ -55,14 +63,13 @@ class RoundLog:
     def __init__(self, clock: Callable[[], float], trace: EngineTrace | None) -> None:
         self._clock, self._trace = clock, trace
         self._times = TargetTimes()
-        self._read: deque[tuple[InFlight, Outcomes, tuple[float, float], list[CommittedRow]]] = (
-            deque()
-        )
+        self._marks: list[tuple[str | None, float]] = []
+        self._read: deque[tuple[InFlight, Outcomes, tuple[float, float]]] = deque()
 
     def mark(self, what: str | None) -> None:
         """Ends what the host was doing, in the trace."""
         if self._trace is not None:
-            self._trace.host(what, self._clock())
+            self._marks.append((what, self._clock()))
 
     def idle(self) -> None:
         """Nothing that was dispatched will be read."""
@@ -74,19 +81,16 @@ class RoundLog:
         self._times.dispatched(now)
         return now
 
-    def read(
-        self, flight: InFlight, outcomes: Outcomes, now: float, *, more: bool
-    ) -> list[CommittedRow]:
-        """The outcome of a program has been read; `more` says whether another is on its way.
-
-        Returns: a list to fill with what it has committed.
-        """
-        committed: list[CommittedRow] = []
-        self._read.append((flight, outcomes, self._times.read(now, more=more), committed))
-        return committed
+    def read(self, flight: InFlight, outcomes: Outcomes, now: float, *, more: bool) -> None:
+        """The outcome of a program has been read; `more` says whether another is on its way."""
+        self._read.append((flight, outcomes, self._times.read(now, more=more)))
 
     def settle(self, in_flight: Iterable[InFlight]) -> None:
         """Works out what was read, and charges the draft's work to the rounds that it was for."""
+        if self._trace is not None:
+            for what, now in self._marks:
+                self._trace.host(what, now)
+        self._marks.clear()
         while self._read:
             self._record(*self._read.popleft())
         for flight in in_flight:
@@ -100,38 +104,25 @@ class RoundLog:
             if self._trace is not None:
                 self._trace.draft(drafted.activity.spans)
 
-    def _record(
-        self,
-        flight: InFlight,
-        outcomes: Outcomes,
-        span: tuple[float, float],
-        committed: list[CommittedRow],
-    ) -> None:
-        traced = []
-        for row, state, tokens, emitted in committed:
-            known = _round_record(flight, outcomes, row, emitted, span[1])
+    def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
+        traced, drafted, now = [], flight.drafted, span[1]
+        for row, state, tokens, emitted, _ in flight.committed:
+            known = RoundRecord(
+                committed=emitted,
+                accepted=int(outcomes.accepted[row]),
+                seconds=now - flight.dispatched,
+                read=now,
+                cost=flight.costs.get(row),
+            )
+            if drafted is not None:
+                known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
+                known.lookup = row_lookup(drafted.lookup, row)
             source, proposed, accepted = known.source, known.proposed, known.accepted
             traced.append(RowTrace(row, state.request_id, source, proposed, accepted, tokens))
             state.record(outcomes, row, tokens, known)
-        if self._trace is not None:
-            if flight.prompt:
-                self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
-            else:
-                self._trace.round(span, traced)
-
-
-def _round_record(
-    flight: InFlight, outcomes: Outcomes, row: int, emitted: int, now: float
-) -> RoundRecord:
-    known = RoundRecord(
-        committed=emitted,
-        accepted=int(outcomes.accepted[row]),
-        seconds=now - flight.dispatched,
-        read=now,
-        cost=flight.costs.get(row),
-    )
-    drafted = flight.drafted
-    if drafted is not None:
-        known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
-        known.lookup = row_lookup(drafted.lookup, row)
-    return known
+        if self._trace is None:
+            return
+        if flight.prompt:
+            self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
+        else:
+            self._trace.round(span, traced)

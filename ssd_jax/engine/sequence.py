@@ -10,21 +10,17 @@ from ssd_jax.sampling.params import MAX_STOP_IDS
 
 
 class Sequence:
-    """Prompt and committed output of a request in a slot. The length is the truth: keys and values
-    at or beyond `cached` positions are garbage, whatever a discarded forward wrote there.
+    """Prompt and committed output of a request. The length is the truth: keys and values at or
+    beyond `cached` positions are garbage, whatever a discarded forward wrote there.
 
     Attributes:
-      slot: row of the batch it occupies.
       cached: positions whose keys and values are in the pages; the token at `cached` is pending.
       output: committed ids, with the stop id that ended them.
       finish_reason: None while running.
     """
 
-    def __init__(
-        self, request: Request, slot: int, *, eos_ids: frozenset[int], context: int
-    ) -> None:
+    def __init__(self, request: Request, *, eos_ids: frozenset[int], context: int) -> None:
         self.request = request
-        self.slot = slot
         self.cached = 0
         self.output: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -51,16 +47,18 @@ class Sequence:
 
         Returns: the tokens that were committed.
         """
-        committed = []
-        for token in tokens:
-            if self.finish_reason is not None:
-                break
-            self.output.append(token)
-            committed.append(token)
-            if token in self.stop_ids and len(self.output) > self.request.params.min_tokens:
+        if self.finish_reason is not None:
+            return []
+        before, least = len(self.output), self.request.params.min_tokens
+        committed = list(tokens[: self.room])
+        if before + len(committed) >= self._limit:
+            self.finish_reason = "length"
+        for place, token in enumerate(committed):
+            if token in self.stop_ids and before + place >= least:
                 self.finish_reason = "stop"
-            elif len(self.output) >= self._limit:
-                self.finish_reason = "length"
+                del committed[place + 1 :]
+                break
+        self.output += committed
         return committed
 
 

@@ -63,9 +63,8 @@ class TextStream:
 
     def finish(self) -> Released:
         """Releases what was held back, for a request that ended otherwise."""
-        if self._ids and self._add(None, self._decoder.flush()):
-            return self._release(len(self._text), len(self._ids), stopped=True)
-        return self._release(len(self._text), len(self._ids), stopped=False)
+        stopped = bool(self._ids) and self._add(None, self._decoder.flush())
+        return self._release(len(self._text), len(self._ids), stopped=stopped)
 
     def cut(self) -> Released:
         """Releases what was held back, for a request that is cut off: without the beginning of a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -31,33 +30,19 @@ class Pending(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Traits:
-    """What a drafter is, declared.
-
-    Attributes:
-      conditioned_on: what its proposals are made from: the "tokens" so far.
-      proposes: "distribution" (q is known) or "point_mass" (tokens without a q).
-      on_device: whether it keeps the devices busy that it shares with the target.
-      timed: whether lengths of its proposals depend on time, or on other requests, where sampled
-        texts depend on them: under the ratio rule. See `occurrences`.
-    """
-
-    conditioned_on: str = "tokens"
-    proposes: str
-    on_device: bool
-    timed: bool = False
-
-
 class Drafter(Protocol):
     """The draft role: proposes tokens for the target to verify.
 
     Attributes:
       k: most tokens of a proposal.
+      on_device: whether it keeps the devices busy that it shares with the target.
+      timed: whether lengths of its proposals depend on time, or on other requests, where sampled
+        texts depend on them: under the ratio rule. See `occurrences`.
     """
 
-    traits: Traits
     k: int
+    on_device: bool
+    timed: bool = False
 
     def open(self, opening: SlotOpening) -> None:
         """Empties a slot for a new request."""
@@ -68,17 +53,16 @@ class Drafter(Protocol):
         ...
 
     def gather(self, until: Callable[[], bool]) -> None:
-        """Takes what was speculated, before the outcome is read; waits for it no longer than
-        `until` the outcome is there."""
-        ...
+        """Takes what was speculated, if anything, before the outcome is read; waits for it no
+        longer than `until` the outcome is there."""
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """Proposes for these rows; L is 0 in all others."""
         ...
 
     def speculate(self) -> None:
-        """Works ahead; called in every step, when its forward, if any, was dispatched."""
-        ...
+        """Works ahead, if it does; called in every step, when its forward, if any, was
+        dispatched."""
 
     def proposal(self) -> Any:
         """What `propose` has proposed, as `sampling.proposal.Proposal`: waits for each q that is

@@ -79,7 +79,7 @@ class BranchTokens(NamedTuple):
     forwards: int  # that have made them
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Drafted:
     """Proposed tokens of a round, perhaps still being computed; their q comes with
     `Drafter.proposal`.
@@ -89,7 +89,8 @@ class Drafted:
       tokens: for the target's forward.
       sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
       lookup: of the cache.
-      activity: of a draft with devices of its own, since the last proposal.
+      activity: of a draft with devices of its own, since the last proposal; known once `speculate`
+        was called.
     """
 
     lengths: Row
@@ -103,6 +104,7 @@ class DraftBatch(NamedTuple):
     """What a drafter needs to know before it proposes; rows that get no proposal are idle.
 
     Attributes:
+      pending: token, which was t* of the last round.
       position: absolute, of the pending token; `IDLE` leaves a row alone.
       tokens: what the row's last round has committed, the pending token last.
       counts: how many of them there are. What a `propose` that failed was given comes again, at
@@ -111,6 +113,7 @@ class DraftBatch(NamedTuple):
       room: tokens that may still be committed.
     """
 
+    pending: Row
     position: Row
     tokens: Int32[np.ndarray, "B W"]
     counts: Row
@@ -120,14 +123,14 @@ class DraftBatch(NamedTuple):
     @property
     def slots(self) -> list[int]:
         """Rows that are not idle."""
-        return np.flatnonzero(self.limit).tolist()
+        return [slot for slot, limit in enumerate(self.limit.tolist()) if limit]
 
 
 def draft_batch(slots: int, width: int) -> DraftBatch:
     """Idle rows, to be filled in; `width` is the most tokens that a round commits."""
-    none = np.zeros(slots, np.int32)
-    tokens = np.full((slots, width), -1, np.int32)
-    return DraftBatch(np.full(slots, IDLE, np.int32), tokens, none, none.copy(), none.copy())
+    pending, counts, limit, room = np.zeros((4, slots), np.int32)
+    position, tokens = np.full(slots, IDLE, np.int32), np.full((slots, width), -1, np.int32)
+    return DraftBatch(pending, position, tokens, counts, limit, room)
 
 
 class Promotion(NamedTuple):

@@ -7,7 +7,7 @@ a just-in-time draft, is the draft's own work and not made here. Pure host code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -24,33 +24,22 @@ def host_kind(kind: BackupKind) -> HostKind:
     return "none" if kind in ("auto", "draft") else kind
 
 
-class Backup(Protocol):
-    """The backup of one sequence; a new request gets a new one."""
+class Backup:
+    """The backup of one sequence; a new request gets a new one. This one proposes nothing: the
+    round then draws one token."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Takes tokens of the prompt, then committed ones."""
-        ...
 
     def propose(self, start: int, count: int) -> list[int]:
         """Up to `count` tokens after the pending token, which is at position `start`.
 
         They never depend on the noise that they are verified with.
         """
-        ...
-
-
-class NoBackup:
-    """Proposes nothing: the round then draws one token."""
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """See `Backup.extend`."""
-
-    def propose(self, start: int, count: int) -> list[int]:
-        """See `Backup.propose`."""
         return []
 
 
-class NgramBackup:
+class NgramBackup(Backup):
     """Proposes what followed the same words before."""
 
     def __init__(self) -> None:
@@ -65,7 +54,7 @@ class NgramBackup:
         return self._text.propose(count)
 
 
-class RandomBackup:
+class RandomBackup(Backup):
     """Proposes uniform random ids, a function of seed, request and start alone.
 
     They come from a cipher that no other draw uses (Philox-4x64), so that they are independent of
@@ -81,9 +70,6 @@ class RandomBackup:
         self._key = np.array([seed, request], np.uint64)
         self._tokens = tokens
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """See `Backup.extend`."""
-
     def propose(self, start: int, count: int) -> list[int]:
         """See `Backup.propose`; fewer tokens are the first of more."""
         # The first counter word counts the draws, so the starts' draws never overlap. Raw words,
@@ -96,4 +82,4 @@ def make(kind: HostKind, seed: int, request: int, tokens: int) -> Backup:
     """The backup of a new request; arguments as for `RandomBackup`."""
     if kind == "random":
         return RandomBackup(seed, request, tokens)
-    return NgramBackup() if kind == "ngram" else NoBackup()
+    return NgramBackup() if kind == "ngram" else Backup()

@@ -4,11 +4,13 @@ Pure host code over integers; a batch goes through it in arrays [B, ...]. A roun
 the outcome (`DraftBatch`), its look-up in the cache (`CacheLookup`), the promotion of the branches
 that came true (`Promotion`), and the proposal (`Drafted`). While the target verifies it, the
 branches are divided over its outcomes and expanded (`speculate`), and what they speculate fills the
-cache (`gather`). A row that misses takes its backup and does not touch the others.
+cache (`gather`). A row that misses takes its backup and does not touch the others. What no proposal
+waits for, such as learning, is put off until the target is at work (`_catch_up`).
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.roles.activity import FORWARDS, Activity, Busy
-from ssd_jax.roles.protocols import BranchingDraft, Traits
+from ssd_jax.roles.protocols import BranchingDraft
 from ssd_jax.roles.records import (
     IDLE,
     Absence,
     BranchTokens,
-    CacheLookup,
     DraftBatch,
     Drafted,
     Promotion,
@@ -31,9 +32,9 @@ from ssd_jax.roles.records import (
 )
 from ssd_jax.speculation.backup import BackupKind, host_kind, make
 from ssd_jax.speculation.cache import SpeculationCache
-from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
+from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.sequence_state import SequenceState
+from ssd_jax.speculation.sequence_state import RoundState, SequenceState
 from ssd_jax.speculation.tuner import FixedTuner, Tuner, teaches
 
 
@@ -73,26 +74,24 @@ class Controller:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         waits = elsewhere or activity is not None or pace is not None
-        self.traits = Traits(
-            proposes="distribution",
-            on_device=not elsewhere,
-            timed=rule == "ratio" and (waits or not isinstance(tuner, FixedTuner)),
-        )
-        self.k = k
+        self.k, self.on_device = k, not elsewhere
+        self.timed = rule == "ratio" and (waits or not isinstance(tuner, FixedTuner))
         self._draft, self._activity, self._lowers = draft, activity, lowers
         self._tuner, self._fan_out = tuner, fan_out
         self._backup: BackupKind = backup
         self._tokens, self._rule = tokens, rule
         self._states: dict[int, SequenceState] = {}  # by slot
-        self._cache = SpeculationCache(draft.slots, draft.branches)
+        self._cache = SpeculationCache()
         self._absent: Absence | None = None  # why there are no branches of the last expansion
         rows = draft.slots
-        self._known = np.full(rows, -1, np.int32)  # position up to which the texts are known
-        self._prompted = np.full(rows, -1, np.int32)  # a prompt's last token, until its record
+        self._known = [-1] * rows  # position up to which the texts are known
+        self._prompted: dict[int, int] = {}  # a prompt's last token by slot, until its record
         self._untold = np.full((rows, draft.k + 1), -1, np.int32)  # committed, no promotion yet
         self._live = np.zeros(rows, bool)  # has a record that has no branches yet
         self._expanded = np.zeros(rows, bool)  # has one whose branches were asked for
-        self._unlearned: list[tuple[SequenceState, VerificationStats]] = []
+        self._lengths = np.zeros(rows, np.int32)  # L of the records
+        self._forwards = 0  # planned for the last expansion
+        self._later: deque[Callable[[], None]] = deque()
         self._pace, self._clock = pace or Pace(), clock
         self._plan = tuner.plan(rows=1, steps=self._pace.steps)
         self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
@@ -110,7 +109,8 @@ class Controller:
             room=params.max_tokens,
             teaches=teaches(params.temperature, self._rule),
         )
-        self._known[slot] = self._prompted[slot] = self._untold[slot] = -1
+        self._known[slot], self._untold[slot] = -1, -1
+        self._prompted.pop(slot, None)
         # What a step that was interrupted has left behind is not to reach new requests.
         self._live[:], self._expanded[slot], self._work = False, False, []
         self._draft.open(opening)
@@ -131,28 +131,25 @@ class Controller:
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
-        began, rows = self._clock(), batch.slots
-        if self._expanded.any() and self._absent is None:
+        began = self._clock()
+        if self._absent is None and self._expanded.any():
             self._fill(self._draft.branch_tokens(1))
-        limit = np.minimum(batch.limit, self._plan.k)
-        lookup, sources = self._take(batch, rows)
-        self._note(began, batch, rows, sources)
-        lookup = self._wait(batch, rows, limit, lookup)
-        waited = self._just_in_time(rows, limit, sources)
-        lengths = self._promote(batch, rows, limit, lookup)
+        this = self._take(batch, began)
+        missed = [slot for slot, source in this.sources.items() if source != "hit"]
+        self._wait(this)
+        waited = self._just_in_time(this, missed) if missed else None
+        self._promote(this, missed)
         asked = self._clock()
-        if waited.any():
-            drafted = self._draft.draft(waited, lowered=self._lowered("miss"))
-            lengths = np.where(waited > 0, drafted, lengths)
+        if waited is not None and waited.any():
+            found = self._draft.draft(waited, lowered=self._lowered("miss"))
+            this.lengths = np.where(waited > 0, found, this.lengths)
             for slot in np.flatnonzero(waited).tolist():
-                self._states[slot].length = int(lengths[slot])
-        return Drafted(
-            lengths,
-            self._draft.tokens(),
-            sources,
-            lookup,
-            activity=self._worked(int(waited.max()), self._clock() - asked),
-        )
+                this.states[slot].length = int(this.lengths[slot])
+        self._lengths = this.lengths
+        drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
+        work = functools.partial(self._tell_work, drafted, waited, self._clock() - asked)
+        self._later.append(work)
+        return drafted
 
     def proposal(self) -> Any:
         """See `protocols.Drafter.proposal`."""
@@ -160,9 +157,9 @@ class Controller:
 
     def speculate(self) -> None:
         """See `protocols.Drafter.speculate`."""
-        self._learn()
-        if (self._prompted >= 0).any():
+        if self._prompted:
             self._begin(promotion(self._draft.slots, self._draft.k))
+        self._catch_up()
         if not self._live.any():
             return
         live = {slot: self._states[slot] for slot in np.flatnonzero(self._live).tolist()}
@@ -183,10 +180,8 @@ class Controller:
         expanded = np.asarray(counts.any(axis=1))
         if not expanded.any():
             return
-        forwards = min(self._plan.forwards, most)
+        forwards = self._forwards = min(self._plan.forwards, most)
         self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
-        for slot in np.flatnonzero(expanded).tolist():
-            self._states[slot].forwards = forwards
         self._cache.prepare(counts)
         self._expanding.append(self._plan.budget)
         self._expanded, self._forwarded = expanded, None
@@ -200,167 +195,169 @@ class Controller:
         else:
             self._absent = None
             self._cache.fill(told)
-        self._gather_work()
 
-    def _take(self, batch: DraftBatch, rows: list[int]) -> tuple[CacheLookup, dict[int, str]]:
+    def _take(self, batch: DraftBatch, began: float) -> RoundState:
         """Takes the outcomes, each once, and looks them up."""
-        k = np.full(self._draft.slots, -1, np.int32)
-        new = np.asarray((batch.limit > 0) & (batch.position > self._known))
-        k[new] = batch.counts[new] - 1
-        held, lookup = self._cache.held(), self._cache.look_up(k, _bonus(batch))
-        self._untold[new, : batch.tokens.shape[1]] = batch.tokens[new]
-        self._known[new] = batch.position[new]
-        sources: dict[int, str] = {}
-        for slot in rows:
-            each, absent = self._states[slot], self._absent if self._expanded[slot] else None
-            hit = lookup.branch[slot] >= 0
-            sources[slot] = "hit" if hit else absent or ("miss" if held[slot] else "cold")
-            each.room = int(batch.room[slot])
-            if not new[slot]:
-                continue
-            accepted = int(k[slot])
-            each.backup.extend(batch.tokens[slot, : accepted + 1].tolist())
-            if each.length:
-                each.stats.observe(accepted, each.length)
-            rank = int(lookup.rank[slot]) if hit else None
-            verified = each.verified(accepted, int(lookup.prepared[slot]), rank)
-            self._unlearned.append((each, verified))
-        return lookup, sources
+        k, known = np.full(len(self._known), -1, np.int32), self._known
+        for slot, (position, count) in enumerate(zip(batch.position, batch.counts, strict=True)):
+            if position > known[slot]:
+                k[slot], known[slot] = count - 1, int(position)
+                self._untold[slot, : batch.tokens.shape[1]] = batch.tokens[slot]
+        lookup = self._cache.look_up(k, batch.pending)
+        states = {slot: self._states[slot] for slot in batch.slots}
+        sources = dict.fromkeys(states, "hit")
+        for slot in states:
+            if lookup.branch[slot] < 0:
+                absent = self._absent if self._expanded[slot] else None
+                sources[slot] = absent or ("miss" if self._cache.held(slot) else "cold")
+        limit = np.minimum(batch.limit, self._plan.k)
+        this = RoundState(began, batch, limit, states, sources, lookup, np.zeros_like(limit))
+        self._later.append(functools.partial(self._learn, this))
+        return this
 
-    def _learn(self) -> None:
-        """Teaches what became of the last verifications."""
-        unlearned, self._unlearned = self._unlearned, []
-        for each, verified in unlearned:
+    def _catch_up(self) -> None:
+        """Does what was put off."""
+        while self._later:
+            self._later.popleft()()
+
+    def _learn(self, this: RoundState) -> None:
+        """Tells pace, rows and policies of the round that has ended, where another follows it."""
+        batch, lookup = this.batch, this.lookup
+        last, self._last = self._last, this.states
+        if any(last.get(slot) is each for slot, each in this.states.items()):
+            self._pace.round(this.began - self._began)
+        self._began = this.began
+        for slot, each in this.states.items():
+            each.room = int(batch.room[slot])
+            hit, count = lookup.branch[slot] >= 0, int(batch.counts[slot])
+            if last.get(slot) is each:
+                each.stats.round(count, hit=each.after == "hit", empty=not each.length, found=hit)
+            if lookup.k[slot] < 0:
+                continue
+            each.backup.extend(batch.tokens[slot, :count].tolist())
+            if each.length:
+                each.stats.observe(count - 1, each.length)
+            rank = int(lookup.rank[slot]) if hit else None
+            verified = each.verified(count - 1, int(lookup.prepared[slot]), rank)
             each.fan_out.observe(verified)
             if each.teaches:
                 self._tuner.observe(verified)
 
-    def _promote(
-        self, batch: DraftBatch, rows: list[int], limit: np.ndarray, lookup: CacheLookup
-    ) -> np.ndarray:
-        """Makes records of the branches that came true, of backups elsewhere; their L [B]."""
-        told, branches = promotion(self._draft.slots, self._draft.k), self._cache.branches
-        told.position[rows] = batch.position[rows]
-        told.pending[rows] = batch.tokens[rows, batch.counts[rows] - 1]
-        told.winner[:] = lookup.branch
-        for slot in rows:
-            each, winner = self._states[slot], int(lookup.branch[slot])
+    def _promote(self, this: RoundState, missed: list[int]) -> None:
+        """Makes records of the branches that came true, of backups elsewhere."""
+        batch, branches = this.batch, self._cache.branches
+        this.lookup.wasted[:] -= this.lengths
+        tokens = np.zeros((self._draft.slots, self._draft.k), np.int32)
+        if missed:
+            self._catch_up()
+        for slot in missed:
+            each = this.states[slot]
+            found = each.backup.propose(int(batch.position[slot]), int(this.limit[slot]))
+            this.lengths[slot] = len(found)
+            tokens[slot, : len(found)] = found
+            each.begin(len(found), "miss", (), made=not found)
+        if branches is not None:
+            self._later.append(functools.partial(self._begin_won, this, branches))
+        for slot in this.states if self._prompted else ():
+            self._prompted.pop(slot, None)
+        told = (batch.position, batch.pending, self._untold, this.lookup.branch, tokens)
+        self._begin(Promotion(*told, limit=this.lengths))
+
+    def _begin_won(self, this: RoundState, branches: BranchTokens) -> None:
+        """Tells rows of the branches that have become their records."""
+        for slot, each in this.states.items():
+            winner, length = this.lookup.branch[slot], int(this.lengths[slot])
             if winner >= 0:
-                assert branches is not None
-                length = min(int(branches.lengths[slot, winner]), int(limit[slot]))
                 confidence = branches.confidence[slot, winner, :length].tolist()
                 each.begin(length, "hit", confidence, made=True)
-                lookup.wasted[slot] -= length
-            else:
-                tokens = each.backup.propose(int(batch.position[slot]), int(limit[slot]))
-                length = len(tokens)
-                told.tokens[slot, :length] = tokens
-                each.begin(length, "miss", (), made=not length)
-            told.limit[slot] = length
-        self._prompted[rows] = -1
-        self._begin(told)
-        return told.limit
 
     def _begin(self, told: Promotion) -> None:
         """Hands all new records over, those of finished prompts among them."""
-        begun = self._prompted >= 0
-        told.position[begun], told.pending[begun] = self._known[begun], self._prompted[begun]
-        for slot in np.flatnonzero(begun).tolist():
-            self._states[slot].begin(0, "miss", (), made=True)
-        moved = np.asarray(told.position != IDLE)
-        told.committed[moved] = self._untold[moved]
+        if self._prompted:
+            told = told._replace(position=told.position.copy(), pending=told.pending.copy())
+            self._lengths = self._lengths.copy()
+        for slot, token in self._prompted.items():
+            told.position[slot], told.pending[slot] = self._known[slot], token
+            self._lengths[slot] = 0
+            state = self._states[slot]
+            self._later.append(functools.partial(state.begin, 0, "miss", (), made=True))
+        moved = told.position != IDLE
+        told = told._replace(committed=np.where(moved[:, None], self._untold, -1))
         # Whatever becomes of the call, the branches are gone.
         self._cache.clear()
         self._live[:], self._expanded[:], self._absent = False, False, None
         self._draft.promote(told)
-        self._prompted[moved] = self._untold[moved] = -1
+        self._prompted.clear()
+        self._untold[moved] = -1
         self._live = moved
 
     def _lowered(self, after: After) -> np.ndarray:
         """D of Saguaro sampling [B, K]; see `SequenceState.lowered`."""
         lowered = np.zeros((self._draft.slots, self._draft.k), np.int32)
         if self._lowers:
-            self._learn()
+            self._catch_up()
             for slot, each in self._states.items():
                 lowered[slot, : self._plan.k] = each.lowered(after, self._plan)
         return lowered
 
-    def _wait(
-        self, batch: DraftBatch, rows: list[int], limit: np.ndarray, lookup: CacheLookup
-    ) -> CacheLookup:
+    def _wait(self, this: RoundState) -> None:
         """Waits for more tokens of the branches that were hit, if that pays."""
-        branches, expected, hits = self._cache.branches, [], False
-        if branches is None or not (lookup.branch >= 0).any():
-            return lookup
-        for slot in rows:
-            each, winner, more = self._states[slot], lookup.branch[slot], 0
-            length = 0
-            if winner >= 0:
-                length = min(int(branches.lengths[slot, winner]), int(limit[slot]))
-                # What it will have when its expansion is complete; those of k = L start later.
-                most = min(each.forwards - (lookup.k[slot] == each.length), self.k)
-                more = max(min(int(most), int(limit[slot])) - length, 0)
-            hits = hits or more > 0
-            expected.append(each.expected(length, more))
-        if not hits:
-            return lookup
-        usual, underway = self._usual(rows, limit), self._underway()
-        more = self._pace.worth("branches", expected, usual, underway=underway)
-        if not more:
-            return lookup
-        self._fill(self._draft.branch_tokens(branches.forwards + more))
+        branches, lookup, more = self._cache.branches, this.lookup, {}
+        if branches is None:
+            return
+        self._count_won(this, branches)
+        for slot in this.states:
+            # What it will have when its expansion is complete; those of k = L start later.
+            most = min(self._forwards - (lookup.k[slot] == self._lengths[slot]), this.limit[slot])
+            hit = lookup.branch[slot] >= 0
+            more[slot] = max(int(most - this.lengths[slot]), 0) if hit else 0
+        if not any(more.values()):
+            return
+        self._catch_up()
+        self._gather_work()
+        expected = [
+            each.expected(int(this.lengths[slot]), more[slot]) for slot, each in this.states.items()
+        ]
+        # The draft has been at the forward that it has not told of yet for so long.
+        underway = 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
+        usual = self._usual(this)
+        forwards = self._pace.worth("branches", expected, usual, underway=underway)
+        if not forwards:
+            return
+        self._fill(self._draft.branch_tokens(branches.forwards + forwards))
         if self._absent is not None:  # what has come before will do
             self._absent = None
-            return lookup
-        return self._cache.look_up(lookup.k, _bonus(batch))
+            return
+        this.lookup = self._cache.look_up(lookup.k, this.batch.pending)
+        assert self._cache.branches is not None
+        self._count_won(this, self._cache.branches)
 
-    def _underway(self) -> float:
-        """Seconds that the draft has been at the forward that it has not told of yet."""
-        return 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
+    def _count_won(self, this: RoundState, branches: BranchTokens) -> None:
+        """Counts the tokens of the branches that were hit."""
+        for slot in this.states:
+            winner = this.lookup.branch[slot]
+            if winner >= 0:
+                length = min(branches.lengths[slot, winner], this.limit[slot])
+                this.lengths[slot] = length
 
-    def _just_in_time(
-        self, rows: list[int], limit: np.ndarray, sources: dict[int, str]
-    ) -> np.ndarray:
+    def _just_in_time(self, this: RoundState, missed: list[int]) -> np.ndarray:
         """How many tokens [B] to wait for where there was no hit."""
         waited = np.zeros(self._draft.slots, np.int32)
-        missed = [slot for slot in rows if sources[slot] != "hit"]
-        if self._backup in ("auto", "draft") and missed:
-            forwards = int(limit[missed].max())
+        if self._backup in ("auto", "draft"):
+            self._catch_up()
+            forwards = int(this.limit[missed].max())
             if self._backup == "auto":
-                worth = [self._worth(slot, int(limit[slot])) for slot in missed]
-                forwards = self._pace.worth("record", worth, self._usual(rows, limit))
-            waited[missed] = np.minimum(forwards, limit[missed])
+                worth = [this.states[slot].worth(int(this.limit[slot])) for slot in missed]
+                forwards = self._pace.worth("record", worth, self._usual(this))
+            waited[missed] = np.minimum(forwards, this.limit[missed])
         return waited
 
-    def _worth(self, slot: int, limit: int) -> list[float]:
-        """What a row's round is expected to bring with 0, 1, ... tokens, the next hit included."""
-        each = self._states[slot]
-        return [
-            count + each.stats.next_round(empty=length == 0)
-            for length, count in enumerate(each.expected(0, limit))
-        ]
-
-    def _usual(self, rows: list[int], limit: np.ndarray) -> float:
+    def _usual(self, this: RoundState) -> float:
         """Tokens that a round of these rows commits lately."""
-        return sum(self._states[slot].stats.usual(int(limit[slot])) for slot in rows)
+        return sum(each.stats.usual(int(this.limit[slot])) for slot, each in this.states.items())
 
-    def _note(
-        self, began: float, batch: DraftBatch, rows: list[int], sources: dict[int, str]
-    ) -> None:
-        """Tells pace and rows of the round that has ended, where another follows it."""
-        last, self._last = self._last, {slot: self._states[slot] for slot in rows}
-        gone_on = [slot for slot in rows if last.get(slot) is self._states[slot]]
-        if gone_on:
-            self._pace.round(began - self._began)
-        for slot in gone_on:
-            each = self._states[slot]
-            each.stats.round(
-                int(batch.counts[slot]),
-                hit=each.after == "hit",
-                empty=not each.length,
-                found=sources[slot] == "hit",
-            )
-        self._began = began
+    def _tell_work(self, drafted: Drafted, waited: np.ndarray | None, seconds: float) -> None:
+        drafted.activity = self._worked(0 if waited is None else int(waited.max()), seconds)
 
     def _worked(self, drafted: int, seconds: float) -> Activity | None:
         """What the draft has done; tells the pace what tokens drafted just in time have cost.
@@ -395,8 +392,3 @@ class Controller:
                 self._pace.forward("branches", span.end - span.begin, branches)
                 self._forwarded = span.end
         return activity.spans
-
-
-def _bonus(batch: DraftBatch) -> np.ndarray:
-    """t* of each row [B]: the last token that was committed."""
-    return batch.tokens[np.arange(len(batch.counts)), batch.counts - 1]

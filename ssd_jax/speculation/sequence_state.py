@@ -1,9 +1,14 @@
-"""What SSD knows of one sequence beside its branches: policy, backup, room. Pure host code."""
+"""What SSD knows of one sequence beside its branches: policy, backup, room; and of one round of
+them. Pure host code."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
+from ssd_jax.roles.records import CacheLookup, DraftBatch
 from ssd_jax.speculation.acceptance import AcceptanceStats
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
@@ -32,8 +37,6 @@ class SequenceState:
         """The draft's in the record's tokens, if known."""
         self.made = True
         """Whether the draft made the record's tokens, so that it need not run them."""
-        self.forwards = 0
-        """Planned for the record's expansion."""
 
     def begin(self, length: int, after: After, confidence: Sequence[int], *, made: bool) -> None:
         """Goes on with a new record."""
@@ -53,6 +56,14 @@ class SequenceState:
     def expected(self, length: int, more: int) -> list[float]:
         """Tokens that a round is expected to commit with `length` to `length + more` proposed."""
         return [self.stats.tokens(length + n) for n in range(more + 1)]
+
+    def worth(self, limit: int) -> list[float]:
+        """What a round is expected to bring with 0, 1, ... `limit` tokens, the next hit
+        included."""
+        return [
+            count + self.stats.next_round(empty=length == 0)
+            for length, count in enumerate(self.expected(0, limit))
+        ]
 
     def forks(self, budget: int) -> tuple[int, ...] | None:
         """F_0..F_L for the record, `budget` in all; None where no outcome leaves room for another
@@ -77,3 +88,23 @@ class SequenceState:
         """D of Saguaro sampling for the K tokens of a record that comes from there: the branches
         planned at each place, and the token drafted there."""
         return [count + 1 for count in self.fan_out.counts(plan.k, plan.budget, after)[:-1]]
+
+
+@dataclasses.dataclass
+class RoundState:
+    """A round, from the outcomes that it follows on.
+
+    Attributes:
+      began: seconds.
+      limit: [B] int32, most tokens to propose.
+      states: of its rows, by slot.
+      lengths: [B] int32, L of its proposals; until `_promote` of the hits among them.
+    """
+
+    began: float
+    batch: DraftBatch
+    limit: np.ndarray
+    states: dict[int, SequenceState]
+    sources: dict[int, str]
+    lookup: CacheLookup
+    lengths: np.ndarray

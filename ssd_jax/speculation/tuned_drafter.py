@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
 
 from ssd_jax.roles.protocols import Drafter
@@ -27,8 +23,9 @@ class TunedDrafter:
     """
 
     def __init__(self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio") -> None:
-        self.traits = dataclasses.replace(drafter.traits, timed=rule == "ratio")
-        self.k = drafter.k
+        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, rule == "ratio"
+        self.prefill, self.gather = drafter.prefill, drafter.gather
+        self.speculate, self.proposal = drafter.speculate, drafter.proposal
         self._drafter, self._tuner, self._rule = drafter, tuner, rule
         self._teaching: dict[int, bool] = {}  # by slot
         self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way
@@ -38,18 +35,6 @@ class TunedDrafter:
         self._lengths.pop(opening.slot, None)
         self._teaching[opening.slot] = teaches(opening.params.temperature, self._rule)
         self._drafter.open(opening)
-
-    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `protocols.Drafter.prefill`."""
-        self._drafter.prefill(slot, tokens, offset, last=last)
-
-    def speculate(self) -> None:
-        """See `protocols.Drafter.speculate`."""
-        self._drafter.speculate()
-
-    def gather(self, until: Callable[[], bool]) -> None:
-        """See `protocols.Drafter.gather`."""
-        self._drafter.gather(until)
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
@@ -62,7 +47,3 @@ class TunedDrafter:
         drafted = self._drafter.propose(batch._replace(limit=np.minimum(batch.limit, k)))
         self._lengths |= {slot: int(drafted.lengths[slot]) for slot in batch.slots}
         return drafted
-
-    def proposal(self) -> Any:
-        """See `protocols.Drafter.proposal`."""
-        return self._drafter.proposal()

@@ -79,7 +79,8 @@ def drafting(
     for slot in range(slots):
         drafter.prefill(slot, [_TOKEN] * position, 0, last=True)
     batch = draft_batch(slots, drafter.k + 1)
-    batch.position[:], batch.tokens[:, 0], batch.counts[:] = position, _TOKEN, 1
+    batch.pending[:], batch.position[:] = _TOKEN, position
+    batch.tokens[:, 0], batch.counts[:] = _TOKEN, 1
     batch.limit[:] = batch.room[:] = drafter.k
 
     def propose() -> None:

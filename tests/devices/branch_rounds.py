@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ssd_jax.devices.branch_draft import BranchDraft
-from ssd_jax.devices.expansion import Expansion
+from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.record import Record
 from ssd_jax.roles.records import BranchTokens, SlotOpening
 from ssd_jax.sampling.params import SamplingParams

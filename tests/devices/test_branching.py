@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices import branching
+from ssd_jax.devices.branching import Forks
+from ssd_jax.devices.branching import forks as forks_of
 from ssd_jax.devices.record import Record
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.speculation.forks import Forks
-from ssd_jax.speculation.forks import forks as forks_of
 from tests.sampling.rows import QUICKLY
 
 K, W, VOCAB = 4, 5, 9

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.roles.protocols import Traits
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening
 from tests.speculation.by_row import rows_of
 
@@ -109,7 +108,7 @@ class FakeDrafter:
     It keeps each slot's tokens and checks that what it is told joins on without a gap.
     """
 
-    traits = Traits(proposes="point_mass", on_device=False)
+    on_device, timed = False, False
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request
 from ssd_jax.roles import activity
 from ssd_jax.roles.activity import Activity, Busy, TargetTimes, overlap
-from ssd_jax.roles.protocols import Traits
 from ssd_jax.roles.records import CacheLookup, Drafted, Outcomes
 from ssd_jax.sampling.params import SamplingParams
 from tests.sampling.edits import Edit, edited
@@ -53,7 +52,7 @@ class Script:
     """
 
     slots, context, max_chunk, k = 2, 64, 8, 1
-    traits = Traits(proposes="distribution", on_device=False)
+    on_device, timed = False, False
 
     def __init__(self, activities, sources, looks):
         self.now, self.told = 0.0, iter(zip(activities, sources, looks, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 import pytest
@@ -86,7 +85,7 @@ SETTINGS = {
 @pytest.mark.parametrize(("settings", "timed"), SETTINGS.values(), ids=SETTINGS)
 def test_noise_is_unique_where_lengths_depend_on_time(settings, timed):
     parts = ssd(spell(LONG), budget=8, **settings)
-    assert parts.controller.traits.timed == timed
+    assert parts.controller.timed == timed
     expected = [5, derived(5, 0, 0, 1) if timed else 5, 5]
     asked = [request(seed=5, temperature=1.0, index=index) for index in (0, 0, 1)]
     ids = [parts.engine.add(each) for each in asked]
@@ -126,8 +125,8 @@ def test_engines_count_together_also_the_requests_of_those_that_use_no_number():
     target = FakeTarget(spell(LONG))
     drafters = [None, FakeDrafter(spell(LONG)), FakeDrafter(spell(LONG))]
     drafters[2] = TunedDrafter(drafters[2], Restless((1, 2), (8,)))
-    assert drafters[2].traits == dataclasses.replace(FakeDrafter.traits, timed=True)
-    assert not TunedDrafter(FakeDrafter(LONG), Restless((1,), (8,)), rule="coupled").traits.timed
+    assert drafters[2].timed
+    assert not TunedDrafter(FakeDrafter(LONG), Restless((1,), (8,)), rule="coupled").timed
     for drafter in drafters:
         engine = Engine(
             target,

@@ -12,7 +12,7 @@ EOS = 1
 
 def sequence(context=100, **params):
     request = Request(prompt_ids=[7, 8, 9], params=SamplingParams(**params))
-    return Sequence(request, 0, eos_ids=frozenset({EOS}), context=context)
+    return Sequence(request, eos_ids=frozenset({EOS}), context=context)
 
 
 def test_tokens_after_a_stop_in_the_same_block_are_dropped():

@@ -138,7 +138,7 @@ class ChangedQ:
 
     def __init__(self, drafter, change):
         self._drafter, self._change = drafter, change
-        self.traits, self.k = drafter.traits, drafter.k
+        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, drafter.timed
         self.open, self.prefill = drafter.open, drafter.prefill
         self.speculate, self.gather = drafter.speculate, drafter.gather
         self.propose = drafter.propose

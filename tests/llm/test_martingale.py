@@ -129,11 +129,11 @@ SELECTED_BY_CONTENT = [
     # A hit is not taken if the draft is unsure of its first token, nor are unsure tail tokens.
     Edit(
         Controller,
-        "_promote",
-        "length = min(int(branches.lengths[slot, winner]), int(limit[slot]))",
+        "_count_won",
+        "length = min(branches.lengths[slot, winner], this.limit[slot])",
         "sure = enumerate(branches.confidence[slot, winner].tolist())\n"
         f"            unsure = [place for place, each in sure if each < {UNSURE}]\n"
-        "            length = min(int(branches.lengths[slot, winner]), int(limit[slot]), *unsure)",
+        "            length = min(branches.lengths[slot, winner], this.limit[slot], *unsure)",
     ),
 ]
 KEYED_BY_SLOT = [
@@ -145,7 +145,7 @@ KEYED_BY_SLOT = [
     )
 ]
 Q_OF_BEFORE = [
-    Edit(HostProposals, "put", "self._support[:] = -1\n    self._q[:] = 0", "pass"),
+    Edit(HostProposals, "put", "self._laws = None", "pass"),
 ]
 
 

@@ -36,6 +36,7 @@ def batch_of(rows: Sequence[DraftRow], slots: int = 2) -> DraftBatch:
     batch = draft_batch(slots, max(len(row.committed) for row in rows))
     for row in rows:
         slot = row.slot
+        batch.pending[slot] = row.committed[-1]
         batch.position[slot], batch.counts[slot] = row.position, len(row.committed)
         batch.tokens[slot, : len(row.committed)] = row.committed
         batch.limit[slot], batch.room[slot] = row.limit, row.room

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.roles.records import BranchTokens
-from ssd_jax.speculation import cache, forks
+from ssd_jax.speculation import cache
 from ssd_jax.speculation.cache import SpeculationCache
 from tests.sampling.edits import Edit, edited
 
@@ -27,7 +27,7 @@ def told(bonus, lengths=None) -> BranchTokens:
 
 
 def cache_of(counts, bonus, lengths=None) -> SpeculationCache:
-    found = SpeculationCache(len(counts), M)
+    found = SpeculationCache()
     found.prepare(np.array(counts, np.int32))
     found.fill(told(bonus, lengths))
     return found
@@ -88,7 +88,7 @@ def test_what_was_not_filled_or_was_cleared_finds_nothing(clear):
         found.clear()
     else:
         found.prepare(np.array(ONE[0]))
-    assert not found.held().any()
+    assert not found.held(0)
     nothing = look_up(found, (0, 5))
     assert (nothing.branch[0], nothing.prepared[0], nothing.wasted[0]) == (-1, 0, 0)
 
@@ -119,19 +119,17 @@ def test_it_agrees_with_looking_at_every_branch():
 
 
 FLAWS = {
-    "any k": Edit(SpeculationCache, "look_up", "self._forks.k == k[:, None]", "True"),
-    "any bonus token": Edit(SpeculationCache, "look_up", "== bonus[row]", ">= 0"),
+    "any k": Edit(SpeculationCache, "_find", "begin : ends[k]", "0:"),
+    "any bonus token": Edit(SpeculationCache, "_find", "tokens.index(token)", "0"),
     "the last of equals": Edit(
         SpeculationCache,
-        "look_up",
-        "[row[match][::-1]] = found[match][::-1]",
-        "[row[match]] = found[match]",
+        "_find",
+        "tokens.index(token)",
+        "len(tokens) - 1 - tokens[::-1].index(token)",
     ),
-    "branches that are none": Edit(SpeculationCache, "_there", "self.branches.bonus >= 0", "True"),
-    "ranks of all": Edit(forks, "forks", "index - first", "index + 0 * first"),
-    "kept when cleared": Edit(
-        SpeculationCache, "clear", "self._nothing, None", "self._forks, self.branches"
-    ),
+    "branches that are none": Edit(SpeculationCache, "_find", " - tokens.count(-1)", ""),
+    "ranks of all": Edit(SpeculationCache, "_find", "begin + rank,", "rank,"),
+    "kept when cleared": Edit(SpeculationCache, "clear", "self.branches = None", "pass"),
 }
 
 

@@ -81,6 +81,7 @@ class RemoteDraft:
         self._counted = False  # why this round had no answer
         self._overdue = False  # an answer that was waited for did not come
         self._link: Connection | None = None  # that this round's records went to
+        self._promotion: Promotion | None = None  # not worked out yet
         self._records = promotion(self.slots, self.k)  # as the worker is told of them
         self._owners = self._epochs  # the epochs that they are of
         self._unsent = False
@@ -94,6 +95,7 @@ class RemoteDraft:
     def open(self, opening: SlotOpening) -> None:
         """See `roles.BranchingDraft.open`."""
         slot = opening.slot
+        self._settle()
         self._epochs[slot] = next(self._requests)
         self._sampled[slot] = self._q_travels and opening.params.temperature > 0
         self._openings[slot], self._texts[slot] = opening, KnownText()
@@ -102,6 +104,7 @@ class RemoteDraft:
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
+        self._settle()
         self._texts[slot].prefill(tokens, offset)
         link = self._usable()
         if link is not None:
@@ -109,44 +112,45 @@ class RemoteDraft:
                 self._teach(slot, link)
 
     def promote(self, promotion: Promotion) -> None:
-        """See `roles.BranchingDraft.promote`."""
+        """See `roles.BranchingDraft.promote`. What the target waits for is worked out at once."""
         self._flush()
-        link = self._link = self._usable()
-        self._unsent, self._counted, self._asked_q = False, False, self._asked_q[:0]
-        with self._telling(link):
-            self._promote(promotion, link)
+        self._link = self._usable()
+        self._counted, self._asked_q = False, self._asked_q[:0]
+        tokens = promotion.tokens.copy()
+        for slot, winner in enumerate(promotion.winner.tolist()):
+            if winner >= 0:
+                tokens[slot] = self._branches.tokens[slot, winner]
+        self._proposals.put(tokens, promotion.limit)
+        self._promotion = promotion._replace(tokens=tokens)
 
-    def _promote(self, asked: Promotion, link: Connection | None) -> None:
-        rows, every = asked.position != IDLE, np.arange(self.slots)
-        won = asked.winner >= 0
-        said = self._branches  # until there are others: an interrupted call comes again
-        limit = np.where(
-            won, np.minimum(asked.limit, said.lengths[every, asked.winner]), asked.limit
-        )
-        tokens = np.where(won[:, None], said.tokens[every, asked.winner], asked.tokens)
-        self._proposals.put(tokens, np.where(rows, limit, 0))
-        self._confidence[:] = UNKNOWN
-        slots = np.flatnonzero(rows).tolist()
+    def _settle(self) -> None:
+        """Works out what the worker is to be told of the records."""
+        asked, link = self._promotion, self._link
+        if asked is None:
+            return
+        slots = np.flatnonzero(asked.position != IDLE).tolist()
         anew = [slot for slot in slots if self._taught.get(slot) is not link]
         for slot in anew:
             self._texts[slot].whole = False
         # A branch is gone with its stream, or with an interrupted step.
-        told = [slot for slot in slots if self._texts[slot].known == asked.position[slot]]
-        teach = None if link is None else lambda slot: self._teach(slot, link)
-        found = promoted(self._texts, asked, teach)
-        if link is None:
-            return
-        winner = asked.winner.copy()
-        winner[anew + told] = -1
-        self._records = found._replace(winner=winner, tokens=tokens, limit=limit)
-        self._owners = self._epochs.copy()
-        self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (limit > 0))
-        self._unsent = True
+        gone = [slot for slot in slots if self._texts[slot].known == asked.position[slot]]
+        with self._telling(link):
+            teach = None if link is None else lambda slot: self._teach(slot, link)
+            found = promoted(self._texts, asked, teach)
+        if link is not None:
+            winner = asked.winner.copy()
+            winner[anew + gone] = -1
+            self._records = found._replace(winner=winner)
+            self._owners, self._unsent = self._epochs.copy(), True
+            self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (asked.limit > 0))
+        self._confidence[:] = UNKNOWN
+        self._promotion = None
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """See `roles.BranchingDraft.draft`; waits for the worker."""
         drafted = np.zeros(self.slots, np.int32)
         link = self._link
+        self._settle()
         if link is None:
             return drafted
         self._send_round(link, lowered, drafts=limits)
@@ -186,6 +190,7 @@ class RemoteDraft:
     ) -> None:
         """See `roles.BranchingDraft.expand`."""
         link = self._link
+        self._settle()
         self._awaited = link is not None
         if link is None:
             return
@@ -362,6 +367,7 @@ class RemoteDraft:
 
     def _flush(self) -> None:
         """Sends records that nobody expands: at the end of a text they have no branches."""
+        self._settle()
         if self._unsent and self._link is not None:
             self._send_round(self._link)
 

@@ -133,7 +133,7 @@ class Connection:
             done = told is not None and (told.complete or told.branches.forwards >= forwards)
             return told if done else None
 
-        if until is None:
+        if until is None and enough() is None:
             self._wait(enough, timeout)
         while until is not None and enough() is None and self.alive:
             if until():

@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.compat import check_sums
-from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.branch_draft import BranchDraft, run_once
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.opened import open_model
-from ssd_jax.devices.warm_up import run_once
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
 from ssd_jax.placement.process.server import MakeSession

@@ -24,19 +24,22 @@ class HostProposals:
     """
 
     def __init__(self, slots: int, k: int, support: int, ids: int) -> None:
-        self._ids = ids
-        self._support = np.full((slots, k, support), -1, np.int32)
-        self._q = np.zeros((slots, k, support), np.float32)
+        self._shape, self._ids = (slots, k, support), ids
+        self._laws: tuple[np.ndarray, np.ndarray] | None = None  # support and q, once needed
         self.put(np.zeros((slots, k), np.int32), np.zeros(slots, np.int32))
 
     def put(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Proposes the first `lengths` [B] of these tokens [B, K], each with probability 1."""
-        used = self._used(lengths)
-        self.tokens, self.lengths = np.where(used, tokens, 0), lengths
-        self._support[:] = -1
-        self._q[:] = 0
-        self._support[..., 0] = np.where(used, tokens, -1)
-        self._q[..., 0] = used
+        self.tokens, self.lengths = np.where(self._used(lengths), tokens, 0), lengths
+        self._laws = None
+
+    def _known(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._laws is None:
+            support, q = np.full(self._shape, -1, np.int32), np.zeros(self._shape, np.float32)
+            used = self._used(self.lengths)
+            support[..., 0], q[..., 0] = np.where(used, self.tokens, -1), used
+            self._laws = support, q
+        return self._laws
 
     def put_q(self, slots: np.ndarray, winner: Winner) -> int:
         """Takes the q of these slots' tokens; returns in how many rows it is malformed."""
@@ -49,17 +52,16 @@ class HostProposals:
         q = np.where(used[..., None], winner.q[places], 0)
         fits = (winner.tokens[rows] == tokens) & self._are_laws(tokens, support, q)
         right = (winner.lengths[rows] >= lengths) & (fits | ~used).all(axis=1)
-        self._support[taken[right]], self._q[taken[right]] = support[right], q[right]
+        all_support, all_q = self._known()
+        all_support[taken[right]], all_q[taken[right]] = support[right], q[right]
         return len(slots) - int(right.sum())
 
     def now(self) -> Proposal:
-        """What is known now, in arrays of its own."""
-        return Proposal(
-            self.tokens.copy(), self.lengths.copy(), self._support.copy(), self._q.copy()
-        )
+        """What is known now, in arrays that nothing but `put_q` writes to."""
+        return Proposal(self.tokens, self.lengths, *self._known())
 
     def _used(self, lengths: np.ndarray) -> np.ndarray:
-        return np.arange(self._q.shape[1]) < lengths[:, None]
+        return np.arange(self._shape[1]) < lengths[:, None]
 
     def _are_laws(self, tokens: np.ndarray, support: np.ndarray, q: np.ndarray) -> np.ndarray:
         """Which rows of q [..., N] are distributions over their supports that give their tokens."""

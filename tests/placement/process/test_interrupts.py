@@ -137,6 +137,7 @@ def test_a_row_whose_round_was_not_expanded_is_taught_its_text_again(late):
     draft.branch_tokens(K)
     before = len(link.sent)
     draft.promote(records((4 + K, [*[40] * K, 60], -1), (4, [8], -1)))
+    draft.proposal()
     taught = {m.slot: m.tokens.tolist() for m in link.sent[before:] if isinstance(m, Prefill)}
     assert taught == ({0: [50, *[40] * K, 60], 1: [9, 8]} if late else {})
     assert draft.counters["late"] == int(late)

@@ -142,7 +142,7 @@ NEIGHBOURS = range(3, 15)
 def test_lengths_of_a_row_do_not_change_with_what_its_neighbours_accept(fan_out, backup, width):
     """Where noise is not unique: in one process, with K and M that were given."""
     host = replace(ELSEWHERE, forward=None, fan_out=fan_out, backup=backup, width=width)
-    assert not host.engine(Hashed())._drafter.traits.timed
+    assert not host.engine(Hashed())._drafter.timed
     found = [own_lengths(host, neighbour) for neighbour in NEIGHBOURS]
     assert all(each == found[0] for each in found)
     assert len(set(found[0])) > 1
@@ -150,6 +150,6 @@ def test_lengths_of_a_row_do_not_change_with_what_its_neighbours_accept(fan_out,
 
 def test_with_a_clock_they_do_and_noise_is_unique():
     host = replace(ELSEWHERE, forward=lambda _number: 0.55, width=1)
-    assert host.engine(Hashed())._drafter.traits.timed
+    assert host.engine(Hashed())._drafter.timed
     found = [own_lengths(host, neighbour) for neighbour in NEIGHBOURS]
     assert any(each != found[0] for each in found)

@@ -134,11 +134,11 @@ def test_the_host_keeps_the_law(settings, sources):
 # Serves no last tokens that the draft is unsure of.
 WITHOUT_UNSURE_TAILS = Edit(
     Controller,
-    "_promote",
-    'each.begin(length, "hit"',
-    "while length and confidence[length - 1] < 4:\n"
+    "_count_won",
+    "this.lengths[slot] = length",
+    "while length and branches.confidence[slot, winner, length - 1] < 4:\n"
     "                length -= 1\n"
-    '            each.begin(length, "hit"',
+    "            this.lengths[slot] = length",
 )
 
 
