@@ -6,15 +6,9 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-import jaxlib.version
+from tests.xla_flags import DEVICES, EMITTERS, QUICK
 
-_DEVICES = "--xla_force_host_platform_device_count=8"
-# XLA takes most of its time for fusions, with emitters that JAX 0.12 has no flag for.
-_EMITTERS = jaxlib.version.__version_info__ < (0, 11)
-_QUICK = "--xla_cpu_parallel_codegen_split_count=1" + (
-    " --xla_cpu_use_fusion_emitters=false" if _EMITTERS else ""
-)
-os.environ.setdefault("XLA_FLAGS", f"{_DEVICES} {_QUICK}")
+os.environ.setdefault("XLA_FLAGS", f"{DEVICES} {QUICK}")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -56,6 +50,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 _shipped = Execution.for_platform
+_compile_options = compiler.get_compile_options
 
 
 def _with_one_chunk(platform: str, compute: str) -> Execution:
@@ -63,12 +58,9 @@ def _with_one_chunk(platform: str, compute: str) -> Execution:
     return dataclasses.replace(execution, prefill_chunks=execution.prefill_chunks[:1])
 
 
-_compile_options = compiler.get_compile_options
-
-
 def _with_emitters(*arguments, **more):
     options = _compile_options(*arguments, **more)
-    if _EMITTERS:
+    if EMITTERS:
         options.env_option_overrides = [("xla_cpu_use_fusion_emitters", True)]
     return options
 
@@ -85,8 +77,8 @@ def pytest_runtest_setup(item):
     Execution.for_platform = _shipped if shipped else _with_one_chunk
     jax.config.update("jax_disable_most_optimizations", not shipped)
     compiler.get_compile_options = _with_emitters if shipped else _compile_options
-    flags = os.environ["XLA_FLAGS"].replace(_QUICK, "").strip()
-    os.environ["XLA_FLAGS"] = flags if shipped else f"{flags} {_QUICK}"
+    flags = os.environ["XLA_FLAGS"].replace(QUICK, "").strip()
+    os.environ["XLA_FLAGS"] = flags if shipped else f"{flags} {QUICK}"
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(not shipped))
 
 
