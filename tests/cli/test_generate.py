@@ -70,7 +70,7 @@ def test_bad_lines_are_reported_and_good_ones_still_run(generate, tmp_path):
     assert ["error" in answer for answer in answers] == [False, True, True, True]
     assert f"{path}:2" in err
     assert f"{path}:3" in err
-    assert "the context is 200" in answers[3]["error"]
+    assert "the context is 300" in answers[3]["error"]
 
 
 def test_a_file_without_a_good_line_fails_at_once(generate, tmp_path):

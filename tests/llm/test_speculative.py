@@ -32,8 +32,8 @@ CASES = [
     ("qwen3", "int8", "ngram", "ratio", 3),
 ]
 """A covering set of strength two, found by hand and checked below."""
-MARKS = dict.fromkeys((0, 1, 4, 5, 6), pytest.mark.slow) | {7: pytest.mark.shipped}
-"""By default each family and dtype, one of them as it is shipped."""
+BY_DEFAULT = (2, 3, 7, 8)
+"""Each family and dtype, and all of a draft model."""
 
 PROMPTS = [
     "a",
@@ -117,7 +117,10 @@ def test_the_cases_cover_every_pair_of_factors():
 
 @pytest.mark.parametrize(
     ("family", "dtype", "drafter", "verify", "k"),
-    [pytest.param(*case, marks=MARKS.get(CASES.index(case), ())) for case in CASES],
+    [
+        pytest.param(*case, marks=() if n in BY_DEFAULT else pytest.mark.slow)
+        for n, case in enumerate(CASES)
+    ],
 )
 def test_text_and_logprobs_equal_autoregressive_decoding(
     checkpoints, family, dtype, drafter, verify, k

@@ -119,7 +119,9 @@ def shuffle_outcomes(draft):
     def branch_tokens(forwards, until=None):
         before, found = draft._branches, told(forwards, until)
         if isinstance(found, BranchTokens) and found is not before and next(calls) % 3 == 2:
-            found = draft._branches = found._replace(bonus=np.roll(found.bonus, 1, axis=1))
+            whole = (found.lengths > 0).all(axis=1, keepdims=True)  # all have something to serve
+            bonus = np.where(whole, np.roll(found.bonus, 1, axis=1), found.bonus)
+            found = draft._branches = found._replace(bonus=bonus)
         return found
 
     draft.branch_tokens = branch_tokens
