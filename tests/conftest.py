@@ -6,12 +6,15 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+from tests.xla_flags import DEVICES, EMITTERS, QUICK
+
+os.environ.setdefault("XLA_FLAGS", f"{DEVICES} {QUICK}")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import pytest
+from jax._src import compiler
 
 from tests import shapes
 
@@ -51,11 +54,19 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 _shipped = Execution.for_platform
+_compile_options = compiler.get_compile_options
 
 
 def _with_one_chunk(platform: str, compute: str) -> Execution:
     execution = _shipped(platform, compute)
     return dataclasses.replace(execution, prefill_chunks=execution.prefill_chunks[:1])
+
+
+def _with_emitters(*arguments, **more):
+    options = _compile_options(*arguments, **more)
+    if EMITTERS:
+        options.env_option_overrides = [("xla_cpu_use_fusion_emitters", True)]
+    return options
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,6 +80,9 @@ def pytest_runtest_setup(item):
     shipped |= "smollm2_path" in item.fixturenames
     Execution.for_platform = _shipped if shipped else _with_one_chunk
     jax.config.update("jax_disable_most_optimizations", not shipped)
+    compiler.get_compile_options = _with_emitters if shipped else _compile_options
+    flags = os.environ["XLA_FLAGS"].replace(QUICK, "").strip()
+    os.environ["XLA_FLAGS"] = flags if shipped else f"{flags} {QUICK}"
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(not shipped))
 
 

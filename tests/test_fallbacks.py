@@ -98,7 +98,7 @@ def test_a_model_says_it_once_and_its_metrics_always(tiny_checkpoint, caplog):
 
 def test_reports_have_the_lines(tiny_checkpoint, capsys):
     flags = [f"--target={tiny_checkpoint}", "--mode=sd", "--draft=ngram", "--k=1", "--json"]
-    flags += ["--dtype=float32", "--context=200", "--max_tokens=3", "--prompts=mt_bench:1"]
+    flags += ["--dtype=float32", "--context=300", "--max_tokens=3", "--prompts=mt_bench:1"]
     assert main(["bench", "--warmup=0", "--compile_cache=off", *flags]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)

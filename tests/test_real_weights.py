@@ -10,7 +10,7 @@ from ssd_jax import LLM, SamplingParams
 from ssd_jax.bench.prompts import load_prompts
 from ssd_jax.checkpoints.draft_checkpoint import identity_of
 
-pytestmark = pytest.mark.shipped
+pytestmark = pytest.mark.slow
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -50,17 +50,14 @@ def test_smollm2_gives_the_golden_prompt_logits_and_text(smollm2_path):
     check(smollm2_path, "smollm2")
 
 
-@pytest.mark.slow
 def test_qwen_draft_gives_the_golden_prompt_logits_and_text(qwen_draft_path):
     check(qwen_draft_path, "qwen2.5-coder-0.5b")
 
 
-@pytest.mark.slow
 def test_qwen_target_gives_the_golden_prompt_logits_and_text(qwen_target_path):
     check(qwen_target_path, "qwen2.5-coder-1.5b")
 
 
-@pytest.mark.slow
 def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_path, tmp_path):
     from ssd_jax.cli.main import main
 
@@ -154,11 +151,9 @@ def check_speculation(llm, sets, max_tokens):
         assert all(output.metrics["hit_rate"] > least for output in texts["ssd"])
 
 
-@pytest.mark.slow
 def test_smollm2_says_the_same_in_every_mode(speculative):
     check_speculation(speculative, "humaneval:1,gsm8k:1,mt_bench:1", 48)
 
 
-@pytest.mark.slow
 def test_smollm2_says_the_same_in_every_mode_at_length(speculative):
     check_speculation(speculative, "humaneval:7,gsm8k:7,mt_bench:6", 128)

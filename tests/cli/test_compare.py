@@ -7,7 +7,7 @@ import pytest
 from ssd_jax.cli.main import main
 from ssd_jax.compare.forks import Candidate, Scores
 
-MODEL = ("--dtype=float32", "--context=200", "--compile_cache=off", "--exact=law")
+MODEL = ("--dtype=float32", "--context=300", "--compile_cache=off", "--exact=law")
 COMMON = (*MODEL, "--max_tokens=12", "--ignore_eos")
 PROMPTS = ["hello", "to be or not to be, that is to be", "xyxyxyxyxy"]
 

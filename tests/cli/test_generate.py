@@ -13,7 +13,7 @@ from ssd_jax.engine.metrics import REQUEST_KEYS
 from ssd_jax.errors import DeviceError
 from tests.engine.fakes import FakeTarget, Letters
 
-COMMON = ("--dtype=float32", "--context=200", "--max_tokens=5", "--compile_cache=off")
+COMMON = ("--dtype=float32", "--context=300", "--max_tokens=5", "--compile_cache=off")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_bad_lines_are_reported_and_good_ones_still_run(generate, tmp_path):
     assert ["error" in answer for answer in answers] == [False, True, True, True]
     assert f"{path}:2" in err
     assert f"{path}:3" in err
-    assert "the context is 200" in answers[3]["error"]
+    assert "the context is 300" in answers[3]["error"]
 
 
 def test_a_file_without_a_good_line_fails_at_once(generate, tmp_path):
@@ -258,7 +258,7 @@ def test_an_answer_that_ends_by_an_error_is_printed_and_the_status_is_1(
     generate, monkeypatch, caplog, target, decoder, words
 ):
     def load(llm):
-        scripted = target(lambda *_: 65, context=200, max_chunk=200)
+        scripted = target(lambda *_: 65, context=300, max_chunk=200)
         llm._engines["ar", 0] = Engine(scripted, decoder, frozenset())
 
     monkeypatch.setattr("ssd_jax.cli.generate.load", load)

@@ -1,6 +1,6 @@
 """Prints hashes of logits, and texts, of a checkpoint; on one core or on all.
 
-Run as `python -m tests.devices.bitwise_worker one|all CHECKPOINT DTYPE...`.
+Run as `python -m tests.devices.bitwise_worker one|all CHECKPOINT DTYPE... [texts]`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def texts(path: str) -> list[list[int]]:
     return [llm.generate("0101010101", params, mode=mode)[0].token_ids for mode in llm.modes]
 
 
-def main(cores: str, path: str, *dtypes: str) -> None:
+def main(cores: str, path: str, *what: str) -> None:
     """Pins the process before JAX starts, which sizes its thread pools then."""
     if cores == "one":
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    found = {dtype: logits_hashes(path, dtype) for dtype in dtypes}
-    print(json.dumps({"logits": found, "texts": texts(path)}))
+    found = {dtype: logits_hashes(path, dtype) for dtype in what if dtype != "texts"}
+    print(json.dumps({"logits": found, "texts": texts(path) if "texts" in what else None}))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ from ssd_jax.devices.target_programs import Programs
 from tests import tiny
 from tests.devices.forwards import Forwards, forwards_only
 
-pytestmark = pytest.mark.shipped
+shipped = pytest.mark.shipped
 
 WIDTHS = (0, 1, 3, 8)
 SLOTS, CONTEXT = 3, 320
+TWO_WIDTHS: dict = {"slots": SLOTS, "context": CONTEXT, "widths": (0, 3), "accepts": True}
 FAMILY_OF = {"float32": "qwen3", "bfloat16": "llama", "int8": "qwen2"}
 TEXT = np.random.default_rng(5).integers(0, tiny.TOKENS, 150)  # two blocks of keys
 PROMPTS = ["0101010101", "to be or not to be, that is the question", "one two one two one"]
@@ -43,7 +44,7 @@ def dtype(request):
 @pytest.fixture(scope="module")
 def forwards(checkpoints, dtype):
     room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS}
-    return Forwards.of(checkpoints[dtype], dtype, accepts=True, **room)
+    return Forwards.of(checkpoints[dtype], dtype, **room)
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +56,19 @@ def alone(checkpoints, dtype):
     return one.logits(TEXT, 0)
 
 
+@shipped
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_rows_logits_are_the_same_bits_at_every_width_and_number_of_slots(forwards, alone, width):
     np.testing.assert_array_equal(forwards.logits(TEXT, width), alone)
 
 
+@shipped
 @pytest.mark.parametrize("first", [1, 2, 5])
 def test_where_a_block_of_tokens_begins_does_not_matter(forwards, alone, first):
     np.testing.assert_array_equal(forwards.logits(TEXT, 8, first=first), alone)
 
 
+@shipped
 @pytest.mark.parametrize("width", [0, 3])
 @pytest.mark.parametrize(
     ("slot", "neighbour"),
@@ -75,9 +79,9 @@ def test_neither_slot_nor_neighbours_change_a_bit(forwards, alone, width, slot, 
     np.testing.assert_array_equal(found, alone)
 
 
-def test_other_tokens_have_other_logits_and_the_start_up_check_agrees(forwards, alone):
+@shipped
+def test_other_tokens_have_other_logits(alone):
     assert len(np.unique(alone, axis=0)) == len(TEXT)
-    assert widths_agree(forwards.programs, forwards.parameters)
 
 
 class OneBit(Programs):
@@ -91,7 +95,7 @@ class OneBit(Programs):
             next_to_it = np.nextafter(np.asarray(logits)[0, 0, 5], np.float32(np.inf))
             return logits.at[0, 0, 5].set(next_to_it), pages
 
-        return perturbed if name == ("forward", 1) else program
+        return perturbed if name == ("forward", 0) else program
 
 
 class Uneven(Programs):
@@ -109,11 +113,10 @@ class Uneven(Programs):
 
 
 def test_one_bit_of_one_logit_at_one_width_is_noticed(checkpoints):
-    room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS, "accepts": True}
-    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=OneBit, **room)
+    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=OneBit, **TWO_WIDTHS)
     assert not widths_agree(off.programs, off.parameters)
     off.programs.use_widest()
-    assert off.programs.widths == (8,)
+    assert off.programs.widths == (3,)
     assert widths_agree(off.programs, off.parameters)
 
 
@@ -140,10 +143,9 @@ class Deviating(Programs):
 
 
 def test_a_verification_that_differs_at_one_width_is_noticed(checkpoints):
-    room = {"slots": SLOTS, "context": CONTEXT, "widths": WIDTHS, "accepts": True}
-    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=Deviating, **room)
+    off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=Deviating, **TWO_WIDTHS)
     assert widths_agree(off.programs, off.parameters)
-    for off.programs.width in WIDTHS:
+    for off.programs.width in TWO_WIDTHS["widths"]:
         for off.programs.what in ("k", "token", "token under top-p", "log-probability"):
             case = off.programs.width, off.programs.what
             assert not widths_agree(off.programs, off.parameters), case
@@ -213,10 +215,13 @@ def test_auto_is_bitwise_where_that_costs_nothing(checkpoints, dtype):
 @pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="this machine has one core: one thread count only"
 )
+@shipped
 @pytest.mark.parametrize(
-    "dtypes", [["bfloat16"], pytest.param([*FAMILY_OF], marks=pytest.mark.slow)], ids="-".join
+    "what",
+    [["bfloat16"], pytest.param([*FAMILY_OF, "texts"], marks=pytest.mark.slow)],
+    ids="-".join,
 )
-def test_logits_and_texts_are_the_same_bits_on_one_core_and_on_all(tmp_path, dtypes):
+def test_logits_and_texts_are_the_same_bits_on_one_core_and_on_all(tmp_path, what):
     """A model wide enough that XLA splits its products over threads."""
     path = tiny.write_checkpoint(
         tmp_path / "wide",
@@ -231,7 +236,7 @@ def test_logits_and_texts_are_the_same_bits_on_one_core_and_on_all(tmp_path, dty
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     workers = [
         subprocess.Popen(
-            [*command, cores, str(path), *dtypes],
+            [*command, cores, str(path), *what],
             cwd=Path(__file__).parents[2],
             env=environment,
             stdout=subprocess.PIPE,
@@ -245,6 +250,7 @@ def test_logits_and_texts_are_the_same_bits_on_one_core_and_on_all(tmp_path, dty
     found = json.loads(one)
     for hashes in found["logits"].values():
         assert len(set(hashes.values())) == 1  # and the same at both widths
-    alone, spoken = found["texts"]
-    assert alone == spoken
-    assert len(alone) == 32
+    if "texts" in what:
+        alone, spoken = found["texts"]
+        assert alone == spoken
+        assert len(alone) == 32

@@ -35,7 +35,7 @@ from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from tests import tiny
 from tests.llm import law
-from tests.llm.test_engine_law import SSD
+from tests.llm.test_engine_law import FEW_BRANCHES
 from tests.models.golden import our_logits
 from tests.sampling.reference import next_law
 from tests.speculation.paces import Patient
@@ -214,7 +214,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(checkpoints):
-    return law.open_llm(checkpoints, "ssd", **SSD["few branches by confidence"])
+    return law.open_llm(checkpoints, "ssd", **FEW_BRANCHES)
 
 
 @contextmanager
@@ -352,7 +352,7 @@ REAL = {"submesh": {"target_devices": "1", "draft_devices": "4"}, "process": {}}
 @pytest.mark.parametrize("where", REAL)
 def test_a_draft_that_really_is_elsewhere_has_the_same_keys(checkpoints, where):
     """On other devices than the target's, and in a process of its own."""
-    settings = SSD["few branches by confidence"] | {"fan_out": "measured"} | REAL[where]
+    settings = FEW_BRANCHES | {"fan_out": "measured"} | REAL[where]
     settings |= {"slots": 4, "k": "2", "context": CONTEXT, "dtype": "float32", "mode": "ssd"}
     target, draft = map(str, checkpoints)
     cache = jax.config.jax_compilation_cache_dir  # both processes compile once

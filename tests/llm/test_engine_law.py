@@ -11,11 +11,16 @@ import pytest
 from ssd_jax import config
 from ssd_jax.sampling.proposal import as_point_mass_where
 from tests.llm import law
-from tests.llm.law import LETTERS, ChangedQ, assert_lawful, engine_with, open_llm
+from tests.llm.law import LETTERS, MANY, ChangedQ, assert_lawful, engine_with, open_llm
 from tests.sampling.evidence import ALPHA
 from tests.speculation.tuners import Restless
 
-pytestmark = pytest.mark.shipped  # thousands of rounds, few programs
+FEW_BRANCHES = {
+    "budget": "2",
+    "proposal_support": "2",
+    "backup": "draft",
+    "fan_out": "confidence",
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,51 +40,64 @@ def test_the_laws_are_laws_that_counts_can_tell_apart(laws):
         assert max(texts.values()) < 0.6
 
 
-SLOW = ("whole draft", "C = 0.5, random tokens after a miss")
-"""Cases whose parts others have."""
-
-
-def each(cases):
-    """Names of cases as parameters."""
-    return [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in cases]
-
-
-CASES = {
-    "sparse draft": ("model", {"proposal_support": "2"}),
-    "whole draft": ("model", {"proposal_support": "full"}),
-    "ngram": ("ngram", {}),
-}
-
-
 @pytest.fixture(scope="module")
-def sparse(checkpoints):
-    drafter, settings = CASES["sparse draft"]
-    return open_llm(checkpoints, "sd", drafter, **settings)
+def branching(checkpoints):
+    return open_llm(checkpoints, "ssd", **FEW_BRANCHES)
 
 
-@pytest.mark.parametrize("case", each(CASES))
-def test_texts_follow_the_law_and_greedy_rows_are_plain_decoding(checkpoints, laws, sparse, case):
-    drafter, settings = CASES[case]
-    llm = sparse if case == "sparse draft" else open_llm(checkpoints, "sd", drafter, **settings)
-    metrics = assert_lawful(llm, laws, llm.engine)
+def assert_sd_lawful(llm, laws, drafter="model", **more):
+    metrics = assert_lawful(llm, laws, llm.engine_of("sd"), **more)
     histograms = [figures["acceptance_histogram"] for figures in metrics]
     rounds = np.sum([np.pad(shape, (0, 4))[:4] for shape in histograms if shape], axis=0)
     assert (rounds[1:3] > 0).all() if drafter == "model" else rounds[1] > 0
 
 
-def test_a_draft_that_ships_another_q_is_caught(laws, sparse):
-    engine = engine_with(sparse, "sd", lambda drafter: ChangedQ(drafter, law.mix_up))
-    outputs, _ = law.run(engine, law.requests(sparse))
+def assert_ssd_lawful(llm, laws, **more):
+    metrics = assert_lawful(llm, laws, llm.engine_of("ssd"), **more)
+    assert 0.1 < np.mean([each["hit_rate"] for each in metrics]) < 0.95
+
+
+def assert_caught(llm, laws, mode):
+    engine = engine_with(llm, mode, lambda drafter: ChangedQ(drafter, law.mix_up))
+    outputs, _ = law.run(engine, law.requests(llm))
     assert min(law.p_values(laws, outputs).values()) <= ALPHA
 
 
+def test_texts_follow_the_law_and_greedy_rows_are_plain_decoding(laws, branching):
+    assert_sd_lawful(branching, laws)
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_draft_that_ships_another_q_is_caught(laws, branching, mode):
+    assert_caught(branching, laws, mode)
+
+
+def test_texts_follow_the_law_while_k_and_budget_change_every_round(checkpoints, laws, monkeypatch):
+    """With programs of two budgets, and Saguaro sampling, whose sets depend on them."""
+    monkeypatch.setattr(config, "AUTO_BUDGETS", (2, 4))
+    settings = FEW_BRANCHES | {"budget": "auto", "saguaro_c": 0.5}
+    llm = open_llm(checkpoints, "ssd", **settings)
+    tuner = Restless((1, 2), (2, 3, 4), seed=5)
+    llm._loaded = dataclasses.replace(llm.loaded, tuner=lambda *_: tuner)
+    assert_ssd_lawful(llm, laws)
+    assert len({(plan.k, plan.budget) for plan in tuner.plans}) == 6
+
+
+SD = {
+    "whole draft": {"proposal_support": "full"},
+    "ngram": {"drafter": "ngram"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SD)
+def test_more_texts_of_sd_follow_the_law(checkpoints, laws, case):
+    llm = open_llm(checkpoints, "sd", **SD[case])
+    assert_sd_lawful(llm, laws, SD[case].get("drafter", "model"), each=MANY)
+
+
 SSD = {
-    "few branches by confidence": {
-        "budget": "2",
-        "proposal_support": "2",
-        "backup": "draft",
-        "fan_out": "confidence",
-    },
+    "few branches by confidence": FEW_BRANCHES,
     "C = 0, n-grams after a miss": {
         "budget": "4",
         "saguaro_c": 0.0,
@@ -99,32 +117,13 @@ SSD = {
 }
 
 
-@pytest.fixture(scope="module")
-def branching(checkpoints):
-    return open_llm(checkpoints, "ssd", **SSD["few branches by confidence"])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SSD)
+def test_more_texts_of_ssd_follow_the_law_on_hits_and_misses(checkpoints, laws, case):
+    assert_ssd_lawful(open_llm(checkpoints, "ssd", **SSD[case]), laws, each=MANY)
 
 
-@pytest.mark.parametrize("case", each(SSD))
-def test_texts_of_ssd_follow_the_law_on_hits_and_misses(checkpoints, laws, branching, case):
-    first = case == "few branches by confidence"
-    llm = branching if first else open_llm(checkpoints, "ssd", **SSD[case])
-    metrics = assert_lawful(llm, laws, llm.engine)
-    rate = np.mean([each["hit_rate"] for each in metrics])
-    assert 0.1 < rate < 0.95
-
-
-def test_texts_follow_the_law_while_k_and_budget_change_every_round(checkpoints, laws, monkeypatch):
-    """With programs of two budgets, and Saguaro sampling, whose sets depend on them."""
-    monkeypatch.setattr(config, "AUTO_BUDGETS", (2, 4))
-    settings = {"saguaro_c": 0.5, "proposal_support": "2", "backup": "draft"}
-    llm = open_llm(checkpoints, "ssd", budget="auto", fan_out="measured", **settings)
-    tuner = Restless((1, 2), (2, 3, 4), seed=5)
-    llm._loaded = dataclasses.replace(llm.loaded, tuner=lambda *_: tuner)
-    metrics = assert_lawful(llm, laws, llm.engine)
-    assert 0.1 < np.mean([each["hit_rate"] for each in metrics]) < 0.95
-    assert len({(plan.k, plan.budget) for plan in tuner.plans}) == 6
-
-
+@pytest.mark.slow
 def test_a_fifth_of_the_q_may_get_lost(laws, branching):
     """Such rows are verified as point masses; which ones depends on nothing that was drawn."""
     lost = np.random.default_rng(3)
@@ -134,10 +133,4 @@ def test_a_fifth_of_the_q_may_get_lost(laws, branching):
         return as_point_mass_where(proposal, rows)
 
     engine = engine_with(branching, "ssd", lambda drafter: ChangedQ(drafter, lose))
-    assert_lawful(branching, laws, engine)
-
-
-def test_branches_that_ship_another_q_are_caught(laws, branching):
-    engine = engine_with(branching, "ssd", lambda drafter: ChangedQ(drafter, law.mix_up))
-    outputs, _ = law.run(engine, law.requests(branching))
-    assert min(law.p_values(laws, outputs).values()) <= ALPHA
+    assert_lawful(branching, laws, engine, each=MANY)

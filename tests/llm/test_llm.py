@@ -50,13 +50,11 @@ def test_one_prompt_takes_several_chunks(llm):
     assert len(llm.encode(PROMPTS[1])) > max(llm.loaded.programs.model.execution.prefill_chunks)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_equals_forwards_without_a_cache(checkpoints, family):
-    llm = load(checkpoints[family], slots=2)
+def test_greedy_text_equals_forwards_without_a_cache(checkpoints, llm):
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     outputs = llm.generate(PROMPTS[:2], params)
     for prompt, output in zip(PROMPTS, outputs, strict=False):
-        expected = greedy_by_full_forward(checkpoints[family], llm.encode(prompt), 6)
+        expected = greedy_by_full_forward(checkpoints["llama"], llm.encode(prompt), 6)
         assert output.token_ids == expected
 
 
@@ -146,13 +144,13 @@ def test_a_logit_bias_of_an_unknown_token_is_refused(llm):
         llm.request("x", SamplingParams(logit_bias={5000: 1.0}))
 
 
-def test_coupled_text_depends_on_seed_and_position_only(checkpoints):
-    coupled = load(checkpoints["llama"], slots=2, verify="coupled")
+def test_coupled_text_depends_on_seed_and_position_only(llm, checkpoints):
+    coupled = load(checkpoints["llama"], slots=3, verify="coupled")
     params = SamplingParams(max_tokens=12, temperature=0.9, seed=4, ignore_eos=True)
     together = [output.token_ids for output in coupled.generate(PROMPTS, params)]
     events = coupled.run([coupled.request(PROMPTS[3], params, 3)])
     assert next(event.output.token_ids for event in events if event.output) == together[3]
-    ratio = load(checkpoints["llama"], slots=2).generate(PROMPTS, params)
+    ratio = llm.generate(PROMPTS, params)
     assert [output.token_ids for output in ratio] != together  # other keys
 
 

@@ -13,7 +13,7 @@ from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.target_programs import Programs
 from tests import tiny
 
-K, CONTEXT = 3, 96
+K, CONTEXT = 3, 128  # also the size of a page
 PROMPTS = [
     "a",
     "to be or not to be, that is the question",

@@ -35,8 +35,8 @@ ENGINES = [
     ("qwen3", "bfloat16", "ratio", 4, "plain", 4, 2),
     ("qwen3", "int8", "coupled", 4, "noise", 2, 5),
 ]
-FIRST = (2, 3, 7)
-"""Engines that meet every factor's values, backup and fan-out; the others are slow to run."""
+FIRST = 1
+"""What the engine `many` is not; the others are slow to run."""
 BACKUPS = ("none", "ngram", "random", "draft")
 FAN_OUTS = ("uniform", "geometric", "list")
 
@@ -69,10 +69,6 @@ def test_the_cases_cover_every_pair_of_factors():
             backups, fan_outs = zip(*(c[5] for c in cases if c[place] == value), strict=True)
             assert {*backups} == {*BACKUPS}
             assert {*fan_outs} == {*FAN_OUTS}
-    first = [(*ENGINES[n][:5], policy) for n in FIRST for policy in policies(n)]
-    for place, values in enumerate(FACTORS.values()):
-        assert {case[place] for case in first} == {*values}
-    assert {case[5] for case in first} == {*itertools.product(BACKUPS, FAN_OUTS)}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +95,7 @@ def ssd(checkpoint, **settings):
     "row",
     [
         pytest.param(
-            row, marks=() if row in FIRST else pytest.mark.slow, id="-".join(map(str, each))
+            row, marks=() if row == FIRST else pytest.mark.slow, id="-".join(map(str, each))
         )
         for row, each in enumerate(ENGINES)
     ],
@@ -152,14 +148,27 @@ def many(checkpoints):
     return ssd(checkpoints["qwen3"], slots=4, ks=(2,), **settings)
 
 
-@pytest.mark.parametrize("backup", ["none", "draft"])
-@pytest.mark.parametrize("fan_out", ["uniform", "geometric", "measured", "confidence"])
-def test_every_fan_out_says_what_autoregressive_decoding_says(many, fan_out, backup):
+@pytest.fixture(scope="module")
+def alone(many):
+    """What autoregressive decoding says."""
+    return [output.token_ids for output in outputs(many, asked(many), "ar")]
+
+
+@pytest.mark.parametrize(
+    ("fan_out", "backup"),
+    [("uniform", "draft"), ("geometric", "ngram"), ("measured", "random"), ("confidence", "none")],
+)
+def test_every_fan_out_says_what_autoregressive_decoding_says(many, alone, fan_out, backup):
     spoken = by_policy(many, asked(many), fan_out=fan_out, backup=backup)
-    alone = outputs(many, asked(many), "ar")
-    assert [one.token_ids for one in alone] == [other.token_ids for other in spoken]
+    assert alone == [other.token_ids for other in spoken]
     rates = [output.metrics["hit_rate"] for output in spoken]
     assert 0 < np.mean([rate for rate in rates if rate is not None]) < 1
+
+
+def test_a_sampled_text_is_the_targets_own_in_any_company(many, alone):
+    """Coupled text is a function of seed, index and prompt: slots and neighbours do not enter."""
+    for request, expected in zip(asked(many), alone, strict=True):
+        assert outputs(many, [request], "sd")[0].token_ids == expected
 
 
 def test_a_draft_that_is_the_target_has_everything_accepted_and_foresees_every_bonus(checkpoints):
@@ -168,11 +177,12 @@ def test_a_draft_that_is_the_target_has_everything_accepted_and_foresees_every_b
     Of sampled text, too, one branch for k = L is enough: it has the token that the noise draws.
     """
     target, _ = checkpoints["qwen3"]
-    llm = ssd((target, target), dtype="float32", budget="2", proposal_support="full", slots=4)
+    llm = ssd((target, target), dtype="float32", budget="8", slots=1)
     settings = {"max_tokens": 60, "ignore_eos": True}
-    for sampled in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_p": 0.9}):
+    filters = {"temperature": 0.7, "top_k": 60, "top_p": 0.9}  # ids that its q has room for
+    for sampled in ({}, {"temperature": 1.0, "top_k": 40, "seed": 3}, filters):
         params = SamplingParams(**settings, **sampled)
-        (output,) = llm.generate(["0101010101"], params, mode="ssd")
+        (output,) = by_policy(llm, [llm.request("0101010101", params)], budget="2")
         assert output.metrics["hit_rate"] == 1
         accepted, judged = np.array(output.metrics["acceptance_by_position"]).T
         np.testing.assert_array_equal(accepted, judged)
@@ -192,8 +202,8 @@ def test_with_a_just_in_time_draft_every_round_accepts_what_sd_accepts(many):
         assert other.metrics["acceptance_length"] <= one.metrics["acceptance_length"] + 1e-9
 
 
-def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(many):
-    expected = {out.prompt_index: out.token_ids for out in outputs(many, asked(many), "ar")}
+def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(many, alone):
+    expected = dict(enumerate(alone))
     stream = many.run(asked(many)[:3], "ssd")
     found, others = {}, iter(())
     for count, event in enumerate(stream):
@@ -221,13 +231,13 @@ def test_text_up_to_the_last_position_of_the_context(many):
     limit = many.context
     for left in (30, 5, 4, 3, 2, 1):
         prompt = [[1 + token % 90 for token in range(limit - left)]]
-        alone, spoken = (many.generate(prompt, params, mode=mode)[0] for mode in ("ar", "ssd"))
-        assert alone.token_ids == spoken.token_ids
+        plain, spoken = (many.generate(prompt, params, mode=mode)[0] for mode in ("ar", "ssd"))
+        assert plain.token_ids == spoken.token_ids
         assert len(spoken.token_ids) == left
         assert spoken.finish_reason == "length"
 
 
-def test_a_shuffled_predictor_changes_speed_only(checkpoints, monkeypatch):
+def test_a_shuffled_predictor_changes_speed_only(checkpoints, alone, monkeypatch):
     right = branching.after_last, branching.before_last
 
     def others(candidates):
@@ -240,8 +250,8 @@ def test_a_shuffled_predictor_changes_speed_only(checkpoints, monkeypatch):
     monkeypatch.setattr(branching, "before_last", lambda r, forks: right[1](elsewhere(r), forks))
     settings = {"budget": "8", "dtype": "float32", "verify": "coupled", "fan_out": "confidence"}
     llm = ssd(checkpoints["qwen3"], slots=4, **settings)
-    alone, spoken = (outputs(llm, asked(llm), mode) for mode in ("ar", "ssd"))
-    assert [one.token_ids for one in alone] == [other.token_ids for other in spoken]
+    spoken = outputs(llm, asked(llm), "ssd")
+    assert alone == [other.token_ids for other in spoken]
     rates = [out.metrics["hit_rate"] for out in spoken if out.metrics["hit_rate"] is not None]
     assert np.mean(rates) < 0.1
 
@@ -253,8 +263,8 @@ def test_switched_off_and_on_again(many):
         assert one.metrics["acceptance_histogram"] == again.metrics["acceptance_histogram"]
 
 
-def test_a_smaller_k_uses_the_programs_of_the_largest(many):
-    alone, spoken = (outputs(many, asked(many), mode, k) for mode, k in (("ar", None), ("ssd", 2)))
-    assert [one.token_ids for one in alone] == [other.token_ids for other in spoken]
+def test_a_smaller_k_uses_the_programs_of_the_largest(many, alone):
+    spoken = outputs(many, asked(many), "ssd", 2)
+    assert alone == [other.token_ids for other in spoken]
     histograms = [other.metrics["acceptance_histogram"] or [] for other in spoken]
     assert max(map(len, histograms)) == 3

@@ -39,9 +39,9 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("submesh")
 
 
-def opened(root, family, *, heads=2, layers=2, noise=0.04, **settings):
+def opened(root, family, *, heads=2, noise=0.04, **settings):
     """A target, and a draft that often agrees with it."""
-    name, shape = family, {"num_key_value_heads": heads, "num_hidden_layers": layers}
+    name, shape = family, {"num_key_value_heads": heads}
     pair = [root / name, root / f"{name}-{noise}"]
     for path, own in zip(pair, (0.0, noise), strict=True):
         tiny.write_checkpoint(path, family, noise=own, **shape)
@@ -171,10 +171,10 @@ def test_groups_of_four_that_share_heads_channels_and_vocabulary(split):
 
 @pytest.fixture(scope="module")
 def one(root):
-    """One slot, q that travels, another family and dtype; and the same inline."""
+    """One slot, q that travels; and the same inline."""
     groups = {"draft_placement": "submesh", "target_devices": "0", "draft_devices": "3"}
     return [
-        opened(root, "qwen2", layers=1, slots=1, dtype="bfloat16", **settings)
+        opened(root, "qwen3", slots=1, **settings)
         for settings in (groups, {"draft_placement": "inline"})
     ]
 
@@ -196,12 +196,6 @@ def test_sampled_by_ratio_the_text_is_that_of_an_inline_draft(one, backup):
     for name in ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks"):
         assert [out.metrics[name] for out in found] == [out.metrics[name] for out in expected]
     assert np.mean(hit_rates(found)) > 0
-
-
-def test_with_one_slot_greedy_text_is_that_of_every_mode(one):
-    asked = requests(one[0], "ratio")
-    found = run(engine_of(one[0])[0], asked)
-    assert ids(found) == ids(outputs(one[0], asked, "ar")) == ids(outputs(one[0], asked, "sd"))
 
 
 def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(many):

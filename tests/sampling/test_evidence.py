@@ -25,8 +25,9 @@ TESTS = {
     "`test_drafting.py`": (test_drafting.ROWS, test_drafting.VOCAB),
     "`test_probs.py`": (20_000, 5),
     "`test_backup.py`": (12_000, 36),
-    "`test_engine_law.py`, `test_process_law.py`, `test_reduced_draft.py`": (
-        law.EACH,
+    "`test_engine_law.py`": (law.EACH, len(law.LETTERS) ** law.COUNT + 1),
+    "`test_engine_law.py`, `test_process_law.py`, `test_reduced_draft.py` (slow)": (
+        law.MANY,
         len(law.LETTERS) ** law.COUNT + 1,
     ),
 }

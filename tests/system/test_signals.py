@@ -17,7 +17,7 @@ from tests import tiny
 
 PROMPTS = ["hello", "a prompt of two chunks. " * 6, "x", "1 2 3"]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=7)
-FEW, MANY = 8, 100
+FEW, MANY = 5, 100
 
 
 @pytest.fixture(scope="module")

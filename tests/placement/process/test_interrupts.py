@@ -56,7 +56,7 @@ def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, aft
     monkeypatch.setattr(where, call, interrupted)
     monkeypatch.setattr(connection, "_RETRY", 1e-3)
     with served(backup=backup) as run:
-        for at in (1, 2, 3, 7, 8):
+        for at in (1, 2, 7):
             left[0], expected = 0, {}
             assert run.draft.wait_ready(30)
             for index in range(3):
@@ -72,7 +72,7 @@ def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, aft
                     if event.output is not None:
                         assert event.output.token_ids == expected.pop(event.request_id)
             assert not expected
-        assert len(interrupts) >= 3
+        assert len(interrupts) >= 2
         left[0] = 0
         run.until(only_misses)
         assert run.draft.counters["garbage"] == 0

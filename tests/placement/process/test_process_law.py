@@ -56,7 +56,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(che
 
     draft._take_q = lossy
     engine._drafter._pace = Moody()
-    metrics = law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine)
+    metrics = law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine, law.MANY)
     assert sum(lost) > 50
     # The answer that was not waited for may come when the next round has been sent.
     assert {*draft.counters} <= {"connections", "ignored", "overtaken"}
@@ -88,7 +88,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
         take(message)
 
     link._take = spoilt
-    law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine)
+    law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine, law.MANY)
     assert sum(broken) > 50
     assert draft.counters["q malformed"] > sum(broken) / 2
     assert {*draft.counters} <= {"connections", "q malformed", "overtaken"}
@@ -105,6 +105,6 @@ def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):
         return put(slots, replace(winner, q=mixed))
 
     proposals.put_q = put_mixed
-    outputs, _ = law.run(engine, law.requests(llm))
+    outputs, _ = law.run(engine, law.requests(llm, law.MANY))
     found = law.p_values(law.laws_of(checkpoints[0]), outputs)
     assert min(found.values()) <= ALPHA

@@ -43,7 +43,7 @@ def made(tmp_path_factory):
 
 def opened(made, *, draft="draft", **settings):
     defaults = {"context": 320, "dtype": "float32", "exact": "bitwise", "k": "3", "budget": "8"}
-    defaults["draft_placement"] = "inline"
+    defaults |= {"draft_placement": "inline", "slots": 4, "fan_out": "confidence"}
     llm = LLM(
         str(made / "target"),
         mode="ssd",
@@ -58,16 +58,15 @@ def opened(made, *, draft="draft", **settings):
 
 @pytest.fixture(scope="module")
 def many(made):
-    """Four slots; coupled, so that sampled text is the same in all modes, too."""
-    settings = {"slots": 4, "verify": "coupled", "fan_out": "confidence"}
-    with opened(made, draft_placement="process", **settings) as llm:
+    """Four slots."""
+    with opened(made, draft_placement="process") as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def alike(made):
-    """One slot. The draft is the target: whatever it proposes is accepted, if all goes well."""
-    with opened(made, draft="target", draft_placement="process", slots=1) as llm:
+    """The draft is the target: whatever it proposes is accepted, if all goes well."""
+    with opened(made, draft="target", draft_placement="process") as llm:
         yield llm
 
 
@@ -118,7 +117,9 @@ def shuffle_outcomes(draft):
     def branch_tokens(forwards, until=None):
         before, found = draft._branches, told(forwards, until)
         if isinstance(found, BranchTokens) and found is not before and next(calls) % 3 == 2:
-            found = draft._branches = found._replace(bonus=np.roll(found.bonus, 1, axis=1))
+            whole = (found.lengths > 0).all(axis=1, keepdims=True)  # all have something to serve
+            bonus = np.where(whole, np.roll(found.bonus, 1, axis=1), found.bonus)
+            found = draft._branches = found._replace(bonus=bonus)
         return found
 
     draft.branch_tokens = branch_tokens
@@ -126,7 +127,7 @@ def shuffle_outcomes(draft):
 
 @pytest.mark.parametrize("pace", [Hasty, Moody, Pace])
 def test_text_does_not_depend_on_what_is_waited_for(many, pace):
-    asked = requests(many, "coupled")
+    asked = requests(many, many.config.verify)
     found = run(engine_of(many, pace=pace(), backup="auto"), asked)
     assert [one.token_ids for one in found] == [one.token_ids for one in outputs(many, asked, "ar")]
 
@@ -135,7 +136,7 @@ def test_text_does_not_depend_on_what_is_waited_for(many, pace):
 def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch):
     """The text stays while plans change every round; one draft is left for each engine."""
     monkeypatch.setattr(config, "AUTO_BUDGETS", (3, 8))
-    settings = {"slots": 4, "verify": "coupled", "draft_placement": "process"}
+    settings = {"verify": "coupled", "draft_placement": "process"}
     with opened(made, budget=None, **settings) as llm:
         assert llm.config.budget == "auto"
         costs = llm._chooser._costs
@@ -157,8 +158,8 @@ def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch
 
 def test_rounds_are_those_of_a_draft_in_the_same_process(made, many):
     names = ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks")
-    with opened(made, slots=4, verify="coupled", fan_out="confidence") as inline:
-        asked = requests(inline, "coupled")
+    with opened(made) as inline:
+        asked = requests(inline, inline.config.verify)
         for backup in ("none", "draft"):
             one, other = (run(engine_of(llm, backup=backup), asked) for llm in (inline, many))
             for name in names:
@@ -240,7 +241,7 @@ def eventually(condition):
 
 @pytest.mark.slow
 def test_sd_is_there_beside_it(many):
-    asked = requests(many, "coupled")
+    asked = requests(many, many.config.verify)
     one, other = (outputs(many, asked, mode) for mode in ("ar", "sd"))
     assert [each.token_ids for each in one] == [each.token_ids for each in other]
 
@@ -284,9 +285,7 @@ def test_every_thread_of_the_worker_runs_on_its_cores_alone(made, monkeypatch):
 
     monkeypatch.setattr(cores, "pin", note)  # not this process
     pinned = []
-    with opened(
-        made, draft_placement="process", slots=1, draft_cores=str(core), draft="target"
-    ) as llm:
+    with opened(made, draft_placement="process", draft_cores=str(core), draft="target") as llm:
         assert pinned == [tuple(sorted(before - {core}))] * (len(before) > 1)
         llm.generate("a", SamplingParams(max_tokens=4))
         tasks = list(Path(f"/proc/{llm.loaded.worker.supervisor.pid}/task").iterdir())

@@ -192,6 +192,7 @@ MOST, RUNS = 83.0, 1000
 EXPERIMENTS = {"beside": (replace(HOST, slots=2), 6), "after": (WHERE["after"], 4)}
 
 
+@pytest.mark.slow  # the laws above are the same, worked out
 @pytest.mark.parametrize(("host", "length"), EXPERIMENTS.values(), ids=EXPERIMENTS)
 @pytest.mark.parametrize("occurrences", [Occurrences, Same])
 def test_the_later_of_two_requests_of_one_seed_and_index_is_counted(host, length, occurrences):
