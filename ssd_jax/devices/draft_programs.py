@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, record
 from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.record import Record
@@ -128,6 +129,7 @@ class DraftPrograms:
         tokens: int,
         drafting: Drafting,
         late: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
@@ -145,7 +147,7 @@ class DraftPrograms:
             specs["prefill", width] = passes.prefill_spec(
                 model, slots=slots, size=self.page_size, width=width, with_logits=False
             )
-        self._compiled = passes.compile_all(specs, model.mesh)
+        self._compiled = passes.compile_all(specs, model.mesh, progress)
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
         return self._compiled[name]

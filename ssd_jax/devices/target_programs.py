@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes
 from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
@@ -59,6 +60,7 @@ class Programs:
       context: most positions a sequence may have.
       tokens: how many ids exist; logits beyond are vocabulary padding.
       verification: proposals, rule and log-probabilities.
+      progress: see `passes.compile_all`.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Programs:
         context: int,
         tokens: int,
         verification: Verification | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -84,7 +87,7 @@ class Programs:
             specs["prefill", width] = passes.prefill_spec(
                 model, slots=slots, size=self.page_size, width=width, with_logits=True
             )
-        self._compiled = passes.compile_all(specs, model.mesh)
+        self._compiled = passes.compile_all(specs, model.mesh, progress)
         self._widths = self.verification.widths
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
