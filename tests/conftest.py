@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from ssd_jax.models.execution import Execution
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.selection import is_fast
 
 

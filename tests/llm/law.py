@@ -11,7 +11,7 @@ import numpy as np
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.checkpoints.detokenizer import Detokenizer
 from ssd_jax.engine.engine import Engine
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import our_logits
 from tests.sampling.evidence import ALPHA, p_value
 from tests.sampling.reference import next_law

@@ -11,7 +11,7 @@ from ssd_jax.distill.training.data import columns_of, most_frequent
 from ssd_jax.distill.training.model import draft_config
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from tests import tiny
+from ssd_jax.testing import tiny
 
 TARGET = ModelConfig.from_hf(tiny.config("llama"))
 
