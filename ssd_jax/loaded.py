@@ -47,6 +47,10 @@ class Roles:
     drafter: Drafter | None
 
 
+Status = Callable[[str], None]
+"""Called with what loading does just now, such as "compiling target: 5 of 9 programs"."""
+
+
 class InlineDraft(NamedTuple):
     """A draft in the target's process, which loads and compiles what is first asked for.
 
@@ -175,7 +179,8 @@ def load(
     placement: Placement,
     store: ProgramStore | None = None,
     draft_cores: tuple[int, ...] | None = None,
-    progress: Progress | None,
+    progress: Progress | None = None,
+    status: Status | None = None,
 ) -> Loaded:
     """Compiles all programs while the weights load.
 
@@ -188,11 +193,13 @@ def load(
       store: where a draft in a process of its own keeps compiled programs.
       draft_cores: of such a draft.
       progress: of the target's weights.
+      status: see `Status`.
 
     Raises:
       InputError: tensor data that cannot be read, or a draft worker that cannot start.
       SsdError: JAX computes wrong sums here.
     """
+    status = status or (lambda _line: None)
     check_sums()
     support = _support(config, target, draft)
     room = {"slots": config.slots, "context": context, "tokens": target.tokenizer.size}
@@ -228,20 +235,24 @@ def load(
                 logprobs=config.logprobs,
                 logprobs_of=config.logprobs_of,
             ),
+            progress=_compiling("target", status),
         )
         if worker is not None:
             worker.supervisor.check()
         inline = None
         if draft is not None:
-            inline = _inline(draft, room, drafting, config.budgets, draft_loads or draft.load)
+            weights = draft_loads or draft.load
+            inline = _inline(draft, room, drafting, config.budgets, weights, status)
             if not elsewhere:
                 (inline.branching if config.prepared == "ssd" else inline.plain)()
                 inline.parameters()
         loaded = parameters.result()
         if worker is not None:
             worker.supervisor.check()
+        status("checking exactness")
         fallbacks = find_fallbacks(config.exact, programs, loaded, draft and draft.model)
         if worker is not None:
+            status("waiting for the draft's process")
             worker.supervisor.wait_ready()
         on_failure.pop_all()
     return Loaded(
@@ -262,16 +273,26 @@ def _inline(
     drafting: Drafting,
     budgets: Sequence[int],
     weights: Callable[[], list[jax.Array]],
+    status: Status,
 ) -> InlineDraft:
+    compiling, branches = _compiling("draft", status), _compiling("branches", status)
+
     def programs(drafting: Drafting) -> DraftPrograms:
-        return DraftPrograms(draft.model, **room, drafting=drafting, late=False)
+        return DraftPrograms(draft.model, **room, drafting=drafting, progress=compiling)
+
+    def menu() -> tuple[ExpansionPrograms, ...]:
+        return ExpansionPrograms.menu(programs(drafting), budgets, branches)
 
     plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
     return InlineDraft(
         parameters=functools.cache(weights),
         plain=functools.cache(lambda: programs(plain)),
-        branching=functools.cache(lambda: ExpansionPrograms.menu(programs(drafting), budgets)),
+        branching=functools.cache(menu),
     )
+
+
+def _compiling(what: str, status: Status) -> Progress:
+    return lambda done, total: status(f"compiling {what}: {done} of {total} programs")
 
 
 def _worker_settings(

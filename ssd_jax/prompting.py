@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.generation_config import read_sampling
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.sequence import check
@@ -19,7 +21,40 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text, chat messages ({"role", "content"}), or token ids."""
 
 Params = SamplingParams | Iterable[SamplingParams] | None
-"""Of all prompts, or of each by itself; None is greedy."""
+"""Of all prompts, or of each by itself; None is what `generation_config` says."""
+
+
+def default_params(generation_config: str, checkpoint: Checkpoint) -> SamplingParams:
+    """How requests are sampled that do not say it.
+
+    Args:
+      generation_config: see `Config.generation_config`.
+      checkpoint: of the target.
+
+    Raises:
+      InputError: the checkpoint's own settings cannot be read, or are none.
+    """
+    if generation_config == "none":
+        return SamplingParams()
+    where, found = read_sampling(checkpoint)
+    try:
+        return SamplingParams(**found)
+    except InputError as error:
+        raise InputError(f"{where}: {error}; correct it, or use --generation_config=none") from None
+
+
+def given_settings(params: SamplingParams) -> dict[str, Any]:
+    """Those that are not what they are by default."""
+    default = vars(SamplingParams())
+    return {name: value for name, value in vars(params).items() if value != default[name]}
+
+
+def sampling_line(taken: Mapping[str, Any]) -> str:
+    """Says what was taken from a checkpoint."""
+    if not taken:
+        return "generation_config auto: nothing of the checkpoint's is taken"
+    each = ", ".join(f"{name} = {value}" for name, value in taken.items())
+    return f"generation_config auto: the checkpoint's {each}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,12 +65,14 @@ class RequestMaker:
       context: most tokens of a request, prompt and output.
       logprobs: most that a request may ask for; None is none.
       chat_template: whether text goes through the chat template; None is if there is one.
+      defaults: parameters of requests that come without.
     """
 
     tokenizer: Tokenizer
     context: int
     logprobs: int | None
     chat_template: bool | None
+    defaults: SamplingParams
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
@@ -72,7 +109,7 @@ class RequestMaker:
         Raises:
           InputError: the prompt cannot be encoded or does not fit, or the parameters do not.
         """
-        params = SamplingParams() if params is None else params
+        params = self.defaults if params is None else params
         if not isinstance(params, SamplingParams):
             raise InputError(f"params = {params!r}: give SamplingParams")
         request = Request(prompt_ids=self.encode(prompt), params=params, index=index)

@@ -21,7 +21,7 @@ from tests import shapes
 shapes.install()
 
 from ssd_jax.models.execution import Execution
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.selection import is_fast
 
 

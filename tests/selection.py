@@ -24,6 +24,7 @@ HEAVY = frozenset(
         "ssd_jax.LLM",
         "ssd_jax.cli.main",
         "ssd_jax.llm",
+        "ssd_jax.testing.tiny",
         "tests.fuzz",  # readers in a process with limits
     }
 )

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.config import VLLM, Config
+from ssd_jax.config import Config
 from ssd_jax.engine.metrics import REQUEST_KEYS
+from ssd_jax.keywords import VLLM
 from ssd_jax.sampling.params import SamplingParams
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import MODEL_AXIS
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 
 
 class FakePrograms:

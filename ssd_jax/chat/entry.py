@@ -7,54 +7,46 @@ recalled from the history reads as it did the first time.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from ssd_jax.errors import InputError
 
 _QUOTES = '"""'
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CommandSpec:
-    """A command: how it is written and what it does; `takes` is whether anything may follow it."""
+class CommandSpec(NamedTuple):
+    """A command: how it is written and what it does."""
 
     usage: str
     text: str
-    takes: bool = False
+
+    @property
+    def takes(self) -> bool:
+        """Whether anything may follow its name."""
+        return " " in self.usage
 
 
-COMMANDS = {
-    "help": CommandSpec(usage="/help", text="this list"),
-    "mode": CommandSpec(
-        usage="/mode [MODE]", text="show the decoding modes, or switch to one", takes=True
+_SPECS = (
+    CommandSpec("/help", "this list"),
+    CommandSpec("/mode [MODE]", "show the decoding modes, or switch to one"),
+    CommandSpec("/stats", "figures of the last answer and of the session"),
+    CommandSpec(
+        "/save [FILE]",
+        "write the conversation for generate --prompt_file and /load; /save! replaces a file",
     ),
-    "stats": CommandSpec(usage="/stats", text="figures of the last answer and of the session"),
-    "save": CommandSpec(
-        usage="/save [FILE]",
-        text="write the conversation for generate --prompt_file and /load; /save! replaces a file",
-        takes=True,
-    ),
-    "load": CommandSpec(
-        usage="/load FILE", text="go on with a conversation that was saved", takes=True
-    ),
-    "system": CommandSpec(
-        usage="/system [TEXT]",
-        text="show or set the system message; /system - removes it",
-        takes=True,
-    ),
-    "retry": CommandSpec(
-        usage="/retry", text="answer the last message again (greedy answers stay the same)"
-    ),
-    "reset": CommandSpec(usage="/reset", text="forget the conversation, keep the system message"),
-    "exit": CommandSpec(usage="/exit", text="leave; so does Ctrl-D"),
-}
+    CommandSpec("/load FILE", "go on with a conversation that was saved"),
+    CommandSpec("/system [TEXT]", "show or set the system message; /system - removes it"),
+    CommandSpec("/retry", "answer the last message again (greedy answers stay the same)"),
+    CommandSpec("/reset", "forget the conversation, keep the system message"),
+    CommandSpec("/exit", "leave; so does Ctrl-D"),
+)
+COMMANDS = {spec.usage.split()[0].removeprefix("/"): spec for spec in _SPECS}
 _SYNONYMS = {"quit": "exit", "bye": "exit", "?": "help", "h": "help"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(NamedTuple):
     """A command with what follows it; `forced` where a ! stands behind its name."""
 
     name: str

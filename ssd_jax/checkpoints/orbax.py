@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.generation_config import FILE, read_sampling
 from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import new_directory
@@ -141,6 +142,9 @@ def write_checkpoint(
     require_free(directory)
     with new_directory(directory) as partial:
         checkpoint.tokenizer.save(partial)
+        generation, (_, sampling) = partial / FILE, read_sampling(checkpoint)
+        if sampling:
+            _write_json(generation, read_json(generation) | sampling)
         _write_json(partial / "config.json", checkpoint.config.to_hf() | {"torch_dtype": dtype})
         arrays = _read_all(checkpoint, dtype, progress)
         store = partial / _ARRAYS

@@ -14,7 +14,7 @@ from ssd_jax.bench.perplexity import WINDOW, count_windows, read_text
 from ssd_jax.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.bench.support import SUPPORTS
 from ssd_jax.cli import settings, suites
-from ssd_jax.cli.loading import failure, load, open_llm
+from ssd_jax.cli.loading import failure, load, open_llm, params_of
 from ssd_jax.config import MAX_K, MODES
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     measure, flags = suites.SUITES[suite]
     apart = suite == "accounting"  # its models run in processes of their own
     config = settings.config_of(given | _NOWHERE if apart else given)
-    params = settings.params_of(given)
+    params = params_of(config, given, values)
     prompts = load_prompts(given["prompts"]) if "prompts" in flags else []
     text = read_text(Path(given["text"])) if "text" in flags else None
     with open_llm(config, ks=ks) as llm:

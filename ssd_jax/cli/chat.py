@@ -15,7 +15,7 @@ from rich.console import Console
 from ssd_jax.chat.entry import entries
 from ssd_jax.chat.screen import Screen
 from ssd_jax.cli import settings
-from ssd_jax.cli.loading import load, open_llm, short
+from ssd_jax.cli.loading import load, open_llm, params_of, short
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir
@@ -39,11 +39,13 @@ _FLAGS: settings.OwnFlags = {
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    given = settings.parse(settings.new_flags(_FLAGS, max_tokens=1024), "chat", arguments)
-    config, params = settings.config_of(given), settings.params_of(given)
+    values = settings.new_flags(_FLAGS, max_tokens=1024)
+    given = settings.parse(values, "chat", arguments)
+    config = settings.config_of(given)
     if config.chat_template is False:
         raise InputError("chat needs the chat template; leave out --chat_template=false")
     history = _history(given)
+    params = params_of(config, given, values)
     with open_llm(config) as llm:
         _check_template(llm, given["system"], params)
         from ssd_jax.chat.session import ChatSession  # bad flags must not wait for JAX

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ssd_jax.cli import settings
-from ssd_jax.cli.loading import load, open_llm, progress_bar
+from ssd_jax.cli.loading import load, open_llm, params_of, progress_bar
 from ssd_jax.compare.judges import Finding, ModelJudge, check_fits, without_model
 from ssd_jax.compare.pairs import Pair, pair_up, read_outputs
 from ssd_jax.compare.report import Comparison, compare, comparison_json, comparison_table
@@ -43,7 +43,8 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS)
     given = settings.parse(values, "compare", arguments, files=_FILES, hidden=_OF_A_MODE)
-    config, params = settings.config_of(given), settings.params_of(given)
+    config = settings.config_of(given)
+    params = params_of(config, given, values)
     pairs = pair_up(*(read_outputs(Path(given[name])) for name in _FILES))
     names = _names(given)
     if given["prompt_file"] is None:

@@ -1,120 +1,239 @@
-"""`ssd-jax demo`: one prompt in every mode, streamed, and a short table of what each cost."""
+"""`ssd-jax demo`: short answers in every mode, and what each cost, by both ways to count cores."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from ssd_jax.bench.accounting import PinnedModel, core_groups
+from ssd_jax.bench.prompts import BenchPrompt
+from ssd_jax.bench.run import PromptResult, Variant, prompt_result
 from ssd_jax.bench.table import Column, build_table, number_cell
+from ssd_jax.chat.screen import WordWrap, printable
 from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
 from ssd_jax.cli import settings
-from ssd_jax.cli.loading import failure, load, open_llm, progress_bar, short
+from ssd_jax.cli.loading import (
+    failure,
+    loading_line,
+    open_llm,
+    params_of,
+    progress_bar,
+    short,
+)
 from ssd_jax.config import Config
-from ssd_jax.engine.request import RequestOutput
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir
+from ssd_jax.system.cores import shown, usable_cores
 
 if TYPE_CHECKING:
+    from ssd_jax.checkpoints.checkpoint import Checkpoint
     from ssd_jax.llm import LLM
+    from ssd_jax.traces.read import EngineLanes
 
-_PROMPT = "Name three uses of a paperclip."
+_PROMPTS = (
+    "What is the capital of France?",
+    "List the four seasons of the year.",
+    "Correct the sentence: She go to school yesterday.",
+    "Write a for loop in Python that prints the numbers from 1 to 10.",
+    "Explain photosynthesis in one sentence.",
+)
 _K, _BUDGET = "4", "16"
 _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
 
 
-class DemoAnswer(NamedTuple):
-    """What a mode, with whatever else tells rows apart, has said."""
+class DemoRow(NamedTuple):
+    """What a mode, with whatever else tells rows apart, did with each prompt."""
 
     name: str
-    output: RequestOutput
+    results: list[PromptResult]
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens per second of all answers, without their first tokens."""
+        gaps = [gap for result in self.results for gap in result.itl_ms]
+        return 1e3 * len(gaps) / sum(gaps) if sum(gaps) else None
+
+    def mean(self, metric: str) -> float | None:
+        """Of the answers that have this metric."""
+        found = [value for r in self.results if (value := r.metrics.get(metric)) is not None]
+        return float(np.mean(found)) if found else None
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags(
-        {"prompt": ("str", _PROMPT, "what to ask")}, max_tokens=128, mode="sd"
+    own: settings.OwnFlags = {"prompt": ("str", None, "what to ask instead of the demo's prompts")}
+    values = settings.new_flags(own, max_tokens=128, mode="sd")
+    given = settings.parse(values, "demo", arguments)
+    every = given["mode"] == "sd" and given["draft"] is None
+    config = settings.config_of({**given, "mode": "ar"} if every else given)
+    asked = _PROMPTS if given["prompt"] is None else (given["prompt"],)
+    demo = _Demo(
+        prompts=[BenchPrompt(set="demo", index=i, prompt=text) for i, text in enumerate(asked)],
+        params=params_of(config, given, values),
+        console=Console(highlight=False),
     )
-    given = dict(settings.parse(values, "demo", arguments))
-    ssd, notes = None, []
-    if given["mode"] == "sd" and given["draft"] is None:
-        plain = settings.config_of(given | {"mode": "ar"})
-        if _has_draft(plain.target):
-            given |= {"draft": DEFAULT, "k": given["k"] or _K}
-            ssd = _ssd(plain, draft=DEFAULT, k=given["k"], budget=_BUDGET)
-            notes = ["sd has the light draft of the package, ssd the strong one"]
-        else:
-            own = {"draft": plain.target, "draft_dtype": "int8", "draft_placement": "process"}
-            ssd = _ssd(plain, **own, k=given["k"] or _OWN_K, budget=_OWN_BUDGET)
-            given |= {"draft": "ngram"}
-            note = "the draft of ssd is the target's own weights in int8, for want of a small one"
-            notes = [note]
-        given |= {"trace": None}
-    config, params = settings.config_of(given), settings.params_of(given)
-    console = Console()
-    console.print(f"[bold]{given['prompt']}[/bold]", highlight=False)
-    with open_llm(config) as llm:
-        llm.request(given["prompt"], params)
-        load(llm)
-        answers = [_answer(llm, mode, given["prompt"], params, console) for mode in llm.modes]
-    del llm  # its weights, too
-    if ssd is not None:
-        with open_llm(ssd) as llm:
-            llm.request(given["prompt"], params)
-            load(llm)
-            answers.append(_answer(llm, "ssd", given["prompt"], params, console))
-        cost = draft_cost(answers[-1].output.metrics, ssd.speculated, ssd.branches)
-        notes += [] if cost is None else [cost]
-    console.print()
-    console.print(speed_table(answers, notes=notes))
-    if ssd is not None and ssd.trace is not None:
-        console.print(_picture(Path(ssd.trace)), highlight=False, soft_wrap=True)
-    failed = [answer.name for answer in answers if answer.output.finish_reason == "error"]
+    rows = demo.every_mode(config, given["k"]) if every else demo.modes_of(config)
+    failed = [row.name for row in rows for result in row.results if result.failed]
     if failed:
-        raise failure(failed, len(answers), "answers")
+        raise failure(failed, len(rows) * len(asked), "answers")
     return 0
 
 
-def _has_draft(source: str) -> bool:
-    """Whether a draft comes with the package for a target."""
-    from ssd_jax.checkpoints.opening import open_checkpoint  # bad flags must not wait for JAX
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Demo:
+    """What is asked, how, and where the answers appear."""
 
-    with progress_bar("downloading", unit="bytes") as progress:
-        return find_draft(open_checkpoint(source, progress=progress), "sd") is not None
+    prompts: Sequence[BenchPrompt]
+    params: SamplingParams
+    console: Console
+
+    def modes_of(self, config: Config) -> list[DemoRow]:
+        """The modes that these settings prepare."""
+        with self._opened(config) as llm:
+            self._answer(llm)
+            rows = self._run({mode: self._variant(llm, mode) for mode in llm.modes})
+            self._show(rows, _described(llm.config))
+        return rows
+
+    def every_mode(self, plain: Config, k: str | None) -> list[DemoRow]:
+        """AR, SD and SSD by both ways to count cores, what mode auto takes, and a picture."""
+        import jax  # bad flags must not wait for it
+
+        from ssd_jax.checkpoints.opening import open_checkpoint
+
+        with progress_bar("downloading", unit="bytes") as progress:
+            source = open_checkpoint(plain.target, progress=progress)
+        sd, ssd, about = _with_drafts(dataclasses.replace(plain, target_cores=None), k, source)
+        trace = Path(ssd.trace or "")
+        self.console.print(about, style="dim")
+        cores = sorted(usable_cores()) if jax.default_backend() == "cpu" else []
+        paper: list[DemoRow] = []
+        with ExitStack() as until:
+            # First: what it compiles, on all cores, the processes on some of them find.
+            light = until.enter_context(self._opened(sd))
+            self._answer(light)
+            if len(cores) > 1:
+                paper = self._paper(sd, ssd, *core_groups(plain.target_cores, None))
+                ssd = dataclasses.replace(ssd, trace=None)
+            strong = until.enter_context(self._opened(dataclasses.replace(ssd, mode="auto")))
+            variants = {mode: self._variant(light, mode) for mode in light.modes}
+            variants |= {mode: self._variant(strong, mode) for mode in ("ssd", "auto")}
+            *rows, auto = self._run(variants)
+            where = f": {_named(cores)}" if cores else ""
+            self._show(rows, f"All cores for everybody{where}", ssd)
+            measured = number_cell(auto.speed, "; measured, with the draft of ssd: {:.1f}") or ""
+            self.console.print(f"{strong.choice}{measured}\n")
+        self.console.print(_picture(trace), soft_wrap=True)
+        return [*paper, *rows, auto]
+
+    def _paper(
+        self, sd: Config, ssd: Config, target: Sequence[int], draft: Sequence[int]
+    ) -> list[DemoRow]:
+        """The target has these cores in every mode, and the draft of SSD others."""
+        sd = dataclasses.replace(sd, target_cores=shown(target))
+        ssd = dataclasses.replace(ssd, target_cores=shown(target), draft_cores=shown(draft))
+        with ExitStack() as until:
+            light = until.enter_context(closing(PinnedModel(sd, self.params)))
+            strong = until.enter_context(closing(PinnedModel(ssd, self.params)))
+            with self._waiting("loading again, on fewer cores"):
+                light.wait_ready()
+                strong.wait_ready()
+            modes = {"ar": light, "sd": light, "ssd": strong}
+            rows = self._run({mode: model.variant(mode, None) for mode, model in modes.items()})
+        title = (
+            f"The paper's accounting: the target on {_named(target)} in every mode,\n"
+            f"SSD's draft on {_named(draft)}"
+        )
+        self._show(rows, title, ssd)
+        return rows
+
+    @contextmanager
+    def _opened(self, config: Config) -> Iterator[LLM]:
+        """A model that is loaded once its prompts are known to fit."""
+        with open_llm(config) as llm:
+            for prompt in self.prompts:
+                llm.request(prompt.content, self.params)
+            with loading_line() as (progress, status):
+                llm.load(progress=progress, status=status)
+            yield llm
+
+    def _answer(self, llm: LLM) -> None:
+        """Shows the answers of the target alone, word by word."""
+        for prompt in self.prompts:
+            self.console.print(f"\n> {prompt.prompt}", style="bold", markup=False)
+            words = WordWrap(self.console.width)
+            request = llm.request(prompt.content, self.params, prompt.index)
+            for event in llm.run([request], "ar"):
+                self.console.file.write(words.push(printable(event.text)))
+                self.console.file.flush()
+            self.console.file.write(words.flush() + "\n")
+        self.console.print()
+
+    def _variant(self, llm: LLM, mode: str) -> Variant:
+        return lambda prompt: prompt_result(llm, prompt, self.params, mode, None)
+
+    def _run(self, variants: Mapping[str, Variant]) -> list[DemoRow]:
+        """Every prompt in every mode, one mode after the other, so that drift hits all."""
+        rows = [DemoRow(name, []) for name in variants]
+        with self._waiting("measuring every mode"):
+            for variant in variants.values():
+                variant(self.prompts[0])  # first runs of programs are slow
+            for prompt in self.prompts:
+                for row, variant in zip(rows, variants.values(), strict=True):
+                    row.results.append(variant(prompt))
+        return rows
+
+    def _waiting(self, text: str) -> Status:
+        """A line on the terminal, as long as something takes."""
+        return Console(stderr=True).status(text, spinner="line")
+
+    def _show(self, rows: Sequence[DemoRow], title: str, ssd: Config | None = None) -> None:
+        notes = () if ssd is None else draft_cost(rows[-1], ssd)
+        self.console.print(speed_table(rows, title=title, notes=notes))
+        self.console.print()
 
 
-def _ssd(config: Config, **changes: Any) -> Config:
-    """Mode ssd with its timeline taken down."""
-    trace = config.trace
+def _with_drafts(plain: Config, k: str | None, source: Checkpoint) -> tuple[Config, Config, str]:
+    """Modes sd and ssd with the drafts of the package, or for want of these with others; and what
+    drafts they are. Mode ssd writes its timeline."""
+    trace = plain.trace
     if trace is None:
         cache_dir().mkdir(parents=True, exist_ok=True)
         trace = str(cache_dir() / "demo-trace.json")
-    return dataclasses.replace(config, mode="ssd", trace=trace, **changes)
+    common = {"draft_placement": "process", "trace": trace}
+    if find_draft(source, "sd") is not None:
+        drafts: dict[str, Any] = {"draft": DEFAULT, "k": k or _K}
+        sd = dataclasses.replace(plain, mode="sd", **drafts | {"trace": None})
+        ssd = dataclasses.replace(plain, mode="ssd", budget=_BUDGET, **drafts | common)
+        about = "the package's drafts, the light one for sd, the strong one for ssd"
+    else:
+        sd = dataclasses.replace(plain, mode="sd", draft="ngram", k=k, trace=None)
+        own = {"draft": plain.target, "draft_dtype": "int8", "budget": _OWN_BUDGET}
+        ssd = dataclasses.replace(plain, mode="ssd", k=k or _OWN_K, **own | common)
+        about = "n-grams for sd; ssd, for want of a small draft, has the target's weights in int8"
+    return sd, ssd, f"{short(plain.target)} in {plain.dtype},\n{about}"
 
 
-def _answer(
-    llm: LLM, mode: str, prompt: str, params: SamplingParams, console: Console
-) -> DemoAnswer:
-    """Streams an answer, after a short one: first runs of programs are slow."""
-    llm.generate(prompt, SamplingParams(max_tokens=12, ignore_eos=True), mode=mode)
-    name = _name(mode, llm.config)
-    console.print(f"\n[cyan]{name}[/cyan]", highlight=False)
-    output = None
-    for event in llm.stream(prompt, params, mode=mode):
-        sys.stdout.write(event.text)
-        sys.stdout.flush()
-        output = event.output or output
-    console.print()
-    assert output is not None
-    return DemoAnswer(name, output)
+def _described(config: Config) -> str:
+    draft = (
+        "" if config.draft is None else f", draft {short(config.draft)}, k = {config.speculated}"
+    )
+    return f"{short(config.target)} in {config.dtype}{draft}"
+
+
+def _named(cores: Sequence[int]) -> str:
+    return f"core{'s' if len(cores) > 1 else ''} {shown(cores)}"
 
 
 def _picture(trace: Path) -> str:
@@ -127,63 +246,71 @@ def _picture(trace: Path) -> str:
     picture = trace.with_suffix(".png")
     try:
         engine = choose(read_trace(trace), None)
-        draw(engine, window(engine, None, ROUNDS), picture)
+        first, count = behind_a_prompt(engine)
+        draw(engine, window(engine, first, min(count, ROUNDS)), picture)
     except InputError as error:
         return f"the trace is in {trace}, and was not drawn: {error}"
     return f"draft and target, round by round: {picture}"
 
 
-def _name(mode: str, config: Config) -> str:
-    if mode == "ar":
-        return f"ar ({config.dtype})"
-    draft = "n-gram" if config.draft_model is None else short(config.draft_model)
-    if config.draft_model == config.target:
-        draft = f"own {config.draft_dtype or config.dtype}"
-    return f"{mode} ({draft}, k={config.speculated})"
+def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
+    """The first of the most rounds without a prefill among them, and how many these are."""
+    runs, rounds = [(0, 0)], 0
+    for each in engine.target:
+        if "round" in each.args:
+            rounds += 1
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((rounds, 0))
+    return max(runs, key=lambda run: run[1])
 
 
-def speed_table(answers: Sequence[DemoAnswer], *, notes: Sequence[str] = ()) -> Table:
-    """A row for each answer, of which the first is what the others are compared with."""
-    base = answers[0].output
+def speed_table(rows: Sequence[DemoRow], *, title: str, notes: Sequence[str] = ()) -> Table:
+    """A row for each mode, of which the first is what the others are compared with."""
+    base = rows[0]
 
-    def ratio(row: DemoAnswer) -> float | None:
-        speed, first = (out.metrics["tokens_per_second"] for out in (row.output, base))
-        return speed / first if row.output is not base and speed and first else None
+    def ratio(row: DemoRow) -> float | None:
+        return row.speed / base.speed if row is not base and row.speed and base.speed else None
 
-    def identical(row: DemoAnswer) -> Text | None:
-        if row.output is base:
+    def first(row: DemoRow) -> float | None:
+        found = [r.ttft_ms for r in row.results if r.ttft_ms is not None]
+        return float(np.median(found)) if found else None
+
+    def identical(row: DemoRow) -> Text | None:
+        if row is base:
             return None
-        same = row.output.token_ids == base.token_ids
+        same = [r.token_ids for r in row.results] == [r.token_ids for r in base.results]
         return Text("yes", style="green") if same else Text("no", style="red")
 
-    def metric(title: str, name: str, form: str) -> Column[DemoAnswer]:
-        return Column(title, lambda row: number_cell(row.output.metrics[name], form))
+    def metric(title: str, name: str) -> Column[DemoRow]:
+        return Column(title, lambda row: number_cell(row.mean(name), "{:.2f}"))
 
-    columns: list[Column[DemoAnswer]] = [
+    columns: list[Column[DemoRow]] = [
         Column("mode", lambda row: Text(row.name, style="cyan"), "left"),
-        metric("tokens\n/s", "tokens_per_second", "{:.1f}"),
+        Column("tokens\n/s", lambda row: number_cell(row.speed, "{:.1f}")),
         Column("ratio", lambda row: number_cell(ratio(row), "{:.2f}x")),
-        metric("first\ntoken\nms", "ttft_ms", "{:.0f}"),
-        metric("accepted\nlength", "acceptance_length", "{:.2f}"),
-        metric("hit\nrate", "hit_rate", "{:.2f}"),
-        metric("hidden\ndraft", "hidden_draft_share", "{:.2f}"),
+        Column("first\ntoken ms", lambda row: number_cell(first(row), "{:.0f}")),
+        metric("accepted\nlength", "acceptance_length"),
+        metric("hit\nrate", "hit_rate"),
+        metric("hidden\ndraft", "hidden_draft_share"),
         Column("identical", identical),
     ]
-    return build_table(columns, answers, title=f"{len(base.token_ids)} tokens", notes=notes)
+    return build_table(columns, rows, title=title, notes=notes)
 
 
-def draft_cost(metrics: Mapping[str, Any], k: int, branches: int) -> str | None:
-    """What a draft on devices of its own costs beside the target, in words; None if unknown.
+def draft_cost(row: DemoRow, config: Config) -> list[str]:
+    """What a draft on devices of its own costs beside the target, in words; nothing if unknown.
 
     Args:
-      metrics: of an SSD run.
-      k, branches: K and M.
+      row: of an SSD run.
+      config: its settings.
     """
-    step, verify = metrics["step_ms"], metrics["verify_ms"]
+    step, verify = row.mean("step_ms"), row.mean("verify_ms")
     if not step or not verify:
-        return None
+        return []
+    k, branches = config.speculated, config.branches
     fits = "which hides them" if k * step <= verify else "so it waits for its draft"
-    return (
-        f"a round has {k} draft forwards of {branches} branches, {step:.0f} ms each;\n"
-        f"the target verifies in {verify:.0f} ms, {fits}"
-    )
+    return [
+        f"a round has {k} draft forwards of {branches} branches, {step:.0f} ms each;",
+        f"the target verifies in {verify:.0f} ms, {fits}",
+    ]

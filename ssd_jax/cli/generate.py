@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.cli import settings
-from ssd_jax.cli.loading import failure, load, open_llm, progress_bar
+from ssd_jax.cli.loading import failure, load, open_llm, params_of, progress_bar
 from ssd_jax.config import MODES, Config
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.errors import InputError
@@ -34,10 +34,12 @@ _FLAGS: settings.OwnFlags = {
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    given = settings.parse(settings.new_flags(_FLAGS), "generate", arguments)
-    config, params = settings.config_of(given), settings.params_of(given)
+    values = settings.new_flags(_FLAGS)
+    given = settings.parse(values, "generate", arguments)
+    config = settings.config_of(given)
     _check_other(config, given["compare"])
     prompts = _prompts(given)
+    params = params_of(config, given, values)
     write = _JsonLines() if given["json"] else _TextLines(len(prompts))
     good: list[tuple[int, PromptLine]] = []
     for index, prompt in enumerate(prompts):

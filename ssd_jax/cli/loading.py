@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.cli import settings
 from ssd_jax.config import Config
 from ssd_jax.errors import SsdError
+from ssd_jax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
+    from ssd_jax.loaded import Status
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -32,12 +37,33 @@ def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
         return LLM(config=config, load=False, ks=ks, progress=progress)
 
 
+def params_of(config: Config, given: Mapping[str, Any], values: settings.Flags) -> SamplingParams:
+    """The sampling parameters from parsed flags; for those that are not given it takes the
+    checkpoint's with generation_config = auto, and says so.
+
+    Raises:
+      InputError: settings that cannot be, or a checkpoint that cannot be read.
+    """
+    params = settings.params_of(given)
+    if config.generation_config == "none":
+        return params
+    from ssd_jax.checkpoints.opening import open_checkpoint
+    from ssd_jax.prompting import default_params, given_settings, sampling_line
+
+    with progress_bar("downloading", unit="bytes") as progress:
+        checkpoint = open_checkpoint(config.target, progress=progress)
+    found = given_settings(default_params("auto", checkpoint))
+    taken = {name: value for name, value in found.items() if not values[name].present}
+    print(sampling_line(taken), file=sys.stderr)
+    return dataclasses.replace(params, **taken)
+
+
 def load(llm: LLM) -> None:
     """Compiles programs and loads weights; says which placement and mode were chosen, if any."""
     if llm.placement.why is not None:
         print(llm.placement, file=sys.stderr)
-    with progress_bar("loading weights, compiling", unit="bytes") as progress:
-        llm.load(progress=progress)
+    with loading_line() as (progress, status):
+        llm.load(progress=progress, status=status)
     if llm.choice is not None:
         print(llm.choice, file=sys.stderr)
 
@@ -95,6 +121,34 @@ def progress_bar(label: str, *, unit: str) -> Iterator[ProgressLine]:
         yield lambda done, total, text="": bar.update(
             task, completed=done, total=total, visible=True, text=text
         )
+
+
+@contextlib.contextmanager
+def loading_line() -> Iterator[tuple[Progress, Status | None]]:
+    """One line of how far weights and programs are, which goes away at the end; where standard
+    error is not a terminal, what `progress_bar` says of the weights."""
+    if not sys.stderr.isatty():
+        yield _lines("loading weights", "bytes"), None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    words = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+    shown = {"weights": "", "doing": "starting"}
+
+    def show(**changes: str) -> None:
+        shown.update(changes)
+        bar.update(task, description=", ".join(filter(None, shown.values())))
+
+    def progress(done: int, total: int) -> None:
+        part = f"weights {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+        show(weights=part if done < total else "")
+
+    with Bars(TimeElapsedColumn(), words, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield progress, lambda line: show(doing=line)
 
 
 def _lines(label: str, unit: str) -> ProgressLine:

@@ -24,7 +24,7 @@ COMMANDS = {
     "bench": "measure speed on prompt sets, or the cost of a forward",
     "convert": "write a checkpoint that loads in seconds",
     "distill": "train a small draft on a target's own text",
-    "demo": "answer one prompt and show the speed",
+    "demo": "answer short prompts in every mode and show the speed",
     "trace": "draw what --trace wrote: target and draft, round by round",
     "models": "list the models that are on this machine",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",

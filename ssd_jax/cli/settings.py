@@ -11,12 +11,13 @@ import textwrap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 
-from ssd_jax.config import VLLM, Config, from_settings
+from ssd_jax.config import Config
 from ssd_jax.errors import InputError
+from ssd_jax.keywords import VLLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.toml_settings import read_toml
 
@@ -28,6 +29,7 @@ SPECULATION = (
 SAMPLING = tuple(field.name for field in fields(SamplingParams))
 ENGINE = tuple(f.name for f in fields(Config) if f.name not in (*SPECULATION, *SAMPLING))
 _HEADINGS = {"engine": ("config", *ENGINE), "speculation": SPECULATION, "sampling": SAMPLING}
+T = TypeVar("T", Config, SamplingParams)
 _WIDEST = 100
 _COLUMN = 22  # where the text of a flag begins
 _NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
@@ -170,7 +172,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
       InputError: settings that cannot be.
     """
     with naming_file(settings):
-        return from_settings(Config, dict(settings))
+        return _built(Config, settings)
 
 
 def params_of(settings: Mapping[str, Any]) -> SamplingParams:
@@ -180,7 +182,13 @@ def params_of(settings: Mapping[str, Any]) -> SamplingParams:
       InputError: settings that cannot be.
     """
     with naming_file(settings):
-        return from_settings(SamplingParams, dict(settings))
+        return _built(SamplingParams, settings)
+
+
+def _built(kind: type[T], settings: Mapping[str, Any]) -> T:
+    """Of the settings that belong to it."""
+    names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    return kind(**{name: value for name, value in settings.items() if name in names})
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, record
 from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
 from ssd_jax.devices.record import Record
@@ -137,6 +138,7 @@ class DraftPrograms(PagedPrograms):
         tokens: int,
         drafting: Drafting,
         late: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
@@ -158,7 +160,7 @@ class DraftPrograms(PagedPrograms):
         }
         specs = {} if late else dict(self._late)
         specs |= self.prefill_specs(with_logits=False)
-        self._compiled = passes.compile_all(specs, model.mesh)
+        self._compiled = passes.compile_all(specs, model.mesh, progress)
 
     @property
     def drafts(self) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import branching, passes, record
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
@@ -52,6 +53,7 @@ class ExpansionPrograms:
       base: programs of the records.
       branches: M; None is what the records have candidates for.
       others: programs of another M over the same base, whose `follow` serves these, too.
+      progress: see `passes.compile_all`.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ExpansionPrograms:
         base: DraftPrograms,
         branches: int | None = None,
         others: ExpansionPrograms | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.base = base
         self.branches = base.drafting.branches if branches is None else branches
@@ -82,17 +85,19 @@ class ExpansionPrograms:
             specs["follow", self._k] = self._follow_spec()
         else:
             shared["follow", self._k] = others["follow"]
-        self._compiled = passes.compile_all(specs, self._model.mesh) | shared
+        self._compiled = passes.compile_all(specs, self._model.mesh, progress) | shared
 
     def __getitem__(self, name: str) -> jax.stages.Compiled:
         return self._compiled[name, self._k]
 
     @classmethod
-    def menu(cls, base: DraftPrograms, budgets: Sequence[int]) -> tuple[ExpansionPrograms, ...]:
+    def menu(
+        cls, base: DraftPrograms, budgets: Sequence[int], progress: Progress | None = None
+    ) -> tuple[ExpansionPrograms, ...]:
         """Programs of several M over the same base, ascending by M."""
         found: list[ExpansionPrograms] = []
         for branches in sorted(budgets):
-            found.append(cls(base, branches, found[0] if found else None))
+            found.append(cls(base, branches, found[0] if found else None, progress))
         return tuple(found)
 
     def new_scratch(self) -> AllBranches:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import Branches, Pages
@@ -78,11 +80,17 @@ Name = tuple[str, int] | tuple[str, int, int]
 
 
 def compile_all(
-    specs: Mapping[Name, ProgramSpec], mesh: Mesh | None
+    specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None = None
 ) -> dict[Name, jax.stages.Compiled]:
-    """Tracing holds the interpreter lock, compiling does not: two threads overlap them."""
+    """Tracing holds the interpreter lock, compiling does not: two threads overlap them.
+
+    `progress` is called with (programs done, programs in all).
+    """
     with ThreadPoolExecutor(2) as pool:
         futures = {name: pool.submit(spec.compile, mesh) for name, spec in specs.items()}
+        for done, _ in enumerate(chain((None,), as_completed(futures.values()))):
+            if progress is not None:
+                progress(done, len(futures))
         return {name: future.result() for name, future in futures.items()}
 
 

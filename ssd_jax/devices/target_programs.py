@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes
 from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
@@ -58,6 +59,7 @@ class Programs(PagedPrograms):
       context: most positions a sequence may have.
       tokens: how many ids exist; logits beyond are vocabulary padding.
       verification: proposals, rule and log-probabilities.
+      progress: see `passes.compile_all`.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Programs(PagedPrograms):
         context: int,
         tokens: int,
         verification: Verification | None = None,
+        progress: Progress | None = None,
     ) -> None:
         super().__init__(model, slots, context)
         self.verification = verification or Verification()
@@ -77,7 +80,7 @@ class Programs(PagedPrograms):
             specs["accept", slots, width] = self._accept_spec(slots, width)
             specs["forward", width] = self._forward_spec(width)
         specs |= self.prefill_specs(with_logits=True)
-        self._compiled = passes.compile_all(specs, model.mesh)
+        self._compiled = passes.compile_all(specs, model.mesh, progress)
         self._widths = self.verification.widths
 
     @property

@@ -23,7 +23,7 @@ from ssd_jax.tuning.tuners import FastestTuner, Observed
 _NGRAM = Guess(acceptance=0.4)
 """Most rounds of n-grams have nothing to propose, and count as rejected."""
 _ENOUGH = 1.05  # times as fast as a simpler mode; what the host does is not in the predictions
-_NO_COST = ("trace", "compile_cache", "chat_template")
+_NO_COST = ("trace", "compile_cache", "chat_template", "generation_config")
 
 
 class Chooser:

@@ -16,7 +16,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 
 

@@ -19,7 +19,7 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 
 OUTPUTS = np.arange(3, tiny.TOKENS, 2, dtype=np.int32)

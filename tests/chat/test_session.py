@@ -13,7 +13,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests.engine.fakes import FakeTarget
+from ssd_jax.testing.fakes import FakeTarget
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=8, ignore_eos=True, temperature=2.0, seed=5)

@@ -16,7 +16,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, KEY, OUTPUT_IDS, identity_of, write_draft
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts
 from tests.checkpoints.tiny_drafts import EMBEDDING, open_target
 

@@ -30,7 +30,7 @@ from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.quantized import quantize
 from ssd_jax.models.sharding import MODEL_AXIS
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts, tiny_gguf, tiny_models
 from tests.checkpoints.tiny_drafts import EMBEDDING, open_target
 from tests.sampling.edits import Edit, edited

@@ -9,7 +9,7 @@ from ssd_jax.checkpoints import shipped
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints.tiny_drafts import open_target, write
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, identity_of, write_draft
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.config import ModelConfig
-from tests import tiny
+from ssd_jax.testing import tiny
 
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -1,17 +1,21 @@
 """`ssd-jax bench`, `demo` and `convert` on a tiny checkpoint; slow where much compiles."""
 
+import dataclasses
 import json
 import re
 from unittest import mock
 
 import pytest
 
+from ssd_jax.bench.run import prompt_result
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
 from ssd_jax.llm import LLM
+from ssd_jax.system.cores import usable_cores
 from tests.checkpoints.tiny_drafts import open_target, write
 
+PAPER, EVERYBODY = "The paper's accounting: the target on core", "All cores for everybody"
 SMALL = ("--dtype=float32", "--context=300", "--max_tokens=4", "--compile_cache=off")
 
 
@@ -211,45 +215,50 @@ def test_what_is_impossible_exits_2(capsys):
     assert "suite = 'speed' is unknown" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_demo_answers_in_every_mode_and_compares_the_ids(
-    tiny_checkpoint, capsys, monkeypatch, tmp_path
-):
+@pytest.fixture
+def demo(tiny_checkpoint, capsys, monkeypatch, tmp_path):
+    """What the demo prints about a tiny target, piped."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL, "--max_tokens=24")
-    out, _ = run(capsys, *arguments)
-    assert "Name three uses of a paperclip." in out
-    assert "ar (float32)" in out
-    assert "sd (n-gram, k=8)" in out
-    assert re.search(r"\nsd \(n-gram.* yes", out)
-    assert re.search(r"\nssd \(own int8, k=3\).* yes", out)
-    assert "for want of a small one" in out
-    assert re.sub(r"\s", "", f"round by round: {tmp_path}/ssd_jax/demo-trace.png") in re.sub(
-        r"\s", "", out
-    )
+    shared = f"--compile_cache={tmp_path / 'programs'}"  # by the processes of the demo
+    return lambda *also: run(capsys, *arguments, shared, *also)[0]
+
+
+@pytest.mark.slow
+def test_demo_answers_in_every_mode_and_compares_the_ids(demo, tmp_path, monkeypatch):
+    out = demo()
+    assert "> What is the capital of France?" in out
+    assert "ssd, for want of a small draft, has the target's weights in int8" in out
+    accountings = [PAPER, EVERYBODY] if len(usable_cores()) > 1 else [EVERYBODY]
+    assert [title for title in (PAPER, EVERYBODY) if title in out] == accountings
+    for mode in ("sd", "ssd"):
+        assert len(re.findall(rf"\n{mode} .* yes", out)) == len(accountings)
+    assert "mode auto takes " in out
+    assert "measured, with the draft of ssd: " in " ".join(out.split())
     assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
 
-    def another_text(llm, prompt, params, *, mode):
-        return llm.run([llm.request(prompt + mode, params)], mode)
+    def another_text(llm, prompt, params, mode, k):
+        other = dataclasses.replace(prompt, text=prompt.text + mode)
+        return prompt_result(llm, other, params, mode, k)
 
-    monkeypatch.setattr(LLM, "stream", another_text)
-    out, _ = run(capsys, *arguments, "--mode=sd", "--draft=ngram")
-    assert re.search(r"\nsd \(n-gram.* no", out)
+    monkeypatch.setattr("ssd_jax.cli.demo.prompt_result", another_text)
+    out = demo("--mode=sd", "--draft=ngram", "--prompt=Why?")
+    assert "> Why?" in out
+    assert re.search(r"\nsd .* no", out)
     assert "ssd" not in out
 
 
 @pytest.mark.slow
-def test_demo_takes_the_drafts_of_the_package(tiny_checkpoint, capsys, monkeypatch, tmp_path):
+def test_demo_takes_the_drafts_of_the_package(demo, tiny_checkpoint, monkeypatch, tmp_path):
     target = open_target(tiny_checkpoint)
     for name, layers in (("light", 1), ("strong", 2)):
         write(tmp_path / "drafts" / name, target, None, layers=layers)
     monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    arguments = ("demo", f"--target={tiny_checkpoint}", "--ignore_eos", *SMALL, "--max_tokens=24")
-    out, _ = run(capsys, *arguments)
-    assert re.search(r"\nsd \(light, k=4\).* yes", out)
-    assert re.search(r"\nssd \(strong, k=4\).* yes", out)
-    assert "ssd the strong one" in out
+    monkeypatch.setattr("ssd_jax.cli.demo.usable_cores", lambda: {0})  # other processes have none
+    out = demo("--prompt=Why?")
+    assert "the light one for sd, the strong one for ssd" in out
+    for mode in ("sd", "ssd"):
+        assert re.search(rf"\n{mode} .* yes", out)
     assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ssd_jax.cli.main import main
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.cli.terminal import Terminal
 
 COMMON = ("--dtype=float32", "--ignore_eos", "--history=off")

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from ssd_jax.bench import costs, stats
-from ssd_jax.cli import suites
+from ssd_jax.cli import demo, suites
 from ssd_jax.cli.main import main
 from ssd_jax.engine.metrics import empty
 from ssd_jax.engine.request import RequestOutput, TokenEvent
@@ -189,21 +189,24 @@ def test_what_is_logged_has_no_traceback(fake):
 
 
 def test_demo_shows_its_table_first(fake):
-    status, out, err = fake(["stop"] * 2 + ["stop", "error"], "demo", "--mode=sd", "--draft=ngram")
+    flags = ("--mode=sd", "--draft=ngram", "--prompt=Why?")
+    status, out, err = fake(["stop"] * 4 + ["error"], "demo", *flags)
     assert status == 1
-    assert "tokens" in out
-    assert "1 of 2 answers ended with finish_reason error (sd (n-gram, k=8))" in err
+    assert "identical" in out
+    assert "1 of 2 answers ended with finish_reason error (sd)" in err
 
 
 def test_demo_without_a_draft_of_the_package_takes_the_targets_own_weights(
     fake, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    status, out, _ = fake(["stop"] * 6, "demo")
+    monkeypatch.setattr(demo, "usable_cores", lambda: frozenset({0}))  # nothing is fake elsewhere
+    status, out, _ = fake(["stop"] * 9, "demo", "--prompt=Why?")
     assert status == 0
-    for part in ("ar (float32)", "sd (n-gram, k=8)", "ssd (own int8, k=3)", "in int8, for want of"):
+    for part in ("n-grams for sd", "has the target's weights in int8", "All cores", "core 0"):
         assert part in out
-    assert out.count("so\n") == 3
+    assert out.count("so\n") == 1
+    assert [line.split()[0] for line in out.splitlines() if "yes" in line] == ["sd", "ssd"]
 
 
 def test_bench_reports_every_mode_with_its_acceptance(fake, prompts, monkeypatch):

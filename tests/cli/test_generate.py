@@ -11,7 +11,7 @@ from ssd_jax.cli.main import main
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.metrics import REQUEST_KEYS
 from ssd_jax.errors import DeviceError
-from tests.engine.fakes import FakeTarget, Letters
+from ssd_jax.testing.fakes import FakeTarget, Letters
 
 COMMON = ("--dtype=float32", "--context=300", "--max_tokens=5", "--compile_cache=off")
 

@@ -10,7 +10,7 @@ from ssd_jax.checkpoints import pip_source, shipped
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config import Config
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints.tiny_drafts import open_target, write
 
 

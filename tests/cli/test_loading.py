@@ -1,5 +1,7 @@
 """What a user sees of work that takes long."""
 
+import io
+import sys
 from unittest import mock
 
 from ssd_jax.cli import loading
@@ -16,3 +18,26 @@ def test_where_there_is_no_terminal_a_line_comes_every_half_minute(capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == ["prompts: 3 of 5 runs", "prompts: 5 of 5 runs"]
+
+
+def test_a_terminal_has_one_line_that_goes_away(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80")):
+        monkeypatch.setenv(name, value)
+    with loading.loading_line() as (progress, status):
+        progress(60_000_000, 270_000_000)
+        assert status is not None
+        status("compiling target: 5 of 9 programs")
+    shown = screen.getvalue()
+    assert "weights 60 of 270 MB, compiling target: 5 of 9 programs" in shown
+    assert shown.count("\n") <= 1
+    assert shown.endswith("\x1b[2K")  # erases it
+
+
+def test_without_a_terminal_nothing_is_said_of_programs(capsys):
+    with loading.loading_line() as (progress, status):
+        progress(60, 270)
+    assert status is None
+    assert capsys.readouterr() == ("", "")

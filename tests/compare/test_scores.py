@@ -10,7 +10,7 @@ from ssd_jax.compare.pairs import Output
 from ssd_jax.compare.scores import ForkScorer
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.compare.builders import pair, said
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 4

@@ -13,7 +13,7 @@ from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.record import Record
 from ssd_jax.roles.records import BranchTokens, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from tests.speculation.by_row import Promoted, promotion_of
+from ssd_jax.testing.by_row import Promoted, promotion_of
 
 ALL = -1
 """An outcome's k that stands for L."""

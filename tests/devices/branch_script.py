@@ -17,7 +17,7 @@ from ssd_jax.devices.passes import ProgramSpec
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import ALL, Outcome, Request, Rounds, Seen
 from tests.devices.plain_draft import Plain, Speculation
 from tests.models.golden import FLOAT32, parameters

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import Seen
 from tests.devices.branch_script import Draft, compiled, scripted
 

@@ -18,9 +18,9 @@ def forwards_only(kinds=("forward",)):
     """Inside this, `Programs` compile nothing else, which saves most of their time."""
     everything = passes.compile_all
 
-    def some(jobs, mesh):
+    def some(jobs, mesh, progress=None):
         chosen = {name: job for name, job in jobs.items() if name[0] in kinds}
-        return everything(chosen, mesh)
+        return everything(chosen, mesh, progress)
 
     return mock.patch.object(passes, "compile_all", some)
 

@@ -15,7 +15,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import Request
 from tests.models.golden import FLOAT32, Runner, parameters
 from tests.sampling.reference import next_law

@@ -13,7 +13,7 @@ import pytest
 from ssd_jax import LLM, SamplingParams, compat, loaded
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.devices.target_programs import Programs
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.devices.forwards import Forwards, forwards_only
 
 shipped = pytest.mark.shipped

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.fan_out import UniformFanOut
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import Outcome, Seen
 from tests.devices.branch_script import HOSTED, REQUESTS, SLOTS, branches, compiled, record
 from tests.devices.plain_draft import assert_as_plain, assert_coupled

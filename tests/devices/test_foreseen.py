@@ -6,7 +6,7 @@ Whatever the record is: a promoted branch, drafted just in time, or tokens of th
 import numpy as np
 import pytest
 
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.devices import plain_draft
 from tests.devices.branch_script import LOWERED, branches, compiled, length, record, scripted
 from tests.devices.plain_draft import allowed, assert_as_plain, assert_foreseen, assert_likeliest

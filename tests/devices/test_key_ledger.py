@@ -33,7 +33,7 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.records import IDLE
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.llm import law
 from tests.llm.test_engine_law import FEW_BRANCHES
 from tests.models.golden import our_logits

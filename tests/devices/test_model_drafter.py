@@ -13,9 +13,9 @@ from ssd_jax.devices.model_drafter import ModelDrafter
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
+from ssd_jax.testing.by_row import DraftRow, batch_of
 from tests.models.golden import FLOAT32, parameters
-from tests.speculation.by_row import DraftRow, batch_of
 
 SLOTS, K, CONTEXT, SUPPORT = 3, 4, 200, 8
 PARAMS = SamplingParams(temperature=0.8, seed=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ssd_jax.devices.ngram_drafter import NgramDrafter
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from tests.speculation.by_row import DraftRow, batch_of
+from ssd_jax.testing.by_row import DraftRow, batch_of
 
 
 def test_what_is_told_twice_counts_once():

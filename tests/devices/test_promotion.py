@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices import branch_draft
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import ALL, Outcome, Request, Seen
 from tests.devices.branch_script import (
     CONTEXT,

@@ -20,7 +20,7 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import dense
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import QUICKLY, rows
 
@@ -44,7 +44,7 @@ def programs():
     model = FunctionalModel(config, Execution.for_platform("cpu", "float32"), output_ids=OUTPUTS)
     kind = Drafting(k=K, support=SUPPORT, rule="ratio", branches=M, predict="noise")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "compile_all", lambda jobs, _mesh: dict(jobs))
+        patch.setattr(passes, "compile_all", lambda jobs, *_: dict(jobs))
         base = DraftPrograms(model, slots=SLOTS, context=32, tokens=VOCAB, drafting=kind)
         return ExpansionPrograms(base)
 

@@ -19,7 +19,7 @@ from ssd_jax.distill.shards import read_shards
 from ssd_jax.distill.stages import open_target
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.distill import tiny_run
 
 STAGES = ("prompts", "generate")

@@ -12,7 +12,7 @@ from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import EvaluateSettings
 from ssd_jax.distill.step_costs import StepCosts
 from ssd_jax.errors import InputError
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts
 from tests.distill import tiny_run
 from tests.distill.fake_target import FakeTarget

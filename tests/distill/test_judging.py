@@ -11,7 +11,7 @@ from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.scoring import judge as judge_texts
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts
 
 IDS = np.array([*range(1, 256, 2), tiny.EOS, tiny.END_OF_TURN, tiny.PAD])

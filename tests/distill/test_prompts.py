@@ -10,7 +10,7 @@ from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.distill.prompts import PromptFiles, read_prompts, report, write_prompts
 from ssd_jax.distill.reading import passages
 from ssd_jax.errors import InputError
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.distill import tiny_run
 from tests.distill.tiny_run import write_lines
 

@@ -8,7 +8,7 @@ from ssd_jax.distill.scoring import TargetScorer
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.functional import FunctionalModel
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 
 TOP = 6

@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.distill.stages import open_target
-from tests import tiny
+from ssd_jax.testing import tiny
 
 DATED = "{{ strftime_now('%d %b %Y') }}\r\n{{ messages[0].content }}"
 

@@ -7,7 +7,7 @@ from ssd_jax.engine.metrics import REQUEST_KEYS
 from ssd_jax.engine.request import Request
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import MAX_STOP_IDS, SamplingParams
-from tests.engine.fakes import Clock, FakeDrafter, FakeTarget, Letters
+from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 
 EOS, OTHER_EOS = 1, 2
 

@@ -8,9 +8,9 @@ import pytest
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
 from ssd_jax.system import interrupts
-from tests.engine.fakes import Clock, FakeDrafter, FakeTarget, Letters
+from ssd_jax.testing.by_row import rows_of
+from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.test_engine import EOS, LONG, drain, outputs, request, spell
-from tests.speculation.by_row import rows_of
 
 ASKED = [request([65] * size, max_tokens=tokens) for size, tokens in ((3, 5), (9, 9), (2, 4))]
 

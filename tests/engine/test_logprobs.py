@@ -8,7 +8,7 @@ import pytest
 from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.cli.main import main
 from ssd_jax.sampling.params import MAX_LOGPROBS
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import our_logits
 from tests.sampling.reference import next_law
 

@@ -12,7 +12,7 @@ from ssd_jax.speculation.backup import RandomBackup
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
-from tests.engine.fakes import Clock, FakeDrafter, FakeTarget, Letters
+from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.test_engine import LONG, drain, outputs, request, spell
 from tests.speculation.tuners import Restless
 from tests.speculation.watched import EOS, TOKENS, ssd

@@ -14,7 +14,7 @@ from ssd_jax import llm as llm_module
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.llm import LLM
-from tests.engine.fakes import FakeTarget, Letters
+from ssd_jax.testing.fakes import FakeTarget, Letters
 from tests.engine.test_engine import LONG, request, spell
 
 PATIENCE = 30  # seconds; only a failing test waits so long

@@ -19,7 +19,7 @@ from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.shards import Sample, encode_scores, encode_texts
 from ssd_jax.engine.trace import RowTrace, Trace
 from ssd_jax.roles.activity import Busy
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts
 from tests.fuzz import gguf_bytes
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.engine.engine import Engine
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import our_logits
 from tests.sampling.evidence import ALPHA, p_value
 from tests.sampling.reference import next_law

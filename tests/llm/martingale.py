@@ -23,7 +23,7 @@ from ssd_jax import LLM, SamplingParams
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.trace import RowTrace
 from ssd_jax.sampling.proposal import as_point_mass_where
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32, runner
 from tests.sampling.reference import next_law
 

@@ -10,8 +10,8 @@ from ssd_jax import config
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.testing import tiny
 from ssd_jax.tuning import chooser
-from tests import tiny
 from tests.llm.test_speculative import outputs, requests
 from tests.speculation.tuners import Restless
 

@@ -12,7 +12,7 @@ from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.engine.request import Request
 from ssd_jax.errors import DeviceError
 from ssd_jax.kernels.kv_pages import BLOCK
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import runner
 
 FAMILIES = ("llama", "qwen2", "qwen3")

@@ -16,7 +16,7 @@ from ssd_jax import LLM
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.speculation.controller import Controller
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts
 from tests.llm.martingale import ALPHA, FEW_IDS, Losing, say, sums
 from tests.sampling.edits import Edit, edited

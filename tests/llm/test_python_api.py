@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +13,22 @@ import pytest
 
 import ssd_jax
 from ssd_jax import LLM, Config, InputError, SamplingParams
-from ssd_jax.config import VLLM, Settings, config_of
+from ssd_jax.keywords import VLLM, Settings, config_of
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 HOT = SamplingParams(max_tokens=6, temperature=1.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm(tiny_checkpoint):
-    return LLM(Path(tiny_checkpoint), dtype="float32", max_num_seqs=2, max_model_len=64)
+def statuses():
+    """What loading said that it did."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_checkpoint, statuses):
+    room = {"max_num_seqs": 2, "max_model_len": 64}
+    return LLM(Path(tiny_checkpoint), dtype="float32", status=statuses.append, **room)
 
 
 def test_every_setting_is_a_typed_keyword():
@@ -56,6 +65,14 @@ def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
 def test_wrong_settings_are_named(given, message):
     with pytest.raises(InputError, match=message):
         config_of(given)
+
+
+def test_loading_tells_how_far_it_is(llm, statuses):
+    *compiling, last = statuses
+    programs = len(compiling) - 1
+    assert programs > 1
+    told = [f"compiling target: {done} of {programs} programs" for done in range(programs + 1)]
+    assert (compiling, last) == (told, "checking exactness")
 
 
 def test_a_prompt_several_or_any_iterable(llm):
@@ -135,3 +152,15 @@ def test_names_help_and_repr(llm):
     assert "  mode: decoding mode;" in Config.__doc__
     assert "slots=2" in repr(llm)
     assert "dtype='float32'" in repr(llm)
+
+
+def test_requests_without_parameters_are_sampled_as_configured(tiny_checkpoint, tmp_path):
+    path = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    about = {"eos_token_id": 256, "temperature": 0.7, "top_k": 20}
+    (path / "generation_config.json").write_text(json.dumps(about))
+    plain = LLM(path, load=False)
+    assert plain.get_default_sampling_params() == plain.request("x").params == SamplingParams()
+    llm = LLM(path, load=False, generation_config="auto")
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.7, top_k=20)
+    assert llm.request("x").params.temperature == 0.7
+    assert llm.request("x", SHORT).params == SHORT

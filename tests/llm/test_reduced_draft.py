@@ -24,7 +24,7 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts
 from tests.llm import law
 from tests.llm.test_speculative import outputs, requests
@@ -223,7 +223,7 @@ def one_row():
     )
     drafting = Drafting(k=2, support=64, rule="ratio", branches=3, predict="noise", confident=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "compile_all", lambda jobs, _mesh: dict(jobs))
+        patch.setattr(passes, "compile_all", lambda jobs, *_: dict(jobs))
         room = {"slots": 1, "context": 32, "tokens": VOCAB}
         base = DraftPrograms(model, **room, drafting=drafting)
         return base, ExpansionPrograms(base)

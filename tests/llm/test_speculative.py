@@ -11,7 +11,7 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 
 FACTORS = {
     "family": ("llama", "qwen2", "qwen3"),

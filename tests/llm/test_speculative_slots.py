@@ -11,7 +11,7 @@ import pytest
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.target_programs import Programs
-from tests import tiny
+from ssd_jax.testing import tiny
 
 K, CONTEXT = 3, 128  # also the size of a page
 PROMPTS = [

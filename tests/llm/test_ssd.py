@@ -13,7 +13,7 @@ from ssd_jax.devices import branching
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
 
 FACTORS = {

@@ -11,7 +11,7 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models import sequence
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 
 BATCH, LENGTH, CUT = 2, 12, 5

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import MODEL_AXIS
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32
 
 SHAPE = {"num_attention_heads": 8, "intermediate_size": 48, "vocab_size": 320}

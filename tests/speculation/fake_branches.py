@@ -9,7 +9,7 @@ import numpy as np
 
 from ssd_jax.roles.records import BranchTokens, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import UNKNOWN
-from tests.speculation.by_row import Promoted, promoted
+from ssd_jax.testing.by_row import Promoted, promoted
 
 Script = Callable[[Sequence[int], int], int]
 FILLER = 1000

@@ -12,9 +12,9 @@ from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
+from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from ssd_jax.tuning.throughput import Costs, Guess
 from ssd_jax.tuning.tuners import FastestTuner, Observed
-from tests.engine.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.test_engine import LONG, drain, outputs, request, spell
 from tests.speculation.fake_branches import FakeBranchingDraft
 from tests.speculation.test_controller_traffic import PREDICTORS, REQUESTS, results, script

@@ -13,8 +13,8 @@ from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
-from tests.engine.fakes import Clock, FakeTarget, Letters
-from tests.speculation.by_row import DraftRow, rows_of
+from ssd_jax.testing.by_row import DraftRow, rows_of
+from ssd_jax.testing.fakes import Clock, FakeTarget, Letters
 from tests.speculation.fake_branches import FakeBranchingDraft, Script
 
 EOS = 1

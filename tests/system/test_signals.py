@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from ssd_jax import LLM, SamplingParams
-from tests import tiny
+from ssd_jax.testing import tiny
 
 PROMPTS = ["hello", "a prompt of two chunks. " * 6, "x", "1 2 3"]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=7)

@@ -12,9 +12,9 @@ from ssd_jax.devices.target_programs import Verification
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens, Drafted
+from ssd_jax.testing.by_row import promoted
 from ssd_jax.tuning import measuring
 from ssd_jax.tuning.measuring import Branches, measure_draft, median, verifying
-from tests.speculation.by_row import promoted
 
 SLOTS, CONTEXT, K = 2, 64, 4
 

@@ -12,7 +12,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32, parameters
 
 

@@ -12,7 +12,7 @@ from ssd_jax.distill.training.model import draft_config
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.toml_settings import read_section
-from tests import tiny
+from ssd_jax.testing import tiny
 
 TARGET = ModelConfig.from_hf(tiny.config("llama"))
 

@@ -12,7 +12,7 @@ from ssd_jax.distill.training.data import PackedBatch, pack
 from ssd_jax.distill.training.journal import means
 from ssd_jax.distill.training.model import first_arrays, make_draft
 from ssd_jax.distill.training.step import Teacher, Trainer, load_live, mesh_of, schedule
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.checkpoints.tiny_drafts import open_target
 from tests.distill.training import own_text
 

@@ -23,7 +23,7 @@ from ssd_jax.roles.records import BranchTokens
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.system import cores
-from tests import tiny
+from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
 from tests.placement.process.fake_worker import command
 from tests.speculation.paces import Hasty, Moody, Patient

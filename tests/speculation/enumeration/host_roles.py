@@ -18,7 +18,7 @@ import numpy as np
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, BranchTokens, Drafted, Outcomes, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
-from tests.speculation.by_row import promoted
+from ssd_jax.testing.by_row import promoted
 from tests.speculation.enumeration.chance import Key, Law, Renamed
 from tests.speculation.enumeration.filters import Model, Text, point
 from tests.speculation.enumeration.rounds import Game, Record, State

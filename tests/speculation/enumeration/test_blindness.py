@@ -14,7 +14,7 @@ import pytest
 
 from ssd_jax.speculation.confidence import ConfidenceFanOut
 from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
-from tests.speculation.by_row import promoted
+from ssd_jax.testing.by_row import promoted
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import table

@@ -11,7 +11,7 @@ from ssd_jax.roles.records import IDLE, DraftBatch, Promotion, draft_batch, padd
 
 
 class DraftRow(NamedTuple):
-    """A row of a `DraftBatch`."""
+    """A row of a `DraftBatch`; of what it committed the pending token is the last."""
 
     slot: int
     position: int
@@ -33,6 +33,7 @@ class Promoted(NamedTuple):
 
 
 def batch_of(rows: Sequence[DraftRow], slots: int = 2) -> DraftBatch:
+    """The batch of these rows; the other slots are idle."""
     batch = draft_batch(slots, max(len(row.committed) for row in rows))
     for row in rows:
         slot = row.slot
@@ -44,6 +45,7 @@ def batch_of(rows: Sequence[DraftRow], slots: int = 2) -> DraftBatch:
 
 
 def rows_of(batch: DraftBatch) -> list[DraftRow]:
+    """The rows that are not idle."""
     return [
         DraftRow(
             slot,
@@ -57,6 +59,7 @@ def rows_of(batch: DraftBatch) -> list[DraftRow]:
 
 
 def promotion_of(rows: Sequence[Promoted], slots: int, k: int) -> Promotion:
+    """The promotion of these rows; the other slots are idle."""
     made = promotion(slots, k)
     for row in rows:
         slot = row.slot
@@ -72,6 +75,7 @@ def promotion_of(rows: Sequence[Promoted], slots: int, k: int) -> Promotion:
 
 
 def promoted(made: Promotion) -> list[Promoted]:
+    """The rows that are not idle."""
     rows = []
     for slot in np.flatnonzero(made.position != IDLE).tolist():
         winner, limit = int(made.winner[slot]), int(made.limit[slot])

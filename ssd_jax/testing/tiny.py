@@ -1,9 +1,10 @@
-"""Tiny random checkpoints in the Hugging Face layout, tokenizer included."""
+"""Tiny checkpoints with random weights, in the Hugging Face layout, tokenizer included."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,19 +12,20 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from tests.models.golden import FLOAT32
 
 EOS, END_OF_TURN, PAD = 256, 257, 258
 TOKENS, ROWS = 259, 320
+"""Ids that there are, and rows of the embedding: those beyond are vocabulary padding."""
 TEMPLATE = (
     "{% for m in messages %}<eot>{{ m.role }}:{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<eot>assistant:{% endif %}"
 )
 
 
-def config(family: str, **changes) -> dict:
-    """An HF-style configuration of a two-layer decoder."""
+def config(family: str, **changes: Any) -> dict[str, Any]:
+    """`config.json` of a decoder with two layers."""
     base = {
         "model_type": family,
         "vocab_size": ROWS,
@@ -43,14 +45,15 @@ def config(family: str, **changes) -> dict:
     return base | changes
 
 
-def weights(hf_config: dict, seed: int = 0, noise: float = 0.0) -> dict[str, np.ndarray]:
-    """Random tensors, bfloat16 matrices, large enough that greedy text is not constant.
+def weights(hf_config: dict[str, Any], seed: int = 0, noise: float = 0.0) -> dict[str, np.ndarray]:
+    """Random bfloat16 tensors, large enough that greedy text is not constant.
 
     With noise they make a draft that agrees with the model of the same seed, but not always.
     """
     rng, other = np.random.default_rng(seed), np.random.default_rng(seed + 1)
+    float32 = Execution(compute=np.dtype(np.float32), pages=np.dtype(np.float32))
     tensors = {}
-    for name, struct in FunctionalModel(ModelConfig.from_hf(hf_config), FLOAT32).wanted().items():
+    for name, struct in FunctionalModel(ModelConfig.from_hf(hf_config), float32).wanted().items():
         values = rng.normal(0, 0.3, struct.shape).astype(np.float32)
         values += other.normal(0, noise, struct.shape).astype(np.float32)
         if name.endswith("norm.weight"):
@@ -78,9 +81,15 @@ def write_tokenizer(directory: Path, *, template: str | None = TEMPLATE) -> None
 
 
 def write_checkpoint(
-    directory: Path, family: str = "llama", *, seed: int = 0, noise: float = 0.0, **changes
+    directory: Path, family: str = "llama", *, seed: int = 0, noise: float = 0.0, **changes: Any
 ) -> Path:
-    """A complete checkpoint directory."""
+    """A complete checkpoint directory, made if need be.
+
+    Args:
+      family: its `model_type`.
+      seed, noise: see `weights`.
+      changes: to its configuration.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     hf_config = config(family, **changes)
     (directory / "config.json").write_text(json.dumps(hf_config))

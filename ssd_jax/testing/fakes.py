@@ -1,13 +1,18 @@
-"""A scripted target and a toy text decoder: the engine without JAX."""
+"""A scripted target and drafter, and a toy text decoder: an `Engine` without JAX and weights.
+
+fake = FakeTarget(lambda prompt_ids, position: 97 + position % 26)
+engine = Engine(fake, Letters, frozenset(), drafter=FakeDrafter(...))
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening
-from tests.speculation.by_row import rows_of
+from ssd_jax.testing.by_row import rows_of
 
 
 class Ready:
@@ -87,7 +92,9 @@ class FakeTarget:
             emitted[slot] = self._verify(prompt, length + 1, proposed)
         return emitted, given
 
-    def accept(self, logits: tuple[list[list[int]], list[list[int]]], proposal=None) -> Ready:
+    def accept(
+        self, logits: tuple[list[list[int]], list[list[int]]], proposal: Any = None
+    ) -> Ready:
         emitted, given = logits
         for slot, tokens in enumerate(given):
             assert not tokens or proposal[slot] == tokens
@@ -134,7 +141,7 @@ class FakeDrafter:
         self._texts[slot] += tokens
         self._prompts[slot] = len(self._texts[slot])
 
-    def gather(self, until) -> None:
+    def gather(self, until: Callable[[], bool]) -> None:
         pass
 
     def speculate(self) -> None:

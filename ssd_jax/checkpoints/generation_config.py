@@ -1,0 +1,56 @@
+"""What a checkpoint says of how to sample from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssd_jax.system.files import read_json
+
+if TYPE_CHECKING:
+    from ssd_jax.checkpoints.checkpoint import Checkpoint
+
+FILE = "generation_config.json"
+_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_IN_GGUF = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+
+
+def read_sampling(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
+    """The file that says it, and what it says: fields of `SamplingParams` by name, unchecked.
+
+    A directory has `generation_config.json`, where `do_sample` counts as in `transformers`: false
+    is greedy, true without a temperature is a temperature of 1. GGUF has keys `general.sampling.*`,
+    as llama.cpp's converter writes them.
+
+    Raises:
+      InputError: a file that cannot be read.
+    """
+    if checkpoint.path.is_file():
+        found = _of_gguf(checkpoint)
+        where = checkpoint.path
+    else:
+        where = checkpoint.path / FILE
+        found = read_json(where) if where.exists() else {}
+    taken = {name: found[name] for name in _SETTINGS if found.get(name) is not None}
+    if found.get("do_sample") is False:
+        taken["temperature"] = 0.0
+    elif found.get("do_sample") is True:
+        taken = {"temperature": 1.0} | taken
+    if taken.get("top_k") == -1:
+        taken["top_k"] = 0
+    return where, taken
+
+
+def _of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
+    from ssd_jax.checkpoints.gguf import GGUFFile
+
+    assert isinstance(checkpoint.tensors, GGUFFile)
+    keys = checkpoint.tensors.metadata
+    found = {name: keys.get(f"general.sampling.{_IN_GGUF.get(name, name)}") for name in _SETTINGS}
+    # Floats are of 32 bits there: 0.7 was meant, not 0.699999988.
+    return {
+        name: float(str(np.float32(value))) if isinstance(value, float) else value
+        for name, value in found.items()
+    }

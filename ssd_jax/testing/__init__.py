@@ -1,0 +1,1 @@
+"""For tests of what is built on this package: checkpoints, and roles without JAX."""
