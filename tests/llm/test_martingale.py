@@ -147,12 +147,14 @@ Q_OF_BEFORE = [
 ]
 
 
+@pytest.mark.slow  # `test_host.py` works it out
 def test_hits_selected_by_what_the_draft_thinks_of_them_are_caught(checkpoints, inline):
     with edited(SELECTED_BY_CONTENT), policy(inline, backup="draft"):
         said = say(inline, 300)
     assert_caught(sums(said, *checkpoints), 8)
 
 
+@pytest.mark.slow  # `test_key_ledger.py` sees it in a single text
 def test_draws_keyed_by_slot_are_caught(checkpoints, inline):
     """Each text follows the law, and those of one slot resemble each other."""
     with edited(KEYED_BY_SLOT), policy(inline, backup="draft"):
@@ -160,6 +162,7 @@ def test_draws_keyed_by_slot_are_caught(checkpoints, inline):
     assert_caught(sums(said, *checkpoints), 8)
 
 
+@pytest.mark.slow  # `test_proposals.py` sees it in a single round
 def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(checkpoints, process):
     """Where a round misses, and where a q never comes."""
     with edited(Q_OF_BEFORE), policy(process, backup="random"):

@@ -27,8 +27,9 @@ def test_the_goldens_cover_every_family_and_scaling():
     assert set(NAMES) == {"llama-plain", "llama-linear", "llama3-scaled", "qwen2", "qwen3"}
 
 
-@pytest.mark.shipped
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.shipped) if n == "qwen3" else n for n in NAMES]
+)
 def test_logits_equal_the_oracle(name):
     tokens, expected = golden(name)
     np.testing.assert_allclose(our_logits(GOLDENS / name, tokens), expected, atol=1e-4)

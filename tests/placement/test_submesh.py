@@ -179,6 +179,7 @@ def one(root):
     ]
 
 
+@pytest.mark.slow  # `tests/devices/test_key_ledger.py` says the same of fewer texts
 @pytest.mark.parametrize("backup", ["none", "draft"])
 def test_sampled_by_ratio_the_text_is_that_of_an_inline_draft(one, backup):
     submesh, inline = one
