@@ -280,7 +280,7 @@ def test_the_reads_are_seen(reads):
     assert not reads  # of this file's own reads none is the product's
     branch = branch_draft.BranchDraft.__new__(branch_draft.BranchDraft)
     branch._told, branch._heard = array[None, None], None  # B = M = K = 1
-    branch._forwards, branch.branches = 1, 1
+    branch._forwards, branch.slots, branch.k, branch.branches = 1, 1, 1, 1
     branch.branch_tokens(1)
     assert [name for name, _ in reads] == ["branch_tokens"]
 
