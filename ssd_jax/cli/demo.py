@@ -254,7 +254,7 @@ def _picture(trace: Path) -> str:
 
 
 def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
-    """The first of the most rounds without a prefill among them, and how many these are."""
+    """The first of the most rounds without a prefill among or beside them, and how many."""
     runs, rounds = [(0, 0)], 0
     for each in engine.target:
         if "round" in each.args:
@@ -262,7 +262,8 @@ def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
             runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
             runs.append((rounds, 0))
-    return max(runs, key=lambda run: run[1])
+    first, count = max(runs, key=lambda run: run[1])
+    return (first + 1, count - 1) if count > 1 else (first, count)
 
 
 def speed_table(rows: Sequence[DemoRow], *, title: str, notes: Sequence[str] = ()) -> Table:
