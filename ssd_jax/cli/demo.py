@@ -132,7 +132,8 @@ class _Demo:
             *rows, auto = self._run(variants)
             where = f": {_named(cores)}" if cores else ""
             self._show(rows, f"All cores for everybody{where}", ssd)
-            measured = number_cell(auto.speed, "; measured, with the draft of ssd: {:.1f}") or ""
+            drafted = ", with the draft of ssd" * (auto.results[0].metrics.get("mode") == "sd")
+            measured = number_cell(auto.speed, f"; measured{drafted}: {{:.1f}}") or ""
             self.console.print(f"{strong.choice}{measured}\n")
         self.console.print(_picture(trace), soft_wrap=True)
         return [*paper, *rows, auto]
