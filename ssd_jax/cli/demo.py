@@ -132,7 +132,8 @@ class _Demo:
             *rows, auto = self._run(variants)
             where = f": {_named(cores)}" if cores else ""
             self._show(rows, f"All cores for everybody{where}", ssd)
-            measured = number_cell(auto.speed, "; measured, with the draft of ssd: {:.1f}") or ""
+            drafted = ", with the draft of ssd" * (auto.results[0].metrics.get("mode") == "sd")
+            measured = number_cell(auto.speed, f"; measured{drafted}: {{:.1f}}") or ""
             self.console.print(f"{strong.choice}{measured}\n")
         self.console.print(_picture(trace), soft_wrap=True)
         return [*paper, *rows, auto]
@@ -254,7 +255,7 @@ def _picture(trace: Path) -> str:
 
 
 def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
-    """The first of the most rounds without a prefill among them, and how many these are."""
+    """The first of the most rounds without a prefill among or beside them, and how many."""
     runs, rounds = [(0, 0)], 0
     for each in engine.target:
         if "round" in each.args:
@@ -262,7 +263,8 @@ def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
             runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
             runs.append((rounds, 0))
-    return max(runs, key=lambda run: run[1])
+    first, count = max(runs, key=lambda run: run[1])
+    return (first + 1, count - 1) if count > 1 else (first, count)
 
 
 def speed_table(rows: Sequence[DemoRow], *, title: str, notes: Sequence[str] = ()) -> Table:

@@ -70,10 +70,10 @@ def test_a_draft_is_said_to_be_hidden_where_its_forwards_fit_under_a_verificatio
     assert draft_cost(row("ssd", verify_ms=85.0), config) == []
 
 
-def test_the_rounds_that_are_drawn_have_no_prefill_among_them():
+def test_the_rounds_that_are_drawn_have_no_prefill_among_or_beside_them():
     names = ["prefill", *"0123", "prefill", *"4567890", "prefill", "prefill", *"123"]
     target = [
         Slice(name, time, time + 1, {} if name == "prefill" else {"round": time})
         for time, name in enumerate(names)
     ]
-    assert behind_a_prompt(EngineLanes(name="ssd", target=target, draft=[], host=[])) == (4, 7)
+    assert behind_a_prompt(EngineLanes(name="ssd", target=target, draft=[], host=[])) == (5, 6)
