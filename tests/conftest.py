@@ -6,7 +6,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from tests.xla_flags import DEVICES, EMITTERS, QUICK
+from tests.xla_flags import DEVICES, QUICK, use_emitters
 
 os.environ.setdefault("XLA_FLAGS", f"{DEVICES} {QUICK}")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in the background
@@ -14,7 +14,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in
 
 import jax
 import pytest
-from jax._src import compiler
 
 from tests import shapes
 
@@ -54,19 +53,11 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 _shipped = Execution.for_platform
-_compile_options = compiler.get_compile_options
 
 
 def _with_one_chunk(platform: str, compute: str) -> Execution:
     execution = _shipped(platform, compute)
     return dataclasses.replace(execution, prefill_chunks=execution.prefill_chunks[:1])
-
-
-def _with_emitters(*arguments, **more):
-    options = _compile_options(*arguments, **more)
-    if EMITTERS:
-        options.env_option_overrides = [("xla_cpu_use_fusion_emitters", True)]
-    return options
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -80,7 +71,7 @@ def pytest_runtest_setup(item):
     shipped |= "smollm2_path" in item.fixturenames
     Execution.for_platform = _shipped if shipped else _with_one_chunk
     jax.config.update("jax_disable_most_optimizations", not shipped)
-    compiler.get_compile_options = _with_emitters if shipped else _compile_options
+    use_emitters(shipped)
     flags = os.environ["XLA_FLAGS"].replace(QUICK, "").strip()
     os.environ["XLA_FLAGS"] = flags if shipped else f"{flags} {QUICK}"
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(not shipped))
