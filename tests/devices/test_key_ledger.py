@@ -189,8 +189,9 @@ def right(draws: list[Draw]) -> tuple[list[Draw], int]:
     for purpose in (Purpose.DRAFT, Purpose.ACCEPT, Purpose.BONUS):
         those = [draw for draw in draws if draw.purpose == purpose]
         seeds = [(seed & 0xFFFFFFFF, seed >> 32) for (seed, _), *_ in those]
-        numbers = np.array([(name[1], start, position) for name, start, position, *_ in those])
-        key = keys.derive(jnp.array(seeds, jnp.uint32), *jnp.array(numbers, jnp.uint32).T, purpose)
+        requests = jnp.array([request for (_, request), *_ in those], jnp.uint32)
+        where = jnp.array([(start, position) for _, start, position, *_ in those], jnp.int32)
+        key = keys.derive(jnp.array(seeds, jnp.uint32), requests, *where.T, purpose)
         weights = np.array([draw.weights for draw in those])
         if purpose == Purpose.ACCEPT:
             left = weights - np.asarray(keys.uniform(key))
