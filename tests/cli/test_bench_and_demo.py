@@ -238,7 +238,7 @@ def test_demo_answers_in_every_mode_and_compares_the_ids(demo, tmp_path, monkeyp
     assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
 
     def another_text(llm, prompt, params, mode, k):
-        other = dataclasses.replace(prompt, text=prompt.text + mode)
+        other = dataclasses.replace(prompt, prompt=(prompt.prompt or "") + mode)
         return prompt_result(llm, other, params, mode, k)
 
     monkeypatch.setattr("ssd_jax.cli.demo.prompt_result", another_text)
