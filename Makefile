@@ -14,7 +14,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) $(PYTEST_FLAGS)
 
-# Files that compile nothing and start nothing, by what they import: less than a minute on two cores.
+# Files that compile nothing and start nothing, by what they import: some 70 seconds on two cores.
 test-fast: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) --fast $(PYTEST_FLAGS)
 
