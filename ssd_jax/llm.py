@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
-from ssd_jax.config import DEFAULT_CONTEXT, Config
+from ssd_jax.config import Config
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
@@ -25,7 +25,7 @@ from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.keywords import Settings, config_of
 from ssd_jax.loaded import Loaded, Status, load
-from ssd_jax.memory import check_fits, host_parts
+from ssd_jax.memory import check_fits, fitting_context, host_parts
 from ssd_jax.prompting import (
     Params,
     Prompt,
@@ -131,7 +131,8 @@ class LLM:
         if self.config.prepared == "ssd":
             for k in self._ks:
                 self.config.fan_out_of(k)
-        self.context = self._context()
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        self.context = fitting_context(self.config, models, self._ks)
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
         weakref.finalize(self, self._sharing.freeze)
@@ -322,24 +323,6 @@ class LLM:
             self.tokenizer, draft.tokenizer, target_name=self.target.source, draft_name=source
         )
         return draft
-
-    def _context(self) -> int:
-        models = [self.target] if self.draft is None else [self.target, self.draft]
-        least = min(models, key=lambda opened: opened.checkpoint.config.max_context)
-        limit = least.checkpoint.config.max_context
-        context = self.config.context or min(DEFAULT_CONTEXT, limit)
-        if context > limit:
-            raise InputError(
-                f"context = {context} is more than the {limit} positions that "
-                f"{least.source} was made for; lower --context"
-            )
-        most = max(self._ks, default=0)
-        if most > context - 2:
-            raise InputError(
-                f"k = {most} does not fit a context of {context}, which must "
-                "hold a prompt token and a pending one beside; lower --k or raise --context"
-            )
-        return context
 
     def _check_memory(self, engines: Sequence[tuple[str, int]]) -> None:
         parts = host_parts(

@@ -1,5 +1,5 @@
-"""Whether weights, keys and values, and prepared branches fit: on a processor, a process that asks
-for more than there is ends without a word."""
+"""Whether it all fits: sequences in the models' contexts; weights, keys and values, and prepared
+branches in memory, since a process that asks for more than there is ends without a word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ssd_jax.config import SUPPORT, Config
+from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config
 from ssd_jax.devices.passes import page_size
 from ssd_jax.errors import InputError
 from ssd_jax.system.host_memory import memory_limit
@@ -21,6 +21,34 @@ if TYPE_CHECKING:
 
 Parts = dict[str, int]
 """Bytes by what they are for."""
+
+
+def fitting_context(config: Config, models: Sequence[OpenedModel], ks: Sequence[int]) -> int:
+    """Positions of a sequence: as configured, or what all models were made for.
+
+    Args:
+      config: settings.
+      models: target and draft, as they are opened.
+      ks: values of K to prepare.
+
+    Raises:
+      InputError: more than a model was made for, or too few for a K.
+    """
+    least = min(models, key=lambda opened: opened.checkpoint.config.max_context)
+    limit = least.checkpoint.config.max_context
+    context = config.context or min(DEFAULT_CONTEXT, limit)
+    if context > limit:
+        raise InputError(
+            f"context = {context} is more than the {limit} positions that "
+            f"{least.source} was made for; lower --context"
+        )
+    most = max(ks, default=0)
+    if most > context - 2:
+        raise InputError(
+            f"k = {most} does not fit a context of {context}, which must "
+            "hold a prompt token and a pending one beside; lower --k or raise --context"
+        )
+    return context
 
 
 def host_parts(
