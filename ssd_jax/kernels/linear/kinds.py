@@ -1,0 +1,98 @@
+"""How a packed weight stores its values: panels of 32 outputs, one stream of bytes a panel.
+
+A weight of N outputs and K inputs is uint8 [ceil(N / 32), panel_bytes(K)]. A panel is one block of
+inputs after the other. A word is 4 bytes; a lane is an output within its panel, 0 to 31; "32 x"
+means one a lane, in order. Everything is little-endian. The lanes of outputs that do not exist are
+zero bytes, so that their scales make their values 0. A block, by kind:
+
+  bfloat16   of each pair of inputs, 32 x 2 bfloat16. K is padded with zeros.
+  int8       of each four inputs, 32 x a word of u = value + 128. K is padded with u = 128. After
+             all blocks, 32 x float32 scale.
+  Q4_0       4 steps of 32 x a word of nibbles; 32 x float16 scale.
+  Q4_1       as Q4_0; 32 x float16 minimum.
+  Q5_0       8 steps of 32 x a word of u (5 bits in a byte); 32 x float16 scale.
+  Q5_1       as Q5_0; 32 x float16 minimum.
+  Q8_0       8 steps of 32 x a word of u = value + 128; 32 x float16 scale.
+  Q4_K       32 x float16 d; 32 x float16 dmin; 8 groups, each of Q4_0's nibbles, 32 x uint8 scale,
+             32 x uint8 minimum. The group's scale is d * scale, its minimum -dmin * minimum.
+  Q6_K       32 x float16 d; 16 groups, each of 4 steps of 32 x a word of u (6 bits in a byte),
+             32 x int8 scale. The group's scale is d * scale.
+
+Word s of bytes holds inputs 4s to 4s + 3. Byte j of a group's 16 bytes of nibbles holds input j in
+its low half and input j + 16 in its high half; word s holds bytes 4s to 4s + 3. A value is
+(u - offset) * scale + minimum, u being the nibble or byte, with the terms that the kind has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+LANES = 32
+"""Outputs of a panel."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One way of storing values; sizes in inputs and bytes.
+
+    Attributes:
+      name: ggml's name of the type, or the dtype's.
+      block: inputs of a block; a packed weight's inputs are a multiple of it.
+      block_bytes: of a panel's block.
+      per_word: inputs in a word.
+      group: inputs that share a scale; 0 if none does, or all.
+      offset: what the stored integers exceed the values' by.
+      minima: whether a group has a minimum.
+      stored_bytes: of ggml's block of one output, of `block` inputs; 0 if ggml has no such type.
+      tail_bytes: after a panel's last block.
+    """
+
+    name: str
+    block: int
+    block_bytes: int
+    per_word: int
+    group: int = 0
+    offset: int = 0
+    minima: bool = False
+    stored_bytes: int = 0
+    tail_bytes: int = 0
+
+    def padded(self, inputs: int) -> int:
+        """The inputs that a packed weight has; more than asked for only where ggml has no type."""
+        return math.ceil(inputs / self.block) * self.block
+
+    def panel_bytes(self, inputs: int) -> int:
+        """Bytes of a panel."""
+        return self.padded(inputs) // self.block * self.block_bytes + self.tail_bytes
+
+    def packed_shape(self, outputs: int, inputs: int) -> tuple[int, int]:
+        """Panels and bytes a panel: the shape of a packed weight."""
+        return math.ceil(outputs / LANES), self.panel_bytes(inputs)
+
+
+_WORDS = 4 * LANES
+_HALVES = 2 * LANES
+
+BFLOAT16 = Kind("bfloat16", block=32, block_bytes=16 * _WORDS, per_word=2)
+INT8 = Kind("int8", block=64, block_bytes=16 * _WORDS, per_word=4, offset=128, tail_bytes=_WORDS)
+
+_STORED = (
+    Kind("Q4_0", 32, 4 * _WORDS + _HALVES, 8, group=32, offset=8, stored_bytes=18),
+    Kind("Q4_1", 32, 4 * _WORDS + 2 * _HALVES, 8, group=32, minima=True, stored_bytes=20),
+    Kind("Q5_0", 32, 8 * _WORDS + _HALVES, 4, group=32, offset=16, stored_bytes=22),
+    Kind("Q5_1", 32, 8 * _WORDS + 2 * _HALVES, 4, group=32, minima=True, stored_bytes=24),
+    Kind("Q8_0", 32, 8 * _WORDS + _HALVES, 4, group=32, offset=128, stored_bytes=34),
+    Kind(
+        "Q4_K", 256, 2 * _HALVES + 8 * (4 * _WORDS + 2 * LANES), 8, group=32, minima=True,
+        stored_bytes=144,
+    ),
+    Kind(
+        "Q6_K", 256, _HALVES + 16 * (4 * _WORDS + LANES), 4, group=16, offset=32, stored_bytes=210
+    ),
+)  # fmt: skip
+
+KINDS = {kind.name: kind for kind in (BFLOAT16, INT8, *_STORED)}
+
+STORED_KINDS = tuple(kind.name for kind in _STORED)
+"""The kinds that weights of a GGUF file can have as they are."""
