@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from ssd_jax.models.quantized import Quantized, quantize, take
+from ssd_jax.kernels.linear.quantized import Quantized, quantize, take
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.probs import sampled_probs
 from tests.sampling.rows import rows

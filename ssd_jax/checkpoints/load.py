@@ -14,6 +14,8 @@ import numpy as np
 
 from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.kinds import KINDS
+from ssd_jax.kernels.linear.packing import pack_blocks
 from ssd_jax.models.config import ModelConfig
 
 _THREADS = 2
@@ -29,6 +31,7 @@ def load_arrays(
     *,
     where: str,
     prepare: Prepare | None = None,
+    stored: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, jax.Array]:
     """Loads the wanted tensors.
@@ -44,6 +47,8 @@ def load_arrays(
       where: names the checkpoint in errors.
       prepare: called from loading threads with each array; what it returns takes the array's place,
         so that a model quantised this way is never held whole in its wider dtype.
+      stored: kinds, by name, of the tensors that are packed as they are stored; on the default
+        device.
       progress: called from loading threads, never two at once, in growing order.
 
     Raises:
@@ -57,6 +62,9 @@ def load_arrays(
     def load(name: str) -> dict[str, jax.Array]:
         struct = wanted[name]
         with pace.loading(sizes[name], nbytes[name]):
+            if stored is not None and name in stored:
+                blocks = tensors.read_blocks(name)
+                return {name: jax.device_put(pack_blocks(KINDS[stored[name]], blocks))}
             if struct.sharding is None:
                 array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
             else:

@@ -68,9 +68,9 @@ def find_fallbacks(
 def _agree(programs: Programs, parameters: Parameters) -> bool:
     if len(programs.widths) == 1:
         return True
-    return compat.widths_can_agree(programs.model.execution.compute.name) and widths_agree(
-        programs, parameters
-    )
+    execution = programs.model.execution
+    can_agree = execution.linear == "cpu" or compat.widths_can_agree(execution.compute.name)
+    return can_agree and widths_agree(programs, parameters)
 
 
 def _replicated_line(role: str, model: FunctionalModel) -> str:

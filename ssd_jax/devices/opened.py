@@ -15,6 +15,7 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent
+from ssd_jax.kernels.linear.api import backend
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
@@ -57,6 +58,7 @@ class OpenedModel:
             self.model.wanted(),
             where=str(self.checkpoint.path),
             prepare=self.model.prepare,
+            stored=self.model.stored,
             progress=progress,
         )
         return self.model.assemble(arrays)
@@ -85,7 +87,9 @@ def open_model(
       InputError: a checkpoint that cannot be used.
     """
     checkpoint = open_checkpoint(source, target=target, progress=progress)
-    execution = Execution.for_platform(jax.default_backend(), dtype)
+    platform = jax.default_backend()
+    linear = backend(platform, dtype, 1 if mesh is None else mesh.size)
+    execution = Execution.for_platform(platform, dtype, linear=linear)
     if bitwise:
         execution = row_independent(execution)
     model = FunctionalModel(

@@ -18,10 +18,11 @@ from jaxtyping import Array, Float32, Int32, Shaped
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.linear.api import products
 from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.layers import Embedding, Linear, Multiply, RMSNorm, pad_rows, product
+from ssd_jax.models.layers import Embedding, Linear, Multiply, RMSNorm, linear, pad_rows
 from ssd_jax.models.rope import Rotation, rotation
 
 Stream = Float32[Array, "n H"]
@@ -88,15 +89,17 @@ class Attention(nnx.Module):
         """x has n >= B * R rows; surplus ones are padding."""
         batch, rows = rotated.cos.shape[:2]
 
-        def heads(projection: Linear, norm: RMSNorm | None = None) -> jax.Array:
-            y = projection(x, multiply)[: batch * rows].reshape(batch, rows, -1, self.head_dim)
-            return y if norm is None else norm(y)
-
-        q, k = heads(self.q_proj, self.q_norm), heads(self.k_proj, self.k_norm)
-        v = heads(self.v_proj)
+        projections = [self.q_proj, self.k_proj, self.v_proj]
+        q, k, v = (
+            y[: batch * rows].reshape(batch, rows, -1, self.head_dim)
+            for y in linear(x, projections, multiply)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         attended, kept = attend(rotated(q), rotated(k), v)
         flat = attended.reshape(batch * rows, -1)
-        return self.o_proj(pad_rows(flat, x.shape[0]), multiply), kept
+        [out] = linear(pad_rows(flat, x.shape[0]), [self.o_proj], multiply)
+        return out, kept
 
 
 class MLP(nnx.Module):
@@ -111,8 +114,9 @@ class MLP(nnx.Module):
 
     def __call__(self, x: Stream, multiply: Multiply) -> Stream:
         """silu(gate) * up, down again."""
-        gate, up = self.gate_proj(x, multiply), self.up_proj(x, multiply)
-        return self.down_proj(jax.nn.silu(gate) * up, multiply)
+        gate, up = linear(x, [self.gate_proj, self.up_proj], multiply)
+        [down] = linear(jax.nn.silu(gate) * up, [self.down_proj], multiply)
+        return down
 
 
 class DecoderLayer(nnx.Module):
@@ -126,7 +130,7 @@ class DecoderLayer(nnx.Module):
         self.mlp = MLP(config, execution)
 
     def __call__(
-        self, x: Stream, rotated: Rotation, attend: Attend, multiply: Multiply = product
+        self, x: Stream, rotated: Rotation, attend: Attend, multiply: Multiply = products
     ) -> tuple[Stream, Any]:
         """x is the residual stream; the second result is that of `attend`."""
         attended, kept = self.self_attn(self.input_layernorm(x), rotated, attend, multiply)
@@ -201,7 +205,8 @@ class CausalLM(nnx.Module):
         """Of states that `hidden` has given; see `ModelConfig.output_size`."""
         x = self.model.norm(pad_rows(hidden, self.execution.min_rows))
         head = self.lm_head or self.model.embed_tokens
-        return product(x, head.rows)[: hidden.shape[0]]
+        [logits] = products(x, [head.rows])
+        return logits[: hidden.shape[0]]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -20,6 +20,7 @@ class Execution:
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
       attention: backend of `tree_attention`.
+      linear: backend of products with weights, "xla" or "cpu" (packed weights).
       prefill_chunks: numbers of prompt tokens that one program takes, ascending; a chunk is padded
         to the next one.
     """
@@ -29,6 +30,7 @@ class Execution:
     min_rows: int = 1
     scan_layers: bool = False
     attention: str = "xla"
+    linear: str = "xla"
     prefill_chunks: tuple[int, ...] = (32, 128)
 
     @property
@@ -38,20 +40,27 @@ class Execution:
         return _floating(self.compute)
 
     @classmethod
-    def for_platform(cls, platform: str, compute: str) -> Execution:
-        """Measured choices: unrolled layers are up to twice as fast on CPU, where a bfloat16
-        product of one or two rows takes a path five times slower than one of three, and prefill is
-        fastest per token at 128; elsewhere a scan keeps compilation short. (An int8 product has two
+    def for_platform(cls, platform: str, dtype: str, *, linear: str = "xla") -> Execution:
+        """Measured choices: unrolled layers are up to twice as fast on CPU, and prefill is fastest
+        per token at 128; elsewhere a scan keeps compilation short. XLA's bfloat16 product of one or
+        two rows takes a path on CPU five times slower than one of three. (An int8 product has two
         rows for one token and needs no more; padded to three tokens it costs the same, and other
         sums then do not depend on the number of tokens.)
+
+        Args:
+          platform: JAX's name of it.
+          dtype: a floating type, int8, or "native" (see `Config.dtype`).
+          linear: see above.
         """
-        dtype = jnp.dtype(compute)
+        compute = jnp.dtype("bfloat16" if dtype == "native" else dtype)
         cpu = platform == "cpu"
+        padded = cpu and linear == "xla" and compute != jnp.float32
         return cls(
-            compute=dtype,
-            pages=kv_pages.storage_dtype(_floating(dtype), platform),
-            min_rows=3 if cpu and dtype != jnp.float32 else 1,
+            compute=compute,
+            pages=kv_pages.storage_dtype(_floating(compute), platform),
+            min_rows=3 if padded else 1,
             scan_layers=not cpu,
+            linear=linear,
             prefill_chunks=(32, 128) if cpu else (64, 512),
         )
 

@@ -6,7 +6,8 @@ fraction of a module's own call overhead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,11 +17,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int32
 
+from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
+from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.layers import Axes
-from ssd_jax.models.quantized import Quantized, quantize
+from ssd_jax.models.layers import Axes, Embedding, Matrix
 from ssd_jax.models.sharding import PAGES_AXES, ShardingRules
 
 Parameters = Sequence[jax.Array]
@@ -38,6 +40,7 @@ class FunctionalModel:
       mesh, rules: where parameters and pages live; `mesh=None` is the default device.
       output_ids: tokens of the head's rows, ascending, where `config.output_size` is their number;
         None where row v is token v. A draft's programs have them as constants.
+      stored: kind of each weight that is packed as its checkpoint stores it, by tensor name.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class FunctionalModel:
         *,
         mesh: Mesh | None = None,
         output_ids: Int32[np.ndarray, "N"] | None = None,
+        stored: Mapping[str, str] | None = None,
     ) -> None:
         if output_ids is not None and len(output_ids) != config.output_size:
             raise ValueError(f"{len(output_ids)} ids for output_size = {config.output_size}")
@@ -55,7 +59,10 @@ class FunctionalModel:
         self.execution = execution
         self.mesh = mesh
         self.rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
-        self._graph, state = nnx.split(nnx.eval_shape(lambda: CausalLM(config, execution)))
+        self.stored = dict(stored or {})
+        module = nnx.eval_shape(lambda: CausalLM(config, execution))
+        self._packed = _pack(module, self.stored) if execution.linear == "cpu" else {}
+        self._graph, state = nnx.split(module)
         self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
         self._quantized = self._int8_placement()
@@ -68,15 +75,20 @@ class FunctionalModel:
                 continue  # comes from its weight
             value, names = variable.get_value(), self._names(path)
             shape = value.shape if len(names) == 1 else value.shape[1:]
-            dtype = self.execution.floating if value.dtype == jnp.int8 else value.dtype
+            shape = self._packed[names[0]].shape if names[0] in self._packed else shape
+            whole = not jnp.issubdtype(value.dtype, jnp.integer)
+            dtype = value.dtype if whole else self.execution.floating
             wanted |= dict.fromkeys(names, self._struct(shape, dtype, variable.axes))
         return wanted
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
-        """What a checkpoint tensor, loaded as `wanted`, becomes: itself, or int8 rows and scales.
+        """What a checkpoint tensor, loaded as `wanted`, becomes: itself, panels, or int8 rows and
+        scales. One of `stored` is loaded as it is to be.
 
         Returns: arrays by name, for `assemble`.
         """
+        if name in self._packed:
+            return {name: _packing(self._packed[name].kind)(array)}
         placed = self._quantized.get(name)
         if placed is None:
             return {name: array}
@@ -163,6 +175,26 @@ class FunctionalModel:
             layers = range(self.config.num_layers)
             return [".".join(["model.layers", str(i), *parts[2:]]) for i in layers]
         return [".".join(parts)]
+
+
+def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
+    """Has weights be panels, and says which, by name: all that are multiplied by."""
+    packed = {}
+    for path, matrix in nnx.iter_modules(module):
+        name = ".".join(map(str, (*path, "weight")))
+        if isinstance(matrix, Matrix):
+            looked_up = isinstance(matrix, Embedding) and not module.config.tie_embeddings
+            if name in stored or not looked_up:
+                matrix.pack(stored.get(name, module.execution.compute.name))
+                packed[name] = matrix
+    return packed
+
+
+@functools.cache
+def _packing(kind: str | None) -> Callable[[jax.Array], jax.Array]:
+    if kind == "int8":
+        return jax.jit(lambda weight: pack_int8(*quantize(weight)))
+    return jax.jit(pack_bfloat16)
 
 
 def _zeros(structs: Any) -> Any:

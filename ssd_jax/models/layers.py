@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
+from ssd_jax.kernels.linear.api import Packed, Quantized, Weight, products, take
+from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.rows import row_sum
-from ssd_jax.models.quantized import Quantized, digits, integer_product, take
 
 Axes = tuple[str | None, ...]
-Weight = Float[Array, "outputs inputs"] | Quantized
-Multiply = Callable[[jax.Array, Weight], jax.Array]
-"""`product`, or what does the same with other types."""
+Multiply = Callable[[jax.Array, Sequence[Weight]], list[jax.Array]]
+"""`products`, or what does the same with other types."""
 
 
 def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param:
     """A parameter with its logical axis names (see `sharding.py`); built under `eval_shape`."""
     return nnx.Param(jnp.zeros(shape, dtype), axes=axes)
-
-
-def product(x: Float[Array, "n inputs"], weight: Weight) -> Float32[Array, "n outputs"]:
-    """x @ weight^T, with x cast to the weight's dtype and the sum accumulated in float32.
-
-    For a quantised weight, x is quantised by row and the sum is of integers; products that share x
-    share its quantised form, which the compiler computes once.
-    """
-    if isinstance(weight, Quantized):
-        return integer_product(digits(x), weight)
-    contract_in = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(
-        x.astype(weight.dtype), weight, contract_in, preferred_element_type=jnp.float32
-    )
 
 
 class Matrix(nnx.Module):
@@ -44,10 +30,21 @@ class Matrix(nnx.Module):
         self.weight = parameter(shape, axes, dtype)
         scales = parameter(shape[:1], axes[:1], jnp.dtype(jnp.float32))
         self.weight_scale = scales if dtype == jnp.int8 else None
+        self.shape = shape
+        self.kind: str | None = None
+
+    def pack(self, kind: str) -> None:
+        """Stores the weight in panels of this kind; called before there are arrays."""
+        panels = jax.ShapeDtypeStruct(KINDS[kind].packed_shape(*self.shape), jnp.uint8)
+        self.weight = nnx.Param(panels, axes=(None, None))
+        self.weight_scale = None
+        self.kind = kind
 
     @property
     def rows(self) -> Weight:
-        """The weight as `product` takes it."""
+        """The weight as `products` takes it."""
+        if self.kind is not None:
+            return Packed(self.weight[...], self.kind, *self.shape)
         if self.weight_scale is None:
             return self.weight[...]
         return Quantized(self.weight[...], self.weight_scale[...])
@@ -60,12 +57,16 @@ class Linear(Matrix):
         super().__init__(shape, axes, dtype)
         self.bias = parameter(shape[:1], axes[:1], jnp.dtype(jnp.float32)) if bias else None
 
-    def __call__(
-        self, x: Float[Array, "n inputs"], multiply: Multiply = product
-    ) -> Float32[Array, "n outputs"]:
-        """The outputs of n rows."""
-        y = multiply(x, self.rows)
-        return y if self.bias is None else y + self.bias[...]
+
+def linear(
+    x: Float[Array, "n inputs"], layers: Sequence[Linear], multiply: Multiply = products
+) -> list[Float32[Array, "n _"]]:
+    """The outputs of n rows, of each layer."""
+    ys = multiply(x, [layer.rows for layer in layers])
+    return [
+        y if layer.bias is None else y + layer.bias[...]
+        for y, layer in zip(ys, layers, strict=True)
+    ]
 
 
 class Embedding(Matrix):
@@ -76,10 +77,7 @@ class Embedding(Matrix):
 
     def __call__(self, tokens: Int32[Array, "n"]) -> Float32[Array, "n H"]:
         """The rows of some tokens."""
-        rows = self.rows
-        if isinstance(rows, Quantized):
-            return take(rows, tokens)
-        return rows[tokens].astype(jnp.float32)
+        return take(self.rows, tokens)
 
 
 class RMSNorm(nnx.Module):

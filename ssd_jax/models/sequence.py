@@ -8,6 +8,7 @@ the tokens of one array, and that everything can be differentiated. Several text
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,9 +16,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
+from ssd_jax.kernels.linear.api import Packed, Quantized, Weight, products
+from ssd_jax.kernels.linear.xla import product
 from ssd_jax.models.decoder import CausalLM, DecoderLayer, Stream
-from ssd_jax.models.layers import Weight, product
-from ssd_jax.models.quantized import Quantized
 from ssd_jax.models.rope import Rotation, rotation
 from ssd_jax.models.sequence_attention import causal_attention
 
@@ -69,7 +70,8 @@ def sequence_logits(
 ) -> Float32[Array, "n outputs"]:
     """Final norm and output head."""
     head = model.lm_head or model.model.embed_tokens
-    return _product(model.model.norm(hidden), head.rows, compute)
+    [logits] = _products(model.model.norm(hidden), [head.rows], compute)
+    return logits
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -89,16 +91,17 @@ def _layer(
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         return causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), visible), None
 
-    return layer(x, rotated, attend, functools.partial(_product, compute=given))[0]
+    return layer(x, rotated, attend, functools.partial(_products, compute=given))[0]
 
 
-def _product(
-    x: Float32[Array, "n inputs"], weight: Weight, compute: jnp.dtype | None = None
-) -> Float32[Array, "n outputs"]:
-    """`layers.product` with the weight cast to `compute`; its gradient is computed in it too."""
-    if isinstance(weight, Quantized):
-        return product(x, weight)
-    return narrow_product(x, weight, weight.dtype if compute is None else compute)
+def _products(
+    x: Float32[Array, "n inputs"], weights: Sequence[Weight], compute: jnp.dtype | None = None
+) -> list[Float32[Array, "n _"]]:
+    """`products` with the weights cast to `compute`; gradients are computed in it too."""
+    floating = [weight for weight in weights if not isinstance(weight, Quantized | Packed)]
+    if not floating:
+        return products(x, weights)
+    return [narrow_product(x, w, w.dtype if compute is None else compute) for w in floating]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

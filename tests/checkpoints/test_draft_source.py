@@ -26,9 +26,9 @@ from ssd_jax.checkpoints.draft_checkpoint import (
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices.opened import open_model
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.quantized import quantize
 from ssd_jax.models.sharding import MODEL_AXIS
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts, tiny_gguf, tiny_models

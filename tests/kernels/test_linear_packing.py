@@ -9,8 +9,8 @@ import pytest
 
 from ssd_jax.kernels.linear.kinds import BFLOAT16, INT8, KINDS, LANES, STORED_KINDS
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_blocks, pack_int8
+from ssd_jax.kernels.linear.quantized import digits, integer_product, quantize
 from ssd_jax.kernels.linear.reference import dense, product
-from ssd_jax.models.quantized import digits, integer_product, quantize
 from tests.kernels.stored_rows import random_blocks
 
 OUTPUTS = (1, 31, 32, 33, 100)

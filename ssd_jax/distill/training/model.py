@@ -18,10 +18,10 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.settings import SIZES, DraftSettings
 from ssd_jax.distill.training.data import PackedBatch
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.models.quantized import quantize
 from ssd_jax.models.sequence import sequence_hidden
 
 Arrays = dict[str, jax.Array]

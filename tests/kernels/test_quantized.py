@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.models.layers import product
-from ssd_jax.models.quantized import (
+from ssd_jax.kernels.linear.quantized import (
     DIGIT,
     LARGEST,
     Digits,
@@ -18,6 +17,7 @@ from ssd_jax.models.quantized import (
     quantize,
     take,
 )
+from ssd_jax.kernels.linear.xla import product
 
 WIDTH, OUT = 200, 37
 

@@ -1,0 +1,53 @@
+"""The products of rows with weights that every model makes, and the choice of who computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int32
+
+from ssd_jax.kernels.linear import cpu, quantized, xla
+from ssd_jax.kernels.linear.build import why_missing
+from ssd_jax.kernels.linear.cpu import Packed
+from ssd_jax.kernels.linear.quantized import Quantized
+
+Weight = Float[Array, "_ inputs"] | Quantized | Packed
+
+
+def backend(platform: str, dtype: str, devices: int = 1) -> str:
+    """Who computes products with weights of a dtype, which may be "native": "cpu" with packed
+    weights, or "xla", also where packed ones would be usual but `why_missing` says why not.
+
+    Args:
+      platform: JAX's name of it.
+      devices: that share a weight; packed ones are not cut.
+    """
+    usual = platform == "cpu" and dtype != "float32" and devices == 1
+    return "cpu" if usual and why_missing() is None else "xla"
+
+
+def products(
+    x: Float[Array, "n inputs"], weights: Sequence[Weight]
+) -> list[Float32[Array, "n _"]]:
+    """x @ weight^T for each weight, with x rounded to what the weight multiplies and the sum
+    accumulated in float32, or exactly in int32.
+
+    All weights are packed, or none.
+    """
+    packed = [weight for weight in weights if isinstance(weight, Packed)]
+    if packed:
+        return cpu.products(x, packed)
+    return [xla.product(x, weight) for weight in weights if not isinstance(weight, Packed)]
+
+
+def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:
+    """Some rows of a weight."""
+    if isinstance(weight, Packed):
+        return cpu.take(weight, indices)
+    if isinstance(weight, Quantized):
+        return quantized.take(weight, indices)
+    return weight[indices].astype(jnp.float32)
+
+
+__all__ = ["Packed", "Quantized", "Weight", "backend", "products", "take", "why_missing"]

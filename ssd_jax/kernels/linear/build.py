@@ -1,0 +1,113 @@
+"""Compiles `cpu.cc` at first use with the system's compiler, and registers what it holds with XLA.
+
+The library is kept in the package's cache under a name made of all that it depends on: the source,
+the headers' version, the compiler and the processor. So a cache that several machines share serves
+each its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import jax
+import jaxlib
+
+from ssd_jax.system.atomic import new_file
+from ssd_jax.system.cache_dir import cache_dir
+
+PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
+"""The handlers, by the names under which XLA knows them."""
+
+COMPILERS = ("c++", "g++", "clang++")
+_SOURCE = Path(__file__).with_name("cpu.cc")
+_X86 = platform.machine().lower() in ("x86_64", "amd64")
+_FLAGS = (
+    "-march=native" if _X86 else "-mcpu=native", "-std=c++17", "-O3", "-fPIC", "-shared", "-w"
+)  # fmt: skip
+_SECONDS = 120.0
+
+
+class BuildError(Exception):
+    """Why there is no library; one line."""
+
+
+@functools.cache
+def why_missing() -> str | None:
+    """None once the handlers are registered; else why they cannot be, in one line.
+
+    Compiles them if no earlier start has; that takes some five seconds.
+    """
+    try:
+        library = _library()
+    except (BuildError, OSError, RuntimeError) as error:
+        return " ".join(str(error).split())
+    for name in (PRODUCTS, TAKE):
+        handler = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    return None
+
+
+def _library() -> ctypes.CDLL:
+    """From the cache, or from a directory that is gone afterwards where it cannot be written."""
+    try:
+        directory = cache_dir() / "kernels"
+        directory.mkdir(parents=True, exist_ok=True)
+        return ctypes.CDLL(str(build(directory)))
+    except OSError:
+        with tempfile.TemporaryDirectory() as scratch:
+            return ctypes.CDLL(str(build(Path(scratch))))
+
+
+def build(directory: Path) -> Path:
+    """The compiled library in a directory, made if it is not there.
+
+    Raises:
+      BuildError: there is no compiler, or it fails.
+      OSError: the directory cannot be written.
+    """
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+    library = directory / f"linear-{_key(compiler)}.so"
+    if not library.exists():
+        with new_file(library) as file:
+            headers = f"-isystem{jax.ffi.include_dir()}"
+            _run(compiler, *_FLAGS, headers, str(_SOURCE), "-o", file.name)
+    return library
+
+
+def _key(compiler: str) -> str:
+    parts = (
+        _SOURCE.read_text(), *_FLAGS, jaxlib.__version__, _run(compiler, "--version"), _processor()
+    )  # fmt: skip
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What of this machine decides which instructions the compiler may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    kept = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kept)}))
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
+        raise BuildError(f"{command[0]}: {said}")
+    return done.stdout

@@ -1,0 +1,51 @@
+"""Products with packed weights on processors: the handlers of `cpu.cc`, called by XLA."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32, UInt8
+
+from ssd_jax.kernels.linear.build import PRODUCTS, TAKE
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A weight [outputs, inputs] in panels.
+
+    Attributes:
+      panels: see `kinds`.
+      kind: name of its `Kind`.
+      outputs: its rows; the last panel may have some that are none.
+      inputs: its columns.
+    """
+
+    panels: UInt8[Array, "_ _"]
+    kind: str
+    outputs: int
+    inputs: int
+
+
+def products(
+    x: Float32[Array, "n inputs"], weights: Sequence[Packed]
+) -> list[Float32[Array, "n _"]]:
+    """x @ weight^T for each weight, in one call; `reference.product` says what is computed.
+
+    A row's bits depend on it alone. A row with a number that is not finite gives NaN, where x is
+    rounded to integers.
+    """
+    shapes = [jax.ShapeDtypeStruct((len(x), weight.outputs), jnp.float32) for weight in weights]
+    kinds = "".join(f"{weight.kind} " for weight in weights)
+    call = jax.ffi.ffi_call(PRODUCTS, shapes)
+    return list(call(x, *(weight.panels for weight in weights), kinds=kinds))
+
+
+def take(weight: Packed, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:
+    """Some rows of a weight; NaN for an index that is none."""
+    shape = jax.ShapeDtypeStruct((len(indices), weight.inputs), jnp.float32)
+    call = jax.ffi.ffi_call(TAKE, shape)
+    return call(indices, weight.panels, kind=weight.kind, outputs=np.int64(weight.outputs))

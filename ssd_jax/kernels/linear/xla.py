@@ -1,0 +1,22 @@
+"""Products with weights as they are, by XLA: on every platform, and what others are measured by."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
+
+from ssd_jax.kernels.linear.quantized import Quantized, digits, integer_product
+
+
+def product(
+    x: Float[Array, "n inputs"], weight: Float[Array, "outputs inputs"] | Quantized
+) -> Float32[Array, "n outputs"]:
+    """x @ weight^T; see `api.products`. Products that share x share its quantised form, which the
+    compiler computes once."""
+    if isinstance(weight, Quantized):
+        return integer_product(digits(x), weight)
+    contract_in = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(
+        x.astype(weight.dtype), weight, contract_in, preferred_element_type=jnp.float32
+    )
