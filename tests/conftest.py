@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tests.xla_flags import DEVICES, QUICK, use_emitters
 
@@ -55,8 +56,8 @@ def pytest_terminal_summary(terminalreporter, config):
 _shipped = Execution.for_platform
 
 
-def _with_one_chunk(platform: str, compute: str) -> Execution:
-    execution = _shipped(platform, compute)
+def _with_one_chunk(platform: str, dtype: str, **choices: Any) -> Execution:
+    execution = _shipped(platform, dtype, **choices)
     return dataclasses.replace(execution, prefill_chunks=execution.prefill_chunks[:1])
 
 

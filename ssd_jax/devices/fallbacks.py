@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
+
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
+from ssd_jax.kernels.linear.api import why_missing
 from ssd_jax.models.sharding import MODEL_AXIS
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ def find_fallbacks(
         lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is law'}: {why}")
     if held == "widest":
         programs.use_widest()
+    lines += _unpacked_lines(programs.model, draft)
     replicated = {}
     for role, model in (("target", programs.model), ("draft", draft)):
         if model is not None and model.mesh is not None and model.rules.whole:
@@ -71,6 +76,17 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
     execution = programs.model.execution
     can_agree = execution.linear == "cpu" or compat.widths_can_agree(execution.compute.name)
     return can_agree and widths_agree(programs, parameters)
+
+
+def _unpacked_lines(*models: FunctionalModel | None) -> list[str]:
+    """One if weights are not packed that might be."""
+    for model in models:
+        devices = 1 if model is None or model.mesh is None else model.mesh.size
+        if model is not None and devices == 1:
+            usual = jax.default_backend() == "cpu" and model.execution.compute != jnp.float32
+            if usual and model.execution.linear == "xla":
+                return [f"products are XLA's, which are slower here: {why_missing()}"]
+    return []
 
 
 def _replicated_line(role: str, model: FunctionalModel) -> str:

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from ssd_jax.kernels.linear import cpu, quantized, xla
-from ssd_jax.kernels.linear.build import why_missing
-from ssd_jax.kernels.linear.cpu import Packed
+from ssd_jax.kernels.linear.cpu import Packed, why_missing
 from ssd_jax.kernels.linear.quantized import Quantized
 
 Weight = Float[Array, "_ inputs"] | Quantized | Packed
@@ -27,9 +26,7 @@ def backend(platform: str, dtype: str, devices: int = 1) -> str:
     return "cpu" if usual and why_missing() is None else "xla"
 
 
-def products(
-    x: Float[Array, "n inputs"], weights: Sequence[Weight]
-) -> list[Float32[Array, "n _"]]:
+def products(x: Float[Array, "n inputs"], weights: Sequence[Weight]) -> list[Float32[Array, "n _"]]:
     """x @ weight^T for each weight, with x rounded to what the weight multiplies and the sum
     accumulated in float32, or exactly in int32.
 

@@ -1,6 +1,6 @@
-"""Compiles `cpu.cc` at first use with the system's compiler, and registers what it holds with XLA.
+"""Handlers for XLA's CPU backend, written in C++: compiled at first use with the system's compiler.
 
-The library is kept in the package's cache under a name made of all that it depends on: the source,
+A library is kept in the package's cache under a name made of all that it depends on: the source,
 the headers' version, the compiler and the processor. So a cache that several machines share serves
 each its own.
 """
@@ -22,11 +22,7 @@ import jaxlib
 from ssd_jax.system.atomic import new_file
 from ssd_jax.system.cache_dir import cache_dir
 
-PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
-"""The handlers, by the names under which XLA knows them."""
-
 COMPILERS = ("c++", "g++", "clang++")
-_SOURCE = Path(__file__).with_name("cpu.cc")
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 _FLAGS = (
     "-march=native" if _X86 else "-mcpu=native", "-std=c++17", "-O3", "-fPIC", "-shared", "-w"
@@ -39,33 +35,37 @@ class BuildError(Exception):
 
 
 @functools.cache
-def why_missing() -> str | None:
+def why_missing(source: Path, *names: str) -> str | None:
     """None once the handlers are registered; else why they cannot be, in one line.
 
-    Compiles them if no earlier start has; that takes some five seconds.
+    Compiles them if no earlier start has; that takes some seconds.
+
+    Args:
+      source: the C++ file.
+      names: of its handlers, under which XLA knows them, too.
     """
     try:
-        library = _library()
+        library = _library(source)
     except (BuildError, OSError, RuntimeError) as error:
         return " ".join(str(error).split())
-    for name in (PRODUCTS, TAKE):
+    for name in names:
         handler = jax.ffi.pycapsule(getattr(library, name))
         jax.ffi.register_ffi_target(name, handler, platform="cpu")
     return None
 
 
-def _library() -> ctypes.CDLL:
-    """From the cache, or from a directory that is gone afterwards where it cannot be written."""
+def _library(source: Path) -> ctypes.CDLL:
+    """From the cache; where that cannot be used, from a directory that is gone afterwards."""
     try:
         directory = cache_dir() / "kernels"
         directory.mkdir(parents=True, exist_ok=True)
-        return ctypes.CDLL(str(build(directory)))
+        return ctypes.CDLL(str(build(source, directory)))
     except OSError:
         with tempfile.TemporaryDirectory() as scratch:
-            return ctypes.CDLL(str(build(Path(scratch))))
+            return ctypes.CDLL(str(build(source, Path(scratch))))
 
 
-def build(directory: Path) -> Path:
+def build(source: Path, directory: Path) -> Path:
     """The compiled library in a directory, made if it is not there.
 
     Raises:
@@ -75,18 +75,17 @@ def build(directory: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
-    library = directory / f"linear-{_key(compiler)}.so"
+    library = directory / f"{source.parent.name}-{_key(source, compiler)}.so"
     if not library.exists():
         with new_file(library) as file:
             headers = f"-isystem{jax.ffi.include_dir()}"
-            _run(compiler, *_FLAGS, headers, str(_SOURCE), "-o", file.name)
+            _run(compiler, *_FLAGS, headers, str(source), "-o", file.name)
     return library
 
 
-def _key(compiler: str) -> str:
-    parts = (
-        _SOURCE.read_text(), *_FLAGS, jaxlib.__version__, _run(compiler, "--version"), _processor()
-    )  # fmt: skip
+def _key(source: Path, compiler: str) -> str:
+    said = _run(compiler, "--version")
+    parts = source.read_text(), *_FLAGS, jaxlib.__version__, said, _processor()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
