@@ -80,15 +80,10 @@ class Config:
         or_else="auto",
     )
     dtype: str = _field(
-        "bfloat16",
-        "compute dtype; native takes the weights of a GGUF file as they are quantised in it",
-        DTYPES,
+        "bfloat16", "compute dtype; native: the weights of a GGUF file as quantised in it", DTYPES
     )
     draft_dtype: str | None = _field(
-        None,
-        "compute dtype of the draft; default: dtype, but bfloat16 where that is native and the "
-        "draft has no weights for it",
-        DTYPES,
+        None, "compute dtype of the draft; default: dtype, or bfloat16 for want of native", DTYPES
     )
     slots: int = _field(1, "requests decoded together", within=(1, _MOST))
     context: int | None = _field(
