@@ -19,6 +19,7 @@ from ssd_jax.system.cores import Cores
 _NUMBER = re.compile("[0-9]{1,10}")
 _MOST = 2**31 - 1
 MODES = ("ar", "sd", "ssd", "auto")
+DTYPES = ("float32", "bfloat16", "int8", "native")
 DEFAULT_CONTEXT = 2048
 MAX_K = 16
 MODEL_K, NGRAM_K = 4, 8
@@ -78,9 +79,11 @@ class Config:
         within=(1, MAX_K),
         or_else="auto",
     )
-    dtype: str = _field("bfloat16", "compute dtype", ("float32", "bfloat16", "int8"))
+    dtype: str = _field(
+        "bfloat16", "compute dtype; native: the weights of a GGUF file as quantised in it", DTYPES
+    )
     draft_dtype: str | None = _field(
-        None, "compute dtype of the draft; default: dtype", ("float32", "bfloat16", "int8")
+        None, "compute dtype of the draft; default: dtype, or bfloat16 for want of native", DTYPES
     )
     slots: int = _field(1, "requests decoded together", within=(1, _MOST))
     context: int | None = _field(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequen
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
+from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
@@ -311,7 +312,10 @@ class LLM:
         source = self.config.draft_model
         if source is None:
             return None
-        dtype = self.config.draft_dtype or self.config.dtype
+        dtype = self.config.draft_dtype
+        dtype = dtype or dtype_of_draft(source, self.config.dtype, progress=progress)
+        if dtype != self.config.dtype:
+            self.config = dataclasses.replace(self.config, draft_dtype=dtype)
         draft = open_model(
             source,
             dtype,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from jaxtyping import UInt8
 
 from ssd_jax.checkpoints.gguf_config import model_config
 from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
@@ -103,17 +104,29 @@ class GGUFFile(TensorSource):
             return self._values(info, (order[rows], *columns))
         return self._values(info, (slice(0, info.shape[0]),))[order[rows]]
 
+    def stored_type(self, name: str) -> str:
+        """See `TensorSource.stored_type`."""
+        return self._types[self._infos[name].name].name
+
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
+        """See `TensorSource.read_blocks`; rows that are stored in another order are copied."""
+        stored, order = self._stored(self._infos[name]), self._row_order(name)
+        return stored if order is None else stored[order]
+
+    def _stored(self, info: TensorInfo) -> UInt8[np.ndarray, "*rows row_bytes"]:
+        """The bytes of a tensor, in the file's order of rows."""
+        row_bytes = self._types[info.name].row_bytes(info.shape[-1])
+        size = math.prod(info.shape[:-1]) * row_bytes
+        return self._bytes[info.offset : info.offset + size].reshape(*info.shape[:-1], row_bytes)
+
     def _values(self, info: TensorInfo, part: tuple[slice | np.ndarray, ...]) -> np.ndarray:
         """The numbers that `part` selects: a slice of the last axis, anything of the others."""
         kind = self._types[info.name]
         *rows, columns = part
         assert isinstance(columns, slice)
-        row_bytes = kind.row_bytes(info.shape[-1])
-        stored = self._bytes[info.offset : info.offset + math.prod(info.shape[:-1]) * row_bytes]
-        stored = stored.reshape(*info.shape[:-1], row_bytes)
         first, last = columns.start // kind.block, math.ceil(columns.stop / kind.block)
         blocks = slice(first * kind.block_bytes, last * kind.block_bytes)
-        values = kind.to_float(stored[(*rows, blocks)])
+        values = kind.to_float(self._stored(info)[(*rows, blocks)])
         skip = first * kind.block
         return values[..., columns.start - skip : columns.stop - skip]
 

@@ -12,6 +12,7 @@ from ssd_jax.checkpoints.draft_checkpoint import KEY
 from ssd_jax.checkpoints.draft_source import open_draft
 from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.checkpoints.load import check_size
+from ssd_jax.checkpoints.native import has_native
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.sources import resolve
@@ -46,9 +47,31 @@ def open_checkpoint(
         return _open(source, path, target)
 
 
+def dtype_of_draft(source: str, dtype: str, *, progress: Progress | None = None) -> str:
+    """What a draft computes in for which nothing is said: as its target does, but in bfloat16
+    where that is `native` and the draft is no GGUF file of types that have products.
+
+    Args:
+      source: of the draft.
+      dtype: of the target.
+      progress: called while the draft is downloaded.
+
+    Raises:
+      InputError: see `open_checkpoint`; only what a GGUF file says of itself is read.
+    """
+    if dtype != "native":
+        return dtype
+    path = resolve(source, progress=progress)
+    with reading(path):
+        file = _gguf_file(path)
+        native = file is not None and has_native(GGUFFile(file))
+    return dtype if native else "bfloat16"
+
+
 def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
-    if not path.is_dir():
-        return _open_gguf(source, path)
+    file = _gguf_file(path)
+    if file is not None:
+        return _open_gguf(source, file)
     if (path / MANIFEST).exists():
         return _open_directory(source, path, read_json(path / _CONFIG), OrbaxDirectory)
     if (path / _CONFIG).exists():
@@ -56,17 +79,24 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
         if KEY in config:
             return open_draft(source, path, config, target)
         return _open_directory(source, path, config, SafetensorsDirectory)
-    files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
-        return _open_gguf(source, files[0])
-    if files:
-        names = ", ".join(file.name for file in files)
-        raise InputError(f"{path} has {len(files)} GGUF files ({names}); name one of them")
     present = ", ".join(sorted(entry.name for entry in path.iterdir())) or "nothing"
     raise InputError(
         f"{path} is not a checkpoint: expected {MANIFEST}, {_CONFIG} with safetensors, or a .gguf "
         f"file; found {present}"
     )
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a resolved source is, or whose directory it is; None of other formats."""
+    if not path.is_dir():
+        return path
+    if (path / MANIFEST).exists() or (path / _CONFIG).exists():
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise InputError(f"{path} has {len(files)} GGUF files ({names}); name one of them")
+    return files[0] if files else None
 
 
 def _open_gguf(source: str, path: Path) -> Checkpoint:

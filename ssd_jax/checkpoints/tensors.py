@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from jaxtyping import UInt8
 
 Index = tuple[slice, ...]
 """One slice an axis, from the first; missing ones are whole. Steps are 1, bounds not negative."""
@@ -45,6 +46,17 @@ class TensorSource(ABC):
         The array owns its memory: it is never a view of a mapped file.
         """
         return self.read_part(name, bounds(index, self.shape(name)))
+
+    def stored_type(self, name: str) -> str | None:
+        """ggml's name of the type that a tensor of a GGUF file is stored in; None of others."""
+        return None
+
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
+        """A matrix that has a stored type, as its file has it: blocks of ggml's, row by row.
+
+        The array may be a view of the file; it is not to be written.
+        """
+        raise ValueError(f"{name} has no stored blocks")
 
     @abstractmethod
     def read_part(self, name: str, part: Index) -> np.ndarray:

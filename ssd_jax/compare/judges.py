@@ -23,12 +23,12 @@ of the runs did not keep to its law: a bug, or other settings. sampled: two draw
 unknown: nothing is known about the target there.
 """
 
-LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "int8": 0.5}
+LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "int8": 0.5, "native": 0.5}
 """Margins, in logits, below which a dtype's rounding may decide between two tokens.
 
 Between passes of different widths over one text, differences of logits among the five likeliest
-tokens moved by at most 0.00008 (float32), 0.26 (bfloat16) and 0.14 (int8) on SmolLM2-135M. int8 has
-bfloat16's limit: its attention runs in bfloat16.
+tokens moved by at most 0.00008 (float32), 0.26 (bfloat16) and 0.14 (int8) on SmolLM2-135M. int8 and
+native have bfloat16's limit: their attention runs in bfloat16.
 """
 
 

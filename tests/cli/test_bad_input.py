@@ -254,6 +254,7 @@ def test_a_file_of_settings_may_serve_several_suites(tmp_path, tiny_checkpoint, 
         (["--out=/proc/x"], "out = '/proc/x' cannot be written"),
         (["--out=/etc/passwd"], "/etc/passwd exists"),
         (["--out=new", "--dtype=int8"], "dtype = 'int8' cannot be stored; give one of"),
+        (["--out=new", "--dtype=native"], "dtype = 'native' cannot be stored; give one of"),
         (["--out=new", "--seed=1"], "seed means nothing for convert, which takes --target, "),
     ],
 )

@@ -40,6 +40,7 @@ def test_help_fits_80_columns_and_has_a_text_for_every_flag(command, capsys, mon
         ("generate", "seed", "(default 0)"),
         ("generate", "ignore_eos", "(default false)"),
         ("generate", "draft_dtype", "default: dtype"),
+        ("generate", "dtype", "native"),
         ("bench", "supports", "(default 16,64,256)"),
         ("chat", "max_tokens", "(default 1024)"),
         ("demo", "mode", "(default sd)"),

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from ssd_jax.compare.forks import Candidate, Scores
-from ssd_jax.compare.judges import judge
+from ssd_jax.compare.judges import LIMITS, judge
+from ssd_jax.config import DTYPES
 
 
 def token(score, *, stay=True, go=False):
@@ -50,3 +51,7 @@ def test_a_margin_is_the_distance_and_infinite_to_a_banned_token():
     assert Scores(a=token(1.0), b=token(3.5), best=4.0).margin == 2.5
     assert Scores(a=token(1.0), b=BANNED, best=4.0).margin == math.inf
     assert Scores(a=BANNED, b=BANNED, best=4.0).margin == math.inf
+
+
+def test_every_dtype_has_a_limit():
+    assert LIMITS.keys() == set(DTYPES)

@@ -1,13 +1,14 @@
 """Which mode is taken, by costs that are given."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from ssd_jax.config import AUTO_BUDGETS, AUTO_K, Config
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import VerificationStats
-from ssd_jax.tuning.chooser import Chooser
+from ssd_jax.tuning.chooser import Chooser, open_chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.throughput import Costs, Guess
 
@@ -192,3 +193,24 @@ def test_only_what_is_asked_for_is_prepared():
     assert prepared(mode="sd", k="auto") == ("sd", AUTO_K, (), True)
     assert prepared(mode="auto") == ("ssd", AUTO_K, AUTO_BUDGETS, True)
     assert prepared(mode="auto", k="3", budget="8") == ("ssd", 3, (8,), True)
+
+
+def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypatch):
+    """The models are the same files, and so are all their sizes."""
+    measured = []
+
+    def measure(loaded, _context):
+        measured.append(loaded.config.dtype)
+        return costs(0.5)
+
+    monkeypatch.setattr("ssd_jax.tuning.chooser.measure", measure)
+    model = SimpleNamespace(fingerprint="f")
+    for dtype in ("int8", "native", "native"):
+        config = Config(
+            target="t", mode="auto", draft="d", dtype=dtype, compile_cache=str(tmp_path)
+        )
+        loaded = SimpleNamespace(
+            config=config, programs=SimpleNamespace(widths=WIDTHS), exact="law"
+        )
+        open_chooser(loaded, model, None, 64)
+    assert measured == ["int8", "native"]

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import gguf
+import jax
+import numpy as np
+import pytest
+
+from ssd_jax import LLM, llm
+from ssd_jax.checkpoints.gguf import GGUFFile
+from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.checkpoints.native import PackedTensors, has_native, native_kinds
+from ssd_jax.checkpoints.opening import dtype_of_draft
+from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
+from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
+from ssd_jax.kernels.linear.reference import dense
+from tests.checkpoints import tiny_gguf
+from tests.checkpoints import tiny_models as tiny
+from tests.kernels.stored_rows import random_blocks
+
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+O_PROJ = "model.layers.1.self_attn.o_proj.weight"
+
+
+def matrices(tied: bool = False) -> list[str]:
+    return [name for name, array in tiny.hf_tensors("llama", tied=tied).items() if array.ndim == 2]
+
+
+def written(tmp_path, *, family="llama", tied=False, **types: str):
+    """A file whose matrices are Q8_0, or of the type named by the last part of their name."""
+    tensors = tiny.hf_tensors(family, tied=tied)
+    kinds = dict.fromkeys(matrices(tied), "Q8_0")
+    for part, kind in types.items():
+        kinds |= {name: kind for name in kinds if f"{part}." in name}
+    return tiny_gguf.write(tmp_path / "model.gguf", family, tensors, types=kinds)
+
+
+def test_a_file_says_the_type_of_every_tensor_and_other_formats_say_none(tmp_path):
+    file = GGUFFile(written(tmp_path, q_proj="Q4_0", down_proj="F16"))
+    assert file.stored_type(Q_PROJ) == "Q4_0"
+    assert file.stored_type(K_PROJ) == "Q8_0"
+    assert file.stored_type("model.layers.0.mlp.down_proj.weight") == "F16"
+    assert file.stored_type("model.norm.weight") == "F32"
+    tiny.write_hf(tmp_path / "hf")
+    other = SafetensorsDirectory(tmp_path / "hf")
+    assert {other.stored_type(name) for name in other.names()} == {None}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", [Q_PROJ, K_PROJ, O_PROJ, EMBED])
+def test_blocks_are_in_the_order_of_the_rows_that_are_read(tmp_path, family, name):
+    tensors = tiny.hf_tensors(family)
+    path = tiny_gguf.write(tmp_path / "m.gguf", family, tensors, types={name: "Q5_1"})
+    file = GGUFFile(path)
+    blocks = file.read_blocks(name)
+    values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q5_1)
+    np.testing.assert_array_equal(values, file.read(name))
+    assert np.corrcoef(values.ravel(), tensors[name].ravel())[0, 1] > 0.99
+
+
+def test_kinds_are_those_of_the_file(tmp_path):
+    file = GGUFFile(written(tmp_path, q_proj="Q4_1", embed_tokens="Q5_0"))
+    kinds = native_kinds(file, matrices(), where="here")
+    assert kinds.keys() == set(matrices())
+    assert kinds[Q_PROJ] == "Q4_1"
+    assert kinds[EMBED] == "Q5_0"
+    assert kinds[HEAD] == "Q8_0"
+    assert has_native(file)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+def test_a_type_without_products_is_named_with_what_there_is_and_what_to_do(tmp_path, kind):
+    file = GGUFFile(written(tmp_path, o_proj=kind))
+    with pytest.raises(InputError) as error:
+        native_kinds(file, matrices(), where="here.gguf")
+    said = str(error.value)
+    for part in ("here.gguf", kind, "layers.0.self_attn.o_proj", "14 Q8_0", *STORED_KINDS):
+        assert part in said
+    assert "--dtype=bfloat16" in said
+    assert not has_native(file)
+
+
+def test_a_quantised_type_without_products_is_refused_too(tmp_path):
+    rows = np.zeros((tiny.VOCAB, tiny.HIDDEN // 256 * 176), np.uint8)
+    tensors = tiny.hf_tensors("llama", tied=True)
+    del tensors[EMBED]
+    types = dict.fromkeys(matrices(tied=True), "Q8_0")
+    raw = {"token_embd.weight": (rows, "Q5_K")}
+    file = GGUFFile(tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types=types, raw=raw))
+    with pytest.raises(InputError, match="no products with Q5_K, the type of tensor"):
+        native_kinds(file, matrices(tied=True), where="here")
+    assert not has_native(file)
+
+
+def test_a_checkpoint_without_stored_types_is_refused(tmp_path):
+    tiny.write_hf(tmp_path / "hf")
+    with pytest.raises(InputError, match=r"hf is no GGUF file, .* give --dtype=bfloat16"):
+        native_kinds(SafetensorsDirectory(tmp_path / "hf"), matrices(), where="hf")
+
+
+def test_rows_that_are_merely_looked_up_may_have_any_type(tmp_path):
+    assert has_native(GGUFFile(written(tmp_path, embed_tokens="F16")))
+    assert not has_native(GGUFFile(written(tmp_path, tied=True, embed_tokens="F16")))
+    assert not has_native(GGUFFile(written(tmp_path, lm_head="F16")))
+
+
+@pytest.mark.parametrize("kind", STORED_KINDS)
+def test_panels_hold_what_the_file_holds(tmp_path, kind):
+    blocks = random_blocks(kind, tiny.VOCAB, tiny.HIDDEN)
+    tensors = tiny.hf_tensors("llama", tied=True)
+    del tensors[EMBED]
+    raw = {"token_embd.weight": (blocks, kind)}
+    path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types={Q_PROJ: "Q8_0"}, raw=raw)
+    file = GGUFFile(path)
+    packed = PackedTensors(file, native_kinds(file, [EMBED, Q_PROJ], where="here"))
+    for name, of in ((EMBED, KINDS[kind]), (Q_PROJ, KINDS["Q8_0"])):
+        assert packed.shape(name) == of.packed_shape(*file.shape(name))
+        panels = packed.read(name)
+        np.testing.assert_array_equal(dense(of, panels, *file.shape(name)), file.read(name))
+        part = packed.read(name, (slice(1, 2), slice(100, 200)))
+        np.testing.assert_array_equal(part, panels[1:2, 100:200])
+    np.testing.assert_array_equal(packed.read(O_PROJ), file.read(O_PROJ))
+    assert packed.names() == file.names()
+
+
+def test_packed_tensors_load_as_others_do(tmp_path):
+    file = GGUFFile(written(tmp_path))
+    packed = PackedTensors(file, native_kinds(file, matrices(), where="here"))
+    wanted = {
+        Q_PROJ: jax.ShapeDtypeStruct(packed.shape(Q_PROJ), np.uint8),
+        "model.norm.weight": jax.ShapeDtypeStruct((tiny.HIDDEN,), np.float32),
+    }
+    seen = []
+    arrays = load_arrays(packed, wanted, where="here", progress=lambda *done: seen.append(done))
+    assert arrays[Q_PROJ].dtype == np.uint8
+    np.testing.assert_array_equal(arrays[Q_PROJ], packed.read(Q_PROJ))
+    total = np.prod(packed.shape(Q_PROJ)) + 4 * tiny.HIDDEN
+    assert seen[-1] == (total, total)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_other_dtypes_are_the_drafts_too_and_nothing_is_looked_at(dtype):
+    assert dtype_of_draft("no such file", dtype) == dtype
+
+
+def test_a_draft_is_native_where_its_file_can_be(tmp_path):
+    assert dtype_of_draft(str(written(tmp_path)), "native") == "native"
+    assert dtype_of_draft(str(tmp_path), "native") == "native"
+    assert dtype_of_draft(str(written(tmp_path, k_proj="F16")), "native") == "bfloat16"
+    tiny.write_hf(tmp_path / "hf")
+    assert dtype_of_draft(str(tmp_path / "hf"), "native") == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("given", "opened", "settled"),
+    [(None, "bfloat16", "bfloat16"), ("int8", "int8", "int8"), ("native", "native", "native")],
+)
+def test_the_dtype_of_a_draft_is_settled_when_it_is_opened(
+    tiny_checkpoint, monkeypatch, given, opened, settled
+):
+    """Its process and measured costs have it from the settled configuration."""
+    dtypes, open_model = [], llm.open_model
+
+    def opening(source, dtype, **others):
+        dtypes.append(dtype)
+        return open_model(source, "float32", **others)
+
+    monkeypatch.setattr(llm, "open_model", opening)
+    draft = {"mode": "sd", "draft": str(tiny_checkpoint), "draft_dtype": given}
+    found = LLM(str(tiny_checkpoint), dtype="native", load=False, compile_cache="off", **draft)
+    assert dtypes == ["native", opened]
+    assert (found.config.draft_dtype or found.config.dtype) == settled
