@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.load import check_tensors, load_arrays
+from ssd_jax.checkpoints.native import native_kinds
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
@@ -92,8 +93,15 @@ def open_model(
     execution = Execution.for_platform(platform, dtype, linear=linear)
     if bitwise:
         execution = row_independent(execution)
+    stored = {}
+    if dtype == "native":
+        stored = native_kinds(checkpoint.tensors, where=str(checkpoint.path))
     model = FunctionalModel(
-        checkpoint.config, execution, mesh=mesh, output_ids=checkpoint.output_ids
+        checkpoint.config,
+        execution,
+        mesh=mesh,
+        output_ids=checkpoint.output_ids,
+        stored=stored if linear == "cpu" else None,
     )
     check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
     return OpenedModel(checkpoint, checkpoint.tokenizer, model)

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 import jax
-import jaxlib
+from jaxlib.version import __version__ as jaxlib_version
 
 from ssd_jax.system.atomic import new_file
 from ssd_jax.system.cache_dir import cache_dir
@@ -85,7 +85,7 @@ def build(source: Path, directory: Path) -> Path:
 
 def _key(source: Path, compiler: str) -> str:
     said = _run(compiler, "--version")
-    parts = source.read_text(), *_FLAGS, jaxlib.__version__, said, _processor()
+    parts = source.read_text(), *_FLAGS, jaxlib_version, said, _processor()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -8,7 +8,7 @@ import pytest
 from ssd_jax import LLM, llm
 from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.checkpoints.load import load_arrays
-from ssd_jax.checkpoints.native import PackedTensors, has_native, native_kinds
+from ssd_jax.checkpoints.native import has_native, native_kinds
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.errors import InputError
@@ -62,7 +62,7 @@ def test_blocks_are_in_the_order_of_the_rows_that_are_read(tmp_path, family, nam
 
 def test_kinds_are_those_of_the_file(tmp_path):
     file = GGUFFile(written(tmp_path, q_proj="Q4_1", embed_tokens="Q5_0"))
-    kinds = native_kinds(file, matrices(), where="here")
+    kinds = native_kinds(file, where="here")
     assert kinds.keys() == set(matrices())
     assert kinds[Q_PROJ] == "Q4_1"
     assert kinds[EMBED] == "Q5_0"
@@ -74,9 +74,9 @@ def test_kinds_are_those_of_the_file(tmp_path):
 def test_a_type_without_products_is_named_with_what_there_is_and_what_to_do(tmp_path, kind):
     file = GGUFFile(written(tmp_path, o_proj=kind))
     with pytest.raises(InputError) as error:
-        native_kinds(file, matrices(), where="here.gguf")
+        native_kinds(file, where="here.gguf")
     said = str(error.value)
-    for part in ("here.gguf", kind, "layers.0.self_attn.o_proj", "14 Q8_0", *STORED_KINDS):
+    for part in ("here.gguf", kind, "layers.0.self_attn.o_proj", "Q8_0", *STORED_KINDS):
         assert part in said
     assert "--dtype=bfloat16" in said
     assert not has_native(file)
@@ -90,14 +90,14 @@ def test_a_quantised_type_without_products_is_refused_too(tmp_path):
     raw = {"token_embd.weight": (rows, "Q5_K")}
     file = GGUFFile(tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types=types, raw=raw))
     with pytest.raises(InputError, match="no products with Q5_K, the type of tensor"):
-        native_kinds(file, matrices(tied=True), where="here")
+        native_kinds(file, where="here")
     assert not has_native(file)
 
 
 def test_a_checkpoint_without_stored_types_is_refused(tmp_path):
     tiny.write_hf(tmp_path / "hf")
     with pytest.raises(InputError, match=r"hf is no GGUF file, .* give --dtype=bfloat16"):
-        native_kinds(SafetensorsDirectory(tmp_path / "hf"), matrices(), where="hf")
+        native_kinds(SafetensorsDirectory(tmp_path / "hf"), where="hf")
 
 
 def test_rows_that_are_merely_looked_up_may_have_any_type(tmp_path):
@@ -112,32 +112,22 @@ def test_panels_hold_what_the_file_holds(tmp_path, kind):
     tensors = tiny.hf_tensors("llama", tied=True)
     del tensors[EMBED]
     raw = {"token_embd.weight": (blocks, kind)}
-    path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types={Q_PROJ: "Q8_0"}, raw=raw)
+    types = dict.fromkeys(matrices(tied=True), "Q8_0")
+    path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types=types, raw=raw)
     file = GGUFFile(path)
-    packed = PackedTensors(file, native_kinds(file, [EMBED, Q_PROJ], where="here"))
-    for name, of in ((EMBED, KINDS[kind]), (Q_PROJ, KINDS["Q8_0"])):
-        assert packed.shape(name) == of.packed_shape(*file.shape(name))
-        panels = packed.read(name)
-        np.testing.assert_array_equal(dense(of, panels, *file.shape(name)), file.read(name))
-        part = packed.read(name, (slice(1, 2), slice(100, 200)))
-        np.testing.assert_array_equal(part, panels[1:2, 100:200])
-    np.testing.assert_array_equal(packed.read(O_PROJ), file.read(O_PROJ))
-    assert packed.names() == file.names()
-
-
-def test_packed_tensors_load_as_others_do(tmp_path):
-    file = GGUFFile(written(tmp_path))
-    packed = PackedTensors(file, native_kinds(file, matrices(), where="here"))
+    stored = native_kinds(file, where="here")
+    assert stored[EMBED] == kind
+    assert stored[Q_PROJ] == "Q8_0"
     wanted = {
-        Q_PROJ: jax.ShapeDtypeStruct(packed.shape(Q_PROJ), np.uint8),
-        "model.norm.weight": jax.ShapeDtypeStruct((tiny.HIDDEN,), np.float32),
+        name: jax.ShapeDtypeStruct(file.shape(name), np.float32)
+        for name in (EMBED, Q_PROJ, "model.norm.weight")
     }
-    seen = []
-    arrays = load_arrays(packed, wanted, where="here", progress=lambda *done: seen.append(done))
-    assert arrays[Q_PROJ].dtype == np.uint8
-    np.testing.assert_array_equal(arrays[Q_PROJ], packed.read(Q_PROJ))
-    total = np.prod(packed.shape(Q_PROJ)) + 4 * tiny.HIDDEN
-    assert seen[-1] == (total, total)
+    arrays = load_arrays(file, wanted, where="here", stored=stored)
+    for name, of in ((EMBED, KINDS[kind]), (Q_PROJ, KINDS["Q8_0"])):
+        panels = np.asarray(arrays[name])
+        assert panels.shape == of.packed_shape(*file.shape(name))
+        np.testing.assert_array_equal(dense(of, panels, *file.shape(name)), file.read(name))
+    assert arrays["model.norm.weight"].dtype == np.float32
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
