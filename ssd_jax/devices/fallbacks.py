@@ -6,11 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
-from ssd_jax.kernels.linear.api import why_missing
+from ssd_jax.kernels.linear.api import usually_packed, why_missing
 from ssd_jax.models.sharding import MODEL_AXIS
 
 if TYPE_CHECKING:
@@ -79,13 +78,13 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
 
 
 def _unpacked_lines(*models: FunctionalModel | None) -> list[str]:
-    """One if weights are not packed that might be."""
+    """One if weights are not packed where they usually are."""
     for model in models:
-        devices = 1 if model is None or model.mesh is None else model.mesh.size
-        if model is not None and devices == 1:
-            usual = jax.default_backend() == "cpu" and model.execution.compute != jnp.float32
-            if usual and model.execution.linear == "xla":
-                return [f"products are XLA's, which are slower here: {why_missing()}"]
+        alone = model is not None and (model.mesh is None or model.mesh.size == 1)
+        if alone and usually_packed(jax.default_backend(), model.execution.compute.name):
+            missing = None if model.execution.linear == "cpu" else why_missing()
+            if missing is not None:
+                return [f"products are XLA's, which are slower here: {missing}"]
     return []
 
 

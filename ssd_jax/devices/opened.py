@@ -89,7 +89,7 @@ def open_model(
     """
     checkpoint = open_checkpoint(source, target=target, progress=progress)
     platform = jax.default_backend()
-    linear = backend(platform, dtype, 1 if mesh is None else mesh.size)
+    linear = backend(platform, dtype, devices=1 if mesh is None else mesh.size)
     execution = Execution.for_platform(platform, dtype, linear=linear)
     if bitwise:
         execution = row_independent(execution)

@@ -14,16 +14,21 @@ from ssd_jax.kernels.linear.quantized import Quantized
 Weight = Float[Array, "_ inputs"] | Quantized | Packed
 
 
-def backend(platform: str, dtype: str, devices: int = 1) -> str:
-    """Who computes products with weights of a dtype, which may be "native": "cpu" with packed
-    weights, or "xla", also where packed ones would be usual but `why_missing` says why not.
+def usually_packed(platform: str, dtype: str) -> bool:
+    """Whether weights of a dtype, which may be "native", are packed on a platform (JAX's name)."""
+    return platform == "cpu" and dtype != "float32"
+
+
+def backend(platform: str, dtype: str, *, devices: int = 1) -> str:
+    """Who computes products with weights: "cpu" with packed ones, or "xla", also where
+    `why_missing` says why there is no "cpu".
 
     Args:
-      platform: JAX's name of it.
+      platform, dtype: see `usually_packed`.
       devices: that share a weight; packed ones are not cut.
     """
-    usual = platform == "cpu" and dtype != "float32" and devices == 1
-    return "cpu" if usual and why_missing() is None else "xla"
+    packed = usually_packed(platform, dtype) and devices == 1
+    return "cpu" if packed and why_missing() is None else "xla"
 
 
 def products(x: Float[Array, "n inputs"], weights: Sequence[Weight]) -> list[Float32[Array, "n _"]]:
@@ -47,4 +52,13 @@ def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
     return weight[indices].astype(jnp.float32)
 
 
-__all__ = ["Packed", "Quantized", "Weight", "backend", "products", "take", "why_missing"]
+__all__ = [
+    "Packed",
+    "Quantized",
+    "Weight",
+    "backend",
+    "products",
+    "take",
+    "usually_packed",
+    "why_missing",
+]
