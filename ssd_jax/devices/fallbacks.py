@@ -80,9 +80,11 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
 def _unpacked_lines(*models: FunctionalModel | None) -> list[str]:
     """One if weights are not packed where they usually are."""
     for model in models:
-        alone = model is not None and (model.mesh is None or model.mesh.size == 1)
+        if model is None or model.execution.linear == "cpu":
+            continue
+        alone = model.mesh is None or model.mesh.size == 1
         if alone and usually_packed(jax.default_backend(), model.execution.compute.name):
-            missing = None if model.execution.linear == "cpu" else why_missing()
+            missing = why_missing()
             if missing is not None:
                 return [f"products are XLA's, which are slower here: {missing}"]
     return []

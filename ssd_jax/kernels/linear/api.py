@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from ssd_jax.kernels.linear import cpu, quantized, xla
 from ssd_jax.kernels.linear.cpu import Packed, why_missing
 from ssd_jax.kernels.linear.quantized import Quantized
+from ssd_jax.kernels.rows import Norm, rms_norm
 
 Weight = Float[Array, "_ inputs"] | Quantized | Packed
 
@@ -31,15 +32,18 @@ def backend(platform: str, dtype: str, *, devices: int = 1) -> str:
     return "cpu" if packed and why_missing() is None else "xla"
 
 
-def products(x: Float[Array, "n inputs"], weights: Sequence[Weight]) -> list[Float32[Array, "n _"]]:
-    """x @ weight^T for each weight, with x rounded to what the weight multiplies and the sum
-    accumulated in float32, or exactly in int32.
+def products(
+    x: Float[Array, "n inputs"], weights: Sequence[Weight], norm: Norm | None = None
+) -> list[Float32[Array, "n _"]]:
+    """x @ weight^T for each weight, with x normed before where there is a norm, rounded to what the
+    weight multiplies, and the sum accumulated in float32, or exactly in int32.
 
     All weights are packed, or none.
     """
     packed = [weight for weight in weights if isinstance(weight, Packed)]
     if packed:
-        return cpu.products(x, packed)
+        return cpu.products(x, packed, norm)
+    x = x if norm is None else rms_norm(x, norm)
     return [xla.product(x, weight) for weight in weights if not isinstance(weight, Packed)]
 
 

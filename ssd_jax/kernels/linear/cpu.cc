@@ -220,9 +220,10 @@ struct Activations {
   }
 
   void MakeGroups() {
-    grouped.resize(rows * width);
-    group_scales.resize(rows * width / kGroup);
-    group_sums.resize(rows * width / 16);
+    const int64_t padded = RoundUp(rows, kTile) * width;
+    grouped.resize(padded);
+    group_scales.resize(padded / kGroup);
+    group_sums.resize(padded / 16);
     for (int64_t at = 0; at < rows * width; at += kGroup) {
       const float scale = group_scales[at / kGroup] = Scale(x + at, kGroup);
       if (std::isnan(scale)) continue;
@@ -321,16 +322,16 @@ void TileSums(const char*, int64_t, const char*, void*) {}
 template <Form form, int kRows>
 void VectorSums(const char* x, int64_t stride, const char* panel, void* out) {
   using Sums = std::conditional_t<form == Form::kBfloat16, Floats, Ints>;
-  constexpr int kTogether = kRows > 4 ? 1 : 2;  // vectors of the panel
-  for (int first = 0; first < 2; first += kTogether) {
-    Sums sums[kRows][kTogether] = {};
+  constexpr int kVectors = kRows > 4 ? 1 : 2;  // of the panel at a time
+  for (int first = 0; first < 2; first += kVectors) {
+    Sums sums[kRows][kVectors] = {};
     const char* w = panel + 64 * first;
     for (int64_t at = 0; at < stride; at += 4, w += kStep) {
       if (first == 0) {
         Ask(w);
         Ask(w + 64);
       }
-      for (int v = 0; v < kTogether; ++v) {
+      for (int v = 0; v < kVectors; ++v) {
         const Words words = Load<Words>(w + 64 * v);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
@@ -343,21 +344,20 @@ void VectorSums(const char* x, int64_t stride, const char* panel, void* out) {
       }
     }
     for (int r = 0; r < kRows; ++r)
-      std::memcpy(static_cast<char*>(out) + r * kStep + 64 * first, sums[r], 64 * kTogether);
+      std::memcpy(static_cast<char*>(out) + r * kStep + 64 * first, sums[r], 64 * kVectors);
   }
 }
 
-constexpr int64_t kTogether = 8;  // rows of one pass over a panel by vectors
+constexpr int kTogether = 8;  // rows of one pass over a panel by vectors
 
-// Calls run(std::integral_constant<int, rows>) for 1 <= rows <= kTogether.
-template <int kRows = kTogether, typename F>
+// Calls run(std::integral_constant<int, many>) with the next power of two that is not less than
+// `rows`, at most kTogether.
+template <typename F>
 void WithRows(int64_t rows, F run) {
-  if constexpr (kRows == 1) {
-    run(std::integral_constant<int, 1>());
-  } else {
-    if (rows == kRows) return run(std::integral_constant<int, kRows>());
-    WithRows<kRows - 1>(rows, run);
-  }
+  if (rows == 1) return run(std::integral_constant<int, 1>());
+  if (rows == 2) return run(std::integral_constant<int, 2>());
+  if (rows <= 4) return run(std::integral_constant<int, 4>());
+  run(std::integral_constant<int, kTogether>());
 }
 
 // Sums of up to 2 kTile rows (which memory has whole tiles of) with a panel, [rows, kPanel].
@@ -371,7 +371,7 @@ void Sums(const char* x, int64_t stride, int64_t rows, const char* panel, bool t
     return;
   }
   for (int64_t row = 0; row < rows; row += kTogether) {
-    WithRows(std::min(kTogether, rows - row), [&](auto many) {
+    WithRows(std::min<int64_t>(kTogether, rows - row), [&](auto many) {
       VectorSums<form, many()>(x + row * stride, stride, panel,
                                static_cast<char*>(out) + row * kStep);
     });
@@ -494,7 +494,7 @@ void GroupedPanel(const Activations& x, const Weight& w, int64_t panel, bool) {
   const int64_t lanes = std::min(kPanel, w.outputs - panel * kPanel);
   alignas(64) float out[kTogether][kPanel];
   for (int64_t row = 0; row < x.rows; row += kTogether) {
-    const int64_t many = std::min(kTogether, x.rows - row);
+    const int64_t many = std::min<int64_t>(kTogether, x.rows - row);
     WithRows(many, [&](auto rows) {
       GroupedRows<kind, rows()>(x, row, w.panels + panel * w.panel_bytes, out);
     });
@@ -635,16 +635,41 @@ void ParallelFor(ffi::ThreadPool& pool, int64_t count, int64_t grain, F run) {
 
 // ---------------------------------------------------------------- handlers
 
-// One product for each weight; `kinds`: their names, with a space after each.
-ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs panels,
-                    ffi::RemainingRets ys, std::string_view kinds) {
+// Root-mean-square norm of rows; sums are of squares at the same place of 16, then of those.
+std::vector<float> Normed(const float* x, int64_t rows, int64_t width, const float* weight,
+                          float eps) {
+  std::vector<float> out(rows * width);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * width;
+    Floats sums = {};
+    for (int64_t k = 0; k < width; k += kLanes) {
+      Floats part = {};
+      std::memcpy(&part, from + k, std::min(kLanes, width - k) * sizeof(float));
+      sums += part * part;
+    }
+    float sum = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+    const float scale = 1 / std::sqrt(sum / width + eps);
+    for (int64_t k = 0; k < width; ++k) out[row * width + k] = from[k] * scale * weight[k];
+  }
+  return out;
+}
+
+// One product for each weight; `kinds`: their names, with a space after each. Rows are normed first
+// where there are weights of a norm.
+ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> norm,
+                    ffi::RemainingArgs panels, ffi::RemainingRets ys, std::string_view kinds,
+                    float eps) {
   struct Job {
     Weight weight;
     const Kind* kind;
     int64_t end;  // panels of this and all jobs before it
   };
   const auto in = x.dimensions();
-  Activations rows(x.typed_data(), in[0], in[1]);
+  std::vector<float> normed;
+  if (norm.element_count() > 0)
+    normed = Normed(x.typed_data(), in[0], in[1], norm.typed_data(), eps);
+  Activations rows(normed.empty() ? x.typed_data() : normed.data(), in[0], in[1]);
   std::vector<Job> jobs;
   int64_t count = 0, bytes = 0;
   for (size_t i = 0; i < panels.size(); ++i) {
@@ -703,9 +728,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_linear_products, Products,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .RemainingArgs()
                                   .RemainingRets()
-                                  .Attr<std::string_view>("kinds"));
+                                  .Attr<std::string_view>("kinds")
+                                  .Attr<float>("eps"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_linear_take, Take,
                               ffi::Ffi::Bind()
