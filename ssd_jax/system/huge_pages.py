@@ -19,6 +19,9 @@ _CHUNK = 32 << 20
 _ALIGNMENT = 64
 """Bytes; what JAX takes without a copy."""
 
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Shared memory, which is the default, has no huge pages."""
+
 
 class HugePages:
     """Gives out arrays that lie side by side; a chunk is freed with the last array in it."""
@@ -41,7 +44,7 @@ class HugePages:
 
 def _chunk(size: int) -> np.ndarray:
     size = math.ceil(size / _PAGE) * _PAGE
-    memory = mmap.mmap(-1, size + _PAGE)
+    memory = mmap.mmap(-1, size + _PAGE, **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
