@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
-from ssd_jax.kernels.linear.api import why_missing
+from ssd_jax.kernels.linear import api as products
+from ssd_jax.kernels.tree_attention import api as attention
 from ssd_jax.models.sharding import MODEL_AXIS
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def find_fallbacks(
         lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is law'}: {why}")
     if held == "widest":
         programs.use_widest()
-    lines += _unpacked_lines(programs.model, draft)
+    lines += _uncompiled_lines(programs.model, draft)
     replicated = {}
     for role, model in (("target", programs.model), ("draft", draft)):
         if model is not None and model.mesh is not None and model.rules.whole:
@@ -78,15 +79,21 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
     return can_agree and widths_agree(programs, parameters)
 
 
-def _unpacked_lines(*models: FunctionalModel | None) -> list[str]:
-    """One if weights are not packed that might be."""
+def _uncompiled_lines(*models: FunctionalModel | None) -> list[str]:
+    """One if something is XLA's that might be compiled for the processor."""
+    slower = {}  # what is, and why
     for model in models:
         devices = 1 if model is None or model.mesh is None else model.mesh.size
-        if model is not None and devices == 1:
-            usual = jax.default_backend() == "cpu" and model.execution.compute != jnp.float32
-            if usual and model.execution.linear == "xla":
-                return [f"products are XLA's, which are slower here: {why_missing()}"]
-    return []
+        if model is not None and devices == 1 and jax.default_backend() == "cpu":
+            if model.execution.linear == "xla" and model.execution.compute != jnp.float32:
+                slower["products"] = products.why_missing()
+            if model.execution.attention == "xla":
+                slower["attention"] = attention.why_missing()
+    if not slower:
+        return []
+    what, why = " and ".join(slower), "; ".join(sorted(set(map(str, slower.values()))))
+    verb = "is" if what == "attention" else "are"
+    return [f"{what} {verb} XLA's, which is slower here: {why}"]
 
 
 def _replicated_line(role: str, model: FunctionalModel) -> str:
