@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 
@@ -14,6 +15,8 @@ from ssd_jax import LLM, compat
 from ssd_jax.cli.main import main
 from ssd_jax.devices import fallbacks
 from ssd_jax.devices.fallbacks import find_fallbacks
+from ssd_jax.kernels.linear import api as linear
+from ssd_jax.kernels.tree_attention import api as tree_attention
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -24,7 +27,9 @@ from ssd_jax.testing import tiny
 
 class FakePrograms:
     def __init__(self, dtype="float32", widths=(0, 3), devices=0, **changes):
-        execution = Execution.for_platform("cpu", dtype)
+        execution = Execution.for_platform(
+            "cpu", dtype, linear="xla" if dtype == "float32" else "cpu", attention="cpu"
+        )
         mesh = Mesh(np.array(jax.devices()[:devices]), (MODEL_AXIS,)) if devices else None
         config = ModelConfig.from_hf(tiny.config("llama", **changes))
         self.model = FunctionalModel(config, execution, mesh=mesh)
@@ -83,6 +88,24 @@ def test_what_devices_do_not_divide_is_named_with_its_size():
     assert "kv_heads (2), which its 3 devices do not divide; give target_devices" in first
     assert "every device of the draft has all of ffn (51)" in second
     assert found("law", FakePrograms(devices=2)).lines == ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backends", "says"),
+    [
+        ("bfloat16", {"linear": "xla", "attention": "xla"}, "products and attention are XLA's"),
+        ("bfloat16", {"linear": "xla"}, "products are XLA's"),
+        ("float32", {"linear": "xla", "attention": "xla"}, "attention is XLA's"),
+    ],
+)
+def test_one_line_says_what_is_not_compiled_and_why(dtype, backends, says, monkeypatch):
+    for api in (linear, tree_attention):
+        monkeypatch.setattr(api, "why_missing", lambda: "there is no C++ compiler")
+    programs = FakePrograms(dtype)
+    programs.model.execution = dataclasses.replace(programs.model.execution, **backends)
+    (line,) = found("law", programs, draft=programs.model).lines
+    assert line == f"{says}, which is slower here: there is no C++ compiler"
+    assert found("law", FakePrograms(dtype)).lines == ()
 
 
 def test_a_model_says_it_once_and_its_metrics_always(tiny_checkpoint, caplog):

@@ -9,7 +9,7 @@ import jax
 
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
-from ssd_jax.kernels.linear.api import usually_packed, why_missing
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models.sharding import MODEL_AXIS
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def find_fallbacks(
         lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is law'}: {why}")
     if held == "widest":
         programs.use_widest()
-    lines += _unpacked_lines(programs.model, draft)
+    lines += _uncompiled_lines(programs.model, draft)
     replicated = {}
     for role, model in (("target", programs.model), ("draft", draft)):
         if model is not None and model.mesh is not None and model.rules.whole:
@@ -77,16 +77,12 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
     return can_agree and widths_agree(programs, parameters)
 
 
-def _unpacked_lines(*models: FunctionalModel | None) -> list[str]:
-    """One if weights are not packed where they usually are."""
+def _uncompiled_lines(*models: FunctionalModel | None) -> list[str]:
+    """One if attention, and with it products, is XLA's where it is usually compiled."""
     for model in models:
-        if model is None or model.execution.linear == "cpu":
-            continue
-        alone = model.mesh is None or model.mesh.size == 1
-        if alone and usually_packed(jax.default_backend(), model.execution.compute.name):
-            missing = why_missing()
-            if missing is not None:
-                return [f"products are XLA's, which are slower here: {missing}"]
+        alone = model is not None and (model.mesh is None or model.mesh.size == 1)
+        if alone and jax.default_backend() == "cpu" and why_missing() is not None:
+            return [f"products and attention are XLA's, which is slower here: {why_missing()}"]
     return []
 
 

@@ -16,7 +16,8 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent
-from ssd_jax.kernels.linear.api import backend
+from ssd_jax.kernels.linear import api as products
+from ssd_jax.kernels.tree_attention import api as attention
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
@@ -89,8 +90,11 @@ def open_model(
     """
     checkpoint = open_checkpoint(source, target=target, progress=progress)
     platform = jax.default_backend()
-    linear = backend(platform, dtype, devices=1 if mesh is None else mesh.size)
-    execution = Execution.for_platform(platform, dtype, linear=linear)
+    devices = 1 if mesh is None else mesh.size
+    linear = products.backend(platform, dtype, devices=devices)
+    execution = Execution.for_platform(
+        platform, dtype, linear=linear, attention=attention.backend(platform, devices=devices)
+    )
     if bitwise:
         execution = row_independent(execution)
     stored = {}

@@ -19,7 +19,7 @@ class Execution:
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
-      attention: backend of `tree_attention`.
+      attention: backend of `tree_attention`, "xla" or "cpu" (compiled for the processor).
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       prefill_chunks: numbers of prompt tokens that one program takes, ascending; a chunk is padded
         to the next one.
@@ -40,7 +40,9 @@ class Execution:
         return _floating(self.compute)
 
     @classmethod
-    def for_platform(cls, platform: str, dtype: str, *, linear: str = "xla") -> Execution:
+    def for_platform(
+        cls, platform: str, dtype: str, *, linear: str = "xla", attention: str = "xla"
+    ) -> Execution:
         """Measured choices: unrolled layers are up to twice as fast on CPU, and prefill is fastest
         per token at 128; elsewhere a scan keeps compilation short. XLA's bfloat16 product of one or
         two rows takes a path on CPU five times slower than one of three. (An int8 product has two
@@ -50,7 +52,7 @@ class Execution:
         Args:
           platform: JAX's name of it.
           dtype: a floating type, int8, or "native" (see `Config.dtype`).
-          linear: see above.
+          linear, attention: see above.
         """
         compute = jnp.dtype("bfloat16" if dtype == "native" else dtype)
         cpu = platform == "cpu"
@@ -60,6 +62,7 @@ class Execution:
             pages=kv_pages.storage_dtype(_floating(compute), platform),
             min_rows=3 if padded else 1,
             scan_layers=not cpu,
+            attention=attention,
             linear=linear,
             prefill_chunks=(32, 128) if cpu else (64, 512),
         )

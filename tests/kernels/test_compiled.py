@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.kernels.linear import api
+from ssd_jax.kernels.handlers import why_missing
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(api.why_missing() is not None, reason="no C++ compiler"),
+    pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler"),
 ]
 
 TESTS = "tests/kernels/test_linear.py"

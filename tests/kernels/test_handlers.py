@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from ssd_jax.kernels import handlers
-from ssd_jax.kernels.linear import cpu
 from ssd_jax.testing import tiny
 
-SOURCE = Path(cpu.__file__).with_name("cpu.cc")
 TINY = """
 #include "xla/ffi/api/ffi.h"
 static xla::ffi::Error Nothing() { return xla::ffi::Error::Success(); }
 XLA_FFI_DEFINE_HANDLER_SYMBOL(%s, Nothing, xla::ffi::Ffi::Bind());
 """
 
-needs_compiler = pytest.mark.skipif(cpu.why_missing() is not None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(handlers.why_missing() is not None, reason="no C++ compiler")
 
 
 @pytest.fixture
@@ -32,7 +30,9 @@ def source(tmp_path, monkeypatch):
 
 
 def why_missing(source):
-    return handlers.why_missing(source, f"nothing_{source.parent.parent.name}".replace("-", "_"))
+    return handlers.why_missing(
+        (source,), (f"nothing_{source.parent.parent.name}".replace("-", "_"),)
+    )
 
 
 @needs_compiler
@@ -40,21 +40,21 @@ def test_it_is_compiled_once(source, tmp_path):
     assert why_missing(source) is None
     [library] = (tmp_path / "cache" / "kernels").iterdir()
     before = library.stat().st_mtime_ns
-    assert handlers.build(source, library.parent) == library
+    assert handlers.build([source], library.parent) == library
     assert library.stat().st_mtime_ns == before
 
 
 @needs_compiler
 @pytest.mark.parametrize("changed", ["source", "processor", "headers"])
 def test_each_source_processor_and_jaxlib_has_its_own(source, tmp_path, monkeypatch, changed):
-    first = handlers.build(source, tmp_path)
+    first = handlers.build([source], tmp_path)
     if changed == "source":
         source.write_text(source.read_text() + "\n")
     elif changed == "processor":
         monkeypatch.setattr(handlers, "_processor", lambda: "flags: of another")
     else:
         monkeypatch.setattr(handlers, "jaxlib_version", "9.9")
-    assert handlers.build(source, tmp_path) != first
+    assert handlers.build([source], tmp_path) != first
 
 
 @needs_compiler
@@ -67,7 +67,7 @@ def test_a_cache_that_cannot_be_used_is_done_without(source, tmp_path):
 def test_a_damaged_library_is_done_without(source, tmp_path):
     directory = tmp_path / "cache" / "kernels"
     directory.mkdir(parents=True)
-    handlers.build(source, directory).write_bytes(b"\x7fELF cut off")
+    handlers.build([source], directory).write_bytes(b"\x7fELF cut off")
     assert why_missing(source) is None
 
 
@@ -104,5 +104,8 @@ def test_without_a_compiler_texts_are_generated_all_the_same(tmp_path):
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "products are XLA's, which are slower here: there is no C++ compiler" in done.stderr
+    assert (
+        "products and attention are XLA's, which is slower here: there is no C++ compiler"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear import api, packing, reference
 from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.kernels.rows import Norm, rms_norm
 from tests.kernels.stored_rows import random_blocks
 
-pytestmark = pytest.mark.skipif(api.why_missing() is not None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 67)
 SHAPES = ((1, 256), (31, 512), (33, 768), (100, 256), (576, 1536))

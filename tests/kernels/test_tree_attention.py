@@ -7,12 +7,18 @@ import pytest
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import Contiguous, Scratch
-from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention
+from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention, why_missing
 
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "bfloat16 bits": 2e-6}
 
-pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+COMPILED = pytest.param(
+    "cpu", marks=pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+)
+
+pytestmark = pytest.mark.parametrize(
+    "backend", [COMPILED if name == "cpu" else name for name in BACKENDS]
+)
 
 
 def _random(shape, seed):

@@ -7,28 +7,25 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear import cpu, quantized, xla
-from ssd_jax.kernels.linear.cpu import Packed, why_missing
+from ssd_jax.kernels.linear.cpu import Packed
 from ssd_jax.kernels.linear.quantized import Quantized
 from ssd_jax.kernels.rows import Norm, rms_norm
 
 Weight = Float[Array, "_ inputs"] | Quantized | Packed
 
 
-def usually_packed(platform: str, dtype: str) -> bool:
-    """Whether weights of a dtype, which may be "native", are packed on a platform (JAX's name)."""
-    return platform == "cpu" and dtype != "float32"
-
-
 def backend(platform: str, dtype: str, *, devices: int = 1) -> str:
     """Who computes products with weights: "cpu" with packed ones, or "xla", also where
-    `why_missing` says why there is no "cpu".
+    `handlers.why_missing` says why there is no "cpu".
 
     Args:
-      platform, dtype: see `usually_packed`.
+      platform: JAX's name of it.
+      dtype: of the weights; may be "native".
       devices: that share a weight; packed ones are not cut.
     """
-    packed = usually_packed(platform, dtype) and devices == 1
+    packed = platform == "cpu" and dtype != "float32" and devices == 1
     return "cpu" if packed and why_missing() is None else "xla"
 
 
@@ -56,13 +53,4 @@ def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
     return weight[indices].astype(jnp.float32)
 
 
-__all__ = [
-    "Packed",
-    "Quantized",
-    "Weight",
-    "backend",
-    "products",
-    "take",
-    "usually_packed",
-    "why_missing",
-]
+__all__ = ["Packed", "Quantized", "Weight", "backend", "products", "take"]

@@ -13,11 +13,9 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -30,13 +28,14 @@
 #define SSD_JAX_TILES 1
 #endif
 
+#include "../parallel.h"
+#include "../vectors.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr int64_t kLanes = 16;          // outputs of one vector
 constexpr int64_t kPanel = 2 * kLanes;  // outputs of one panel
 constexpr int64_t kStep = 4 * kPanel;   // bytes of a panel's step: one word an output
 constexpr int64_t kAhead = 4096;        // bytes that are asked of memory ahead of use
@@ -45,17 +44,6 @@ constexpr int64_t kLongest = 65000;     // inputs; int32 sums of more could over
 constexpr float kLargest = 127.0f;      // LARGEST, DIGIT and _SMALLEST_ABSMAX of quantized.py
 constexpr float kDigit = 2 * kLargest;
 constexpr float kSmallestAbsmax = 1e-30f;
-
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-
-template <typename V>
-inline V Load(const void* from) {
-  V v;
-  std::memcpy(&v, from, sizeof(V));
-  return v;
-}
 
 inline void Ask(const char* at) { __builtin_prefetch(at + kAhead); }
 
@@ -602,36 +590,7 @@ ffi::Error Refused(std::string_view name) {
   return ffi::Error::InvalidArgument("weights are not packed as " + std::string(name));
 }
 
-// ---------------------------------------------------------------- threads
-
 constexpr int64_t kGrainBytes = 1 << 16;  // of weights; less is not worth a thread's waking
-
-// Calls run(begin, end) for parts of [0, count) on the calling thread and on those of the pool that
-// are free; whoever is free takes the next part. The calling thread waits for nothing that has not
-// begun.
-template <typename F>
-void ParallelFor(ffi::ThreadPool& pool, int64_t count, int64_t grain, F run) {
-  const int64_t threads = std::min<int64_t>(pool.num_threads(), (count + grain - 1) / grain);
-  if (threads <= 1) return run(0, count);
-  struct Shared {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  auto shared = std::make_shared<Shared>();
-  auto work = [shared, count, grain, run] {
-    for (int64_t begin; (begin = shared->next.fetch_add(grain)) < count;) {
-      const int64_t end = std::min(count, begin + grain);
-      run(begin, end);
-      shared->done.fetch_add(end - begin, std::memory_order_release);
-    }
-  };
-  for (int64_t i = 1; i < threads; ++i) pool.Schedule(decltype(work)(work));
-  work();
-  while (shared->done.load(std::memory_order_acquire) < count) {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-  }
-}
 
 // ---------------------------------------------------------------- handlers
 
@@ -692,7 +651,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
   }
   const bool tiles = kHasTiles && TilesAllowed();
   const int64_t grain = std::max<int64_t>(1, kGrainBytes * count / std::max<int64_t>(1, bytes));
-  ParallelFor(pool, count, grain, [&](int64_t begin, int64_t end) {
+  parallel::For(pool, count, grain, [&](int64_t begin, int64_t end) {
     const Tiles configured(tiles);
     size_t at = 0;
     for (int64_t i = begin; i < end; ++i) {

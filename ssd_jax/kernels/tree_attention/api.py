@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Float32, Int32
 
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu
 from ssd_jax.kernels.tree_attention.reference import tree_attention_reference
 from ssd_jax.kernels.tree_attention.xla import tree_attention_xla
 
-BACKENDS = {"reference": tree_attention_reference, "xla": tree_attention_xla}
+BACKENDS = {
+    "reference": tree_attention_reference,
+    "xla": tree_attention_xla,
+    "cpu": tree_attention_cpu,
+}
+
+
+def backend(platform: str, *, devices: int = 1) -> str:
+    """ "cpu", or "xla" on other platforms and where `handlers.why_missing` says why not.
+
+    Args:
+      platform: JAX's name of it.
+      devices: that share the heads of a model.
+    """
+    compiled = platform == "cpu" and devices == 1 and why_missing() is None
+    return "cpu" if compiled else "xla"
 
 
 def tree_attention(

@@ -1,0 +1,34 @@
+"""`tree_attention` on processors: the handler of `cpu.cc`, called by XLA."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int32
+
+from ssd_jax.kernels.handlers import ATTENTION
+from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch
+
+
+def tree_attention_cpu(
+    q: Float[Array, "B R heads head_dim"],
+    k_pages: PageArray,
+    v_pages: PageArray,
+    page_table: PageTable,
+    visible: Int32[Array, "B R"],
+    scratch: Scratch | None = None,
+) -> Float32[Array, "B R heads head_dim"]:
+    """See `api.tree_attention`. q and pages as they are stored, everything else in float32.
+
+    A query's bits depend on it and on what it sees alone; what it does not see may be NaN.
+
+    Args:
+      q: float32 or bfloat16.
+      k_pages, v_pages: float32, bfloat16 or, as uint16, its bits.
+    """
+    batch = len(q)
+    if isinstance(page_table, Contiguous):
+        page_table = page_table.first + jnp.arange(batch, dtype=jnp.int32)[:, None]
+    branches = () if scratch is None else (scratch.k, scratch.v, scratch.ancestor)
+    call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))
+    return call(q, k_pages, v_pages, page_table, visible, *branches)

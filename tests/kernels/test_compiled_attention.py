@@ -1,0 +1,132 @@
+"""The compiled `tree_attention`: near the reference at every shape, and a query's bits its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch
+from ssd_jax.kernels.tree_attention.api import tree_attention, why_missing
+
+pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+
+PAGES, DEPTHS, BRANCHES = 5, 3, 7
+STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
+
+
+def normal(shape, seed):
+    values = np.random.default_rng(seed).normal(size=shape)
+    return jnp.asarray(values, jnp.float32)
+
+
+def stored(shape, seed, storage="bfloat16 bits"):
+    return kv_pages.encode(normal(shape, seed), jnp.dtype(STORAGE[storage]))
+
+
+def attend(*arguments, backend="cpu"):
+    return np.asarray(
+        jax.jit(tree_attention, static_argnames="backend")(*arguments, backend=backend)
+    )
+
+
+def case(batch, rows, heads, kv_heads, head_dim, storage="bfloat16 bits", *, branches=False):
+    """Arguments of a call; every row of the batch has two pages, queries see any part of them."""
+    rng = np.random.default_rng(rows)
+    shape = (PAGES, kv_heads, 2 * BLOCK, head_dim)
+    scratch = None
+    if branches:
+        drafted = (batch, kv_heads, DEPTHS, BRANCHES, head_dim)
+        own = rng.integers([0, -1], [BRANCHES, DEPTHS], (batch, rows, 2))
+        scratch = Scratch(
+            stored(drafted, 4, storage), stored(drafted, 5, storage), jnp.asarray(own, jnp.int32)
+        )
+    return (
+        normal((batch, rows, heads, head_dim), 1),
+        stored(shape, 2, storage),
+        stored(shape, 3, storage),
+        jnp.asarray(rng.integers(0, PAGES, (batch, 2)), jnp.int32),
+        jnp.asarray(rng.integers(0, 4 * BLOCK + 1, (batch, rows)), jnp.int32),
+        scratch,
+    )
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 9, 3, 64), (2, 5, 9, 3, 64), (3, 16, 2, 2, 8), (1, 40, 2, 1, 128), (2, 3, 8, 2, 33)],
+    ids=str,
+)
+def test_it_is_near_the_reference(sizes, storage, branches):
+    arguments = case(*sizes, storage, branches=branches)
+    expected = attend(*arguments, backend="reference")
+    atol = 2e-2 if storage == "bfloat16" else 2e-6  # the reference multiplies bfloat16 pages so
+    np.testing.assert_allclose(attend(*arguments), expected, atol=atol)
+
+
+def test_bfloat16_queries_are_taken_as_they_are():
+    q, *others = case(2, 3, 4, 2, 64)
+    q = q.astype(jnp.bfloat16)
+    np.testing.assert_array_equal(attend(q, *others), attend(q.astype(jnp.float32), *others))
+
+
+def test_scores_far_apart_leave_one_value_and_nothing_seen_leaves_zeros():
+    q, k, v, table, _, _ = case(1, 2, 1, 1, 64, "float32")
+    k = k.at[table[0, 0], 0, 77].set(1000 * q[0, 0, 0])
+    found = attend(q, k, v, table, jnp.asarray([[300, 0]]))
+    np.testing.assert_array_equal(found[0, 0, 0], v[table[0, 0], 0, 77])
+    np.testing.assert_array_equal(found[0, 1, 0], np.zeros(64))
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("storage", ["float32", "bfloat16 bits"])
+def test_a_querys_bits_do_not_depend_on_what_runs_beside_it(storage, branches):
+    q, k, v, table, visible, scratch = case(3, 40, 6, 2, 64, storage, branches=branches)
+    whole = attend(q, k, v, table, visible, scratch)
+    for row, first, many in [(0, 0, 1), (1, 3, 2), (2, 17, 5), (2, 39, 1), (1, 8, 23)]:
+        rows, queries = slice(row, row + 1), slice(first, first + many)
+        own = None
+        if scratch is not None:
+            own = Scratch(scratch.k[rows], scratch.v[rows], scratch.ancestor[rows, queries])
+        part = attend(q[rows, queries], k, v, table[rows], visible[rows, queries], own)
+        np.testing.assert_array_equal(part, whole[rows, queries])
+
+
+def test_a_table_and_contiguous_pages_give_the_same_bits():
+    q, k, v, _, visible, _ = case(2, 3, 4, 2, 64)
+    visible = visible // 2
+    table = attend(q, k, v, jnp.asarray([[2], [3]]), visible)
+    np.testing.assert_array_equal(attend(q, k, v, Contiguous(2), visible), table)
+
+
+def test_what_a_query_does_not_see_may_be_nan():
+    q, k, v, _, _, scratch = case(1, 6, 3, 1, 64, "float32", branches=True)
+    visible = np.array([[0, 1, 63, 64, 130, 131]])
+    ancestor = np.array([[[0, -1], [1, 0], [1, 1], [2, 2], [3, 0], [4, -1]]])
+    scratch = scratch._replace(ancestor=jnp.asarray(ancestor))
+    clean = attend(q, k, v, Contiguous(), jnp.asarray(visible), scratch)
+    assert np.isfinite(clean).all()
+    for query, (branch, depth) in enumerate(ancestor[0]):
+        seen = np.arange(2 * BLOCK) < visible[0, query]
+        drafted = np.zeros((DEPTHS, BRANCHES), bool)
+        drafted[: depth + 1, branch] = True
+        dirty = attend(
+            q,
+            jnp.where(seen[:, None], k, jnp.nan),
+            jnp.where(seen[:, None], v, jnp.nan),
+            Contiguous(),
+            jnp.asarray(visible),
+            Scratch(
+                jnp.where(drafted[..., None], scratch.k, jnp.nan),
+                jnp.where(drafted[..., None], scratch.v, jnp.nan),
+                scratch.ancestor,
+            ),
+        )
+        np.testing.assert_array_equal(dirty[0, query], clean[0, query])
+
+
+def test_pages_that_no_block_divides_are_refused():
+    q, k, v, table, visible, _ = case(1, 1, 2, 1, 8)
+    with pytest.raises(Exception, match="page_size is no multiple of 64"):
+        attend(q, k[:, :, :100], v[:, :, :100], table, visible)
