@@ -55,7 +55,7 @@ class LlamaCpp:
             n_ctx=CONTEXT,
             n_threads=threads,
             n_threads_batch=threads,
-            draft_model=self._draft if file == self._workload.model else None,
+            draft_model=self._draft,
             verbose=False,
         )
 
