@@ -1,8 +1,8 @@
 """Handlers for XLA's CPU backend, written in C++: compiled at first use with the system's compiler.
 
 A library is kept in the package's cache under a name made of all that it depends on: the source,
-the headers beside this file, the version of XLA's, the compiler and the processor. So a cache that
-several machines share serves each its own.
+our headers beside it and beside this file, the version of XLA's, the compiler and the processor. So
+a cache that several machines share serves each its own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def build(source: Path, directory: Path) -> Path:
 
 def _key(source: Path, compiler: str) -> str:
     said = _run(compiler, "--version")
-    texts = [path.read_text() for path in (source, *sorted(Path(__file__).parent.glob("*.h")))]
+    headers = [path for folder in (Path(__file__), source) for path in folder.parent.glob("*.h")]
+    texts = [path.read_text() for path in (source, *sorted(headers))]
     parts = *texts, *_FLAGS, jaxlib_version, said, _processor()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

@@ -17,7 +17,7 @@ BACKENDS = {
 
 
 def backend(platform: str, devices: int = 1) -> str:
-    """"cpu", or "xla" on other platforms and where `why_missing` says why not.
+    """ "cpu", or "xla" on other platforms and where `why_missing` says why not.
 
     Args:
       platform: JAX's name of it.
