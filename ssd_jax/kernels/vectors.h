@@ -17,3 +17,20 @@ inline V Load(const void* from) {
   std::memcpy(&v, from, sizeof(V));
   return v;
 }
+
+inline void Store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
+
+// The transpose of 16 x 16 words, in place.
+inline void Transpose(Words (&rows)[kLanes]) {
+  for (int round = 0; round < 4; ++round) {
+    Words mixed[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      mixed[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4,
+                                             20, 5, 21, 6, 22, 7, 23);
+      mixed[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27,
+                                                 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    std::memcpy(rows, mixed, sizeof(mixed));
+  }
+}

@@ -22,13 +22,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#define SSD_JAX_TILES 1
-#endif
 
 #include "../parallel.h"
+#include "../tiles.h"
 #include "../vectors.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -141,7 +137,7 @@ inline uint16_t RoundToBfloat16(float value) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-constexpr int64_t kTile = 16;  // rows of a tile; rows of activations are padded to them by zeros
+constexpr int64_t kTile = kTileRows;  // rows of activations are padded to them by zeros
 
 // Rows as kinds multiply them, each form made once for all weights of a call. Rows of zeros fill
 // the last tile.
@@ -232,33 +228,6 @@ using Counts = std::array<std::array<int32_t, kPanel>, 2 * kTile>;
 
 #if defined(SSD_JAX_TILES)
 
-constexpr bool kHasTiles = true;
-
-// Whether the kernel lets this process use tiles.
-bool TilesAllowed() {
-  static const bool allowed = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0;
-  return allowed;
-}
-
-// Eight tiles of 16 rows of 64 bytes, while it lives.
-struct Tiles {
-  explicit Tiles(bool used) : used(used) {
-    if (!used) return;
-    struct alignas(64) {
-      uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    std::fill_n(config.bytes, 8, 64);
-    std::fill_n(config.rows, 8, kTile);
-    _tile_loadconfig(&config);
-  }
-  ~Tiles() {
-    if (used) _tile_release();
-  }
-  const bool used;
-};
-
 // Sums of kHeight * 16 rows with a panel, 64 bytes of each row a step. `stride`: bytes of a row.
 template <Form form, int kHeight>
 void TileSums(const char* x, int64_t stride, const char* w, void* out) {
@@ -296,11 +265,6 @@ void TileSums(const char* x, int64_t stride, const char* w, void* out) {
 
 #else
 
-constexpr bool kHasTiles = false;
-bool TilesAllowed() { return false; }
-struct Tiles {
-  explicit Tiles(bool) {}
-};
 template <Form form, int kHeight>
 void TileSums(const char*, int64_t, const char*, void*) {}
 

@@ -1,12 +1,13 @@
 // Attention of queries over pages and branches of keys and values, for XLA's CPU backend.
 //
 // A task is a row, a key/value head and some of the queries that share it. It goes once over the
-// row's positions, in blocks: transposes the block's keys, so that a lane is a position, and merges
-// the block into every query's running softmax. All of a query's sums are made in the order of
-// positions, and blocks begin at multiples of kBlock, whatever runs beside it: its bits depend on it
-// alone. What a query does not see is multiplied with nothing, so that it may be NaN.
+// row's positions, in blocks, and merges each into every query's running softmax. All of a query's
+// sums are made in the order of positions, and blocks begin at multiples of kBlock, whatever runs
+// beside it: its bits depend on it alone. What a query does not see is multiplied with nothing, so
+// that it may be NaN.
 //
-// Everything is float32; keys and values are float32, or bits of bfloat16.
+// Keys and values are float32, or bits of bfloat16. Where queries are bfloat16, too, AMX tiles make
+// the products, if there are any; else vectors do, in float32. Branches are always for vectors.
 
 #include <algorithm>
 #include <cmath>
@@ -16,213 +17,21 @@
 #include <type_traits>
 
 #include "../parallel.h"
-#include "../vectors.h"
+#include "softmax.h"
+#include "tile_products.h"
+#include "vector_products.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr int64_t kBlock = 64;  // positions; divides kv_pages.BLOCK
 constexpr int64_t kTile = 32;   // queries of a task
 constexpr int64_t kGrain = 4096;  // positions times queries; less is not worth a thread's waking
 constexpr int64_t kPreparation = 4;  // queries that cost as much as a block's transposition
-constexpr float kLowest = -1e30f;
-
-#if defined(__AVX512F__)
-constexpr int kTogether = 4;  // queries of one pass over a block
-constexpr int kVectors = 4;   // of positions at a time
-#else
-constexpr int kTogether = 2;
-constexpr int kVectors = 1;
-#endif
 
 inline int64_t Clamp(int64_t value, int64_t most) {
   return std::clamp<int64_t>(value, 0, most);
-}
-
-// ---------------------------------------------------------------- vectors
-
-// 2^x, for x <= 0; 0 below 2^-125. Off by at most 1 unit in the last place.
-inline Floats Exp2(Floats x) {
-  constexpr float kSmallest = -125, kRound = 12582912;  // adding 1.5 * 2^23 rounds to integers
-  const Floats at = x < kSmallest ? Floats{} + kSmallest : x;
-  const Floats whole = (at + kRound) - kRound, part = at - whole;
-  Floats p = Floats{} + 0x1.41fbbcp-13f;
-  p = p * part + 0x1.5f3e54p-10f;
-  p = p * part + 0x1.3b2d4cp-7f;
-  p = p * part + 0x1.c6aee8p-5f;
-  p = p * part + 0x1.ebfbdcp-3f;
-  p = p * part + 0x1.62e430p-1f;
-  p = p * part + 1.0f;
-  const Floats scale = (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
-  return x < kSmallest ? Floats{} : p * scale;
-}
-
-inline float Sum(Floats x) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &x, sizeof(x));
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
-}
-
-inline float Largest(Floats x) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &x, sizeof(x));
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) lanes[i] = std::max(lanes[i], lanes[i + half]);
-  return lanes[0];
-}
-
-inline void Store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
-
-// The transpose of 16 x 16 words, in place.
-inline void Transpose(Words (&rows)[kLanes]) {
-  for (int round = 0; round < 4; ++round) {
-    Words mixed[kLanes];
-#pragma GCC unroll 8
-    for (int i = 0; i < kLanes / 2; ++i) {
-      mixed[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4,
-                                             20, 5, 21, 6, 22, 7, 23);
-      mixed[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27,
-                                                 12, 28, 13, 29, 14, 30, 15, 31);
-    }
-    std::memcpy(rows, mixed, sizeof(mixed));
-  }
-}
-
-// ---------------------------------------------------------------- keys and values
-
-// A key or value of `size` numbers is read a chunk of 16 words at a time. What is computed from it
-// is in packed order: of a chunk of bfloat16, first its numbers of even index, then the others.
-// Beyond `size` there are zeros.
-template <typename Number>
-struct Chunks {
-  static constexpr int kParts = sizeof(float) / sizeof(Number);  // vectors that a chunk makes
-  static constexpr int64_t kNumbers = kParts * kLanes;
-
-  explicit Chunks(int64_t size) : size(size), count((size + kNumbers - 1) / kNumbers) {}
-
-  const int64_t size, count;
-
-  int64_t Width() const { return count * kNumbers; }
-
-  int64_t Packed(int64_t index) const {
-    const int64_t within = index % kNumbers;
-    return index - within + within % kParts * kLanes + within / kParts;
-  }
-
-  Words Read(const Number* from, int64_t chunk) const {
-    from += chunk * kNumbers;
-    if ((chunk + 1) * kNumbers <= size) return Load<Words>(from);
-    Words words = {};
-    std::memcpy(&words, from, (size - chunk * kNumbers) * sizeof(Number));
-    return words;
-  }
-
-  static Floats Part(Words words, int part) {
-    if constexpr (kParts == 1) return (Floats)words;
-    return (Floats)(part == 0 ? words << 16 : words & 0xffff0000u);
-  }
-};
-
-// Keys of `positions`, rounded up to vectors, as [width, kBlock].
-template <typename Number>
-void TransposeKeys(const Chunks<Number>& chunks, const Number* keys, int64_t positions,
-                   float* out) {
-  for (int64_t first = 0; first < positions; first += kLanes) {
-    for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
-      Words words[kLanes];
-      for (int64_t i = 0; i < kLanes; ++i)
-        words[i] = chunks.Read(keys + (first + i) * chunks.size, chunk);
-      Transpose(words);
-      for (int part = 0; part < chunks.kParts; ++part)
-        for (int64_t i = 0; i < kLanes; ++i)
-          Store(out + (chunk * chunks.kNumbers + part * kLanes + i) * kBlock + first,
-                chunks.Part(words[i], part));
-    }
-  }
-}
-
-// Products of queries [many, width] with kParts vectors of transposed keys.
-template <int kMany, int kParts>
-inline void Products(const float* q, int64_t width, const float* keys, float* scores) {
-  Floats sums[kMany][kParts] = {};
-  for (int64_t d = 0; d < width; ++d) {
-    Floats key[kParts];
-    for (int v = 0; v < kParts; ++v) key[v] = Load<Floats>(keys + d * kBlock + v * kLanes);
-#pragma GCC unroll 4
-    for (int r = 0; r < kMany; ++r)
-      for (int v = 0; v < kParts; ++v) sums[r][v] += key[v] * q[r * width + d];
-  }
-  for (int r = 0; r < kMany; ++r)
-    for (int v = 0; v < kParts; ++v) Store(scores + r * kBlock + v * kLanes, sums[r][v]);
-}
-
-template <int kMany>
-void Scores(const float* q, int64_t width, const float* keys, int64_t positions, float* scores) {
-  int64_t at = 0;
-  for (; at + (kVectors - 1) * kLanes < positions; at += kVectors * kLanes)
-    Products<kMany, kVectors>(q, width, keys + at, scores + at);
-  for (; at < positions; at += kLanes) Products<kMany, 1>(q, width, keys + at, scores + at);
-}
-
-// Adds values to sums [many, width] in the order of positions; those of `from` are `stride` apart.
-template <typename Number, int kMany>
-void AddValues(const Chunks<Number>& chunks, const float* weights, const Number* from,
-               int64_t stride, int64_t positions, float* sums) {
-  constexpr int kParts = chunks.kParts;
-  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
-    float* at = sums + chunk * chunks.kNumbers;
-    Floats total[kMany][kParts];
-    for (int r = 0; r < kMany; ++r)
-      for (int p = 0; p < kParts; ++p)
-        total[r][p] = Load<Floats>(at + r * chunks.Width() + p * kLanes);
-    for (int64_t t = 0; t < positions; ++t) {
-      const Words words = chunks.Read(from + t * stride, chunk);
-#pragma GCC unroll 4
-      for (int r = 0; r < kMany; ++r)
-        for (int p = 0; p < kParts; ++p)
-          total[r][p] += chunks.Part(words, p) * weights[r * kBlock + t];
-    }
-    for (int r = 0; r < kMany; ++r)
-      for (int p = 0; p < kParts; ++p) Store(at + r * chunks.Width() + p * kLanes, total[r][p]);
-  }
-}
-
-// ---------------------------------------------------------------- softmax
-
-// A query's softmax so far; its weighted sum of values, not normalised, lies elsewhere.
-struct Softmax {
-  float maximum = kLowest;  // of scores, which are in units of log 2
-  Floats total = {};
-};
-
-// Turns a block's scores into weights, those beyond `seen` into zeros. Never inlined, so that it is
-// the same instructions for every query.
-__attribute__((noinline)) void Weigh(float* scores, int64_t seen, Softmax& state, float* sums,
-                                     int64_t width) {
-  constexpr Ints kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  constexpr int kCount = kBlock / kLanes;
-  Floats score[kCount], best = Floats{} + kLowest;
-  for (int v = 0; v < kCount; ++v) {
-    const Ints unseen = kLane + v * int32_t(kLanes) >= int32_t(seen);
-    score[v] = unseen ? Floats{} - INFINITY : Load<Floats>(scores + v * kLanes);
-    best = score[v] > best ? score[v] : best;
-  }
-  const float maximum = Largest(best);
-  if (maximum > state.maximum) {
-    const Floats scale = Exp2(Floats{} + (state.maximum - maximum));
-    state.total *= scale;
-    for (int64_t d = 0; d < width; d += kLanes) Store(sums + d, Load<Floats>(sums + d) * scale);
-    state.maximum = maximum;
-  }
-  for (int v = 0; v < kCount; ++v) {
-    const Floats weights = Exp2(score[v] - state.maximum);
-    state.total += weights;
-    Store(scores + v * kLanes, weights);
-  }
 }
 
 // ---------------------------------------------------------------- a task
@@ -232,6 +41,7 @@ struct Call {
   int64_t rows, tokens, heads, kv_heads, size, pages, page_size, row_pages, depths, branches;
   const void *q, *keys, *values, *branch_keys, *branch_values;
   bool narrow;  // q has bits of bfloat16
+  bool tiles;
   const int32_t *table, *visible, *ancestors;
   float* out;
 
@@ -239,12 +49,15 @@ struct Call {
   int64_t Queries() const { return tokens * Group(); }  // of a row and key/value head
   int64_t Capacity() const { return row_pages * page_size; }
 
-  float Query(int64_t index) const {
-    if (!narrow) return static_cast<const float*>(q)[index];
-    const uint32_t bits = static_cast<const uint16_t*>(q)[index] << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
+  void ReadQuery(int64_t index, float* to) const {
+    if (!narrow) {
+      std::copy_n(static_cast<const float*>(q) + index, size, to);
+      return;
+    }
+    for (int64_t d = 0; d < size; ++d) {
+      const uint32_t bits = static_cast<const uint16_t*>(q)[index + d] << 16;
+      std::memcpy(to + d, &bits, sizeof(bits));
+    }
   }
 
   int64_t Seen(int64_t row) const {
@@ -260,14 +73,19 @@ class Task {
       : call_(call), chunks_(call.size), row_(row), head_(head), first_(first),
         many_(std::min(kTile, call.Queries() - first)), width_(chunks_.Width()),
         memory_(new Line[(2 * kTile + kBlock) * width_ / kLanes]),
-        q_(memory_[0].words), sums_(q_ + kTile * width_), keys_(sums_ + kTile * width_) {
+        scale_(1.44269504f / std::sqrt(float(call.size))), q_(memory_[0].words),
+        sums_(q_ + kTile * width_), keys_(sums_ + kTile * width_),
+        tiled_q_(reinterpret_cast<Tile*>(keys_)), tiled_values_(tiled_q_ + kTile / kTileRows * Pairs()),
+        spare_(reinterpret_cast<float*>(tiled_values_ + kParts * 2 * Pairs())) {
     std::fill_n(q_, 2 * kTile * width_, 0.0f);
-    const float scale = 1.44269504f / std::sqrt(float(call.size));
     for (int64_t i = 0; i < many_; ++i) {
       seen_[i] = Clamp(call.visible[row * call.tokens + Token(i)], call.Capacity());
-      for (int64_t d = 0; d < call.size; ++d)
-        q_[i * width_ + chunks_.Packed(d)] = call.Query(Index(i) + d) * scale;
+      if (call.tiles && call.depths == 0) continue;
+      call.ReadQuery(Index(i), keys_);
+      chunks_.Pack(keys_, scale_, q_ + i * width_);
     }
+    if (call.tiles)
+      for (int64_t i = 0; i < many_; i += kTileRows) TransposeQueries(i);
   }
 
   void Run() {
@@ -277,8 +95,7 @@ class Task {
       for (int64_t i = 0; i < many_; ++i) AddBranch(i);
     for (int64_t i = 0; i < many_; ++i) {
       const float total = Sum(state_[i].total), divisor = total == 0 ? 1 : total;
-      for (int64_t d = 0; d < call_.size; ++d)
-        call_.out[Index(i) + d] = sums_[i * width_ + chunks_.Packed(d)] / divisor;
+      chunks_.Unpack(sums_ + i * width_, divisor, call_.out + Index(i));
     }
   }
 
@@ -299,9 +116,13 @@ class Task {
     const int64_t page = call_.table[row_ * call_.row_pages + begin / call_.page_size];
     const int64_t at = (Clamp(page, call_.pages - 1) * call_.kv_heads + head_) * call_.page_size +
                        begin % call_.page_size;
+    const Number* keys = static_cast<const Number*>(call_.keys) + at * call_.size;
     const Number* values = static_cast<const Number*>(call_.values) + at * call_.size;
-    TransposeKeys(chunks_, static_cast<const Number*>(call_.keys) + at * call_.size,
-                  std::min(most, kBlock), keys_);
+    Ask(keys + kBlock * call_.size);
+    Ask(values + kBlock * call_.size);
+    if constexpr (std::is_same_v<Number, uint16_t>)
+      if (call_.tiles) return AddTiled(begin, keys, values);
+    TransposeKeys(chunks_, keys, std::min(most, kBlock), keys_);
     for (int64_t i = 0; i < many_; i += kTogether) {
       const int64_t many = std::min<int64_t>(kTogether, many_ - i);
       if (many == kTogether)
@@ -309,6 +130,12 @@ class Task {
       else
         AddToFew<kTogether - 1>(many, i, begin, values);
     }
+  }
+
+  // Has memory bring a block's keys or values, which are likely to be the next.
+  void Ask(const Number* block) const {
+    for (int64_t at = 0; at < kBlock * call_.size; at += 64 / sizeof(Number))
+      __builtin_prefetch(block + at);
   }
 
   template <int kMany>
@@ -333,6 +160,72 @@ class Task {
       if (seen[r] > least)
         AddValues<Number, 1>(chunks_, weights + r * kBlock + least, values + least * call_.size,
                              call_.size, seen[r] - least, sums + r * width_);
+  }
+
+  int64_t Pairs() const { return width_ / kPairs; }  // tiles of 16 queries
+
+  // The words of queries i .. i + 16, as `TileScores` has them.
+  void TransposeQueries(int64_t i) {
+    for (int64_t pairs = 0; pairs < Pairs(); ++pairs) {
+      Tile& tile = tiled_q_[i / kTileRows * Pairs() + pairs] = {};
+      for (int64_t r = 0; r < std::min(kTileRows, many_ - i); ++r)
+        tile.rows[r] = Load<Words>(static_cast<const uint16_t*>(call_.q) + Index(i + r) +
+                                   pairs * kPairs);
+      Transpose(tile.rows);
+    }
+  }
+
+  // Merges a block into all queries by tiles.
+  void AddTiled(int64_t begin, const uint16_t* keys, const uint16_t* values) {
+    int64_t paired[kParts] = {};  // positions for which `tiled_values_` are
+    for (int64_t i = 0; i < many_; i += kTileRows) {
+      const int64_t many = std::min(kTileRows, many_ - i);
+      int64_t seen[kTileRows];
+      for (int64_t r = 0; r < many; ++r) seen[r] = Clamp(seen_[i + r] - begin, kBlock);
+      alignas(64) float weights[kTileRows * kBlock];
+      TileScores(tiled_q_ + i / kTileRows * Pairs(), call_.size, keys,
+                 *std::max_element(seen, seen + many), many, scale_, weights);
+      float* sums = sums_ + i * width_;
+      for (int64_t r = 0; r < many; ++r) {
+        if (seen[r] == 0) continue;
+        Weigh(weights + r * kBlock, seen[r], state_[i + r], sums + r * width_, width_);
+        Split(weights + r * kBlock, r, split_);
+      }
+      if (*std::min_element(seen, seen + many) == kBlock) {
+        for (int64_t part = 0; part < kParts; ++part) Pair(part, kPairs, values, paired);
+        AddPaired(split_, 0, kParts, tiled_values_, width_, sums, sums);
+        continue;
+      }
+      for (int64_t part = 0; part < kParts; ++part) AddPart(part, values, seen, many, sums, paired);
+    }
+  }
+
+  // Makes the tiles of the first positions of a part of a block, if they are not there.
+  void Pair(int64_t part, int64_t positions, const uint16_t* values, int64_t* paired) {
+    if (paired[part] == positions) return;
+    PairValues(values + part * kPairs * call_.size, call_.size, positions,
+               tiled_values_ + part * 2 * Pairs());
+    paired[part] = positions;
+  }
+
+  // Adds the values of a part of a block to sums of queries, those together that see as much of it:
+  // what one does not see shall not meet another's weights.
+  void AddPart(int64_t part, const uint16_t* values, const int64_t* seen, int64_t many, float* sums,
+               int64_t* paired) {
+    const auto of_part = [&](int64_t r) { return Clamp(seen[r] - part * kPairs, kPairs); };
+    uint32_t left = 0;
+    for (int64_t r = 0; r < many; ++r) left |= uint32_t(of_part(r) > 0) << r;
+    while (left != 0) {
+      const int64_t positions = of_part(__builtin_ctz(left));
+      uint32_t same = 0;
+      for (int64_t r = 0; r < many; ++r) same |= uint32_t(of_part(r) == positions) << r;
+      left &= ~same;
+      Pair(part, positions, values, paired);
+      const bool all = same == (1u << many) - 1;
+      AddPaired(split_, part, part + 1, tiled_values_, width_, sums, all ? sums : spare_);
+      for (int64_t r = 0; !all && r < many; ++r)
+        if (same >> r & 1) std::copy_n(spare_ + r * width_, width_, sums + r * width_);
+    }
   }
 
   // Merges what query i sees of its branch.
@@ -369,10 +262,14 @@ class Task {
   const Chunks<Number> chunks_;
   const int64_t row_, head_, first_, many_, width_;
   const std::unique_ptr<Line[]> memory_;
+  const float scale_;
   float *const q_, *const sums_;  // [kTile, width]
-  float* const keys_;             // [width, kBlock]
+  float* const keys_;             // [width, kBlock]; or, with tiles, the memory of what follows
+  Tile *const tiled_q_, *const tiled_values_;
+  float* const spare_;  // [16, width]
   int64_t seen_[kTile];
   Softmax state_[kTile];
+  SplitWeights split_ = {};
 };
 
 // ---------------------------------------------------------------- handler
@@ -386,6 +283,7 @@ void Run(const Call& call, ffi::ThreadPool& pool) {
   const int64_t work = positions * call.kv_heads * queries;
   const int64_t tasks = call.rows * call.kv_heads * tiles;
   parallel::For(pool, tasks, work < kGrain ? tasks : 1, [&](int64_t begin, int64_t end) {
+    const Tiles configured(call.tiles);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i / tiles;
       Task<Number>(call, head / call.kv_heads, head % call.kv_heads, i % tiles * kTile).Run();
@@ -423,7 +321,9 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer keys,
     call.branch_values = branch_values->untyped_data();
     call.ancestors = ancestors->typed_data();
   }
-  if (IsBits(keys.element_type()))
+  const bool bits = IsBits(keys.element_type());
+  call.tiles = kHasTiles && bits && call.narrow && call.size % kPairs == 0 && TilesAllowed();
+  if (bits)
     Run<uint16_t>(call, pool);
   else if (keys.element_type() == ffi::F32)
     Run<float>(call, pool);

@@ -18,9 +18,11 @@ def tree_attention_cpu(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """See `api.tree_attention`. q and pages as they are stored, everything else in float32.
+    """See `api.tree_attention`. Scores, softmax and sums in float32.
 
-    A query's bits depend on it and on what it sees alone; what it does not see may be NaN.
+    q, keys and values enter products as they are given, and weights in float32, but where q and
+    pages are bfloat16, head_dim is a multiple of 32 and the processor has AMX: with 16 bits then. A
+    query's bits depend on it and on what it sees alone; what it does not see may be NaN.
 
     Args:
       q: float32 or bfloat16.

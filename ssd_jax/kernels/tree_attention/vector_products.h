@@ -1,0 +1,139 @@
+// Products of queries with keys, and of weights with values, by vectors: in float32 throughout.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "../vectors.h"
+#include "softmax.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kTogether = 4;  // queries of one pass over a block
+constexpr int kVectors = 4;   // of positions at a time
+#else
+constexpr int kTogether = 2;
+constexpr int kVectors = 1;
+#endif
+
+// A key or value of `size` numbers is read a chunk of 16 words at a time. What is computed from it
+// is in packed order: of a chunk of bfloat16, first its numbers of even index, then the others.
+// Beyond `size` there are zeros.
+template <typename Number>
+struct Chunks {
+  static constexpr int kParts = sizeof(float) / sizeof(Number);  // vectors that a chunk makes
+  static constexpr int64_t kNumbers = kParts * kLanes;
+
+  explicit Chunks(int64_t size) : size(size), count((size + kNumbers - 1) / kNumbers) {}
+
+  const int64_t size, count;
+
+  int64_t Width() const { return count * kNumbers; }
+
+  // `size` numbers in packed order, each times `scale`.
+  void Pack(const float* from, float scale, float* to) const {
+    for (int64_t first = 0; first < size; first += kNumbers)
+      for (int64_t i = 0; i < std::min(kNumbers, size - first); ++i)
+        to[first + i % kParts * kLanes + i / kParts] = from[first + i] * scale;
+  }
+
+  // The inverse, with a divisor.
+  void Unpack(const float* from, float divisor, float* to) const {
+    for (int64_t first = 0; first < size; first += kNumbers) {
+      float numbers[kNumbers];
+      const Floats even = Load<Floats>(from + first) / divisor;
+      if constexpr (kParts == 1) {
+        Store(numbers, even);
+      } else {
+        const Floats odd = Load<Floats>(from + first + kLanes) / divisor;
+        Store(numbers, __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
+                                               6, 22, 7, 23));
+        Store(numbers + kLanes, __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12,
+                                                        28, 13, 29, 14, 30, 15, 31));
+      }
+      std::memcpy(to + first, numbers, std::min(kNumbers, size - first) * sizeof(float));
+    }
+  }
+
+  Words Read(const Number* from, int64_t chunk) const {
+    from += chunk * kNumbers;
+    if ((chunk + 1) * kNumbers <= size) return Load<Words>(from);
+    Words words = {};
+    std::memcpy(&words, from, (size - chunk * kNumbers) * sizeof(Number));
+    return words;
+  }
+
+  static Floats Part(Words words, int part) {
+    if constexpr (kParts == 1) return (Floats)words;
+    return (Floats)(part == 0 ? words << 16 : words & 0xffff0000u);
+  }
+};
+
+// Keys of `positions`, rounded up to vectors, as [width, kBlock].
+template <typename Number>
+void TransposeKeys(const Chunks<Number>& chunks, const Number* keys, int64_t positions,
+                   float* out) {
+  for (int64_t first = 0; first < positions; first += kLanes) {
+    for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+      Words words[kLanes];
+      for (int64_t i = 0; i < kLanes; ++i)
+        words[i] = chunks.Read(keys + (first + i) * chunks.size, chunk);
+      Transpose(words);
+      for (int part = 0; part < chunks.kParts; ++part)
+        for (int64_t i = 0; i < kLanes; ++i)
+          Store(out + (chunk * chunks.kNumbers + part * kLanes + i) * kBlock + first,
+                chunks.Part(words[i], part));
+    }
+  }
+}
+
+// Products of queries [many, width] with kParts vectors of transposed keys.
+template <int kMany, int kParts>
+inline void Products(const float* q, int64_t width, const float* keys, float* scores) {
+  Floats sums[kMany][kParts] = {};
+  for (int64_t d = 0; d < width; ++d) {
+    Floats key[kParts];
+    for (int v = 0; v < kParts; ++v) key[v] = Load<Floats>(keys + d * kBlock + v * kLanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < kMany; ++r)
+      for (int v = 0; v < kParts; ++v) sums[r][v] += key[v] * q[r * width + d];
+  }
+  for (int r = 0; r < kMany; ++r)
+    for (int v = 0; v < kParts; ++v) Store(scores + r * kBlock + v * kLanes, sums[r][v]);
+}
+
+template <int kMany>
+void Scores(const float* q, int64_t width, const float* keys, int64_t positions, float* scores) {
+  int64_t at = 0;
+  for (; at + (kVectors - 1) * kLanes < positions; at += kVectors * kLanes)
+    Products<kMany, kVectors>(q, width, keys + at, scores + at);
+  for (; at < positions; at += kLanes) Products<kMany, 1>(q, width, keys + at, scores + at);
+}
+
+// Adds values to sums [many, width] in the order of positions; those of `from` are `stride` apart.
+template <typename Number, int kMany>
+void AddValues(const Chunks<Number>& chunks, const float* weights, const Number* from,
+               int64_t stride, int64_t positions, float* sums) {
+  constexpr int kParts = chunks.kParts;
+  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+    float* at = sums + chunk * chunks.kNumbers;
+    Floats total[kMany][kParts];
+    for (int r = 0; r < kMany; ++r)
+      for (int p = 0; p < kParts; ++p)
+        total[r][p] = Load<Floats>(at + r * chunks.Width() + p * kLanes);
+    for (int64_t t = 0; t < positions; ++t) {
+      const Words words = chunks.Read(from + t * stride, chunk);
+#pragma GCC unroll 4
+      for (int r = 0; r < kMany; ++r)
+        for (int p = 0; p < kParts; ++p)
+          total[r][p] += chunks.Part(words, p) * weights[r * kBlock + t];
+    }
+    for (int r = 0; r < kMany; ++r)
+      for (int p = 0; p < kParts; ++p) Store(at + r * chunks.Width() + p * kLanes, total[r][p]);
+  }
+}
+
+}  // namespace

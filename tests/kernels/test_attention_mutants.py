@@ -1,0 +1,94 @@
+"""The tests of the compiled attention catch the faults that they are there for."""
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ssd_jax.kernels import handlers
+from ssd_jax.kernels.tree_attention import cpu
+from tests.kernels import test_compiled_attention as tests
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(cpu.why_missing() is not None, reason="no C++ compiler"),
+]
+
+SIZES = (2, 5, 9, 3, 64)
+
+
+def near_the_reference():
+    tests.test_it_is_near_the_reference(SIZES, "bfloat16 bits", branches=True)
+
+
+def bits(dtype):
+    tests.test_a_querys_bits_do_not_depend_on_what_runs_beside_it(dtype, "bfloat16 bits", False)
+
+
+def nothing_unseen():
+    for dtype in (jnp.float32, jnp.bfloat16):
+        tests.test_what_a_query_does_not_see_may_be_nan(dtype)
+
+
+MUTANTS = {
+    "visible off by one": (
+        "cpu.cc", "Clamp(call.visible[row * call.tokens + Token(i)],",
+        "Clamp(call.visible[row * call.tokens + Token(i)] + 1,", near_the_reference,
+    ),
+    "depth off by one": (
+        "cpu.cc", "Clamp(ancestor[1] + 1,", "Clamp(ancestor[1],", near_the_reference
+    ),
+    "blocks in an order of their number": (
+        "cpu.cc", "AddBlock(begin, most - begin);",
+        "{ const int64_t at = most > 256 ? (most - 1) / kBlock * kBlock - begin : begin; "
+        "AddBlock(at, most - at); }", lambda: bits(jnp.float32),
+    ),
+    "a sum that keeps the scale of an earlier maximum": (
+        "softmax.h", "state.total *= scale;", "", near_the_reference
+    ),
+    "values that others see": ("cpu.cc", "least, sums);", "kBlock, sums);", nothing_unseen),
+    "tiles of values that others see": (
+        "cpu.cc", "Pair(part, positions, values, paired);", "Pair(part, kPairs, values, paired);",
+        nothing_unseen,
+    ),
+}  # fmt: skip
+ONLY_TILES = ("tiles of values that others see",)
+
+
+def flags() -> str:
+    return Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+
+
+@pytest.fixture
+def use(tmp_path, monkeypatch):
+    """Has calls take the handler of a source in which one text is another."""
+
+    def mutate(name: str, file: str, old: str, new: str) -> None:
+        kernels = tmp_path / "kernels"
+        shutil.copytree(Path(handlers.__file__).parent, kernels)
+        path = kernels / "tree_attention" / file
+        text = path.read_text()
+        assert text.count(old) == 1, "an edit must fit the source exactly once"
+        path.write_text(text.replace(old, new))
+        library = ctypes.CDLL(str(handlers.build(path.with_name("cpu.cc"), tmp_path)))
+        handler = jax.ffi.pycapsule(library.ssd_jax_tree_attention)
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+        monkeypatch.setattr(cpu, "_HANDLER", name)
+        jax.clear_caches()
+
+    yield mutate
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_caught(name, use):
+    if name in ONLY_TILES and "amx_bf16" not in flags():
+        pytest.skip("this processor has no tiles")
+    file, old, new, experiment = MUTANTS[name]
+    experiment()
+    use(f"mutant: {name}", file, old, new)
+    with pytest.raises(AssertionError, match=r"Arrays are not equal|Not equal to tolerance"):
+        experiment()
