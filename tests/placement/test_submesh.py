@@ -65,8 +65,8 @@ def split(root):
     on accelerators."""
     usual = Execution.for_platform
 
-    def scanned(platform, compute):
-        return dataclasses.replace(usual(platform, compute), scan_layers=True)
+    def scanned(platform, compute, **choices):
+        return dataclasses.replace(usual(platform, compute, **choices), scan_layers=True)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Execution, "for_platform", scanned)
