@@ -18,6 +18,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include "xla/ffi/api/ffi.h"
 
@@ -100,11 +103,21 @@ class Helpers {
 // Never destroyed: its threads end with the process.
 inline Helpers& helpers = *new Helpers;
 
+// Cores that this thread may use: its process may have been pinned since XLA counted them.
+inline int64_t Cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#endif
+  return std::thread::hardware_concurrency();
+}
+
 // Calls run(begin, end) for parts of [0, count), of at least `grain`, on the calling thread and on
-// as many others as XLA has; whoever is free takes the next part.
+// as many others as XLA has, or as there are cores for; whoever is free takes the next part.
 template <typename F>
 void For(xla::ffi::ThreadPool& pool, int64_t count, int64_t grain, F run) {
-  const int64_t threads = std::min<int64_t>(pool.num_threads(), (count + grain - 1) / grain);
+  int64_t threads = std::min<int64_t>(pool.num_threads(), (count + grain - 1) / grain);
+  if (threads > 1) threads = std::min(threads, Cores());
   if (threads <= 1) return run(int64_t{0}, count);
   std::atomic<int64_t> next{0};
   helpers.Run(threads, [&] {

@@ -28,6 +28,11 @@ inline uint16_t RoundToBfloat16(float value) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+constexpr int kTogether = 8;  // rows of one pass over a panel by vectors
+
+// Rows that a pass is made for: the next power of two, at most kTogether.
+inline int64_t InPass(int64_t rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : kTogether; }
+
 constexpr int64_t kTile = kTileRows;  // rows of activations are padded to them by zeros
 
 // Rows as kinds multiply them, each form made once for all weights of a call. Rows of zeros fill
@@ -41,14 +46,22 @@ struct Activations {
   std::vector<int8_t> digits;      // [2 rows, width to 64]: high and low of each row
   std::vector<float> scales;       // [rows]
   std::vector<int32_t> sums;       // [2 rows]
-  std::vector<int8_t> grouped;     // [rows, width]
-  std::vector<float> group_scales;   // [rows, width / 32]
-  std::vector<int32_t> group_sums;   // [rows, width / 16]
+  // Passes of up to kTogether rows, what their rows have at one place of the width side by side.
+  std::vector<uint32_t> words;      // four int8 values
+  std::vector<float> group_scales;  // of each group of 32
+  std::vector<float> group_sums;    // of each group of 32, its scale included
+  std::vector<int32_t> half_sums;   // of each 16 values
 
   void Make(Form form) {
     if (form == Form::kBfloat16 && bfloat16.empty()) MakeBfloat16();
     if (form == Form::kDigits && digits.empty()) MakeDigits();
-    if (form == Form::kGroups && grouped.empty()) MakeGroups();
+    if (form == Form::kGroups && words.empty()) MakeGroups();
+  }
+
+  // Index of a row's group in what passes have for each group, `each` of it.
+  int64_t GroupAt(int64_t row, int64_t group, int64_t each = 1) const {
+    const int64_t first = row / kTogether * kTogether;
+    return first * (width / kGroup) * each + group * InPass(rows - first) + row - first;
   }
 
   void MakeBfloat16() {
@@ -95,18 +108,28 @@ struct Activations {
   }
 
   void MakeGroups() {
-    const int64_t padded = RoundUp(rows, kTile) * width;
-    grouped.resize(padded);
-    group_scales.resize(padded / kGroup);
-    group_sums.resize(padded / 16);
-    for (int64_t at = 0; at < rows * width; at += kGroup) {
-      const float scale = group_scales[at / kGroup] = Scale(x + at, kGroup);
-      if (std::isnan(scale)) continue;
-      for (int64_t half = 0; half < kGroup; half += 16) {
-        int32_t sum = 0;
-        for (int64_t k = at + half; k < at + half + 16; ++k)
-          sum += grouped[k] = int8_t(std::nearbyint(x[k] / scale));
-        group_sums[(at + half) / 16] = sum;
+    const int64_t padded = RoundUp(rows, kTogether), groups = width / kGroup;
+    words.resize(padded * width / 4);
+    group_scales.resize(padded * groups);
+    group_sums.resize(padded * groups);
+    half_sums.resize(padded * 2 * groups);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t many = InPass(rows - row / kTogether * kTogether);
+      for (int64_t group = 0; group < groups; ++group) {
+        const float* from = x + row * width + group * kGroup;
+        const float scale = Scale(from, kGroup);
+        int8_t values[kGroup] = {};
+        int32_t sums[2] = {};
+        if (!std::isnan(scale))
+          for (int64_t i = 0; i < kGroup; ++i)
+            sums[i / 16] += values[i] = int8_t(std::nearbyint(from[i] / scale));
+        const int64_t at = GroupAt(row, group);
+        group_scales[at] = scale;
+        group_sums[at] = scale * (sums[0] + sums[1]);
+        for (int64_t half = 0; half < 2; ++half)
+          half_sums[GroupAt(row, 2 * group + half, 2)] = sums[half];
+        uint32_t* to = &words[GroupAt(row, group * kGroup / 4, kGroup / 4)];
+        for (int64_t i = 0; i < kGroup / 4; ++i) std::memcpy(to + i * many, values + 4 * i, 4);
       }
     }
   }

@@ -104,8 +104,13 @@ struct Kind {
 
 template <const Grouped& kind>
 constexpr Kind Of(std::string_view name) {
-  return {name, Form::kGroups,      kind.block,      kind.BlockBytes(),
-          0,    GroupedPanel<kind>, GroupedRow<kind>};
+  return {name,
+          Form::kGroups,
+          kind.block,
+          kind.BlockBytes(),
+          0,
+          GroupedPanel<kind>,
+          GroupedRow<kind>};
 }
 
 constexpr Kind kKinds[] = {
@@ -173,6 +178,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
   if (norm.element_count() > 0)
     normed = Normed(x.typed_data(), in[0], in[1], norm.typed_data(), eps);
   Activations rows(normed.empty() ? x.typed_data() : normed.data(), in[0], in[1]);
+  const bool tiles = kHasTiles && TilesAllowed();
   std::vector<Job> jobs;
   int64_t count = 0, bytes = 0;
   for (size_t i = 0; i < panels.size(); ++i) {
@@ -193,7 +199,6 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
     bytes += weight.Panels() * weight.panel_bytes;
     jobs.push_back({weight, kind, count});
   }
-  const bool tiles = kHasTiles && TilesAllowed();
   const int64_t grain = std::max<int64_t>(1, kGrainBytes * count / std::max<int64_t>(1, bytes));
   parallel::For(pool, count, grain, [&](int64_t begin, int64_t end) {
     const Tiles configured(tiles);

@@ -57,69 +57,96 @@ constexpr Grouped kQ5_0{false, 32, 32, 16, false}, kQ5_1{false, 32, 32, 0, true}
 constexpr Grouped kQ8_0{false, 32, 32, 128, false};
 constexpr Grouped kQ4_K{true, 32, 256, 0, true}, kQ6_K{false, 16, 256, 32, false};
 
-// Rows first .. first + kRows with a panel of a kind whose groups have scales: the integer sum of
-// each group is exact, and groups are added in their order.
-template <const Grouped& kind, int kRows>
-void GroupedRows(const Activations& x, int64_t first, const char* w, float (*out)[kPanel]) {
-  constexpr int64_t kWords = kind.inputs / 4, kVectors = kWords / (kind.nibbles ? 2 : 1);
-  constexpr bool kShared = kind.block != kind.inputs;
-  Floats totals[2][kRows] = {}, shared[2] = {}, shared_minima[2] = {};
-  for (int64_t k = 0; k < x.width; k += kind.inputs) {
-    if (kShared && k % kind.block == 0) {
-      for (int v = 0; v < 2; ++v) shared[v] = FromHalves(w + 32 * v);
-      w += 2 * kPanel;
-      if constexpr (kind.minima) {
-        for (int v = 0; v < 2; ++v) shared_minima[v] = FromHalves(w + 32 * v);
-        w += 2 * kPanel;
-      }
+// The scales and minima of a group's outputs, 16 at a time.
+template <const Grouped& kind>
+struct GroupScales {
+  static constexpr bool kShared = kind.block != kind.inputs;
+
+  // `block`: where the superblock begins; `at`: behind the group's values; v: first or second half.
+  GroupScales(const char* block, const char* at, int v) {
+    if constexpr (!kShared) {
+      scale = FromHalves(at + 32 * v);
+      if constexpr (kind.minima) minimum = FromHalves(at + 2 * kPanel + 32 * v);
+    } else if constexpr (kind.minima) {
+      scale = FromHalves(block + 32 * v) * FromBytes<uint8_t>(at + 16 * v);
+      const Floats shared = FromHalves(block + 2 * kPanel + 32 * v);
+      minimum = -shared * FromBytes<uint8_t>(at + kPanel + 16 * v);
+    } else {
+      scale = FromHalves(block + 32 * v) * FromBytes<int8_t>(at + 16 * v);
     }
-    const char* scales = w + kVectors * kStep;
-    for (int64_t line = 0; line < kind.GroupBytes(); line += 64) Ask(w + line);
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      Ints sums[kRows] = {};
+  }
+
+  // A row's total with this group, whose integer sum is exact.
+  Floats Add(Floats total, Ints sum, float unit, float moment) const {
+    total = Fma(scale * unit, __builtin_convertvector(sum, Floats), total);
+    if constexpr (kind.minima) total = Fma(minimum, Floats{} + moment, total);
+    return total;
+  }
+
+  Floats scale, minimum;
+};
+
+// A pass of kRows rows with a panel of a kind whose groups have scales: the integer sum of each
+// group is exact, and groups are added in their order.
+template <const Grouped& kind, int kRows>
+void GroupedRows(const Activations& x, int64_t first, const char* panel, float (*out)[kPanel]) {
+  constexpr int64_t kSteps = kind.inputs / (kind.nibbles ? 8 : 4);
+  constexpr int kVectors = kRows > 4 ? 1 : 2;  // of the panel at a time, for want of registers
+  constexpr int64_t kBefore = kind.BlockBytes() - kind.block / kind.inputs * kind.GroupBytes();
+  for (int from = 0; from < 2; from += kVectors) {
+    Floats totals[kRows][kVectors] = {};
+    const uint32_t* word = &x.words[first * x.width / 4];
+    const float* unit = &x.group_scales[first * x.width / kGroup];
+    const float* moment = &x.group_sums[first * x.width / kGroup];
+    const int32_t* half = &x.half_sums[first * x.width / 16];
+    const char* w = panel;
+    for (int64_t blocks = x.width / kind.block; blocks > 0; --blocks) {
+      const char* block = w;
+      w += kBefore;
+      for (int64_t k = 0; k < kind.block; k += kind.inputs, w += kind.GroupBytes()) {
+        if (from == 0)
+          for (int64_t line = 0; line < kind.GroupBytes(); line += 64) Ask(w + line);
+        Ints sums[kRows][kVectors];
 #pragma GCC unroll 8
-      for (int64_t i = 0; i < kVectors; ++i) {
-        const Words words = Load<Words>(w + i * kStep + 64 * v);
-        const int8_t* at = &x.grouped[first * x.width + k + 4 * i];
-        if constexpr (kind.nibbles) {
-          const Words low = words & 0x0f0f0f0fu, high = words >> 4 & 0x0f0f0f0fu;
+        for (int r = 0; r < kRows; ++r) {
+          const int32_t sum = kind.inputs == 16 ? half[r] : half[r] + half[kRows + r];
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) sums[r][v] = Ints{} - kind.offset * sum;
+        }
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) {
+            const Words words = Load<Words>(w + i * kStep + 64 * (from + v));
+            const Words low = kind.nibbles ? words & 0x0f0f0f0fu : words;
+            const Words high = words >> 4 & 0x0f0f0f0fu;
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+              sums[r][v] = Dot4(sums[r][v], low, word[i * kRows + r]);
+              if constexpr (kind.nibbles)
+                sums[r][v] = Dot4(sums[r][v], high, word[(i + kSteps) * kRows + r]);
+            }
+          }
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          const GroupScales<kind> own(block, w + kSteps * kStep, from + v);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
-            sums[r] = Dot4(sums[r], low, Load<uint32_t>(at + r * x.width));
-            sums[r] = Dot4(sums[r], high, Load<uint32_t>(at + r * x.width + 16));
+            totals[r][v] = own.Add(totals[r][v], sums[r][v], unit[r], moment[r]);
           }
-        } else {
-#pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r)
-            sums[r] = Dot4(sums[r], words, Load<uint32_t>(at + r * x.width));
+        }
+        word += kind.inputs / 4 * kRows;
+        half += kind.inputs / 16 * kRows;
+        if ((k + kind.inputs) % kGroup == 0) {
+          unit += kRows;
+          moment += kRows;
         }
       }
-      Floats scale, minimum = {};
-      if constexpr (!kShared) {
-        scale = FromHalves(scales + 32 * v);
-        if constexpr (kind.minima) minimum = FromHalves(scales + 2 * kPanel + 32 * v);
-      } else if constexpr (kind.minima) {
-        scale = shared[v] * FromBytes<uint8_t>(scales + 16 * v);
-        minimum = -shared_minima[v] * FromBytes<uint8_t>(scales + kPanel + 16 * v);
-      } else {
-        scale = shared[v] * FromBytes<int8_t>(scales + 16 * v);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const int64_t row = first + r, at = row * x.width + k;
-        const int32_t* parts = &x.group_sums[at / 16];
-        const int32_t sum = kind.inputs == 16 ? parts[0] : parts[0] + parts[1];
-        const float unit = x.group_scales[at / kGroup];
-        const Floats exact = __builtin_convertvector(sums[r] - kind.offset * sum, Floats);
-        totals[v][r] += scale * unit * exact;
-        if constexpr (kind.minima) totals[v][r] += minimum * (unit * sum);
-      }
     }
-    w += kind.GroupBytes();
+    for (int r = 0; r < kRows; ++r)
+      std::memcpy(out[r] + kLanes * from, totals[r], kVectors * sizeof(Floats));
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < 2; ++v) std::memcpy(out[r] + kLanes * v, &totals[v][r], 64);
 }
 
 template <const Grouped& kind>

@@ -129,16 +129,15 @@ void VectorSums(const char* x, int64_t stride, const char* panel, void* out) {
   }
 }
 
-constexpr int kTogether = 8;  // rows of one pass over a panel by vectors
-
-// Calls run(std::integral_constant<int, many>) with the next power of two that is not less than
-// `rows`, at most kTogether.
+// Calls run(std::integral_constant<int, InPass(rows)>).
 template <typename F>
 void WithRows(int64_t rows, F run) {
-  if (rows == 1) return run(std::integral_constant<int, 1>());
-  if (rows == 2) return run(std::integral_constant<int, 2>());
-  if (rows <= 4) return run(std::integral_constant<int, 4>());
-  run(std::integral_constant<int, kTogether>());
+  switch (InPass(rows)) {
+    case 1: return run(std::integral_constant<int, 1>());
+    case 2: return run(std::integral_constant<int, 2>());
+    case 4: return run(std::integral_constant<int, 4>());
+    default: run(std::integral_constant<int, kTogether>());
+  }
 }
 
 // Sums of up to 2 kTile rows (which memory has whole tiles of) with a panel, [rows, kPanel].
