@@ -25,13 +25,13 @@
 
 #include "../parallel.h"
 #include "../tiles.h"
-#include "../vectors.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace {
 
+constexpr int64_t kLanes = 16;          // outputs of one vector
 constexpr int64_t kPanel = 2 * kLanes;  // outputs of one panel
 constexpr int64_t kStep = 4 * kPanel;   // bytes of a panel's step: one word an output
 constexpr int64_t kAhead = 4096;        // bytes that are asked of memory ahead of use
@@ -40,6 +40,17 @@ constexpr int64_t kLongest = 65000;     // inputs; int32 sums of more could over
 constexpr float kLargest = 127.0f;      // LARGEST, DIGIT and _SMALLEST_ABSMAX of quantized.py
 constexpr float kDigit = 2 * kLargest;
 constexpr float kSmallestAbsmax = 1e-30f;
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+
+template <typename V>
+inline V Load(const void* from) {
+  V v;
+  std::memcpy(&v, from, sizeof(V));
+  return v;
+}
 
 inline void Ask(const char* at) { __builtin_prefetch(at + kAhead); }
 
