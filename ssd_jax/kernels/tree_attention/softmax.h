@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "vectors.h"
+#include "lanes.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 
 #include "../tiles.h"
 #include "softmax.h"
-#include "vectors.h"
+#include "lanes.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "softmax.h"
-#include "vectors.h"
+#include "lanes.h"
 
 namespace {
 
