@@ -17,6 +17,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.packing import pack_blocks
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.system.huge_pages import HugePages
 
 _THREADS = 2
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -59,24 +60,34 @@ def load_arrays(
     nbytes = {name: sizes[name] * struct.dtype.itemsize for name, struct in wanted.items()}
     pace = _Pace(max(sizes.values(), default=0), progress, sum(nbytes.values()))
 
+    pages = HugePages()
+
     def load(name: str) -> dict[str, jax.Array]:
         struct = wanted[name]
         with pace.loading(sizes[name], nbytes[name]):
             if stored is not None and name in stored:
                 blocks = tensors.read_blocks(name)
-                return {name: jax.device_put(pack_blocks(KINDS[stored[name]], blocks))}
-            if struct.sharding is None:
-                array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
+                made = {name: jax.device_put(pack_blocks(KINDS[stored[name]], blocks))}
             else:
-                array = _sharded(tensors, name, struct)
-            if prepare is None:
-                return {name: array}
+                if struct.sharding is None:
+                    array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
+                else:
+                    array = _sharded(tensors, name, struct)
+                made = {name: array} if prepare is None else prepare(name, array)
             # Done before the next tensor is read: room is for this one.
-            return jax.block_until_ready(prepare(name, array))
+            return {name: _placed(jax.block_until_ready(made[name]), pages) for name in made}
 
     with ThreadPoolExecutor(_THREADS) as pool:
         loaded = pool.map(load, wanted)  # an error cancels those that have not begun
         return {name: array for arrays in loaded for name, array in arrays.items()}
+
+
+def _placed(array: jax.Array, pages: HugePages) -> jax.Array:
+    """The same; in huge pages where it is whole in the memory of processors."""
+    devices = array.sharding.device_set
+    if len(devices) > 1 or any(device.platform != "cpu" for device in devices):
+        return array
+    return jax.device_put(pages.copy(np.asarray(array)), array.sharding)  # not copied again
 
 
 def check_tensors(

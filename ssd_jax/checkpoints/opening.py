@@ -48,8 +48,8 @@ def open_checkpoint(
 
 
 def dtype_of_draft(source: str, dtype: str, *, progress: Progress | None = None) -> str:
-    """What a draft computes in for which nothing is said: as its target does, but in bfloat16
-    where that is `native` and the draft is no GGUF file of types that have products.
+    """What a draft computes in for which nothing is said: as its target does, but in int8 where
+    that is `native` and the draft is no GGUF file of types that have products.
 
     Args:
       source: of the draft.
@@ -65,7 +65,7 @@ def dtype_of_draft(source: str, dtype: str, *, progress: Progress | None = None)
     with reading(path):
         file = _gguf_file(path)
         native = file is not None and has_native(GGUFFile(file))
-    return dtype if native else "bfloat16"
+    return dtype if native else "int8"
 
 
 def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
     from ssd_jax.traces.read import EngineLanes
 
-_PROMPTS = (
+PROMPTS = (
     "What is the capital of France?",
     "List the four seasons of the year.",
     "Correct the sentence: She go to school yesterday.",
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "demo", arguments)
     every = given["mode"] == "sd" and given["draft"] is None
     config = settings.config_of({**given, "mode": "ar"} if every else given)
-    asked = _PROMPTS if given["prompt"] is None else (given["prompt"],)
+    asked = PROMPTS if given["prompt"] is None else (given["prompt"],)
     demo = _Demo(
         prompts=[BenchPrompt(set="demo", index=i, prompt=text) for i, text in enumerate(asked)],
         params=params_of(config, given, values),

@@ -6,12 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
-from ssd_jax.kernels.linear import api as products
-from ssd_jax.kernels.tree_attention import api as attention
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models.sharding import MODEL_AXIS
 
 if TYPE_CHECKING:
@@ -80,20 +78,12 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
 
 
 def _uncompiled_lines(*models: FunctionalModel | None) -> list[str]:
-    """One if something is XLA's that might be compiled for the processor."""
-    slower = {}  # what is, and why
+    """One if attention, and with it products, is XLA's where it is usually compiled."""
     for model in models:
-        devices = 1 if model is None or model.mesh is None else model.mesh.size
-        if model is not None and devices == 1 and jax.default_backend() == "cpu":
-            if model.execution.linear == "xla" and model.execution.compute != jnp.float32:
-                slower["products"] = products.why_missing()
-            if model.execution.attention == "xla":
-                slower["attention"] = attention.why_missing()
-    if not slower:
-        return []
-    what, why = " and ".join(slower), "; ".join(sorted(set(map(str, slower.values()))))
-    verb = "is" if what == "attention" else "are"
-    return [f"{what} {verb} XLA's, which is slower here: {why}"]
+        alone = model is not None and (model.mesh is None or model.mesh.size == 1)
+        if alone and jax.default_backend() == "cpu" and why_missing() is not None:
+            return [f"products and attention are XLA's, which is slower here: {why_missing()}"]
+    return []
 
 
 def _replicated_line(role: str, model: FunctionalModel) -> str:

@@ -91,9 +91,9 @@ def open_model(
     checkpoint = open_checkpoint(source, target=target, progress=progress)
     platform = jax.default_backend()
     devices = 1 if mesh is None else mesh.size
-    linear = products.backend(platform, dtype, devices)
+    linear = products.backend(platform, dtype, devices=devices)
     execution = Execution.for_platform(
-        platform, dtype, linear=linear, attention=attention.backend(platform, devices)
+        platform, dtype, linear=linear, attention=attention.backend(platform, devices=devices)
     )
     if bitwise:
         execution = row_independent(execution)

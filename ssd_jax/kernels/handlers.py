@@ -1,8 +1,8 @@
 """Handlers for XLA's CPU backend, written in C++: compiled at first use with the system's compiler.
 
-A library is kept in the package's cache under a name made of all that it depends on: the source,
-our headers beside it and beside this file, the version of XLA's, the compiler and the processor. So
-a cache that several machines share serves each its own.
+The library is kept in the package's cache under a name made of all that it depends on: the sources,
+the version of XLA's headers, the compiler and the processor. So a cache that several machines share
+serves each its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -22,11 +24,15 @@ from jaxlib.version import __version__ as jaxlib_version
 from ssd_jax.system.atomic import new_file
 from ssd_jax.system.cache_dir import cache_dir
 
+PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
+ATTENTION = "ssd_jax_tree_attention"
+"""Handlers, by the names under which XLA knows them, too."""
+
+_HERE = Path(__file__).parent
+SOURCES = (_HERE / "linear" / "cpu.cc", _HERE / "tree_attention" / "cpu.cc")
 COMPILERS = ("c++", "g++", "clang++")
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
-_FLAGS = (
-    "-march=native" if _X86 else "-mcpu=native", "-std=c++17", "-O3", "-fPIC", "-shared", "-w"
-)  # fmt: skip
+_FLAGS = ("-march=native" if _X86 else "-mcpu=native", "-std=c++17", "-O3", "-fPIC", "-w")
 _SECONDS = 120.0
 
 
@@ -35,17 +41,15 @@ class BuildError(Exception):
 
 
 @functools.cache
-def why_missing(source: Path, *names: str) -> str | None:
+def why_missing(
+    sources: tuple[Path, ...] = SOURCES, names: tuple[str, ...] = (PRODUCTS, TAKE, ATTENTION)
+) -> str | None:
     """None once the handlers are registered; else why they cannot be, in one line.
 
     Compiles them if no earlier start has; that takes some seconds.
-
-    Args:
-      source: the C++ file.
-      names: of its handlers, under which XLA knows them, too.
     """
     try:
-        library = _library(source)
+        library = _library(sources)
     except (BuildError, OSError, RuntimeError) as error:
         return " ".join(str(error).split())
     for name in names:
@@ -54,18 +58,18 @@ def why_missing(source: Path, *names: str) -> str | None:
     return None
 
 
-def _library(source: Path) -> ctypes.CDLL:
+def _library(sources: Sequence[Path]) -> ctypes.CDLL:
     """From the cache; where that cannot be used, from a directory that is gone afterwards."""
     try:
         directory = cache_dir() / "kernels"
         directory.mkdir(parents=True, exist_ok=True)
-        return ctypes.CDLL(str(build(source, directory)))
+        return ctypes.CDLL(str(build(sources, directory)))
     except OSError:
         with tempfile.TemporaryDirectory() as scratch:
-            return ctypes.CDLL(str(build(source, Path(scratch))))
+            return ctypes.CDLL(str(build(sources, Path(scratch))))
 
 
-def build(source: Path, directory: Path) -> Path:
+def build(sources: Sequence[Path], directory: Path) -> Path:
     """The compiled library in a directory, made if it is not there.
 
     Raises:
@@ -75,19 +79,28 @@ def build(source: Path, directory: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
-    library = directory / f"{source.parent.name}-{_key(source, compiler)}.so"
+    library = directory / f"handlers-{_key(sources, compiler)}.so"
     if not library.exists():
-        with new_file(library) as file:
-            headers = f"-isystem{jax.ffi.include_dir()}"
-            _run(compiler, *_FLAGS, headers, str(source), "-o", file.name)
+        headers = f"-isystem{jax.ffi.include_dir()}", f"-I{_HERE}"
+        with tempfile.TemporaryDirectory() as scratch, new_file(library) as file:
+            objects = [f"{scratch}/{at}.o" for at in range(len(sources))]
+            with ThreadPoolExecutor() as pool:  # the compiler takes one core a source
+                list(
+                    pool.map(
+                        lambda source, made: _run(
+                            compiler, *_FLAGS, *headers, "-c", str(source), "-o", made
+                        ),
+                        sources,
+                        objects,
+                    )
+                )
+            _run(compiler, *_FLAGS, "-shared", *objects, "-o", file.name)
     return library
 
 
-def _key(source: Path, compiler: str) -> str:
-    said = _run(compiler, "--version")
-    headers = [path for folder in (Path(__file__), source) for path in folder.parent.glob("*.h")]
-    texts = [path.read_text() for path in (source, *sorted(headers))]
-    parts = *texts, *_FLAGS, jaxlib_version, said, _processor()
+def _key(sources: Sequence[Path], compiler: str) -> str:
+    texts = [path.read_text() for path in (*sources, *sorted(_HERE.rglob("*.h")))]
+    parts = *texts, *_FLAGS, jaxlib_version, _run(compiler, "--version"), _processor()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -1,11 +1,19 @@
-// Loops over the threads of XLA's CPU backend.
+// Loops over threads of our own beside XLA's.
+//
+// A product of few rows takes some tens of microseconds, as long as a sleeping thread needs to wake:
+// a thread that has helped looks for the next loop for a while before it sleeps. XLA's own threads
+// sleep at once.
 
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
-#include <memory>
+#include <functional>
+#include <mutex>
+#include <thread>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -13,29 +21,96 @@
 
 #include "xla/ffi/api/ffi.h"
 
-// Calls run(begin, end) for parts of [0, count) on the calling thread and on those of the pool that
-// are free; whoever is free takes the next part. The calling thread waits for nothing that has not
-// begun.
-template <typename F>
-void ParallelFor(xla::ffi::ThreadPool& pool, int64_t count, int64_t grain, F run) {
-  const int64_t threads = std::min<int64_t>(pool.num_threads(), (count + grain - 1) / grain);
-  if (threads <= 1) return run(0, count);
-  struct Shared {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  auto shared = std::make_shared<Shared>();
-  auto work = [shared, count, grain, run] {
-    for (int64_t begin; (begin = shared->next.fetch_add(grain)) < count;) {
-      const int64_t end = std::min(count, begin + grain);
-      run(begin, end);
-      shared->done.fetch_add(end - begin, std::memory_order_release);
-    }
-  };
-  for (int64_t i = 1; i < threads; ++i) pool.Schedule(decltype(work)(work));
-  work();
-  while (shared->done.load(std::memory_order_acquire) < count) {
+namespace parallel {
+
+constexpr auto kAwake = std::chrono::microseconds(500);  // without a loop, before a thread sleeps
+
+inline void Pause() {
 #if defined(__x86_64__)
-    _mm_pause();
+  _mm_pause();
 #endif
-  }
 }
+
+// Threads that take parts of one loop at a time.
+class Helpers {
+ public:
+  // Runs `part` on the calling thread and on up to `threads` - 1 others, which have all returned
+  // from it at the end. Whoever calls while another loop runs has no others.
+  void Run(int64_t threads, const std::function<void()>& part) {
+    std::unique_lock<std::mutex> alone(running_, std::try_to_lock);
+    if (!alone.owns_lock()) return part();
+    while (started_ + 1 < threads) {
+      ++started_;
+      std::thread([this] { Help(); }).detach();
+    }
+    part_ = &part;
+    open_.store(++loops_);
+    if (asleep_.load() > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    part();
+    open_.store(0);
+    while (inside_.load() > 0) Pause();
+  }
+
+ private:
+  void Help() {
+    for (uint64_t last = 0;;) {
+      const uint64_t loop = Next(last);
+      inside_.fetch_add(1);
+      // Either this sees that the loop is over, or its caller sees this thread inside.
+      if (open_.load() == loop) (*part_)();
+      inside_.fetch_sub(1);
+      last = loop;
+    }
+  }
+
+  // The number of a loop that is not the last one. A thread that wakes is late for the loop that
+  // woke it, but not for those that follow.
+  uint64_t Next(uint64_t last) {
+    for (;;) {
+      const uint64_t begun = loops_.load();
+      const auto until = std::chrono::steady_clock::now() + kAwake;
+      do {
+        for (int i = 0; i < 64; ++i) {
+          const uint64_t loop = open_.load();
+          if (loop != 0 && loop != last) return loop;
+          Pause();
+        }
+        std::this_thread::yield();
+      } while (std::chrono::steady_clock::now() < until);
+      std::unique_lock<std::mutex> lock(mutex_);
+      asleep_.fetch_add(1);
+      wake_.wait(lock, [&] { return loops_.load() != begun; });
+      asleep_.fetch_sub(1);
+    }
+  }
+
+  std::mutex running_;
+  int64_t started_ = 0;  // threads
+  std::atomic<uint64_t> loops_{0};  // so far
+  const std::function<void()>* part_ = nullptr;
+  std::atomic<uint64_t> open_{0};  // the loop that runs; 0: none
+  std::atomic<int64_t> inside_{0}, asleep_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+// Never destroyed: its threads end with the process.
+inline Helpers& helpers = *new Helpers;
+
+// Calls run(begin, end) for parts of [0, count), of at least `grain`, on the calling thread and on
+// as many others as XLA has; whoever is free takes the next part.
+template <typename F>
+void For(xla::ffi::ThreadPool& pool, int64_t count, int64_t grain, F run) {
+  const int64_t threads = std::min<int64_t>(pool.num_threads(), (count + grain - 1) / grain);
+  if (threads <= 1) return run(int64_t{0}, count);
+  std::atomic<int64_t> next{0};
+  helpers.Run(threads, [&] {
+    for (int64_t begin; (begin = next.fetch_add(grain)) < count;)
+      run(begin, std::min(count, begin + grain));
+  });
+}
+
+}  // namespace parallel

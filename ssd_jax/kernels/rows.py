@@ -4,7 +4,7 @@ depend on the others."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,19 @@ def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
     ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
     total = jax.lax.dot_general(padded, ones, (((1,), (0,)), ((), ())), precision="highest")
     return total[: rows.shape[0], :1].reshape(*x.shape[:-1], 1)
+
+
+class Norm(NamedTuple):
+    """A root-mean-square norm: its weights, and what is added to the mean square."""
+
+    weight: Float32[Array, "size"]
+    eps: float
+
+
+def rms_norm(x: Float32[Array, "*rows size"], norm: Norm) -> Float32[Array, "*rows size"]:
+    """x with its last axis normed."""
+    scale = jax.lax.rsqrt(row_sum(jnp.square(x)) / x.shape[-1] + norm.eps)
+    return x * scale * norm.weight
 
 
 def map_rows(function: Callable[..., Any], *blocks: Any) -> Any:

@@ -35,6 +35,8 @@ struct Tiles {
     } config;
     std::fill_n(config.bytes, 8, 64);
     std::fill_n(config.rows, 8, kTileRows);
+    // GCC 12 takes the intrinsic to read 8 bytes, and drops what is written behind them.
+    asm volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
   }
   ~Tiles() {

@@ -84,15 +84,15 @@ class Attention(nnx.Module):
         self.execution = execution
 
     def __call__(
-        self, x: Stream, rotated: Rotation, attend: Attend, multiply: Multiply
+        self, x: Stream, norm: RMSNorm, rotated: Rotation, attend: Attend, multiply: Multiply
     ) -> tuple[Stream, Any]:
-        """x has n >= B * R rows; surplus ones are padding."""
+        """x, yet to be normed, has n >= B * R rows; surplus ones are padding."""
         batch, rows = rotated.cos.shape[:2]
 
         projections = [self.q_proj, self.k_proj, self.v_proj]
         q, k, v = (
             y[: batch * rows].reshape(batch, rows, -1, self.head_dim)
-            for y in linear(x, projections, multiply)
+            for y in linear(x, projections, multiply, norm)
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -112,9 +112,9 @@ class MLP(nnx.Module):
         self.up_proj = Linear(wide, ("ffn", "embed"), dtype)
         self.down_proj = Linear(narrow, ("embed", "ffn"), dtype)
 
-    def __call__(self, x: Stream, multiply: Multiply) -> Stream:
-        """silu(gate) * up, down again."""
-        gate, up = linear(x, [self.gate_proj, self.up_proj], multiply)
+    def __call__(self, x: Stream, norm: RMSNorm, multiply: Multiply) -> Stream:
+        """silu(gate) * up, down again; x is yet to be normed."""
+        gate, up = linear(x, [self.gate_proj, self.up_proj], multiply, norm)
         [down] = linear(jax.nn.silu(gate) * up, [self.down_proj], multiply)
         return down
 
@@ -133,9 +133,9 @@ class DecoderLayer(nnx.Module):
         self, x: Stream, rotated: Rotation, attend: Attend, multiply: Multiply = products
     ) -> tuple[Stream, Any]:
         """x is the residual stream; the second result is that of `attend`."""
-        attended, kept = self.self_attn(self.input_layernorm(x), rotated, attend, multiply)
+        attended, kept = self.self_attn(x, self.input_layernorm, rotated, attend, multiply)
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x), multiply), kept
+        return x + self.mlp(x, self.post_attention_layernorm, multiply), kept
 
 
 class Decoder(nnx.Module):
@@ -203,9 +203,9 @@ class CausalLM(nnx.Module):
 
     def logits(self, hidden: Stream) -> Float32[Array, "n outputs"]:
         """Of states that `hidden` has given; see `ModelConfig.output_size`."""
-        x = self.model.norm(pad_rows(hidden, self.execution.min_rows))
+        x = pad_rows(hidden, self.execution.min_rows)
         head = self.lm_head or self.model.embed_tokens
-        [logits] = products(x, [head.rows])
+        [logits] = products(x, [head.rows], self.model.norm.of_rows)
         return logits[: hidden.shape[0]]
 
 

@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.linear.api import Packed, Quantized, Weight, products, take
 from ssd_jax.kernels.linear.kinds import KINDS
-from ssd_jax.kernels.rows import row_sum
+from ssd_jax.kernels.rows import Norm, rms_norm
 
 Axes = tuple[str | None, ...]
-Multiply = Callable[[jax.Array, Sequence[Weight]], list[jax.Array]]
+Multiply = Callable[[jax.Array, Sequence[Weight], Norm | None], list[jax.Array]]
 """`products`, or what does the same with other types."""
 
 
@@ -58,11 +58,31 @@ class Linear(Matrix):
         self.bias = parameter(shape[:1], axes[:1], jnp.dtype(jnp.float32)) if bias else None
 
 
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm."""
+
+    def __init__(self, size: int, axis: str | None, eps: float):
+        self.weight = parameter((size,), (axis,), jnp.dtype(jnp.float32))
+        self.eps = eps
+
+    @property
+    def of_rows(self) -> Norm:
+        """The norm as `products` takes it."""
+        return Norm(self.weight[...], self.eps)
+
+    def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
+        """Over the last axis."""
+        return rms_norm(x, self.of_rows)
+
+
 def linear(
-    x: Float[Array, "n inputs"], layers: Sequence[Linear], multiply: Multiply = products
+    x: Float[Array, "n inputs"],
+    layers: Sequence[Linear],
+    multiply: Multiply = products,
+    norm: RMSNorm | None = None,
 ) -> list[Float32[Array, "n _"]]:
-    """The outputs of n rows, of each layer."""
-    ys = multiply(x, [layer.rows for layer in layers])
+    """The outputs of n rows, normed before where there is a norm, of each layer."""
+    ys = multiply(x, [layer.rows for layer in layers], norm and norm.of_rows)
     return [
         y if layer.bias is None else y + layer.bias[...]
         for y, layer in zip(ys, layers, strict=True)
@@ -78,19 +98,6 @@ class Embedding(Matrix):
     def __call__(self, tokens: Int32[Array, "n"]) -> Float32[Array, "n H"]:
         """The rows of some tokens."""
         return take(self.rows, tokens)
-
-
-class RMSNorm(nnx.Module):
-    """Root-mean-square norm."""
-
-    def __init__(self, size: int, axis: str | None, eps: float):
-        self.weight = parameter((size,), (axis,), jnp.dtype(jnp.float32))
-        self.eps = eps
-
-    def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
-        """Over the last axis."""
-        scale = jax.lax.rsqrt(row_sum(jnp.square(x)) / x.shape[-1] + self.eps)
-        return x * scale * self.weight[...]
 
 
 def pad_rows(x: Shaped[Array, "n ..."], rows: int) -> Shaped[Array, "padded ..."]:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from ssd_jax.kernels.linear.api import Packed, Quantized, Weight, products
 from ssd_jax.kernels.linear.xla import product
+from ssd_jax.kernels.rows import Norm, rms_norm
 from ssd_jax.models.decoder import CausalLM, DecoderLayer, Stream
 from ssd_jax.models.rope import Rotation, rotation
 from ssd_jax.models.sequence_attention import causal_attention
@@ -70,7 +71,7 @@ def sequence_logits(
 ) -> Float32[Array, "n outputs"]:
     """Final norm and output head."""
     head = model.lm_head or model.model.embed_tokens
-    [logits] = _products(model.model.norm(hidden), [head.rows], compute)
+    [logits] = _products(hidden, [head.rows], model.model.norm.of_rows, compute=compute)
     return logits
 
 
@@ -95,12 +96,17 @@ def _layer(
 
 
 def _products(
-    x: Float32[Array, "n inputs"], weights: Sequence[Weight], compute: jnp.dtype | None = None
+    x: Float32[Array, "n inputs"],
+    weights: Sequence[Weight],
+    norm: Norm | None = None,
+    *,
+    compute: jnp.dtype | None = None,
 ) -> list[Float32[Array, "n _"]]:
     """`products` with the weights cast to `compute`; gradients are computed in it too."""
     floating = [weight for weight in weights if not isinstance(weight, Quantized | Packed)]
     if not floating:
-        return products(x, weights)
+        return products(x, weights, norm)
+    x = x if norm is None else rms_norm(x, norm)
     return [narrow_product(x, w, w.dtype if compute is None else compute) for w in floating]
 
 

@@ -26,6 +26,7 @@ from ssd_jax.checkpoints.draft_checkpoint import (
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices.opened import open_model
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
@@ -153,7 +154,10 @@ def test_a_quantised_target_and_its_converted_form_serve_the_same_draft(tmp_path
 
 @pytest.mark.parametrize(("count", "cut"), [(9, False), (8, True)])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_mesh_gets_the_rows_that_one_device_gets(tmp_path, target, count, cut, dtype):
+def test_a_mesh_gets_the_rows_that_one_device_gets(
+    tmp_path, target, count, cut, dtype, monkeypatch
+):
+    monkeypatch.setattr(products, "backend", lambda *_, **__: "xla")  # a mesh packs no weights
     path = tiny_drafts.write(tmp_path / "draft", target, IDS[-count:])
     mesh = jax.sharding.Mesh(np.array(jax.devices()[1:3]), (MODEL_AXIS,))
     one = open_model(str(path), dtype, target=target)

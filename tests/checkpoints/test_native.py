@@ -138,14 +138,14 @@ def test_other_dtypes_are_the_drafts_too_and_nothing_is_looked_at(dtype):
 def test_a_draft_is_native_where_its_file_can_be(tmp_path):
     assert dtype_of_draft(str(written(tmp_path)), "native") == "native"
     assert dtype_of_draft(str(tmp_path), "native") == "native"
-    assert dtype_of_draft(str(written(tmp_path, k_proj="F16")), "native") == "bfloat16"
+    assert dtype_of_draft(str(written(tmp_path, k_proj="F16")), "native") == "int8"
     tiny.write_hf(tmp_path / "hf")
-    assert dtype_of_draft(str(tmp_path / "hf"), "native") == "bfloat16"
+    assert dtype_of_draft(str(tmp_path / "hf"), "native") == "int8"
 
 
 @pytest.mark.parametrize(
     ("given", "opened", "settled"),
-    [(None, "bfloat16", "bfloat16"), ("int8", "int8", "int8"), ("native", "native", "native")],
+    [(None, "int8", "int8"), ("int8", "int8", "int8"), ("native", "native", "native")],
 )
 def test_the_dtype_of_a_draft_is_settled_when_it_is_opened(
     tiny_checkpoint, monkeypatch, given, opened, settled

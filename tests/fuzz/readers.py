@@ -27,6 +27,8 @@ from ssd_jax.distill.reading import read_lines, read_plain
 from ssd_jax.distill.settings import PromptEntry, read_settings
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.kinds import KINDS
+from ssd_jax.kernels.linear.packing import pack_blocks
 from ssd_jax.system.prompts import parse_prompt_file, read_json_lines
 from ssd_jax.traces.read import read_trace
 
@@ -49,6 +51,9 @@ def _use(opened: OpenedModel) -> None:
     tensors = opened.checkpoint.tensors
     for name in opened.model.wanted():
         tensors.read(name, (slice(0, 3),))
+        kind = KINDS.get(tensors.stored_type(name) or "")
+        if kind is not None:  # as dtype = native has it
+            pack_blocks(kind, tensors.read_blocks(name))
     assert len(opened.fingerprint) == 64
     _speak(opened.tokenizer)
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch
-from ssd_jax.kernels.tree_attention.api import tree_attention, why_missing
+from ssd_jax.kernels.tree_attention.api import tree_attention
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 

@@ -1,4 +1,4 @@
-"""The two engines of `bench_transformers.py`, each importable only in its own environment.
+"""The engines of `bench_rivals.py`, each importable only in its own environment.
 
 An engine is opened once (weights loaded, one warm-up generation done) and then asked for one
 prompt at a time, greedily and past any end-of-sequence token, batch 1, KV cache on. Speed is that
@@ -14,19 +14,29 @@ from pathlib import Path
 from typing import Any, Protocol
 
 TRANSFORMERS_LOOPS = ("eager", "generate", "compiled", "tuned")
-ENGINES = ("ssd_jax", *(f"transformers:{loop}" for loop in TRANSFORMERS_LOOPS))
+ENGINES = (
+    *(f"transformers:{loop}" for loop in TRANSFORMERS_LOOPS),
+    *(name + loop for name in ("llama.cpp", "ssd_jax") for loop in ("", ":lookup", ":draft")),
+)
 CACHE_MULTIPLE = 64  # static caches are rounded up to this many positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What to decode: a GGUF file or model directory, and the lines of the prompt file."""
+    """What to decode: a GGUF file or model directory, and the lines of the prompt file.
+
+    Attributes:
+      draft: GGUF file of the draft model; None is the one that comes with ssd_jax.
+      k: most tokens that a draft proposes at a time.
+    """
 
     model: Path
     prompts: Sequence[Mapping[str, Any]]
     max_tokens: int
     dtype: str
     threads: int
+    draft: Path | None
+    k: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,17 +60,23 @@ class Engine(Protocol):
 def open_engine(name: str, workload: Workload) -> Engine:
     """Loads an engine of `ENGINES`."""
     family, _, loop = name.partition(":")
-    return SsdJax(workload) if family == "ssd_jax" else Transformers(workload, loop)
+    if family == "llama.cpp":
+        from bench_llama import LlamaCpp
+
+        return LlamaCpp(workload, loop)
+    return (SsdJax if family == "ssd_jax" else Transformers)(workload, loop)
 
 
 class SsdJax:
-    """This package: one slot, plain autoregressive decoding."""
+    """This package: one slot, autoregressive, or SD with prompt lookup or a draft model."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, loop: str) -> None:
         from ssd_jax import LLM, SamplingParams
 
         self._workload = workload
-        self._llm = LLM(str(workload.model), dtype=workload.dtype, slots=1, context=1024)
+        draft = "ngram" if loop == "lookup" else str(workload.draft or "default")
+        mode = {"mode": "sd", "draft": draft, "k": str(workload.k)} if loop else {"mode": "ar"}
+        self._llm = LLM(str(workload.model), dtype=workload.dtype, slots=1, context=1024, **mode)
         self._params = SamplingParams(max_tokens=workload.max_tokens, ignore_eos=True)
 
     def versions(self) -> dict[str, str]:
@@ -72,7 +88,7 @@ class SsdJax:
 
     def generate(self, index: int) -> Measurement:
         line = self._workload.prompts[index]
-        prompt = line["prompt"] if "prompt" in line else line["messages"]
+        prompt = line.get("ids") or line.get("prompt") or line["messages"]
         output = self._llm.generate([prompt], self._params)[0]
         return Measurement(
             tokens_per_second=output.metrics["tokens_per_second"],
@@ -129,6 +145,8 @@ class Transformers:
         return model.eval(), tokenizer
 
     def _encode(self, tokenizer: Any, line: Mapping[str, Any]) -> Any:
+        if "ids" in line:
+            return self._torch.tensor([line["ids"]])
         messages = line.get("messages") or [{"role": "user", "content": line["prompt"]}]
         if tokenizer.chat_template:
             encoded = tokenizer.apply_chat_template(

@@ -15,10 +15,9 @@ from typing import Any, Self, TextIO
 
 from bench_engines import Engine
 
-WORKER_SCRIPT = Path(__file__).with_name("bench_transformers.py")
-FORWARDED = ("model", "prompts", "max_tokens", "dtype", "cores")
+WORKER_SCRIPT = Path(__file__).with_name("bench_rivals.py")
+FORWARDED = ("model", "draft", "k", "prompts", "max_tokens", "dtype", "cores")
 MOST_FOREIGN_CPU = 0.1  # cores; torch's spinning threads collapse when anything shares theirs
-TRIES = 6
 
 
 class Worker:
@@ -35,6 +34,8 @@ class Worker:
         self.engine = engine
         command = [python, str(WORKER_SCRIPT), "--worker", "--engine", engine]
         for name in FORWARDED:
+            if getattr(args, name) is None:
+                continue
             command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -72,18 +73,28 @@ def serve(engine: Engine, about: dict[str, Any], out: TextIO) -> None:
     """The worker's side: answers prompt indices on standard input until that closes."""
     print(json.dumps(about), file=out, flush=True)
     for line in sys.stdin:
+        start = time.perf_counter()
         measurement = engine.generate(int(line))
-        print(json.dumps(dataclasses.asdict(measurement)), file=out, flush=True)
+        seconds = time.perf_counter() - start
+        decoding = (len(measurement.token_ids) - 1) / measurement.tokens_per_second
+        run = dataclasses.asdict(measurement) | {
+            "first_token_seconds": seconds - decoding,
+            "decode_seconds": decoding,
+        }
+        print(json.dumps(run), file=out, flush=True)
 
 
-def undisturbed_run(worker: Worker, idle: Sequence[Worker], index: int) -> dict[str, Any]:
+def undisturbed_run(
+    worker: Worker, idle: Sequence[Worker], index: int, tries: int
+) -> dict[str, Any]:
     """One prompt on `worker`, run again while other processes used the machine meanwhile.
 
-    A run is discarded for what others did, never for its own speed. After `TRIES` the last one
+    A run is discarded for what others did, never for its own speed. After `tries` the last one
     stands.
 
     Returns:
-      The measurement with `idle_cpu` and `foreign_cpu`, the cores used by the idle engines and by
+      The measurement with `first_token_seconds` (all but the decoding: the prefill above all),
+      `decode_seconds`, `idle_cpu` and `foreign_cpu`, the cores used by the idle engines and by
       everything else on the machine or its host while it ran, and `discarded`, the runs thrown
       away before it.
     """
@@ -99,7 +110,7 @@ def undisturbed_run(worker: Worker, idle: Sequence[Worker], index: int) -> dict[
             "foreign_cpu": max(0.0, machine - own - idling) / wall,
             "discarded": discarded,
         }
-        if run["foreign_cpu"] <= MOST_FOREIGN_CPU or discarded == TRIES - 1:
+        if run["foreign_cpu"] <= MOST_FOREIGN_CPU or discarded == tries - 1:
             return run
         discarded += 1
 

@@ -23,6 +23,7 @@ from ssd_jax.distill.settings import TrainSettings
 from ssd_jax.distill.training.data import PackedBatch, columns_of
 from ssd_jax.distill.training.losses import Sums, TopProbs, Weights, from_all, from_top
 from ssd_jax.distill.training.model import Arrays, Draft
+from ssd_jax.kernels.linear.api import backend
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits
@@ -90,9 +91,12 @@ def load_live(target: Checkpoint, *, tokens: int, compute: str) -> tuple[Teacher
     Raises:
       InputError: its data cannot be read.
     """
-    execution = Execution.for_platform(jax.default_backend(), compute)
+    platform = jax.default_backend()
+    execution = Execution.for_platform(platform, compute, linear=backend(platform, compute))
     model = FunctionalModel(target.config, execution)
-    arrays = load_arrays(target.tensors, model.wanted(), where=str(target.path))
+    arrays = load_arrays(
+        target.tensors, model.wanted(), where=str(target.path), prepare=model.prepare
+    )
     return Teacher(model, tokens), model.assemble(arrays)
 
 

@@ -7,34 +7,40 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear import cpu, quantized, xla
-from ssd_jax.kernels.linear.cpu import Packed, why_missing
+from ssd_jax.kernels.linear.cpu import Packed
 from ssd_jax.kernels.linear.quantized import Quantized
+from ssd_jax.kernels.rows import Norm, rms_norm
 
 Weight = Float[Array, "_ inputs"] | Quantized | Packed
 
 
-def backend(platform: str, dtype: str, devices: int = 1) -> str:
-    """Who computes products with weights of a dtype, which may be "native": "cpu" with packed
-    weights, or "xla", also where packed ones would be usual but `why_missing` says why not.
+def backend(platform: str, dtype: str, *, devices: int = 1) -> str:
+    """Who computes products with weights: "cpu" with packed ones, or "xla", also where
+    `handlers.why_missing` says why there is no "cpu".
 
     Args:
       platform: JAX's name of it.
+      dtype: of the weights; may be "native".
       devices: that share a weight; packed ones are not cut.
     """
-    usual = platform == "cpu" and dtype != "float32" and devices == 1
-    return "cpu" if usual and why_missing() is None else "xla"
+    packed = platform == "cpu" and dtype != "float32" and devices == 1
+    return "cpu" if packed and why_missing() is None else "xla"
 
 
-def products(x: Float[Array, "n inputs"], weights: Sequence[Weight]) -> list[Float32[Array, "n _"]]:
-    """x @ weight^T for each weight, with x rounded to what the weight multiplies and the sum
-    accumulated in float32, or exactly in int32.
+def products(
+    x: Float[Array, "n inputs"], weights: Sequence[Weight], norm: Norm | None = None
+) -> list[Float32[Array, "n _"]]:
+    """x @ weight^T for each weight, with x normed before where there is a norm, rounded to what the
+    weight multiplies, and the sum accumulated in float32, or exactly in int32.
 
     All weights are packed, or none.
     """
     packed = [weight for weight in weights if isinstance(weight, Packed)]
     if packed:
-        return cpu.products(x, packed)
+        return cpu.products(x, packed, norm)
+    x = x if norm is None else rms_norm(x, norm)
     return [xla.product(x, weight) for weight in weights if not isinstance(weight, Packed)]
 
 
@@ -47,4 +53,4 @@ def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
     return weight[indices].astype(jnp.float32)
 
 
-__all__ = ["Packed", "Quantized", "Weight", "backend", "products", "take", "why_missing"]
+__all__ = ["Packed", "Quantized", "Weight", "backend", "products", "take"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Float32, Int32
 
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
-from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu, why_missing
+from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu
 from ssd_jax.kernels.tree_attention.reference import tree_attention_reference
 from ssd_jax.kernels.tree_attention.xla import tree_attention_xla
 
@@ -16,15 +17,15 @@ BACKENDS = {
 }
 
 
-def backend(platform: str, devices: int = 1) -> str:
-    """ "cpu", or "xla" on other platforms and where `why_missing` says why not.
+def backend(platform: str, *, devices: int = 1) -> str:
+    """ "cpu", or "xla" on other platforms and where `handlers.why_missing` says why not.
 
     Args:
       platform: JAX's name of it.
       devices: that share the heads of a model.
     """
-    usual = platform == "cpu" and devices == 1
-    return "cpu" if usual and why_missing() is None else "xla"
+    compiled = platform == "cpu" and devices == 1 and why_missing() is None
+    return "cpu" if compiled else "xla"
 
 
 def tree_attention(
@@ -47,6 +48,3 @@ def tree_attention(
     `backend` is one of `BACKENDS`.
     """
     return BACKENDS[backend](q, k_pages, v_pages, page_table, visible, scratch)
-
-
-__all__ = ["BACKENDS", "backend", "tree_attention", "why_missing"]

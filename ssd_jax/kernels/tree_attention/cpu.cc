@@ -274,7 +274,7 @@ void Run(const Call& call, ffi::ThreadPool& pool) {
   const int64_t queries = call.Queries() + kPreparation * tiles;
   const int64_t work = positions * call.kv_heads * queries;
   const int64_t tasks = call.rows * call.kv_heads * tiles;
-  ParallelFor(pool, tasks, work < kGrain ? tasks : 1, [&](int64_t begin, int64_t end) {
+  parallel::For(pool, tasks, work < kGrain ? tasks : 1, [&](int64_t begin, int64_t end) {
     const Tiles configured(call.tiles);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i / tiles;

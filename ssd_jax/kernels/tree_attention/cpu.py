@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
-from ssd_jax.kernels import handlers
+from ssd_jax.kernels.handlers import ATTENTION
 from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch
-
-_SOURCE = Path(__file__).with_name("cpu.cc")
-_HANDLER = "ssd_jax_tree_attention"
-
-
-def why_missing() -> str | None:
-    """See `handlers.why_missing`."""
-    return handlers.why_missing(_SOURCE, _HANDLER)
 
 
 def tree_attention_cpu(
@@ -42,5 +32,5 @@ def tree_attention_cpu(
     if isinstance(page_table, Contiguous):
         page_table = page_table.first + jnp.arange(batch, dtype=jnp.int32)[:, None]
     branches = () if scratch is None else (scratch.k, scratch.v, scratch.ancestor)
-    call = jax.ffi.ffi_call(_HANDLER, jax.ShapeDtypeStruct(q.shape, jnp.float32))
+    call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))
     return call(q, k_pages, v_pages, page_table, visible, *branches)

@@ -1,25 +1,25 @@
-"""Autoregressive decode speed of this package against transformers on CPU torch.
+"""Decode speed of this package beside llama.cpp, or transformers on CPU torch.
 
-One engine, in the environment that has it:
+One engine, in the environment that has it (which the README beside this file says how to make):
 
-    python tests/oracle/bench_transformers.py --engine transformers:eager \
-        --model M.gguf --prompts P.jsonl --max-tokens 64 --json out.json
+    python tests/oracle/bench_rivals.py --engine llama.cpp \
+        --model M.gguf --prompts P.jsonl --max-tokens 48 --json out.jsonl
 
-Both, each in its own environment, alternating prompt by prompt (A B, B A, A B, ...) on the same
+Two, each in its own environment, alternating prompt by prompt (A B, B A, A B, ...) on the same
 cores; the engine whose turn it is not sits blocked on its standard input:
 
-    python tests/oracle/bench_transformers.py --pair ORACLE_PYTHON SSD_JAX_PYTHON \
-        --engines transformers:eager ssd_jax --model M.gguf --prompts P.jsonl --max-tokens 64
+    python tests/oracle/bench_rivals.py --pair LLAMA_PYTHON SSD_JAX_PYTHON \
+        --engines llama.cpp ssd_jax --model M.gguf --prompts P.jsonl --max-tokens 48
 
-A prompt file has one {"prompt": ...} or {"messages": [...]} a line. Batch 1, greedy, past any
-end-of-sequence token; prefill is not counted.
+A prompt file has one {"ids": ...}, {"prompt": ...} or {"messages": [...]} a line; `prompt_ids.py`
+makes one. Batch 1, greedy, past any end-of-sequence token, as many threads as cores. Tokens/s are
+of decoding alone; `--json` has one line a run, with the seconds to the first token and of the
+others, and the medians in the last line.
 
-Which decode loop is transformers at its fastest (SmolLM2-135M in bfloat16, 2 cores with AMX, torch
-2.13, transformers 5.23; figures in the README beside this file): a plain loop over the model
-(`eager`, the default here) beats the library's own `generate`. `torch.compile` works and beats
-both: `compiled` takes about a minute to compile and gives 1.6 times `eager`; `tuned`, which
-generates AMX kernels, takes one and a half minutes or more, and gives 2.4 times. Name the loop
-beside any figure taken from here.
+An engine is a name, and what drafts for it: `llama.cpp` and `ssd_jax` decode alone, with
+`:lookup` they propose what followed the same words before, with `:draft` a draft model (--draft)
+proposes. llama.cpp computes with the quantised weights of the file, the others with --dtype.
+transformers has four loops, whose names and figures are in the README, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,10 @@ from bench_engines import ENGINES, Engine, Workload, open_engine
 from bench_worker import Worker, serve, undisturbed_run
 
 BOOTSTRAP_SAMPLES = 10_000
+SETTINGS = ("model", "draft", "k", "prompts", "max_tokens", "dtype", "cores", "repeats")
 
 
-def measure_pair(a: Worker, b: Worker, prompts: int, repeats: int) -> dict[str, Any]:
+def measure_pair(a: Worker, b: Worker, prompts: int, repeats: int, tries: int) -> dict[str, Any]:
     """Runs every prompt on both, alternating who goes first.
 
     Returns:
@@ -53,7 +54,7 @@ def measure_pair(a: Worker, b: Worker, prompts: int, repeats: int) -> dict[str, 
         for index in range(prompts):
             order = (a, b) if (index + repeat) % 2 == 0 else (b, a)
             for worker, other in (order, order[::-1]):
-                runs[worker][index].append(undisturbed_run(worker, (other,), index))
+                runs[worker][index].append(undisturbed_run(worker, (other,), index, tries))
     speeds_a, speeds_b = (_speed_of_prompts(runs[worker]) for worker in (a, b))
     ratios = [y / x for x, y in zip(speeds_a, speeds_b, strict=True)]
     return {
@@ -69,12 +70,12 @@ def measure_pair(a: Worker, b: Worker, prompts: int, repeats: int) -> dict[str, 
     }
 
 
-def measure_alone(worker: Worker, prompts: int, repeats: int) -> dict[str, Any]:
+def measure_alone(worker: Worker, prompts: int, repeats: int, tries: int) -> dict[str, Any]:
     """Runs every prompt on one engine, `repeats` times over all of them."""
     runs: list[list[dict[str, Any]]] = [[] for _ in range(prompts)]
     for _ in range(repeats):
         for index in range(prompts):
-            runs[index].append(undisturbed_run(worker, (), index))
+            runs[index].append(undisturbed_run(worker, (), index, tries))
     return _summary(worker, runs)
 
 
@@ -97,6 +98,7 @@ def _summary(worker: Worker, runs: Sequence[Sequence[dict[str, Any]]]) -> dict[s
         **worker.about,
         "tokens_per_second_median": statistics.median(speeds),
         "tokens_per_second_interval_95": bootstrap_interval(speeds),
+        "first_token_seconds_median": statistics.median(run["first_token_seconds"] for run in flat),
         "most_idle_cpu": max(run["idle_cpu"] for run in flat),
         "most_foreign_cpu": max(run["foreign_cpu"] for run in flat),
         "discarded_runs": sum(run["discarded"] for run in flat),
@@ -112,7 +114,8 @@ def _print_summary(summary: dict[str, Any]) -> None:
     low, high = summary["tokens_per_second_interval_95"]
     print(
         f"{summary['engine']}: {summary['tokens_per_second_median']:.1f} tokens/s "
-        f"(95% interval {low:.1f} to {high:.1f}); while it ran, others used at most "
+        f"(95% interval {low:.1f} to {high:.1f}), first token after "
+        f"{summary['first_token_seconds_median']:.2f} s; while it ran, others used at most "
         f"{summary['most_foreign_cpu']:.2f} cores and the idle engine "
         f"{summary['most_idle_cpu']:.2f}; {summary['discarded_runs']} disturbed runs discarded"
     )
@@ -142,17 +145,27 @@ def _arguments() -> argparse.Namespace:
         help=f"what the two run, of {', '.join(ENGINES)} (default: %(default)s)",
     )
     parser.add_argument("--model", type=Path, required=True, help="GGUF file or model directory")
+    parser.add_argument(
+        "--draft", type=Path, help="GGUF file of the draft (default: that of ssd_jax)"
+    )
+    parser.add_argument("--k", type=int, default=4, help="tokens a draft proposes (%(default)s)")
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL file")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=1, help="times over all prompts")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument(
+        "--tries", type=int, default=6, help="runs until one is undisturbed (default: %(default)s)"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="(default: %(default)s)")
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2])
     parser.add_argument("--cores", default=cores, help="run on these (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="also write everything measured here")
+    parser.add_argument("--json", type=Path, help="also write every run here, as JSON lines")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if bool(args.engine) == bool(args.pair):
         parser.error("give either --engine or --pair")
+    chosen = [args.engine] if args.engine else args.engines
+    if "llama.cpp:draft" in chosen and args.draft is None:
+        parser.error("llama.cpp:draft needs a draft model; give --draft FILE.gguf")
     if args.max_tokens < 2:
         parser.error(f"--max-tokens {args.max_tokens}: speed between tokens needs at least 2")
     return args
@@ -173,6 +186,8 @@ def _open_warm(args: argparse.Namespace) -> tuple[Engine, dict[str, Any]]:
         max_tokens=args.max_tokens,
         dtype=args.dtype,
         threads=len(cores),
+        draft=args.draft and args.draft.resolve(),
+        k=args.k,
     )
     start = time.perf_counter()
     engine = open_engine(args.engine, workload)
@@ -189,7 +204,7 @@ def _pair(args: argparse.Namespace) -> dict[str, Any]:
     prompts = len(_read_prompts(args.prompts))
     (python_a, python_b), (engine_a, engine_b) = args.pair, args.engines
     with Worker(python_a, engine_a, args) as a, Worker(python_b, engine_b, args) as b:
-        result = measure_pair(a, b, prompts, args.repeats)
+        result = measure_pair(a, b, prompts, args.repeats, args.tries)
     _print_pair(result)
     return result
 
@@ -197,7 +212,7 @@ def _pair(args: argparse.Namespace) -> dict[str, Any]:
 def _alone(args: argparse.Namespace) -> dict[str, Any]:
     prompts = len(_read_prompts(args.prompts))
     with Worker(sys.executable, args.engine, args) as worker:
-        result = measure_alone(worker, prompts, args.repeats)
+        result = measure_alone(worker, prompts, args.repeats, args.tries)
     _print_summary(result)
     return result
 
@@ -211,9 +226,17 @@ def main() -> None:
         return
     result = _pair(args) if args.pair else _alone(args)
     if args.json:
-        settings = {k: str(getattr(args, k)) for k in ("max_tokens", "dtype", "cores", "repeats")}
-        settings["model"] = args.model.name
-        args.json.write_text(json.dumps(settings | result, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text("".join(_json_lines(args, result)), encoding="utf-8")
+
+
+def _json_lines(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[str]:
+    """Every run, then what they come to."""
+    settings = {name: str(getattr(args, name)) for name in SETTINGS}
+    for summary in (result["a"], result["b"]) if args.pair else (result,):
+        for index, runs in enumerate(summary.pop("runs")):
+            for run in runs:
+                yield json.dumps({"engine": summary["engine"], "prompt": index} | run) + "\n"
+    yield json.dumps(settings | result) + "\n"
 
 
 if __name__ == "__main__":

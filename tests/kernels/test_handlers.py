@@ -1,0 +1,111 @@
+"""Handlers in C++: compiled once into the cache, and what happens where they cannot be."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssd_jax.kernels import handlers
+from ssd_jax.testing import tiny
+
+TINY = """
+#include "xla/ffi/api/ffi.h"
+static xla::ffi::Error Nothing() { return xla::ffi::Error::Success(); }
+XLA_FFI_DEFINE_HANDLER_SYMBOL(%s, Nothing, xla::ffi::Ffi::Bind());
+"""
+
+needs_compiler = pytest.mark.skipif(handlers.why_missing() is not None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A small handler, named after the test's directory, and a cache of its own."""
+    monkeypatch.setattr(handlers, "cache_dir", lambda: tmp_path / "cache")
+    path = tmp_path / "small" / "cpu.cc"
+    path.parent.mkdir()
+    path.write_text(TINY % f"nothing_{tmp_path.name}".replace("-", "_"))
+    return path
+
+
+def why_missing(source):
+    return handlers.why_missing(
+        (source,), (f"nothing_{source.parent.parent.name}".replace("-", "_"),)
+    )
+
+
+@needs_compiler
+def test_it_is_compiled_once(source, tmp_path):
+    assert why_missing(source) is None
+    [library] = (tmp_path / "cache" / "kernels").iterdir()
+    before = library.stat().st_mtime_ns
+    assert handlers.build([source], library.parent) == library
+    assert library.stat().st_mtime_ns == before
+
+
+@needs_compiler
+@pytest.mark.parametrize("changed", ["source", "processor", "headers"])
+def test_each_source_processor_and_jaxlib_has_its_own(source, tmp_path, monkeypatch, changed):
+    first = handlers.build([source], tmp_path)
+    if changed == "source":
+        source.write_text(source.read_text() + "\n")
+    elif changed == "processor":
+        monkeypatch.setattr(handlers, "_processor", lambda: "flags: of another")
+    else:
+        monkeypatch.setattr(handlers, "jaxlib_version", "9.9")
+    assert handlers.build([source], tmp_path) != first
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_used_is_done_without(source, tmp_path):
+    (tmp_path / "cache").write_text("no directory")
+    assert why_missing(source) is None
+
+
+@needs_compiler
+def test_a_damaged_library_is_done_without(source, tmp_path):
+    directory = tmp_path / "cache" / "kernels"
+    directory.mkdir(parents=True)
+    handlers.build([source], directory).write_bytes(b"\x7fELF cut off")
+    assert why_missing(source) is None
+
+
+def test_without_a_compiler_it_says_so(source, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert why_missing(source) == "there is no C++ compiler (c++, g++, clang++)"
+
+
+def test_a_compiler_that_fails_is_quoted(source, tmp_path, monkeypatch):
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        '#!/bin/sh\ntest "$1" = --version || { echo "no such luck" >&2; exit 1; }\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "no such luck" in why_missing(source)
+
+
+@needs_compiler
+def test_a_source_that_does_not_compile_is_no_error_of_the_users(source):
+    source.write_text("int x = ;")
+    assert "error" in why_missing(source)
+
+
+def test_without_a_compiler_texts_are_generated_all_the_same(tmp_path):
+    """XLA's products stand in, and one line says so."""
+    checkpoint = tmp_path / "tiny"
+    tiny.write_checkpoint(checkpoint)
+    command = Path(sys.executable).with_name("ssd-jax")
+    done = subprocess.run(
+        [command, "generate", f"--target={checkpoint}", "--mode=sd", "--draft=ngram",
+         "--prompt=a", "--max_tokens=4", "--context=64", "--compile_cache=off"],
+        env=os.environ | {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (
+        "products and attention are XLA's, which is slower here: there is no C++ compiler"
+        in done.stderr
+    )
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,131 @@
+"""Products with packed weights: near the reference, and a row's bits its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.kernels.linear import api, packing, reference
+from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
+from ssd_jax.kernels.linear.quantized import quantize
+from ssd_jax.kernels.rows import Norm, rms_norm
+from tests.kernels.stored_rows import random_blocks
+
+pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 67)
+SHAPES = ((1, 256), (31, 512), (33, 768), (100, 256), (576, 1536))
+
+
+def weight(kind, outputs, inputs, seed=0):
+    rng = np.random.default_rng(seed)
+    if kind in STORED_KINDS:
+        panels = packing.pack_blocks(KINDS[kind], random_blocks(kind, outputs, inputs))
+    else:
+        dense = jnp.asarray(rng.normal(size=(outputs, inputs)), jnp.float32)
+        packed = packing.pack_bfloat16 if kind == "bfloat16" else packing.pack_int8
+        panels = packed(dense) if kind == "bfloat16" else packed(*quantize(dense))
+    return api.Packed(jnp.asarray(panels), kind, outputs, inputs)
+
+
+def states(rows, inputs, seed=1):
+    x = np.random.default_rng(seed).normal(size=(rows, inputs))
+    x[:, 3] *= 40  # a channel that is larger than the rest, as in real models
+    return jnp.asarray(x, jnp.float32)
+
+
+def product(x, packed):
+    return np.asarray(jax.jit(lambda x: api.products(x, [packed])[0])(x))
+
+
+def expected(x, packed):
+    panels = np.asarray(packed.panels)
+    return reference.product(np.asarray(x), KINDS[packed.kind], panels, packed.outputs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_are_the_references(kind, shape):
+    x, packed = states(9, shape[1]), weight(kind, *shape)
+    want = expected(x, packed)
+    np.testing.assert_allclose(product(x, packed), want, atol=2e-6 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("inputs", [1, 2, 3, 31, 33, 65, 127])
+def test_any_number_of_inputs(kind, inputs):
+    x, packed = states(3, max(inputs, 4))[:, :inputs], weight(kind, 37, inputs)
+    want = expected(x, packed)
+    np.testing.assert_allclose(product(x, packed), want, atol=2e-6 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_beside_any_rows(kind):
+    x, packed = states(max(ROWS), 768), weight(kind, 100, 768)
+    whole = product(x, packed)
+    for rows in ROWS:
+        np.testing.assert_array_equal(product(x[:rows], packed), whole[:rows])
+        np.testing.assert_array_equal(product(x[-rows:], packed), whole[-rows:])
+
+
+def test_weights_of_one_call_are_those_of_calls_of_their_own():
+    x = states(5, 512)
+    weights = [weight(kind, 40 + i, 512) for i, kind in enumerate(KINDS)]
+    together = jax.jit(lambda x: api.products(x, weights))(x)
+    for y, packed in zip(together, weights, strict=True):
+        np.testing.assert_array_equal(y, product(x, packed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_shows_and_stays_in_its_row(kind, value):
+    x, packed = states(4, 256), weight(kind, 64, 256)
+    bad = product(x.at[2, 100].set(value), packed)
+    good = product(x, packed)
+    np.testing.assert_array_equal(bad[[0, 1, 3]], good[[0, 1, 3]])
+    assert not np.isfinite(bad[2]).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [0.0, 1e-38, 1e-20, 1e20])
+def test_tiny_and_huge_rows(kind, size):
+    x, packed = jnp.full((2, 256), size, jnp.float32), weight(kind, 32, 256)
+    y, want = product(x, packed), expected(x, packed)
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=2e-6 * np.abs(want).max() + 1e-35)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_weight(kind):
+    packed = weight(kind, 70, 256)
+    dense = reference.dense(KINDS[kind], np.asarray(packed.panels), 70, 256)
+    rows = np.asarray([69, 0, 31, 32, 69, 5], np.int32)
+    np.testing.assert_array_equal(jax.jit(lambda at: api.take(packed, at))(rows), dense[rows])
+    outside = jax.jit(lambda at: api.take(packed, at))(np.asarray([-1, 70, 96], np.int32))
+    assert np.isnan(outside).all()
+
+
+def test_weights_of_another_kind_or_shape_are_refused():
+    packed = weight("Q4_1", 64, 256)
+    for wrong in (
+        api.Packed(packed.panels, "Q4_0", 64, 256),
+        api.Packed(packed.panels, "Q9", 64, 256),
+        api.Packed(packed.panels, "Q4_1", 65, 256),
+        api.Packed(packed.panels[:, :-64], "Q4_1", 64, 256),
+    ):
+        with pytest.raises(Exception, match="not packed as"):
+            product(states(1, 256), wrong)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "Q4_1"])
+def test_rows_are_normed_before(kind):
+    x, packed = states(5, 288), weight(kind, 40, 288)
+    norm = Norm(jnp.linspace(0.5, 2, 288, dtype=jnp.float32), 1e-5)
+    run = jax.jit(lambda x: api.products(x, [packed], norm)[0])
+    want = expected(rms_norm(x, norm), packed)
+    np.testing.assert_allclose(run(x), want, atol=5e-3 * np.abs(want).max())
+    np.testing.assert_array_equal(run(x[2:3]), run(x)[2:3])
+
+
+def test_no_rows():
+    assert product(states(1, 256)[:0], weight("int8", 8, 256)).shape == (0, 8)
