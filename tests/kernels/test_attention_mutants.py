@@ -14,7 +14,7 @@ from tests.kernels import test_compiled_attention as tests
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(cpu.why_missing() is not None, reason="no C++ compiler"),
+    pytest.mark.skipif(handlers.why_missing() is not None, reason="no C++ compiler"),
 ]
 
 SIZES = (2, 5, 9, 3, 64)
@@ -73,10 +73,10 @@ def use(tmp_path, monkeypatch):
         text = path.read_text()
         assert text.count(old) == 1, "an edit must fit the source exactly once"
         path.write_text(text.replace(old, new))
-        library = ctypes.CDLL(str(handlers.build(path.with_name("cpu.cc"), tmp_path)))
+        library = ctypes.CDLL(str(handlers.build([path.with_name("cpu.cc")], tmp_path)))
         handler = jax.ffi.pycapsule(library.ssd_jax_tree_attention)
         jax.ffi.register_ffi_target(name, handler, platform="cpu")
-        monkeypatch.setattr(cpu, "_HANDLER", name)
+        monkeypatch.setattr(cpu, "ATTENTION", name)
         jax.clear_caches()
 
     yield mutate

@@ -15,13 +15,13 @@ pytestmark = [
     pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler"),
 ]
 
-TESTS = "tests/kernels/test_linear.py"
+TESTS = ("tests/kernels/test_linear.py", "tests/kernels/test_compiled_attention.py")
 SANITIZED = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 LESS = ("skylake-avx512", "haswell", "x86-64-v2")
 
 
 def run(flags, **environment):
-    command = [sys.executable, "-m", "tests.kernels.run_compiled", flags, TESTS]
+    command = [sys.executable, "-m", "tests.kernels.run_compiled", flags, *TESTS]
     done = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, check=False
     )

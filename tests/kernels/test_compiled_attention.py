@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch
-from ssd_jax.kernels.tree_attention.api import tree_attention, why_missing
+from ssd_jax.kernels.tree_attention.api import tree_attention
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 
@@ -153,7 +154,14 @@ def test_what_a_query_does_not_see_may_be_nan(dtype):
         np.testing.assert_array_equal(dirty[0, query], clean[0, query])
 
 
-def test_pages_that_no_block_divides_are_refused():
-    q, k, v, table, visible, _ = case(1, 1, 2, 1, 8)
-    with pytest.raises(Exception, match="page_size is no multiple of 64"):
-        attend(q, k[:, :, :100], v[:, :, :100], table, visible)
+def test_what_it_cannot_read_is_refused():
+    q, k, v, table, visible, scratch = case(1, 1, 2, 1, 8, branches=True)
+    wide = scratch._replace(k=scratch.k.astype(jnp.float32))
+    for arguments, why in [
+        ((q, k[:, :, :100], v[:, :, :100], table, visible), "page_size is no multiple of 64"),
+        ((q.astype(jnp.float16), k, v, table, visible), "q is neither float32 nor bfloat16"),
+        ((q, k.astype(jnp.float16), v, table, visible), "pages are neither float32 nor bfloat16"),
+        ((q, k, v, table, visible, wide), "branches are not stored as pages are"),
+    ]:
+        with pytest.raises(jax.errors.JaxRuntimeError, match=why):
+            attend(*arguments)

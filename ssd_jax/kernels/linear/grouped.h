@@ -11,6 +11,15 @@
 
 namespace {
 
+// a * b + c: rounded once where that is how a processor has it, for any number of rows.
+inline Floats Fma(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return a * b + c;
+#endif
+}
+
 inline float FromHalf(uint16_t bits) {
   _Float16 half;
   std::memcpy(&half, &bits, sizeof(half));

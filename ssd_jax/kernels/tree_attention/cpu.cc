@@ -118,8 +118,6 @@ class Task {
                        begin % call_.page_size;
     const Number* keys = static_cast<const Number*>(call_.keys) + at * call_.size;
     const Number* values = static_cast<const Number*>(call_.values) + at * call_.size;
-    Ask(keys + kBlock * call_.size);
-    Ask(values + kBlock * call_.size);
     if constexpr (std::is_same_v<Number, uint16_t>)
       if (call_.tiles) return AddTiled(begin, keys, values);
     TransposeKeys(chunks_, keys, std::min(most, kBlock), keys_);
@@ -130,12 +128,6 @@ class Task {
       else
         AddToFew<kTogether - 1>(many, i, begin, values);
     }
-  }
-
-  // Has memory bring a block's keys or values, which are likely to be the next.
-  void Ask(const Number* block) const {
-    for (int64_t at = 0; at < kBlock * call_.size; at += 64 / sizeof(Number))
-      __builtin_prefetch(block + at);
   }
 
   template <int kMany>
@@ -293,42 +285,47 @@ void Run(const Call& call, ffi::ThreadPool& pool) {
 
 bool IsBits(ffi::DataType type) { return type == ffi::U16 || type == ffi::BF16; }
 
+ffi::Error Refused(const char* why) { return ffi::Error::InvalidArgument(why); }
+
 // `branches`: none, or keys, values and ancestors.
 ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer keys,
                   ffi::AnyBuffer values, ffi::Buffer<ffi::S32> table,
                   ffi::Buffer<ffi::S32> visible, ffi::RemainingArgs branches,
                   ffi::ResultBuffer<ffi::F32> out) {
   const auto queries = q.dimensions(), pages = keys.dimensions();
+  const bool bits = IsBits(keys.element_type()), narrow = IsBits(q.element_type());
+  if ((!bits && keys.element_type() != ffi::F32) || values.element_type() != keys.element_type())
+    return Refused("pages are neither float32 nor bfloat16");
+  if (!narrow && q.element_type() != ffi::F32) return Refused("q is neither float32 nor bfloat16");
+  if (pages[2] % kBlock != 0) return Refused("page_size is no multiple of 64");
   Call call = {queries[0], queries[1], queries[2], pages[1], queries[3], pages[0], pages[2],
                table.dimensions()[1]};
   call.q = q.untyped_data();
-  call.narrow = IsBits(q.element_type());
+  call.narrow = narrow;
   call.keys = keys.untyped_data();
   call.values = values.untyped_data();
   call.table = table.typed_data();
   call.visible = visible.typed_data();
   call.out = out->typed_data();
-  if (call.page_size % kBlock != 0)
-    return ffi::Error::InvalidArgument("page_size is no multiple of " + std::to_string(kBlock));
   if (branches.size() == 3) {
     const auto branch_keys = branches.get<ffi::AnyBuffer>(0);
     const auto branch_values = branches.get<ffi::AnyBuffer>(1);
     const auto ancestors = branches.get<ffi::Buffer<ffi::S32>>(2);
     if (ancestors.has_error()) return ancestors.error();
+    if (branch_keys->element_type() != keys.element_type() ||
+        branch_values->element_type() != keys.element_type())
+      return Refused("branches are not stored as pages are");
     call.depths = branch_keys->dimensions()[2];
     call.branches = branch_keys->dimensions()[3];
     call.branch_keys = branch_keys->untyped_data();
     call.branch_values = branch_values->untyped_data();
     call.ancestors = ancestors->typed_data();
   }
-  const bool bits = IsBits(keys.element_type());
-  call.tiles = kHasTiles && bits && call.narrow && call.size % kPairs == 0 && TilesAllowed();
+  call.tiles = kHasTiles && bits && narrow && call.size % kPairs == 0 && TilesAllowed();
   if (bits)
     Run<uint16_t>(call, pool);
-  else if (keys.element_type() == ffi::F32)
-    Run<float>(call, pool);
   else
-    return ffi::Error::InvalidArgument("pages are neither float32 nor bfloat16");
+    Run<float>(call, pool);
   return ffi::Error::Success();
 }
 

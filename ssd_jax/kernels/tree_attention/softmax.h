@@ -6,14 +6,15 @@
 #include <cmath>
 #include <cstdint>
 
-#include "../vectors.h"
+#include "lanes.h"
 
 namespace {
 
 constexpr int64_t kBlock = 64;  // positions; divides kv_pages.BLOCK
 constexpr float kLowest = -1e30f;
 
-// 2^x, for x <= 0; 0 below 2^-125. Off by at most 1 unit in the last place.
+// 2^x, for x <= 0; 0 below 2^-125. Off by at most 1 unit in the last place,
+// or 1.3 where multiplications are not fused with additions.
 inline Floats Exp2(Floats x) {
   constexpr float kSmallest = -125, kRound = 12582912;  // adding 1.5 * 2^23 rounds to integers
   const Floats at = x < kSmallest ? Floats{} + kSmallest : x;
@@ -27,16 +28,6 @@ inline Floats Exp2(Floats x) {
   p = p * part + 1.0f;
   const Floats scale = (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
   return x < kSmallest ? Floats{} : p * scale;
-}
-
-// All lanes of x joined to one by join(x, y), always in the same order.
-template <typename F>
-inline float Fold(Floats x, F join) {
-  x = join(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  x = join(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
-  x = join(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
-  x = join(x, __builtin_shufflevector(x, x, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0));
-  return x[0];
 }
 
 inline float Sum(Floats x) {
@@ -55,11 +46,12 @@ struct Softmax {
 // the same instructions for every query.
 __attribute__((noinline)) void Weigh(float* scores, int64_t seen, Softmax& state, float* sums,
                                      int64_t width) {
-  constexpr Ints kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   constexpr int kCount = kBlock / kLanes;
+  Ints lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
   Floats score[kCount], best = Floats{} + kLowest;
   for (int v = 0; v < kCount; ++v) {
-    const Ints unseen = kLane + v * int32_t(kLanes) >= int32_t(seen);
+    const Ints unseen = lane + v * int32_t(kLanes) >= int32_t(seen);
     score[v] = unseen ? Floats{} - INFINITY : Load<Floats>(scores + v * kLanes);
     best = Larger(score[v], best);
   }

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "../tiles.h"
-#include "../vectors.h"
 #include "softmax.h"
+#include "lanes.h"
 
 namespace {
 
@@ -16,10 +16,10 @@ constexpr int64_t kPairs = 2 * kTileRows;  // bfloat16 numbers of a tile's row
 constexpr int64_t kParts = kBlock / kPairs;  // of a block's positions: each is a row of weights
 
 struct alignas(64) Tile {
-  Words rows[kTileRows];
+  Words rows[kLanes];  // kTileRows, where there are tiles
 };
 
-// Bits of 16 weights as the sum of two bfloat16, a block's weights of 16 queries each.
+// Weights as the sum of two bfloat16, a block's weights of 16 queries each.
 struct alignas(64) SplitWeights {
   uint16_t high[kTileRows][kBlock], low[kTileRows][kBlock];
 };

@@ -6,20 +6,19 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../vectors.h"
 #include "softmax.h"
+#include "lanes.h"
 
 namespace {
 
-#if defined(__AVX512F__)
 constexpr int kTogether = 4;  // queries of one pass over a block
-constexpr int kVectors = 4;   // of positions at a time
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kVectors = 4;  // of positions at a time; there are 32 registers
 #else
-constexpr int kTogether = 2;
-constexpr int kVectors = 1;
+constexpr int kVectors = 2;
 #endif
 
-// A key or value of `size` numbers is read a chunk of 16 words at a time. What is computed from it
+// A key or value of `size` numbers is read a chunk of kLanes words at a time. What is computed from it
 // is in packed order: of a chunk of bfloat16, first its numbers of even index, then the others.
 // Beyond `size` there are zeros.
 template <typename Number>
@@ -49,10 +48,8 @@ struct Chunks {
         Store(numbers, even);
       } else {
         const Floats odd = Load<Floats>(from + first + kLanes) / divisor;
-        Store(numbers, __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
-                                               6, 22, 7, 23));
-        Store(numbers + kLanes, __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12,
-                                                        28, 13, 29, 14, 30, 15, 31));
+        Store(numbers, Interleave<0>(even, odd, Lanes()));
+        Store(numbers + kLanes, Interleave<kLanes / 2>(even, odd, Lanes()));
       }
       std::memcpy(to + first, numbers, std::min(kNumbers, size - first) * sizeof(float));
     }
