@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssd_jax.distill.manifest import Manifest, write_manifest
+from ssd_jax.distill.order import shuffled
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
@@ -129,12 +130,12 @@ def into_shards(
 def _completions(prompts: int, count: int, settings: GenerateSettings) -> list[Completion]:
     """A prompt's temperatures take turns, from where its place in the first order puts it."""
     choices, seed = settings.temperatures, settings.seed
-    ranks = {prompt: rank for rank, prompt in enumerate(_shuffled(prompts, f"{seed}/0"))}
+    ranks = {prompt: rank for rank, prompt in enumerate(shuffled(prompts, f"{seed}/0"))}
     made: list[Completion] = []
     greedy: set[int] = set()
     turn = 0
     while len(made) < count:
-        for prompt in _shuffled(prompts, f"{seed}/{turn}"):
+        for prompt in shuffled(prompts, f"{seed}/{turn}"):
             temperature = choices[(ranks[prompt] + turn) % len(choices)]
             if not temperature:
                 if prompt in greedy:
@@ -143,11 +144,6 @@ def _completions(prompts: int, count: int, settings: GenerateSettings) -> list[C
             made.append(Completion(index=len(made), prompt=prompt, temperature=temperature))
         turn += 1
     return made[:count]
-
-
-def _shuffled(count: int, key: str) -> list[int]:
-    """0 to count - 1 in an order that depends on `key` alone, not on any library's generator."""
-    return sorted(range(count), key=lambda i: hashlib.sha256(f"{key}/{i}".encode()).digest())
 
 
 Entry = dict[str, Any]

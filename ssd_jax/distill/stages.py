@@ -20,6 +20,7 @@ from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.distill.generate import Bar, CompletionJob, generate
+from ssd_jax.distill.magpie import SET, Written, read_turns, user_turn
 from ssd_jax.distill.manifest import (
     Manifest,
     check_same,
@@ -28,7 +29,8 @@ from ssd_jax.distill.manifest import (
     read_manifest,
     write_manifest,
 )
-from ssd_jax.distill.prompts import SPLITS, PromptFiles, PromptIds, read_prompts, write_prompts
+from ssd_jax.distill.prompt_settings import SPLITS
+from ssd_jax.distill.prompts import PromptFiles, PromptIds, read_prompts, write_prompts
 from ssd_jax.distill.prompts import report as counted
 from ssd_jax.distill.settings import DistillSettings, GenerateSettings, recorded
 from ssd_jax.distill.shards import read_shards
@@ -43,6 +45,7 @@ EVALUATION = "evaluation.json"
 
 
 _SECTIONS = {
+    "magpie": ("target", "magpie"),
     "prompts": ("prompts",),
     "generate": ("target", "generate"),
     "train": ("train", "draft"),
@@ -240,6 +243,7 @@ def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) 
             "or --draft=default"
         )
     possible = {
+        "magpie": settings.magpie is not None,
         "prompts": True,
         "generate": trains,
         "train": settings.train is not None,
@@ -261,6 +265,8 @@ def _check_settings(whole: Distillation, name: str) -> None:
     runs."""
     settings = whole.settings
     whole.plan(name, {})
+    if name == "magpie":
+        user_turn(whole.target.checkpoint.tokenizer)
     if name == "train" and settings.train is not None and settings.draft is not None:
         from ssd_jax.distill.training.loop import check
 
@@ -271,9 +277,23 @@ def _check_settings(whole: Distillation, name: str) -> None:
         open_pair(settings.target, whole.draft)
 
 
+def _magpie(whole: Distillation) -> None:
+    settings = whole.settings.magpie
+    assert settings is not None
+    prefix = user_turn(whole.target.checkpoint.tokenizer).before
+    job = whole.job("magpie", settings, [PromptIds(set=SET, index=0, ids=prefix)])
+    data = generate(job, whole.start("magpie", {})).data
+    whole.say(f"magpie: {data['completions']} turns of {data['generated']} tokens")
+
+
 def _prompts(whole: Distillation) -> None:
     files = PromptFiles(whole.settings.prompts, whole.settings.directory)
-    manifest, directory = whole.start("prompts", files.digests()), whole.directory("prompts")
+    inputs, written = files.digests(), list[Written]()
+    if whole.settings.magpie is not None:
+        inputs["magpie"] = _texts_digest(whole.finished("magpie", "prompts"))
+        samples = read_shards(whole.directory("magpie"), target=whole.target.sha256)
+        written = read_turns(samples, whole.target.checkpoint.tokenizer)
+    manifest, directory = whole.start("prompts", inputs), whole.directory("prompts")
     if manifest.finished:
         with contextlib.suppress(InputError):
             for split in SPLITS:
@@ -281,7 +301,7 @@ def _prompts(whole: Distillation) -> None:
             whole.say(f"prompts, made before:\n{counted(manifest.data['counts'])}")
             return
     clear_partial(directory)
-    prompts, counts = files.prepare(whole.target.checkpoint.tokenizer)
+    prompts, counts = files.prepare(whole.target.checkpoint.tokenizer, written)
     data = {"counts": counts, "sha256": write_prompts(directory, prompts)}
     write_manifest(directory, dataclasses.replace(manifest, finished=True, data=data))
     whole.say(f"prompts:\n{counted(counts)}")
@@ -297,9 +317,8 @@ def _generate(whole: Distillation) -> None:
 
 
 def _train(whole: Distillation) -> None:
-    shards = whole.finished("generate", "train").data["shards"]
-    files = [[shard["sha256"], shard["scores"] and shard["scores"]["sha256"]] for shard in shards]
-    manifest = whole.start("train", {"generate": _digest(files)})
+    texts = _texts_digest(whole.finished("generate", "train"))
+    manifest = whole.start("train", {"generate": texts})
     directory, train, draft = whole.directory("train"), whole.settings.train, whole.settings.draft
     assert train is not None
     assert draft is not None
@@ -373,8 +392,21 @@ def _evaluate(whole: Distillation) -> None:
     whole.say(f"evaluate: {path}")
 
 
+def _texts_digest(manifest: Manifest) -> str:
+    """Of texts and scores that a stage has generated."""
+    shards = manifest.data["shards"]
+    files = [[shard["sha256"], shard["scores"] and shard["scores"]["sha256"]] for shard in shards]
+    return _digest(files)
+
+
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-STAGES = {"prompts": _prompts, "generate": _generate, "train": _train, "evaluate": _evaluate}
+STAGES = {
+    "magpie": _magpie,
+    "prompts": _prompts,
+    "generate": _generate,
+    "train": _train,
+    "evaluate": _evaluate,
+}

@@ -62,7 +62,9 @@ def test_the_code_of_a_prompt_may_have_braces(tmp_path):
     assert 'x = {"a": {code}}' in load_prompts(path)[0].messages[0]["content"]
 
 
-@pytest.mark.parametrize(("name", "count"), [("mt_bench", 80), ("humaneval", 40), ("gsm8k", 40)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("mt_bench", 80), ("humaneval", 40), ("gsm8k", 40), ("eight_kinds", 80)]
+)
 def test_the_built_in_sets_are_complete(name, count):
     prompts = load_prompts(name)
     assert [(prompt.set, prompt.index) for prompt in prompts] == [(name, i) for i in range(count)]

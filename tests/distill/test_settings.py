@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.distill.settings import PromptEntry, parse_ranges, read_settings, recorded
+from ssd_jax.distill.prompt_settings import PromptEntry, parse_ranges
+from ssd_jax.distill.settings import read_settings, recorded
 from ssd_jax.errors import InputError
 from tests.distill import tiny_run
 
