@@ -23,12 +23,14 @@ class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
       ids: which of its lines, such as 1-10,511-974; None is all.
       limit: most prompts that are taken, spread evenly over it; None is all.
       tasks: of a plain text: tasks over its passages, instead of the passages; None is passages.
+      times: how often each prompt is there, to be completed with other temperatures and noise.
     """
 
     path: Annotated[str, Meta(min_length=1)]
     ids: str | None = None
     limit: Count | None = None
     tasks: Count | None = None
+    times: Count = 1
 
     @property
     def id_ranges(self) -> tuple[range, ...] | None:
@@ -41,7 +43,8 @@ class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.path if self.tasks is None else f"{self.path}:tasks"
 
     def __str__(self) -> str:
-        given = (("limit", self.limit), ("tasks", self.tasks))
+        times = self.times if self.times > 1 else None
+        given = (("limit", self.limit), ("tasks", self.tasks), ("times", times))
         parts = [f"{name}={value}" for name, value in given if value is not None]
         parts = parts if self.ids is None else [self.ids, *parts]
         return f"{self.path}[{', '.join(parts)}]" if parts else self.path
@@ -51,7 +54,7 @@ Files = Annotated[
     tuple[str | PromptEntry, ...],
     Meta(
         description='is not understood; list files as "PATH" or {path = "PATH"}, with ids = "1-10"'
-        ", limit = 1000 or tasks = 1000 beside path"
+        ", limit = 1000, tasks = 1000 or times = 2 beside path"
     ),
 ]
 

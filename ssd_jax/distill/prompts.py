@@ -186,7 +186,7 @@ class PromptFiles:
             )
         read = [item for item in read if item.prompt.ids]
         count = len(read) if entry.limit is None else min(entry.limit, len(read))
-        return [read[i * len(read) // count] for i in range(count)]
+        return [read[i * len(read) // count] for i in range(count) for _ in range(entry.times)]
 
     def _cut(self, entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candidate]:
         before = tokenizer.encode("")
