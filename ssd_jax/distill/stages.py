@@ -265,8 +265,6 @@ def _check_settings(whole: Distillation, name: str) -> None:
     runs."""
     settings = whole.settings
     whole.plan(name, {})
-    if name == "magpie":
-        user_turn(whole.target.checkpoint.tokenizer)
     if name == "train" and settings.train is not None and settings.draft is not None:
         from ssd_jax.distill.training.loop import check
 

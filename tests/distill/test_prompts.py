@@ -182,13 +182,22 @@ def test_tasks_over_a_text_stand_beside_its_passages(prepare, tokenizer, tmp_pat
         assert "th word " in text
 
 
-def test_a_task_over_a_held_out_passage_leaks_in_either_spelling(prepare, tmp_path):
-    asked = '[{path = "text.txt", tasks = 1}]'
-    for written in ("a part @-@ time", "a part-time"):
-        (tmp_path / "text.txt").write_text("He had a part @-@ time job. " + _sentences(1))
-        write_lines(tmp_path / "held_out.jsonl", {"prompt": f"He had {written} job."})
-        with pytest.raises(InputError, match="1 that share a span with held-out ones left out"):
-            prepare(train=asked, longest="2000")
+@pytest.mark.parametrize("written", ["part @-@ time", "part-time"])
+def test_a_task_over_a_held_out_passage_leaks_in_either_spelling(prepare, tmp_path, written):
+    (tmp_path / "text.txt").write_text("He had a part @-@ time job. " + _sentences(1))
+    write_lines(tmp_path / "held_out.jsonl", {"prompt": written})
+    with pytest.raises(InputError, match="1 that share a span with held-out ones left out"):
+        prepare(train='[{path = "text.txt", tasks = 1}]', longest="2000")
+
+
+def test_what_prompts_are_made_from_has_digests(tmp_path):
+    tiny_run.write_data(tmp_path)
+    for train, made_from in (
+        ('["text.txt"]', ["held_out.jsonl", "text.txt"]),
+        ('[{path = "text.txt", tasks = 1}]', ["held_out.jsonl", "tasks.toml", "text.txt"]),
+    ):
+        given = tiny_run.settings(tmp_path, prompts_train=train)
+        assert sorted(PromptFiles(given.prompts, given.directory).digests()) == made_from
 
 
 def test_turns_that_the_target_wrote_are_prompts_beside_those_of_files(prepare, tokenizer):
