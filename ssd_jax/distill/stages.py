@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
-from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.distill.generate import Bar, CompletionJob, generate
 from ssd_jax.distill.magpie import SET, Written, read_turns, user_turn
 from ssd_jax.distill.manifest import (
@@ -34,6 +28,7 @@ from ssd_jax.distill.prompts import PromptFiles, PromptIds, read_prompts, write_
 from ssd_jax.distill.prompts import report as counted
 from ssd_jax.distill.settings import DistillSettings, GenerateSettings, recorded
 from ssd_jax.distill.shards import read_shards
+from ssd_jax.distill.target import DistillTarget, digest, open_target
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 
@@ -56,38 +51,6 @@ _SECTIONS = {
 
 class Stopped(Exception):  # noqa: N818 (no error)
     """A stage ended early, as it was asked to; its text says why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DistillTarget:
-    """The target without its weights.
-
-    Attributes:
-      sha256: of its architecture, vocabulary, chat template (its source: what it writes may depend
-        on the day), the tokens that begin and end a text, and the files that its weights came
-        from. What `ssd-jax convert` wrote of a checkpoint has the checkpoint's own.
-    """
-
-    checkpoint: Checkpoint
-    sha256: str
-
-
-def open_target(source: str, *, progress: Progress | None = None) -> DistillTarget:
-    """Finds a target, downloads it if need be, and reads it once for its digest.
-
-    Raises:
-      InputError: see `open_checkpoint`.
-    """
-    checkpoint = open_checkpoint(source, progress=progress)
-    tokenizer = checkpoint.tokenizer
-    tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
-    template = tokenizer.chat_template
-    # Jinja reads every line end as the same, and a copy of the file may have others.
-    chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
-    ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
-    files = sorted(origin(checkpoint.path).values())
-    sha256 = _digest([checkpoint.config.to_hf(), tokens, chat, ends, files])
-    return DistillTarget(checkpoint, sha256)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,9 +135,9 @@ class Distillation:
 
     def start_of_prompts(self, stage: str, split: str) -> tuple[Manifest, list[PromptIds]]:
         """The manifest of a stage that completes the prompts of a split, and these."""
-        digest = self.finished("prompts", stage).data["sha256"][split]
-        manifest = self.start(stage, {"prompts": digest})
-        return manifest, read_prompts(self.directory("prompts"), split, digest)
+        sha256 = self.finished("prompts", stage).data["sha256"][split]
+        manifest = self.start(stage, {"prompts": sha256})
+        return manifest, read_prompts(self.directory("prompts"), split, sha256)
 
     def job(
         self, stage: str, settings: GenerateSettings, prompts: list[PromptIds]
@@ -375,7 +338,7 @@ def _evaluate(whole: Distillation) -> None:
     else:
         place = Path(draft).expanduser()
         known_as = str(place.resolve()) if place.exists() else draft
-        path = path.with_stem(f"{path.stem}-{_digest([known_as])[:12]}")
+        path = path.with_stem(f"{path.stem}-{digest([known_as])[:12]}")
     manifest, held_out = whole.start_of_prompts("evaluate", "held_out")
     settings = whole.settings.evaluate
     assert settings is not None
@@ -394,11 +357,7 @@ def _texts_digest(manifest: Manifest) -> str:
     """Of texts and scores that a stage has generated."""
     shards = manifest.data["shards"]
     files = [[shard["sha256"], shard["scores"] and shard["scores"]["sha256"]] for shard in shards]
-    return _digest(files)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return digest(files)
 
 
 STAGES = {
