@@ -16,6 +16,8 @@ MAGPIE = {
     "magpie_slots": "2",
     "magpie_shard_tokens": "80",
 }
+LETTER_A, SPACE = 64, 220
+"""Ids of the tiny vocabulary."""
 
 
 class Writer(FakeTarget):
@@ -25,17 +27,8 @@ class Writer(FakeTarget):
         said = super().answer(ids, params, index)
         if params.max_tokens != 16:
             return said
-        words = [b % 26 + ord("a") if i % 3 else ord(" ") for i, b in enumerate(said * 9)]
-        return [*tiny_bytes(words[:15]), *([tiny.END_OF_TURN] if index % 5 else [])]
-
-
-def tiny_bytes(characters):
-    """Ids of printable ASCII: the alphabet of bytes has them first, from "!" on."""
-    return [c - ord("!") if c > ord(" ") else SPACE for c in characters]
-
-
-SPACE = 220
-"""Id of the byte of a space."""
+        words = [LETTER_A + b % 26 if i % 3 else SPACE for i, b in enumerate(said * 9)]
+        return [*words[:15], *([tiny.END_OF_TURN] if index % 5 else [])]
 
 
 def distill(place, target, out, *arguments, **changes) -> int:
