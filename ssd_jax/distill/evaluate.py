@@ -36,7 +36,7 @@ from ssd_jax.system.environment import describe
 from ssd_jax.system.files import read_json
 from ssd_jax.tuning.throughput import ar, best_sd, best_ssd, hit_rate
 
-FORMAT = 1
+FORMAT = 2
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 """Of the two texts of every prompt."""
 
@@ -111,6 +111,7 @@ def evaluate(
         "draft_sha256": _draft_digest(draft),
         "texts_sha256": [entry["sha256"] for entry in shards],
         "dtype": job.target.dtype,
+        "apart": list(settings.apart),
         "ks": list(settings.ks),
         "budgets": list(settings.budgets),
         "repeats": settings.repeats,
@@ -170,20 +171,31 @@ def figures(
     settings: EvaluateSettings,
     steps: StepCosts,
 ) -> dict[str, Any]:
-    """`sets`: by name; `mean`: over the sets, each counting alike.
+    """`sets`: by name, with `kinds`, empty where prompts have none; `mean`: over the sets that
+    are not apart, each counting alike.
 
     Args:
       judged: by the names of `TEMPERATURES`, one of each prompt.
     """
+
+    def judged_at(places: Sequence[int]) -> dict[str, list[Judged]]:
+        return {of: [each[place] for place in places] for of, each in judged.items()}
+
     sets, measured = {}, []
     for name in dict.fromkeys(prompt.set for prompt in prompts):
         own = [place for place, prompt in enumerate(prompts) if prompt.set == name]
-        of_set = {of: [each[place] for place in own] for of, each in judged.items()}
-        found, seen = _of_set(of_set, settings)
-        measured.append(seen)
-        sets[name] = {**found, "predicted": _predicted(seen, settings, steps)}
+        found, seen = _of_set(judged_at(own), settings)
+        kinds = {
+            kind: _of_set(judged_at([i for i in own if prompts[i].kind == kind]), settings)[0]
+            for kind in dict.fromkeys(prompts[i].kind for i in own)
+            if kind
+        }
+        if name not in settings.apart:
+            measured.append(seen)
+        sets[name] = {**found, "kinds": kinds, "predicted": _predicted(seen, settings, steps)}
     averaged = ("greedy_agreement", "overlap", "tokens_per_call")
-    mean = {name: mean_of([one[name] for one in sets.values()]) for name in averaged}
+    meant = [one for name, one in sets.items() if name not in settings.apart]
+    mean = {name: mean_of([one[name] for one in meant]) for name in averaged}
     over_sets = {
         of: MeasuredDraft(**mean_of([vars(one[of]) for one in measured])) for of in TEMPERATURES
     }

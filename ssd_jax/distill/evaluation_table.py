@@ -11,12 +11,13 @@ from rich.table import Table
 from ssd_jax.bench.table import Column, build_table
 
 _TEXTS = {"greedy": "greedy", "sampled": "T = 1"}
-_NAMES = ("set", "text", "rounds", "forward of")
+_NAMES = ("set", "kind", "text", "rounds", "forward of")
 """Titles of columns of words."""
 
 
 def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
-    """What `evaluate.evaluate` gives: agreement, tokens per call, costs, predictions."""
+    """What `evaluate.evaluate` gives: agreement, tokens per call, both by kind of prompt where
+    there are kinds, costs, predictions."""
     sets = {**document["sets"], "mean": document["mean"]}
     texts = [(name, of, found) for name, found in sets.items() for of in _TEXTS]
     agreement = [
@@ -41,15 +42,33 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
         speeds = [(f"{mode['speed_up']:.2f}x", mode["k"]) for mode in (sd, ssd)]
         shown = *speeds[0], *speeds[1], ssd["budget"], f"{ssd['hit_rate']:.0%}"
         predicted.append((name, _TEXTS[of], *shown))
+    kinds = [
+        (
+            name,
+            kind,
+            of_kind["prompts"],
+            f"{of_kind['greedy_agreement']:.3f}",
+            *(f"{x:.2f}" for x in of_kind["tokens_per_call"]["greedy"].values()),
+        )
+        for name, found in document["sets"].items()
+        for kind, of_kind in found["kinds"].items()
+    ]
     ks = [f"K={k}" for k in document["mean"]["tokens_per_call"]["greedy"]]
+    by_kind = _table(
+        "greedy text by kind of prompt", ("set", "kind", "prompts", "agreement", *ks), kinds
+    )
+    notes = ["agreement: of greedy text; sum min(p, q): of text at temperature 1"]
+    if apart := document["made_of"]["apart"]:
+        notes.append(f"mean: without {', '.join(apart)}")
     return [
         _table(
             f"draft {document['draft']}",
             ("set", "prompts", "agreement", "sum min(p, q)"),
             agreement,
-            notes=["agreement: of greedy text; sum min(p, q): of text at temperature 1"],
+            notes=notes,
         ),
         _table("tokens per call of the target", ("set", "text", "rounds", *ks), calls),
+        *([by_kind] if kinds else []),
         _table(
             f"forwards of one text; the target's of 1 token takes {steps['target_ms']:.2f} ms",
             ("forward of", "tokens", "/ target's of 1", "draft's of 1 / this"),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssd_jax.distill.manifest import Manifest, write_manifest
+from ssd_jax.distill.order import shuffled
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
@@ -91,10 +92,11 @@ def plan_shards(prompts: Sequence[PromptIds], settings: GenerateSettings) -> Sha
       InputError: more completions than can differ, or shards that cannot use every slot.
     """
     count = len(prompts) if settings.completions is None else settings.completions
-    if count > len(prompts) and not any(settings.temperatures):
+    distinct = len({tuple(prompt.ids) for prompt in prompts})
+    if count > distinct and not any(settings.temperatures):
         raise InputError(
-            f"generate.completions = {count} is more than the {len(prompts)} prompts, and at "
-            f"temperature 0 a prompt has one completion; lower it to {len(prompts)} or add a "
+            f"generate.completions = {count} is more than the {distinct} prompts, and at "
+            f"temperature 0 a prompt has one completion; lower it to {distinct} or add a "
             "temperature above 0"
         )
     together = min(count, settings.slots)  # a shard ends before the next is begun
@@ -107,7 +109,7 @@ def plan_shards(prompts: Sequence[PromptIds], settings: GenerateSettings) -> Sha
             f"{together} slots are never all in use; raise it to {together * longest} at least, "
             "or lower generate.slots"
         )
-    return into_shards(_completions(len(prompts), count, settings), prompts, settings)
+    return into_shards(_completions(prompts, count, settings), prompts, settings)
 
 
 def into_shards(
@@ -126,28 +128,26 @@ def into_shards(
     return shards
 
 
-def _completions(prompts: int, count: int, settings: GenerateSettings) -> list[Completion]:
+def _completions(
+    prompts: Sequence[PromptIds], count: int, settings: GenerateSettings
+) -> list[Completion]:
     """A prompt's temperatures take turns, from where its place in the first order puts it."""
     choices, seed = settings.temperatures, settings.seed
-    ranks = {prompt: rank for rank, prompt in enumerate(_shuffled(prompts, f"{seed}/0"))}
+    ranks = {prompt: rank for rank, prompt in enumerate(shuffled(len(prompts), f"{seed}/0"))}
     made: list[Completion] = []
-    greedy: set[int] = set()
+    greedy: set[tuple[int, ...]] = set()
     turn = 0
     while len(made) < count:
-        for prompt in _shuffled(prompts, f"{seed}/{turn}"):
+        for prompt in shuffled(len(prompts), f"{seed}/{turn}"):
             temperature = choices[(ranks[prompt] + turn) % len(choices)]
             if not temperature:
-                if prompt in greedy:
+                ids = tuple(prompts[prompt].ids)
+                if ids in greedy:
                     continue  # the same text again
-                greedy.add(prompt)
+                greedy.add(ids)
             made.append(Completion(index=len(made), prompt=prompt, temperature=temperature))
         turn += 1
     return made[:count]
-
-
-def _shuffled(count: int, key: str) -> list[int]:
-    """0 to count - 1 in an order that depends on `key` alone, not on any library's generator."""
-    return sorted(range(count), key=lambda i: hashlib.sha256(f"{key}/{i}".encode()).digest())
 
 
 Entry = dict[str, Any]

@@ -19,6 +19,7 @@ _FORMAT = 1
 _KINDS = {"stage": str, "settings": dict, "inputs": dict, "finished": bool, "data": dict}
 _INPUTS = {
     "target": "the target",
+    "magpie": "the output of stage magpie",
     "prompts": "the output of stage prompts",
     "generate": "the output of stage generate",
 }

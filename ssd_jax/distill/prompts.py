@@ -22,8 +22,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.distill.magpie import SET, Written
+from ssd_jax.distill.prompt_settings import SPLITS, PromptEntry, PromptSettings
 from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
-from ssd_jax.distill.settings import SPLITS, PromptEntry, PromptSettings
+from ssd_jax.distill.tasks import TEMPLATES, make_tasks
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.files import brief, read_bytes, sha256_of
@@ -38,15 +40,17 @@ class PromptIds:
     """A prompt in the target's tokens.
 
     Attributes:
-      set: built-in name or path, as the configuration has it.
+      set: built-in name or path, as the configuration has it; `PromptEntry.set`.
       index: its place among those of the set that the configuration chose, from 0.
       ids: what the target is given, chat template included.
+      kind: what the set calls its kind; empty if it names none.
       plain: whether it is a passage of plain text, which is itself worth learning.
     """
 
     set: str
     index: int
     ids: list[int]
+    kind: str = ""
     plain: bool = False
 
 
@@ -82,11 +86,13 @@ def _spans(tokens: Sequence[int], length: int) -> Iterator[bytes]:
 
 class _Candidate(NamedTuple):
     """A prompt before the choice, and what is compared: `own` tokens of what is learnt from, if it
-    trains, and `hidden`, spellings of each text that must not leak, if it is held out."""
+    trains, and `hidden`, spellings of each text that must not leak, if it is held out; `fate` says
+    why it is left out, whatever its length."""
 
     prompt: PromptIds
     own: list[int]
-    hidden: Sequence[Sequence[list[int]]]
+    hidden: Sequence[Sequence[list[int]]] = ()
+    fate: str = ""
 
 
 class PromptFiles:
@@ -110,11 +116,19 @@ class PromptFiles:
                 )
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file, by its path in the configuration."""
-        return {name: sha256_of(path) for name, path in self._paths.items() if path is not None}
+        """SHA-256 of every file, by its path in the configuration, and of the tasks' templates."""
+        digests = {name: sha256_of(path) for name, path in self._paths.items() if path is not None}
+        if any(entry.tasks for entries in self._entries.values() for entry in entries):
+            digests[TEMPLATES.name] = hashlib.sha256(TEMPLATES.read_bytes()).hexdigest()
+        return digests
 
-    def prepare(self, tokenizer: Tokenizer) -> tuple[dict[str, list[PromptIds]], dict[str, Any]]:
+    def prepare(
+        self, tokenizer: Tokenizer, written: Sequence[Written] = ()
+    ) -> tuple[dict[str, list[PromptIds]], dict[str, Any]]:
         """The prompts of each split, and what was counted.
+
+        Args:
+          written: by the target, to train with besides those of the files.
 
         Raises:
           InputError: lines that cannot be read (all are listed), or a split without prompts.
@@ -124,16 +138,20 @@ class PromptFiles:
             split: [item for entry in entries for item in self._read(entry, lines, tokenizer)]
             for split, entries in self._entries.items()
         }
+        read["train"] += [
+            _asked(SET, index, Line.of(turn.text), tokenizer)._replace(fate=turn.fate)
+            for index, turn in enumerate(written)
+        ]
         held_out = HeldOut(text for item in read["held_out"] for text in item.hidden)
         kept: dict[str, list[PromptIds]] = {split: [] for split in SPLITS}
         counts: dict[str, Any] = {}
         for split, entries in self._entries.items():
-            sets = {entry.path: Counter(kept=0, too_long=0) for entry in entries}
+            sets = {entry.set: Counter(kept=0, too_long=0) for entry in entries}
             for item in read[split]:
-                fate = "too_long" if len(item.prompt.ids) > self._longest else "kept"
-                if split == "train" and held_out.leaks(item.own):
+                fate = item.fate or ("too_long" if len(item.prompt.ids) > self._longest else "kept")
+                if split == "train" and not item.fate and held_out.leaks(item.own):
                     fate = "leaking"
-                sets[item.prompt.set][fate] += 1
+                sets.setdefault(item.prompt.set, Counter(kept=0))[fate] += 1
                 if fate == "kept":
                     kept[split].append(item.prompt)
             counts[split] = {name: dict(count) for name, count in sets.items()}
@@ -151,28 +169,57 @@ class PromptFiles:
 
     def _read(
         self, entry: PromptEntry, lines: dict[PromptEntry, list[Line]], tokenizer: Tokenizer
-    ) -> Iterator[_Candidate]:
-        if entry not in lines:
+    ) -> list[_Candidate]:
+        """What an entry takes of a file, without any that have no tokens."""
+        if entry in lines:
+            read = [
+                _asked(entry.set, index, line, tokenizer) for index, line in enumerate(lines[entry])
+            ]
+        else:
             path = self._paths[entry.path]
             assert path is not None
-            before = tokenizer.encode("")
-            tokens = tokenizer.encode(read_plain(path), add_special=False)
-            for index, ids in enumerate(passages(tokens, self._passage, before=before)):
-                own = ids[len(before) :]
-                yield _Candidate(
-                    PromptIds(set=entry.path, index=index, ids=ids, plain=True), own, [[own]]
-                )
-            return
-        for index, line in enumerate(lines[entry]):
-            ids = _encode(line, tokenizer)
-            own = tokenizer.encode(line.own_text, add_special=False)
-            hidden = [
-                [tokenizer.encode(spelt, add_special=False) for spelt in (text, f" {text}")]
-                for text in (line.own_text, *line.further)
-                if text.strip()  # a blank text gives nothing away, but its token is in every other
-            ]
-            if ids:
-                yield _Candidate(PromptIds(set=entry.path, index=index, ids=ids), own, hidden)
+            text = read_plain(path)
+            read = (
+                self._cut(entry, text, tokenizer)
+                if entry.tasks is None
+                else _tasks(entry, text, tokenizer)
+            )
+        read = [item for item in read if item.prompt.ids]
+        count = len(read) if entry.limit is None else min(entry.limit, len(read))
+        return [read[i * len(read) // count] for i in range(count) for _ in range(entry.times)]
+
+    def _cut(self, entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candidate]:
+        before = tokenizer.encode("")
+        tokens = tokenizer.encode(text, add_special=False)
+        read = []
+        for index, ids in enumerate(passages(tokens, self._passage, before=before)):
+            own = ids[len(before) :]
+            prompt = PromptIds(set=entry.set, index=index, ids=ids, plain=True)
+            read.append(_Candidate(prompt, own, [[own]]))
+        return read
+
+
+def _tasks(entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candidate]:
+    """Tasks over a text; its own spelling of their passages is compared, too."""
+    assert entry.tasks is not None
+    read = []
+    for index, task in enumerate(make_tasks(text, entry.tasks, entry.path)):
+        line = Line.of(task.prompt, kind=task.kind)
+        item = _asked(entry.set, index, line, tokenizer)
+        passage = tokenizer.encode(task.passage, add_special=False)
+        read.append(item._replace(own=item.own + passage, hidden=[*item.hidden, [passage]]))
+    return read
+
+
+def _asked(name: str, index: int, line: Line, tokenizer: Tokenizer) -> _Candidate:
+    """A prompt that is asked of the target."""
+    hidden = [
+        [tokenizer.encode(spelt, add_special=False) for spelt in (text, f" {text}")]
+        for text in (line.own_text, *line.further)
+        if text.strip()  # a blank text gives nothing away, but its token is in every other
+    ]
+    prompt = PromptIds(set=name, index=index, ids=_encode(line, tokenizer), kind=line.kind)
+    return _Candidate(prompt, tokenizer.encode(line.own_text, add_special=False), hidden)
 
 
 def _encode(line: Line, tokenizer: Tokenizer) -> list[int]:
@@ -189,14 +236,16 @@ def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[
     digests = {}
     for split, chosen in prompts.items():
         sets = list(dict.fromkeys(prompt.set for prompt in chosen))
+        kinds = list(dict.fromkeys(prompt.kind for prompt in chosen))
         data = save(
             {
                 "ids": np.array([token for prompt in chosen for token in prompt.ids], np.uint32),
                 "lengths": np.array([len(prompt.ids) for prompt in chosen], np.uint32),
                 "indices": np.array([prompt.index for prompt in chosen], np.uint32),
                 "sets": np.array([sets.index(prompt.set) for prompt in chosen], np.uint32),
+                "kinds": np.array([kinds.index(prompt.kind) for prompt in chosen], np.uint32),
                 "plain": np.array([prompt.plain for prompt in chosen], np.uint8),
-                "names": np.frombuffer(json.dumps(sets).encode(), np.uint8),
+                "names": np.frombuffer(json.dumps([sets, kinds]).encode(), np.uint8),
             }
         )
         write_file(directory / f"{split}.safetensors", data, durable=True)
@@ -215,12 +264,18 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[PromptIds]:
         if sha256_of(path) != sha256:
             raise ValueError("its sha256 differs from the manifest's")
         arrays = load(read_bytes(path))
-        names = json.loads(arrays["names"].tobytes())
+        sets, kinds = json.loads(arrays["names"].tobytes())
         parts = np.split(arrays["ids"], np.cumsum(arrays["lengths"]))[:-1]
-        columns = zip(parts, arrays["sets"], arrays["indices"], arrays["plain"], strict=True)
+        columns = (arrays[name] for name in ("sets", "kinds", "indices", "plain"))
         return [
-            PromptIds(set=names[of], index=int(index), ids=ids.tolist(), plain=bool(plain))
-            for ids, of, index, plain in columns
+            PromptIds(
+                set=sets[of],
+                index=int(index),
+                ids=ids.tolist(),
+                kind=kinds[kind],
+                plain=bool(plain),
+            )
+            for ids, of, kind, index, plain in zip(parts, *columns, strict=True)
         ]
     except (InputError, ValueError, TypeError, LookupError, SafetensorError) as error:
         raise InputError(f"{path}: {brief(error)}; remove {directory} to make it again") from None
@@ -231,7 +286,13 @@ def report(counts: dict[str, Any]) -> str:
     return "\n".join(f"{split}: {_counted(counts[split])}" for split in SPLITS if counts[split])
 
 
-_FATES = {"leaking": "that share a span with held-out ones", "too_long": "that are too long"}
+_FATES = {
+    "leaking": "that share a span with held-out ones",
+    "too_long": "that are too long",
+    "too_short": "that are too short",
+    "broken": "that were cut off or are no text",
+    "repeated": "that repeat others",
+}
 
 
 def _counted(sets: dict[str, dict[str, int]]) -> str:

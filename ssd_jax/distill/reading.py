@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
-from ssd_jax.distill.settings import PromptEntry
+from ssd_jax.distill.prompt_settings import PromptEntry
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import MOST_TEXT, decode, read_bytes
 from ssd_jax.system.prompts import BadLine, PromptLine, string
@@ -26,11 +26,18 @@ class Line(NamedTuple):
     Attributes:
       id: the number that the line names itself by, if it does.
       further: what the user says later in the conversation, which is never asked.
+      kind: what the set calls its kind; empty if it names none.
     """
 
     prompt: PromptLine
-    id: int | None
-    further: tuple[str, ...]
+    id: int | None = None
+    further: tuple[str, ...] = ()
+    kind: str = ""
+
+    @classmethod
+    def of(cls, text: str, kind: str = "") -> Line:
+        """A line of nothing but what a user says."""
+        return cls(PromptLine(prompt=text), kind=kind)
 
     @property
     def own_text(self) -> str:
@@ -54,9 +61,9 @@ def find(entry: PromptEntry, directory: Path) -> Path | None:
     """The file of an entry; None is a built-in set.
 
     Raises:
-      InputError: there is no such file, or ids are asked of plain text.
+      InputError: there is no such file, ids are asked of plain text, or tasks of another.
     """
-    if entry.path in BUILT_IN:
+    if entry.path in BUILT_IN and entry.tasks is None:
         return None
     path = directory / entry.path
     if not path.is_file():
@@ -67,6 +74,11 @@ def find(entry: PromptEntry, directory: Path) -> Path | None:
         )
     if is_plain_text(entry) and entry.ids is not None:
         raise InputError(f"prompts {entry.path!r}: lines of plain text have no ids; leave ids out")
+    if not is_plain_text(entry) and entry.tasks is not None:
+        raise InputError(
+            f"prompts {entry.path!r}: tasks are made over plain text ({', '.join(PLAIN_TEXT)}); "
+            "leave tasks out"
+        )
     return path
 
 
@@ -124,4 +136,5 @@ def _parse(line: Mapping[str, Any]) -> Line:
     further = tuple(string(turn, f"turns[{i}]") for i, turn in turns if i)
     ends = [re.search(r"\d+$", str(line.get(key, ""))) for key in _ID_KEYS]
     numbers = [int(end[0]) for end in ends if end and len(end[0]) < _LONGEST_ID]
-    return Line(prompt, numbers[0] if numbers else None, further)
+    kind = str(line.get("category", ""))
+    return Line(prompt, numbers[0] if numbers else None, further, kind)

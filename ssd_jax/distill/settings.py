@@ -8,67 +8,34 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
-from ssd_jax.config import AUTO_BUDGETS, AUTO_K, MAX_BUDGET, MAX_K
+from ssd_jax.config import AUTO_BUDGETS, AUTO_K
+from ssd_jax.distill.prompt_settings import PromptSettings
+from ssd_jax.distill.value_types import (
+    Amount,
+    Budgets,
+    Compute,
+    Count,
+    HeldOutSets,
+    Ks,
+    NotNegative,
+    Part,
+    Positive,
+    Several,
+    Share,
+    Temperatures,
+)
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import FAMILIES
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.system.toml_settings import read_section, read_toml
 
-SPLITS = ("train", "held_out")
 SIZES = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
 """Of a draft from scratch."""
-
-# A description goes on where an error has named key and value.
-NotNegative = Annotated[int, Meta(ge=0, description="must be at least 0")]
-Count = Annotated[int, Meta(ge=1, description="must be at least 1")]
-Several = Annotated[int, Meta(ge=2, description="must be at least 2")]
-Share = Annotated[float, Meta(ge=0, lt=1, description="must be at least 0 and below 1")]
-Amount = Annotated[float, Meta(ge=0, description="must be at least 0")]
-Positive = Annotated[float, Meta(gt=0, description="must be above 0")]
-Compute = Literal["bfloat16", "float32"]
-Part = Literal["frozen", "trained"]
-Ks = Annotated[
-    tuple[Annotated[int, Meta(ge=1, le=MAX_K)], ...],
-    Meta(min_length=1, description=f"must list integers from 1 to {MAX_K}"),
-]
-Budgets = Annotated[
-    tuple[Annotated[int, Meta(ge=LEAST_BUDGET, le=MAX_BUDGET)], ...],
-    Meta(min_length=1, description=f"must list integers from {LEAST_BUDGET} to {MAX_BUDGET}"),
-]
-
-
-class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of prompts, or a part of it.
-
-    Attributes:
-      path: a built-in set, or a file relative to the directory of the prompts.
-      ids: which of its lines, such as 1-10,511-974; None is all.
-    """
-
-    path: Annotated[str, Meta(min_length=1)]
-    ids: str | None = None
-
-    @property
-    def id_ranges(self) -> tuple[range, ...] | None:
-        """The ranges of `ids`."""
-        return None if self.ids is None else parse_ranges(self.ids, self.path)
-
-    def __str__(self) -> str:
-        return self.path if self.ids is None else f"{self.path}[{self.ids}]"
-
-
-Files = Annotated[
-    tuple[str | PromptEntry, ...],
-    Meta(description='is not understood; list files as "PATH" or {path = "PATH", ids = "1-10"}'),
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,43 +58,6 @@ class TargetSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptSettings:
-    """Section [prompts]: what the target is asked, and what stays unseen.
-
-    Attributes:
-      train, held_out: files and built-in sets; without any to train, drafts are only evaluated.
-      directory: where files are, relative to the configuration file.
-      longest: prompts of more tokens are left out.
-      passage_tokens: tokens of a passage of a plain text file.
-    """
-
-    train: Files = ()
-    held_out: Files = ()
-    directory: str = "."
-    longest: Count = 512
-    passage_tokens: Several = 128
-
-    def __post_init__(self) -> None:
-        if not self.held_out:
-            raise InputError("held_out is empty; list at least one file of prompts")
-        for name in SPLITS:
-            files = getattr(self, name)
-            entries = tuple(PromptEntry(path=e) if isinstance(e, str) else e for e in files)
-            object.__setattr__(self, name, entries)
-            for place, entry in enumerate(entries):
-                parse_ranges(entry.ids or "1", f"{name}: {entry.path}")
-                if any(other.path == entry.path for other in entries[:place]):
-                    raise InputError(
-                        f"{name} lists {entry.path!r} twice; put its ids into one entry"
-                    )
-        if self.passage_tokens > self.longest:
-            raise InputError(
-                f"passage_tokens = {self.passage_tokens} is more than longest = {self.longest}; "
-                "lower the one or raise the other"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateSettings:
     """Section [generate]: the target's own completions.
 
@@ -143,9 +73,7 @@ class GenerateSettings:
 
     completions: Count | None = None
     max_tokens: Count = 256
-    temperatures: Annotated[
-        tuple[float, ...], Meta(min_length=1, description="must be a list of at least one number")
-    ] = (0.0, 0.7, 1.0)
+    temperatures: Temperatures = (0.0, 0.7, 1.0)
     seed: int = 0
     slots: Count = 16
     shard_tokens: Count = 65536
@@ -154,6 +82,22 @@ class GenerateSettings:
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
             SamplingParams(temperature=temperature, seed=self.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MagpieSettings(GenerateSettings):
+    """Section [magpie]: user turns that the target writes itself (arXiv 2406.08464), as prompts to
+    train. Keys are those of [generate]; a turn of more than `max_tokens` is left out."""
+
+    completions: Count = 10000
+    max_tokens: Count = 128
+    temperatures: Temperatures = (0.7, 0.85, 1.0)
+    top_n: NotNegative = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_n:
+            raise InputError(f"top_n = {self.top_n}: prompts are not learnt; leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -280,6 +224,7 @@ class EvaluateSettings:
 
     Attributes:
       sets: of the held-out prompts, as `prompts.held_out` names them; empty is all.
+      apart: those of them that the mean leaves out.
       prompts: of each set, spread evenly over it; all where it has fewer.
       seed: of the noise at temperature 1.
       ks: numbers of speculated tokens, ascending.
@@ -287,7 +232,8 @@ class EvaluateSettings:
       repeats: timed forwards of every width.
     """
 
-    sets: Annotated[tuple[str, ...], Meta(description="must be a list of held-out sets")] = ()
+    sets: HeldOutSets = ()
+    apart: HeldOutSets = ()
     prompts: Count = 40
     max_tokens: Several = 256
     seed: NotNegative = 0
@@ -319,10 +265,16 @@ class DistillSettings:
     draft: DraftSettings | None = None
     train: TrainSettings | None = None
     evaluate: EvaluateSettings | None = None
+    magpie: MagpieSettings | None = None
 
 
 _SECTIONS = {"target": TargetSettings, "prompts": PromptSettings, "generate": GenerateSettings}
-_OPTIONAL = {"draft": DraftSettings, "train": TrainSettings, "evaluate": EvaluateSettings}
+_OPTIONAL = {
+    "magpie": MagpieSettings,
+    "draft": DraftSettings,
+    "train": TrainSettings,
+    "evaluate": EvaluateSettings,
+}
 
 
 def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
@@ -340,6 +292,11 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     if ("draft" in tables) != ("train" in tables):
         raise InputError(f"{where} [draft] and [train] go together; give both or neither")
     prompts, train, evaluate = sections["prompts"], sections.get("train"), sections.get("evaluate")
+    if sections.get("magpie") is not None and not prompts.train:
+        raise InputError(
+            f"{where} [magpie] writes prompts beside those of files; list at least one in train of "
+            "[prompts]"
+        )
     if train is not None and not prompts.train:
         raise InputError(
             f"{where} [prompts] train is empty; list at least one file of prompts, or leave "
@@ -350,13 +307,16 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
             f"{where} [generate] top_n = 0 keeps no probabilities, which kl and acceptance of "
             '[train] need; raise it, set probabilities = "live", or train on cross_entropy alone'
         )
-    known = {entry.path for entry in prompts.held_out}
-    for name in evaluate.sets if evaluate is not None else ():
-        if name not in known:
-            raise InputError(
-                f"{where} [evaluate] sets: {name!r} is not held out; held_out of [prompts] lists "
-                f"{', '.join(sorted(known))}"
-            )
+    known = [entry.set for entry in prompts.held_out]
+    for key in ("sets", "apart") if evaluate is not None else ():
+        for name in getattr(evaluate, key):
+            if name not in known:
+                raise InputError(
+                    f"{where} [evaluate] {key}: {name!r} is not held out; held_out of [prompts] "
+                    f"lists {', '.join(sorted(known))}"
+                )
+    if evaluate is not None and {*(evaluate.sets or known)} <= {*evaluate.apart}:
+        raise InputError(f"{where} [evaluate] apart leaves no set for the mean; shorten it")
     directory = path.parent / prompts.directory if data is None else data
     return DistillSettings(name=path.stem, directory=directory, **sections)
 
@@ -364,7 +324,7 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
 _FREE = {
     *("target.source", "target.name", "prompts.directory"),
     *("train.devices", "train.keep", "train.save_every", "train.max_seconds", "draft.store"),
-    *("evaluate.ks", "evaluate.budgets", "evaluate.repeats"),
+    *("evaluate.apart", "evaluate.ks", "evaluate.budgets", "evaluate.repeats"),
 }
 """What is made does not depend on these: where things are, how a run goes, what is shown of it."""
 
@@ -374,24 +334,3 @@ def recorded(section: str, settings: Any) -> dict[str, Any]:
     values = {f"{section}.{name}": value for name, value in vars(settings).items()}
     kept = {key: value for key, value in values.items() if key not in _FREE}
     return json.loads(json.dumps(kept, default=str))  # entries as texts, tuples as lists
-
-
-_RANGE = re.compile(r"\s*(\d+)(?:-(\d+))?\s*")
-
-
-def parse_ranges(text: str, where: str) -> tuple[range, ...]:
-    """The ranges of a text such as "1-10,511-974"; both ends belong to a range.
-
-    Raises:
-      InputError: no such text, or a range that ends before it begins, with `where` in front.
-    """
-    ranges = []
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part)
-        first, last = (int(end or match[1]) for end in match.groups()) if match else (1, 0)
-        if last < first:
-            raise InputError(
-                f"{where}: {part.strip()!r} of {text!r} is no range; give ids such as 1-10,511-974"
-            )
-        ranges.append(range(first, last + 1))
-    return tuple(ranges)

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
-from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.distill.generate import Bar, CompletionJob, generate
+from ssd_jax.distill.magpie import SET, Written, read_turns, user_turn
 from ssd_jax.distill.manifest import (
     Manifest,
     check_same,
@@ -28,10 +23,12 @@ from ssd_jax.distill.manifest import (
     read_manifest,
     write_manifest,
 )
-from ssd_jax.distill.prompts import SPLITS, PromptFiles, PromptIds, read_prompts, write_prompts
+from ssd_jax.distill.prompt_settings import SPLITS
+from ssd_jax.distill.prompts import PromptFiles, PromptIds, read_prompts, write_prompts
 from ssd_jax.distill.prompts import report as counted
 from ssd_jax.distill.settings import DistillSettings, GenerateSettings, recorded
 from ssd_jax.distill.shards import read_shards
+from ssd_jax.distill.target import DistillTarget, digest, open_target
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 
@@ -43,6 +40,7 @@ EVALUATION = "evaluation.json"
 
 
 _SECTIONS = {
+    "magpie": ("target", "magpie"),
     "prompts": ("prompts",),
     "generate": ("target", "generate"),
     "train": ("train", "draft"),
@@ -53,38 +51,6 @@ _SECTIONS = {
 
 class Stopped(Exception):  # noqa: N818 (no error)
     """A stage ended early, as it was asked to; its text says why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DistillTarget:
-    """The target without its weights.
-
-    Attributes:
-      sha256: of its architecture, vocabulary, chat template (its source: what it writes may depend
-        on the day), the tokens that begin and end a text, and the files that its weights came
-        from. What `ssd-jax convert` wrote of a checkpoint has the checkpoint's own.
-    """
-
-    checkpoint: Checkpoint
-    sha256: str
-
-
-def open_target(source: str, *, progress: Progress | None = None) -> DistillTarget:
-    """Finds a target, downloads it if need be, and reads it once for its digest.
-
-    Raises:
-      InputError: see `open_checkpoint`.
-    """
-    checkpoint = open_checkpoint(source, progress=progress)
-    tokenizer = checkpoint.tokenizer
-    tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
-    template = tokenizer.chat_template
-    # Jinja reads every line end as the same, and a copy of the file may have others.
-    chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
-    ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
-    files = sorted(origin(checkpoint.path).values())
-    sha256 = _digest([checkpoint.config.to_hf(), tokens, chat, ends, files])
-    return DistillTarget(checkpoint, sha256)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,9 +135,9 @@ class Distillation:
 
     def start_of_prompts(self, stage: str, split: str) -> tuple[Manifest, list[PromptIds]]:
         """The manifest of a stage that completes the prompts of a split, and these."""
-        digest = self.finished("prompts", stage).data["sha256"][split]
-        manifest = self.start(stage, {"prompts": digest})
-        return manifest, read_prompts(self.directory("prompts"), split, digest)
+        sha256 = self.finished("prompts", stage).data["sha256"][split]
+        manifest = self.start(stage, {"prompts": sha256})
+        return manifest, read_prompts(self.directory("prompts"), split, sha256)
 
     def job(
         self, stage: str, settings: GenerateSettings, prompts: list[PromptIds]
@@ -240,6 +206,7 @@ def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) 
             "or --draft=default"
         )
     possible = {
+        "magpie": settings.magpie is not None,
         "prompts": True,
         "generate": trains,
         "train": settings.train is not None,
@@ -271,9 +238,23 @@ def _check_settings(whole: Distillation, name: str) -> None:
         open_pair(settings.target, whole.draft)
 
 
+def _magpie(whole: Distillation) -> None:
+    settings = whole.settings.magpie
+    assert settings is not None
+    prefix = user_turn(whole.target.checkpoint.tokenizer).before
+    job = whole.job("magpie", settings, [PromptIds(set=SET, index=0, ids=prefix)])
+    data = generate(job, whole.start("magpie", {})).data
+    whole.say(f"magpie: {data['completions']} turns of {data['generated']} tokens")
+
+
 def _prompts(whole: Distillation) -> None:
     files = PromptFiles(whole.settings.prompts, whole.settings.directory)
-    manifest, directory = whole.start("prompts", files.digests()), whole.directory("prompts")
+    inputs, written = files.digests(), list[Written]()
+    if whole.settings.magpie is not None:
+        inputs["magpie"] = _texts_digest(whole.finished("magpie", "prompts"))
+        samples = read_shards(whole.directory("magpie"), target=whole.target.sha256)
+        written = read_turns(samples, whole.target.checkpoint.tokenizer)
+    manifest, directory = whole.start("prompts", inputs), whole.directory("prompts")
     if manifest.finished:
         with contextlib.suppress(InputError):
             for split in SPLITS:
@@ -281,7 +262,7 @@ def _prompts(whole: Distillation) -> None:
             whole.say(f"prompts, made before:\n{counted(manifest.data['counts'])}")
             return
     clear_partial(directory)
-    prompts, counts = files.prepare(whole.target.checkpoint.tokenizer)
+    prompts, counts = files.prepare(whole.target.checkpoint.tokenizer, written)
     data = {"counts": counts, "sha256": write_prompts(directory, prompts)}
     write_manifest(directory, dataclasses.replace(manifest, finished=True, data=data))
     whole.say(f"prompts:\n{counted(counts)}")
@@ -297,9 +278,8 @@ def _generate(whole: Distillation) -> None:
 
 
 def _train(whole: Distillation) -> None:
-    shards = whole.finished("generate", "train").data["shards"]
-    files = [[shard["sha256"], shard["scores"] and shard["scores"]["sha256"]] for shard in shards]
-    manifest = whole.start("train", {"generate": _digest(files)})
+    texts = _texts_digest(whole.finished("generate", "train"))
+    manifest = whole.start("train", {"generate": texts})
     directory, train, draft = whole.directory("train"), whole.settings.train, whole.settings.draft
     assert train is not None
     assert draft is not None
@@ -358,7 +338,7 @@ def _evaluate(whole: Distillation) -> None:
     else:
         place = Path(draft).expanduser()
         known_as = str(place.resolve()) if place.exists() else draft
-        path = path.with_stem(f"{path.stem}-{_digest([known_as])[:12]}")
+        path = path.with_stem(f"{path.stem}-{digest([known_as])[:12]}")
     manifest, held_out = whole.start_of_prompts("evaluate", "held_out")
     settings = whole.settings.evaluate
     assert settings is not None
@@ -373,8 +353,17 @@ def _evaluate(whole: Distillation) -> None:
     whole.say(f"evaluate: {path}")
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def _texts_digest(manifest: Manifest) -> str:
+    """Of texts and scores that a stage has generated."""
+    shards = manifest.data["shards"]
+    files = [[shard["sha256"], shard["scores"] and shard["scores"]["sha256"]] for shard in shards]
+    return digest(files)
 
 
-STAGES = {"prompts": _prompts, "generate": _generate, "train": _train, "evaluate": _evaluate}
+STAGES = {
+    "magpie": _magpie,
+    "prompts": _prompts,
+    "generate": _generate,
+    "train": _train,
+    "evaluate": _evaluate,
+}

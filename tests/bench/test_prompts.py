@@ -5,6 +5,7 @@ import hashlib
 import importlib.resources
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -62,7 +63,9 @@ def test_the_code_of_a_prompt_may_have_braces(tmp_path):
     assert 'x = {"a": {code}}' in load_prompts(path)[0].messages[0]["content"]
 
 
-@pytest.mark.parametrize(("name", "count"), [("mt_bench", 80), ("humaneval", 40), ("gsm8k", 40)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("mt_bench", 80), ("humaneval", 40), ("gsm8k", 40), ("eight_kinds", 80)]
+)
 def test_the_built_in_sets_are_complete(name, count):
     prompts = load_prompts(name)
     assert [(prompt.set, prompt.index) for prompt in prompts] == [(name, i) for i in range(count)]
@@ -79,10 +82,19 @@ def test_the_built_in_files_are_those_whose_hashes_the_licenses_page_names():
     assert page.count("Permission is hereby granted") == 2
 
 
-def test_the_first_of_mt_bench_are_one_of_each_category():
-    data = importlib.resources.files("ssd_jax.bench") / "prompt_sets" / "mt_bench.jsonl"
-    categories = [json.loads(line)["category"] for line in data.read_text().splitlines()[:8]]
-    assert len(set(categories)) == 8
+def _categories(name):
+    data = importlib.resources.files("ssd_jax.bench") / "prompt_sets" / f"{name}.jsonl"
+    return [json.loads(line)["category"] for line in data.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["mt_bench", "eight_kinds"])
+def test_the_first_of_a_set_of_categories_are_one_of_each(name):
+    assert len(set(_categories(name)[:8])) == 8
+
+
+def test_every_second_of_the_eight_kinds_are_of_all_kinds():
+    assert set(Counter(_categories("eight_kinds")).values()) == {10}
+    assert set(Counter(_categories("eight_kinds")[::2]).values()) == {5}
 
 
 def test_n_takes_the_first_and_a_list_joins_sets(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from ssd_jax.cli.distill import STOPPED
 from ssd_jax.cli.main import main
 from ssd_jax.distill.shards import read_shards
-from ssd_jax.distill.stages import open_target
+from ssd_jax.distill.target import open_target
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny

@@ -1,5 +1,7 @@
 """Figures of sets and their mean, from given judgements and costs."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,24 @@ def test_the_mean_is_over_sets(found):
     assert mean["tokens_per_call"]["greedy"] == {1: 1.5, 2: 2, 3: 2.5}
     sd = mean["predicted"]["greedy"]["sd"]  # by rates of a half at every place
     assert sd == {"k": 1, "speed_up": pytest.approx(1.5 / 1.1)}
+
+
+def test_a_set_apart_has_no_part_in_the_mean(found):
+    both = [judged(rank=0), judged(rank=1)]
+    settings = dataclasses.replace(SETTINGS, apart=("wrong",))
+    other = figures(PROMPTS, {"greedy": both, "sampled": both}, settings, STEPS)
+    assert other["sets"] == found["sets"]
+    for name in ("greedy_agreement", "overlap", "tokens_per_call", "predicted"):
+        assert other["mean"][name] == other["sets"]["right"][name]
+
+
+def test_prompts_of_a_kind_have_figures_of_their_own(found):
+    assert found["sets"]["right"]["kinds"] == {}
+    prompts = [PromptIds(set="a", index=i, ids=[1], kind=kind) for i, kind in enumerate("xyx")]
+    each = [judged(rank=0), judged(rank=1), judged(rank=1)]
+    kinds = figures(prompts, {"greedy": each, "sampled": each}, SETTINGS, STEPS)["sets"]["a"][
+        "kinds"
+    ]
+    assert [(kind, one["prompts"]) for kind, one in kinds.items()] == [("x", 2), ("y", 1)]
+    assert [one["greedy_agreement"] for one in kinds.values()] == [0.5, 0.0]
+    assert kinds["y"]["tokens_per_call"]["greedy"] == {1: 1, 2: 1, 3: 1}

@@ -57,6 +57,16 @@ def test_no_text_is_generated_twice(temperatures):
         assert len(taken) > 3
 
 
+def test_a_prompt_that_is_there_several_times_is_completed_greedily_once():
+    prompts = [PromptIds(set="a", index=0, ids=[1])] * 5 + PROMPTS[1:3]
+    completions = flat(plan(prompts))
+    assert [one.index for one in completions] == list(range(7))
+    copies = [one.temperature for one in completions if one.prompt < 5]
+    assert copies.count(0.0) == 1
+    with pytest.raises(InputError, match=r"completions = 7 is more than the 3 prompts"):
+        plan(prompts, temperatures=(0.0,))
+
+
 def test_more_than_can_differ_is_refused():
     assert len(flat(plan(completions=7, temperatures=(0.0,)))) == 7
     with pytest.raises(InputError, match=r"completions = 8 is more than the 7 .*lower it to 7"):

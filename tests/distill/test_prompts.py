@@ -7,6 +7,7 @@ import re
 import pytest
 
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.distill.magpie import Written
 from ssd_jax.distill.prompts import PromptFiles, read_prompts, report, write_prompts
 from ssd_jax.distill.reading import passages
 from ssd_jax.errors import InputError
@@ -28,9 +29,9 @@ def prepare(tmp_path, tokenizer):
     """Prepares prompts with some keys of the section changed."""
     tiny_run.write_data(tmp_path)
 
-    def run(**changes):
+    def run(written=(), **changes):
         given = tiny_run.settings(tmp_path, **{f"prompts_{k}": v for k, v in changes.items()})
-        return PromptFiles(given.prompts, given.directory).prepare(tokenizer)
+        return PromptFiles(given.prompts, given.directory).prepare(tokenizer, written)
 
     return run
 
@@ -144,6 +145,90 @@ def test_long_prompts_are_left_out_and_counted(prepare, tmp_path):
     assert "1 that are too long left out" in report(counts)
 
 
+def test_a_limit_takes_prompts_from_all_over_a_file(prepare, tokenizer):
+    prompts, counts = prepare(train='[{path = "train.jsonl", limit = 3}]')
+    assert [prompt.index for prompt in prompts["train"]] == [0, 2, 4]
+    assert counts["train"] == {"train.jsonl": {"kept": 3, "too_long": 0}}
+    prompts, _ = prepare(train='[{path = "train.jsonl", limit = 30}]')
+    assert len(prompts["train"]) == 7
+    prompts, _ = prepare(train='[{path = "text.txt", limit = 2}]')
+    assert [prompt.plain for prompt in prompts["train"]] == [True, True]
+
+
+def test_prompts_can_be_there_several_times(prepare):
+    prompts, _ = prepare(train='[{path = "train.jsonl", limit = 2, times = 3}, "text.txt"]')
+    assert [prompt.index for prompt in prompts["train"][:6]] == [0, 0, 0, 3, 3, 3]
+
+
+def _sentences(count):
+    return " ".join(f"{i}: " + f"the {i}th word " * 9 + "ends." for i in range(count))
+
+
+def test_tasks_over_a_text_stand_beside_its_passages(prepare, tokenizer, tmp_path):
+    (tmp_path / "text.txt").write_text(_sentences(8))
+    both = '[{path = "text.txt", limit = 2}, {path = "text.txt", tasks = 7}]'
+    prompts, counts = prepare(train=both, longest="2000")
+    assert counts["train"] == {
+        "text.txt": {"kept": 2, "too_long": 0},
+        "text.txt:tasks": {"kept": 7, "too_long": 0},
+    }
+    tasks = prompts["train"][2:]
+    assert {task.set for task in tasks} == {"text.txt:tasks"}
+    assert len({task.kind for task in tasks}) > 1
+    assert not any(task.plain for task in tasks)
+    for text in texts(tasks, tokenizer):
+        assert text.startswith("<eot>user:")
+        assert text.endswith("<eot>assistant:")
+        assert "th word " in text
+
+
+@pytest.mark.parametrize("written", ["part @-@ time", "part-time"])
+def test_a_task_over_a_held_out_passage_leaks_in_either_spelling(prepare, tmp_path, written):
+    (tmp_path / "text.txt").write_text("He had a part @-@ time job. " + _sentences(1))
+    write_lines(tmp_path / "held_out.jsonl", {"prompt": written})
+    with pytest.raises(InputError, match="1 that share a span with held-out ones left out"):
+        prepare(train='[{path = "text.txt", tasks = 1}]', longest="2000")
+
+
+def test_what_prompts_are_made_from_has_digests(tmp_path):
+    tiny_run.write_data(tmp_path)
+    for train, made_from in (
+        ('["text.txt"]', ["held_out.jsonl", "text.txt"]),
+        ('[{path = "text.txt", tasks = 1}]', ["held_out.jsonl", "tasks.toml", "text.txt"]),
+    ):
+        given = tiny_run.settings(tmp_path, prompts_train=train)
+        assert sorted(PromptFiles(given.prompts, given.directory).digests()) == made_from
+
+
+def test_turns_that_the_target_wrote_are_prompts_beside_those_of_files(prepare, tokenizer):
+    turns = [
+        Written("What is a newt?", ""),
+        Written("Tell me: Why is it so?", ""),  # held out
+        Written("Who came there?" * 9, "broken"),
+        Written("What is a newt", "repeated"),
+        Written("newt " * 20, ""),
+    ]
+    prompts, counts = prepare(written=turns)
+    assert texts(prompts["train"][-1:], tokenizer) == ["<eot>user:What is a newt?<eot>assistant:"]
+    assert prompts["train"][-1].set == "magpie"
+    counted = counts["train"]["magpie"]
+    assert counted == {"kept": 1, "leaking": 1, "broken": 1, "repeated": 1, "too_long": 1}
+    said = report(counts)
+    for text in ("magpie 1", "1 that repeat others", "1 that were cut off or are no text"):
+        assert text in said
+    assert "magpie" not in counts["held_out"]
+
+
+def test_what_a_set_calls_a_kind_is_kept(prepare, tmp_path):
+    write_lines(
+        tmp_path / "held_out.jsonl", {"prompt": "a", "category": "b"}, {"prompt": "c", "id": 1}
+    )
+    prompts, _ = prepare()
+    assert [prompt.kind for prompt in prompts["held_out"]] == ["b", ""]
+    digests = write_prompts(tmp_path, prompts)
+    assert read_prompts(tmp_path, "held_out", digests["held_out"]) == prompts["held_out"]
+
+
 def test_every_bad_line_is_named_with_its_file(prepare, tmp_path):
     (tmp_path / "train.jsonl").write_text('{"prompt": "good"}\n{\n\n{"text": "?"}\n')
     (tmp_path / "held_out.jsonl").write_text('{"prompt": 3}\n')
@@ -172,6 +257,9 @@ def test_text_that_is_not_utf8_is_named_with_its_line(prepare, tmp_path):
         ({"held_out": '["empty.jsonl"]'}, "no prompt of held_out is left"),
         ({"train": '[{path = "held_out.jsonl", ids = "1"}]'}, "give each file to one of them"),
         ({"train": '[{path = "text.txt", ids = "1"}]'}, "lines of plain text have no ids"),
+        ({"train": '[{path = "train.jsonl", tasks = 1}]'}, "tasks are made over plain text"),
+        ({"train": '[{path = "gsm8k", tasks = 1}]'}, "gsm8k is no file"),
+        ({"train": '[{path = "text.txt", tasks = 9}]'}, "tasks = 9 is more than the 7 that 1"),
         ({"train": '[{path = "nameless.jsonl", ids = "1"}]'}, "1 lines have no number under"),
         (
             {"train": '[{path = "train.jsonl", ids = "0-1, 7-9,2,50"}]'},

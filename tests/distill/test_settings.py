@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.distill.settings import PromptEntry, parse_ranges, read_settings, recorded
+from ssd_jax.distill.prompt_settings import PromptEntry, parse_ranges
+from ssd_jax.distill.settings import read_settings, recorded
 from ssd_jax.errors import InputError
 from tests.distill import tiny_run
 
@@ -28,11 +29,13 @@ def test_a_row_of_a_shipped_configuration_holds_a_completion_and_as_long_a_promp
     assert given.train.length >= 2 * given.generate.max_tokens
 
 
-def test_the_shipped_drafts_of_a_target_share_its_text():
-    light, strong = map(read_settings, TRAINED)
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-wide"])
+def test_the_shipped_drafts_of_a_target_share_its_text(name):
+    every = map(read_settings, TRAINED)
+    light, strong = (given for given in every if given.target.name == name)
     assert light.target == strong.target
-    assert light.target.name is not None
-    assert (light.prompts, light.generate) == (strong.prompts, strong.generate)
+    for section in ("prompts", "magpie", "generate"):
+        assert getattr(light, section) == getattr(strong, section)
 
 
 def test_entries_are_paths_with_or_without_ids(tmp_path):
@@ -45,6 +48,27 @@ def test_entries_are_paths_with_or_without_ids(tmp_path):
     )
     assert given.directory == tmp_path
     assert given.prompts.train[1].id_ranges == (range(1, 4), range(7, 8))
+
+
+def test_entries_say_which_part_and_how_it_is_asked(tmp_path):
+    given = tiny_run.settings(
+        tmp_path,
+        prompts_train='["a.txt", {path = "a.txt", tasks = 1}, {path = "b", limit = 2, times = 3}]',
+    )
+    assert [entry.set for entry in given.prompts.train] == ["a.txt", "a.txt:tasks", "b"]
+    assert recorded("prompts", given.prompts)["prompts.train"] == [
+        "a.txt",
+        "a.txt[tasks=1]",
+        "b[limit=2, times=3]",
+    ]
+
+
+def test_turns_to_write_have_settings_of_their_own(tmp_path):
+    given = tiny_run.settings(tmp_path, magpie_completions="20")
+    assert given.magpie is not None
+    assert (given.magpie.completions, given.magpie.top_n) == (20, 0)
+    assert 0.0 not in given.magpie.temperatures
+    assert tiny_run.settings(tmp_path).magpie is None
 
 
 def test_the_directory_of_the_prompts_can_be_given(tmp_path):
@@ -76,6 +100,16 @@ def test_a_bad_range_is_refused(text):
         ({"prompts_train": '["a", "a"]'}, "train lists 'a' twice"),
         ({"prompts_train": '[{path = "a", id = "1"}]'}, "is not understood"),
         ({"prompts_train": '[{path = "a", ids = "5-1"}]'}, "train: a: '5-1' of '5-1' is no range"),
+        ({"prompts_train": '[{path = "a", tasks = 0}]'}, "is not understood"),
+        (
+            {"prompts_train": '[{path = "a", tasks = 1}, {path = "a", tasks = 2}]'},
+            "train lists 'a' twice",
+        ),
+        ({"magpie_temperatures": "[]"}, "[magpie] temperatures = [] must be a list of at least"),
+        ({"magpie_top_n": "8"}, "[magpie] top_n = 8: prompts are not learnt"),
+        ({"magpie_slots": "2", "prompts_train": "[]"}, "[magpie] writes prompts beside those of"),
+        ({"evaluate_apart": '["x"]'}, "[evaluate] apart: 'x' is not held out"),
+        ({"evaluate_apart": '["held_out.jsonl"]'}, "apart leaves no set for the mean"),
         ({"prompts_passage_tokens": "99"}, "passage_tokens = 99 is more than longest = 48"),
         ({"target_source": '""'}, "[target] source is missing"),
         ({"target_dtype": '"int8"'}, "[target] dtype = 'int8' must be one of bfloat16, float32"),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
-from ssd_jax.distill.stages import open_target
+from ssd_jax.distill.target import open_target
 from ssd_jax.testing import tiny
 
 DATED = "{{ strftime_now('%d %b %Y') }}\r\n{{ messages[0].content }}"

@@ -38,8 +38,10 @@ DISTILL = """[target]
 source = "t"
 [prompts]
 directory = "."
-train = [{path = "a.jsonl", ids = "0-3"}, {path = "b.txt"}]
+train = [{path = "a.jsonl", ids = "0-3", limit = 2, times = 2}, {path = "b.txt", tasks = 3}]
 held_out = [{path = "gsm8k"}]
+[magpie]
+completions = 4
 [generate]
 max_tokens = 32
 """

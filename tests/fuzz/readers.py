@@ -22,9 +22,10 @@ from ssd_jax.cli.settings import config_of, new_flags, params_of
 from ssd_jax.compare.pairs import read_outputs
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.distill.manifest import read_manifest
+from ssd_jax.distill.prompt_settings import PromptEntry
 from ssd_jax.distill.prompts import read_prompts
 from ssd_jax.distill.reading import read_lines, read_plain
-from ssd_jax.distill.settings import PromptEntry, read_settings
+from ssd_jax.distill.settings import read_settings
 from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
