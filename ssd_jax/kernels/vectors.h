@@ -1,15 +1,26 @@
-// Vectors of 16 words, for AVX-512 or whatever narrower ones the compiler makes of them.
+// Vectors of words, as wide as the processor has them: 16, 8 or 4. (GCC lowers wider ones through
+// memory.)
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-constexpr int64_t kLanes = 16;  // of a vector
+#if defined(__AVX512F__)
+#define SSD_JAX_VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define SSD_JAX_VECTOR_BYTES 32
+#else
+#define SSD_JAX_VECTOR_BYTES 16
+#endif
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
+namespace {
+
+constexpr int64_t kLanes = SSD_JAX_VECTOR_BYTES / 4;  // of a vector
+
+typedef float Floats __attribute__((vector_size(SSD_JAX_VECTOR_BYTES)));
+typedef int32_t Ints __attribute__((vector_size(SSD_JAX_VECTOR_BYTES)));
+typedef uint32_t Words __attribute__((vector_size(SSD_JAX_VECTOR_BYTES)));
 
 template <typename V>
 inline V Load(const void* from) {
@@ -17,3 +28,7 @@ inline V Load(const void* from) {
   std::memcpy(&v, from, sizeof(V));
   return v;
 }
+
+inline void Store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
+
+}  // namespace

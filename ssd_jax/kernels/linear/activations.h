@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../tiles.h"
+#include "../vectors.h"
 
 namespace {
 
@@ -28,7 +29,7 @@ inline uint16_t RoundToBfloat16(float value) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-constexpr int kTogether = 8;  // rows of one pass over a panel by vectors
+constexpr int kTogether = kLanes == 16 ? 8 : 4;  // rows of one pass over a panel by vectors
 
 // Rows that a pass is made for: the next power of two, at most kTogether.
 inline int64_t InPass(int64_t rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : kTogether; }

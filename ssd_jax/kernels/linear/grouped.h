@@ -29,17 +29,18 @@ inline float FromHalf(uint16_t bits) {
 inline Floats FromHalves(const char* from) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_cvtph_ps(Load<__m256i>(from));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(Load<__m128i>(from));
 #else
   Floats out;
-  const auto* halves = reinterpret_cast<const uint16_t*>(from);
-  for (int i = 0; i < kLanes; ++i) out[i] = FromHalf(halves[i]);
+  for (int i = 0; i < kLanes; ++i) out[i] = FromHalf(Load<uint16_t>(from + 2 * i));
   return out;
 #endif
 }
 
 template <typename Byte>
 inline Floats FromBytes(const char* from) {
-  typedef Byte Bytes __attribute__((vector_size(16)));
+  typedef Byte Bytes __attribute__((vector_size(kLanes)));
   return __builtin_convertvector(Load<Bytes>(from), Floats);
 }
 
@@ -66,22 +67,22 @@ constexpr Grouped kQ5_0{false, 32, 32, 16, false}, kQ5_1{false, 32, 32, 0, true}
 constexpr Grouped kQ8_0{false, 32, 32, 128, false};
 constexpr Grouped kQ4_K{true, 32, 256, 0, true}, kQ6_K{false, 16, 256, 32, false};
 
-// The scales and minima of a group's outputs, 16 at a time.
+// The scales and minima of a group's outputs, a vector of them.
 template <const Grouped& kind>
 struct GroupScales {
   static constexpr bool kShared = kind.block != kind.inputs;
 
-  // `block`: where the superblock begins; `at`: behind the group's values; v: first or second half.
+  // `block`: where the superblock begins; `at`: behind the group's values; v: which vector.
   GroupScales(const char* block, const char* at, int v) {
+    const int64_t byte = kLanes * v, half = 2 * byte;
     if constexpr (!kShared) {
-      scale = FromHalves(at + 32 * v);
-      if constexpr (kind.minima) minimum = FromHalves(at + 2 * kPanel + 32 * v);
+      scale = FromHalves(at + half);
+      if constexpr (kind.minima) minimum = FromHalves(at + 2 * kPanel + half);
     } else if constexpr (kind.minima) {
-      scale = FromHalves(block + 32 * v) * FromBytes<uint8_t>(at + 16 * v);
-      const Floats shared = FromHalves(block + 2 * kPanel + 32 * v);
-      minimum = -shared * FromBytes<uint8_t>(at + kPanel + 16 * v);
+      scale = FromHalves(block + half) * FromBytes<uint8_t>(at + byte);
+      minimum = -FromHalves(block + 2 * kPanel + half) * FromBytes<uint8_t>(at + kPanel + byte);
     } else {
-      scale = FromHalves(block + 32 * v) * FromBytes<int8_t>(at + 16 * v);
+      scale = FromHalves(block + half) * FromBytes<int8_t>(at + byte);
     }
   }
 
@@ -100,10 +101,10 @@ struct GroupScales {
 template <const Grouped& kind, int kRows>
 void GroupedRows(const Activations& x, int64_t first, const char* panel, float (*out)[kPanel]) {
   constexpr int64_t kSteps = kind.inputs / (kind.nibbles ? 8 : 4);
-  constexpr int kVectors = kRows > 4 ? 1 : 2;  // of the panel at a time, for want of registers
+  constexpr int kMany = kVectors<kRows>;
   constexpr int64_t kBefore = kind.BlockBytes() - kind.block / kind.inputs * kind.GroupBytes();
-  for (int from = 0; from < 2; from += kVectors) {
-    Floats totals[kRows][kVectors] = {};
+  for (int from = 0; from < kPanel / kLanes; from += kMany) {
+    Floats totals[kRows][kMany] = {};
     const uint32_t* word = &x.words[first * x.width / 4];
     const float* unit = &x.group_scales[first * x.width / kGroup];
     const float* moment = &x.group_sums[first * x.width / kGroup];
@@ -115,30 +116,30 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, float (
       for (int64_t k = 0; k < kind.block; k += kind.inputs, w += kind.GroupBytes()) {
         if (from == 0)
           for (int64_t line = 0; line < kind.GroupBytes(); line += 64) Ask(w + line);
-        Ints sums[kRows][kVectors];
+        Ints sums[kRows][kMany];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           const int32_t sum = kind.inputs == 16 ? half[r] : half[r] + half[kRows + r];
-#pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) sums[r][v] = Ints{} - kind.offset * sum;
+#pragma GCC unroll 8
+          for (int v = 0; v < kMany; ++v) sums[r][v] = Ints{} - kind.offset * sum;
         }
 #pragma GCC unroll 8
         for (int64_t i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) {
-            const Words words = Load<Words>(w + i * kStep + 64 * (from + v));
+#pragma GCC unroll 8
+          for (int v = 0; v < kMany; ++v) {
+            const Words words = Load<Words>(w + i * kStep + (from + v) * sizeof(Words));
             const Words low = kind.nibbles ? words & 0x0f0f0f0fu : words;
             const Words high = words >> 4 & 0x0f0f0f0fu;
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
-              sums[r][v] = Dot4(sums[r][v], low, word[i * kRows + r]);
+              sums[r][v] = Dot4<kind.offset != 128>(sums[r][v], low, word[i * kRows + r]);
               if constexpr (kind.nibbles)
-                sums[r][v] = Dot4(sums[r][v], high, word[(i + kSteps) * kRows + r]);
+                sums[r][v] = Dot4<kind.offset != 128>(sums[r][v], high, word[(i + kSteps) * kRows + r]);
             }
           }
         }
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kMany; ++v) {
           const GroupScales<kind> own(block, w + kSteps * kStep, from + v);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
@@ -154,7 +155,7 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, float (
       }
     }
     for (int r = 0; r < kRows; ++r)
-      std::memcpy(out[r] + kLanes * from, totals[r], kVectors * sizeof(Floats));
+      std::memcpy(out[r] + kLanes * from, totals[r], sizeof(totals[r]));
   }
 }
 

@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr int64_t kPanel = 2 * kLanes;  // outputs of one panel
+constexpr int64_t kPanel = 32;          // outputs of one panel
 constexpr int64_t kStep = 4 * kPanel;   // bytes of a panel's step: one word an output
 constexpr int64_t kAhead = 4096;        // bytes that are asked of memory ahead of use
 
@@ -34,26 +34,37 @@ inline Floats Dot2(Floats sums, Words w, uint32_t x) {
 #endif
 }
 
-// sums[lane] += the sum over i < 4 of w[4 lane + i] (unsigned) * x[i] (signed).
+// sums[lane] += the sum over i < 4 of w[4 lane + i] (unsigned) * x[i] (signed). Values of w that are
+// `small`, less than 64, cost less with AVX2.
+template <bool small>
 inline Ints Dot4(Ints sums, Words w, uint32_t x) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
-  const __m256i at = _mm256_cvtepi8_epi16(_mm_set1_epi32(x));
-  const __m256i order = _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
-  __m128i quarters[4];
-  __m256i pairs[4], both[2];
-  std::memcpy(quarters, &w, sizeof(w));
-  for (int i = 0; i < 4; ++i) pairs[i] = _mm256_madd_epi16(_mm256_cvtepu8_epi16(quarters[i]), at);
-  for (int i = 0; i < 2; ++i)
-    both[i] = _mm256_permutevar8x32_epi32(_mm256_hadd_epi32(pairs[2 * i], pairs[2 * i + 1]), order);
-  return sums + Load<Ints>(both);
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, _mm256_set1_epi32(x));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i at = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1);
+  const auto part = [&](Words of) {  // two products of less than 2^14 fit 16 bits
+    return (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)of, at), ones);
+  };
+  if (small) return sums + part(w);
+  return sums + part(w & 0x7f7f7f7fu) + part(w & 0x80808080u);
 #else
   for (int i = 0; i < 32; i += 8)
     sums += (Ints)(w >> i & 255) * int32_t(static_cast<int8_t>(x >> i));
   return sums;
 #endif
 }
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
+#endif
+
+// Vectors of a panel whose sums of kRows rows stay in registers.
+template <int kRows>
+constexpr int kVectors = std::min<int>(kPanel / kLanes, kRegisters / (4 * kRows));
 
 #if defined(SSD_JAX_TILES)
 
@@ -103,29 +114,28 @@ void TileSums(const char*, int64_t, const char*, void*) {}
 template <Form form, int kRows>
 void VectorSums(const char* x, int64_t stride, const char* panel, void* out) {
   using Sums = std::conditional_t<form == Form::kBfloat16, Floats, Ints>;
-  constexpr int kVectors = kRows > 4 ? 1 : 2;  // of the panel at a time
-  for (int first = 0; first < 2; first += kVectors) {
-    Sums sums[kRows][kVectors] = {};
-    const char* w = panel + 64 * first;
+  constexpr int kMany = kVectors<kRows>;
+  for (int64_t first = 0; first < kStep; first += kMany * sizeof(Sums)) {
+    Sums sums[kRows][kMany] = {};
+    const char* w = panel + first;
     for (int64_t at = 0; at < stride; at += 4, w += kStep) {
-      if (first == 0) {
-        Ask(w);
-        Ask(w + 64);
-      }
-      for (int v = 0; v < kVectors; ++v) {
-        const Words words = Load<Words>(w + 64 * v);
+      if (first == 0)
+        for (int64_t line = 0; line < kStep; line += 64) Ask(w + line);
+#pragma GCC unroll 8
+      for (int v = 0; v < kMany; ++v) {
+        const Words words = Load<Words>(w + v * sizeof(Words));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           const uint32_t word = Load<uint32_t>(x + r * stride + at);
           if constexpr (form == Form::kBfloat16)
             sums[r][v] = Dot2(sums[r][v], words, word);
           else
-            sums[r][v] = Dot4(sums[r][v], words, word);
+            sums[r][v] = Dot4<false>(sums[r][v], words, word);
         }
       }
     }
     for (int r = 0; r < kRows; ++r)
-      std::memcpy(static_cast<char*>(out) + r * kStep + 64 * first, sums[r], 64 * kVectors);
+      std::memcpy(static_cast<char*>(out) + r * kStep + first, sums[r], sizeof(sums[r]));
   }
 }
 

@@ -1,4 +1,4 @@
-// Vectors of words, as wide as the processor has them: 16, 8 or 4.
+// What vectors do across their lanes.
 
 #pragma once
 
@@ -6,30 +6,9 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512F__)
-#define SSD_JAX_VECTOR_BYTES 64
-#elif defined(__AVX__)
-#define SSD_JAX_VECTOR_BYTES 32
-#else
-#define SSD_JAX_VECTOR_BYTES 16
-#endif
+#include "../vectors.h"
 
 namespace {
-
-constexpr int64_t kLanes = SSD_JAX_VECTOR_BYTES / 4;  // of a vector
-
-typedef float Floats __attribute__((vector_size(SSD_JAX_VECTOR_BYTES)));
-typedef int32_t Ints __attribute__((vector_size(SSD_JAX_VECTOR_BYTES)));
-typedef uint32_t Words __attribute__((vector_size(SSD_JAX_VECTOR_BYTES)));
-
-template <typename V>
-inline V Load(const void* from) {
-  V v;
-  std::memcpy(&v, from, sizeof(V));
-  return v;
-}
-
-inline void Store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
 
 using Lanes = std::make_integer_sequence<int, int(kLanes)>;
 
