@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -21,13 +22,6 @@ constexpr float kSmallestAbsmax = 1e-30f;
 enum class Form { kBfloat16, kDigits, kGroups };  // of activations
 
 inline int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-inline uint16_t RoundToBfloat16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if (std::isnan(value)) return bits >> 16 | 64;
-  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
 
 constexpr int kTogether = kLanes == 16 ? 8 : 4;  // rows of one pass over a panel by vectors
 
@@ -68,21 +62,58 @@ struct Activations {
   void MakeBfloat16() {
     const int64_t padded = RoundUp(width, 32);
     bfloat16.resize(RoundUp(rows, kTile) * padded);
-    for (int64_t row = 0; row < rows; ++row)
-      for (int64_t k = 0; k < width; ++k)
-        bfloat16[row * padded + k] = RoundToBfloat16(x[row * width + k]);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t k = 0; k < width; k += kLanes) {
+        const Floats part = Part(x + row * width + k, width - k);
+        const Words bits = (Words)part, even = bits >> 16 & 1;
+        const Words rounded = part == part ? bits + 0x7fffu + even : bits | 0x400000u;
+        typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+        const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
+        std::memcpy(&bfloat16[row * padded + k], &halves, sizeof(halves));
+      }
+    }
   }
 
   // Of some values: their scale, NaN if one of them is not finite.
   static float Scale(const float* values, int64_t count) {
-    float largest = kSmallestAbsmax;
-    bool finite = true;
-    for (int64_t k = 0; k < count; ++k) {
-      const float size = std::fabs(values[k]);
+    Floats largest = Floats{} + kSmallestAbsmax;
+    Ints finite = Ints{} - 1;
+    for (int64_t k = 0; k < count; k += kLanes) {
+      const Floats size = (Floats)((Words)Part(values + k, count - k) & 0x7fffffffu);
       finite &= size <= 3.4028235e38f;
       largest = size > largest ? size : largest;
     }
-    return finite ? largest / kLargest : NAN;
+    float most = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      if (!finite[lane]) return NAN;
+      most = std::max(most, largest[lane]);
+    }
+    return most / kLargest;
+  }
+
+  // The first kLanes of `count` values; zeros where there are fewer.
+  static Floats Part(const float* values, int64_t count) {
+    if (count >= kLanes) return Load<Floats>(values);
+    Floats part = {};
+    std::memcpy(&part, values, count * sizeof(float));
+    return part;
+  }
+
+  // To nearest, ties to even, of numbers that are less than 2^22.
+  static Floats Round(Floats x) { return (x + 12582912.0f) - 12582912.0f; }
+
+  static Ints StoreBytes(Floats x, int8_t* to) {
+    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+    const Ints whole = __builtin_convertvector(x, Ints);
+    const Bytes bytes = __builtin_convertvector(whole, Bytes);
+    std::memcpy(to, &bytes, sizeof(bytes));
+    return whole;
+  }
+
+  static int32_t Sum(Ints x) {
+    int32_t sum = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum += x[lane];
+    return sum;
   }
 
   void MakeDigits() {
@@ -95,16 +126,14 @@ struct Activations {
       int8_t *high = &digits[2 * row * padded], *low = high + padded;
       const float scale = scales[row] = Scale(values, width);
       if (std::isnan(scale)) continue;
-      int32_t highs = 0, lows = 0;
-      for (int64_t k = 0; k < width; ++k) {
-        const float units = values[k] / scale, first = std::nearbyint(units);
-        high[k] = int8_t(first);
-        low[k] = int8_t(std::nearbyint((units - first) * kDigit));
-        highs += high[k];
-        lows += low[k];
+      Ints highs = {}, lows = {};
+      for (int64_t k = 0; k < width; k += kLanes) {
+        const Floats units = Part(values + k, width - k) / scale, first = Round(units);
+        highs += StoreBytes(first, high + k);
+        lows += StoreBytes(Round((units - first) * kDigit), low + k);
       }
-      sums[2 * row] = highs;
-      sums[2 * row + 1] = lows;
+      sums[2 * row] = Sum(highs);
+      sums[2 * row + 1] = Sum(lows);
     }
   }
 
@@ -121,9 +150,8 @@ struct Activations {
         const float scale = Scale(from, kGroup);
         int8_t values[kGroup] = {};
         int32_t sums[2] = {};
-        if (!std::isnan(scale))
-          for (int64_t i = 0; i < kGroup; ++i)
-            sums[i / 16] += values[i] = int8_t(std::nearbyint(from[i] / scale));
+        for (int64_t i = 0; i < kGroup && !std::isnan(scale); i += kLanes)
+          sums[i / 16] += Sum(StoreBytes(Round(Load<Floats>(from + i) / scale), values + i));
         const int64_t at = GroupAt(row, group);
         group_scales[at] = scale;
         group_sums[at] = scale * (sums[0] + sums[1]);
