@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
-from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.kernels import handlers
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler"),
+    pytest.mark.skipif(handlers.why_missing() is not None, reason="no C++ compiler"),
 ]
 
 TESTS = ("tests/kernels/test_linear.py", "tests/kernels/test_compiled_attention.py")
@@ -39,6 +40,19 @@ def test_no_bad_address_and_nothing_undefined():
         pytest.skip("g++ has no sanitizers here")
     # jaxlib's own memory is not freed at exit.
     run(SANITIZED, LD_PRELOAD=" ".join(libraries), ASAN_OPTIONS="detect_leaks=0")
+
+
+def test_threads_run_every_part_of_a_loop_once(tmp_path):
+    """Under the thread sanitizer, which sees a race whether or not it does harm."""
+    here, kernels = Path(__file__).parent, Path(handlers.__file__).parent
+    headers = f"-isystem{jax.ffi.include_dir()}", f"-I{kernels}"
+    flags = "-std=c++17 -O2 -g -w -fsanitize=thread -pthread".split()
+    program = tmp_path / "parallel_test"
+    source = str(here / "parallel_test.cc")
+    subprocess.run(["g++", *flags, *headers, source, "-o", str(program)], check=True, timeout=300)
+    done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "right\n"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of other processors")

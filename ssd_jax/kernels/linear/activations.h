@@ -25,8 +25,10 @@ inline int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to
 
 constexpr int kTogether = kLanes == 16 ? 8 : 4;  // rows of one pass over a panel by vectors
 
-// Rows that a pass is made for: the next power of two, at most kTogether.
-inline int64_t InPass(int64_t rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : kTogether; }
+// Rows that a pass over a panel is made for: 7 are run as 8, which saves some compilation.
+inline int64_t InPass(int64_t rows) {
+  return rows == 7 ? kTogether : std::min<int64_t>(rows, kTogether);
+}
 
 constexpr int64_t kTile = kTileRows;  // rows of activations are padded to them by zeros
 

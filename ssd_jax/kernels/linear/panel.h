@@ -62,9 +62,9 @@ constexpr int kRegisters = 32;
 constexpr int kRegisters = 16;
 #endif
 
-// Vectors of a panel whose sums of kRows rows stay in registers.
+// Vectors of a panel whose sums of kRows rows stay in registers, a power of two.
 template <int kRows>
-constexpr int kVectors = std::min<int>(kPanel / kLanes, kRegisters / (4 * kRows));
+constexpr int kVectors = std::min<int>(kPanel / kLanes, std::max(1, kRegisters / (4 * kRows)));
 
 #if defined(SSD_JAX_TILES)
 
@@ -139,15 +139,14 @@ void VectorSums(const char* x, int64_t stride, const char* panel, void* out) {
   }
 }
 
-// Calls run(std::integral_constant<int, InPass(rows)>).
-template <typename F>
+// Calls run(std::integral_constant<int, InPass(rows)>), for 1 <= rows.
+template <int kRows = kTogether, typename F>
 void WithRows(int64_t rows, F run) {
-  switch (InPass(rows)) {
-    case 1: return run(std::integral_constant<int, 1>());
-    case 2: return run(std::integral_constant<int, 2>());
-    case 4: return run(std::integral_constant<int, 4>());
-    default: run(std::integral_constant<int, kTogether>());
+  if constexpr (kRows > 1) {
+    constexpr int kNext = kRows == 8 ? 6 : kRows - 1;
+    if (InPass(rows) < kRows) return WithRows<kNext>(rows, run);
   }
+  run(std::integral_constant<int, kRows>());
 }
 
 // Sums of up to 2 kTile rows (which memory has whole tiles of) with a panel, [rows, kPanel].
