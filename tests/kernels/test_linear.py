@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.kernels.linear import api, packing, reference
+from ssd_jax.kernels.linear import api, cpu, packing, reference
 from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.kernels.rows import Norm, rms_norm
@@ -125,6 +125,12 @@ def test_rows_are_normed_before(kind):
     want = expected(rms_norm(x, norm), packed)
     np.testing.assert_allclose(run(x), want, atol=5e-3 * np.abs(want).max())
     np.testing.assert_array_equal(run(x[2:3]), run(x)[2:3])
+
+
+def test_a_norm_of_another_width_is_refused():
+    norm = Norm(jnp.ones(255, jnp.float32), 1e-5)
+    with pytest.raises(Exception, match="one weight an input"):
+        jax.jit(lambda x: cpu.products(x, [weight("int8", 8, 256)], norm))(states(1, 256))
 
 
 def test_no_rows():

@@ -174,6 +174,8 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
     int64_t end;  // panels of this and all jobs before it
   };
   const auto in = x.dimensions();
+  if (norm.element_count() != 0 && norm.element_count() != static_cast<size_t>(in[1]))
+    return ffi::Error::InvalidArgument("a norm has one weight an input");
   std::vector<float> normed;
   if (norm.element_count() > 0)
     normed = Normed(x.typed_data(), in[0], in[1], norm.typed_data(), eps);
