@@ -46,7 +46,7 @@ def test_threads_run_every_part_of_a_loop_once(tmp_path):
     """Under the thread sanitizer, which sees a race whether or not it does harm."""
     here, kernels = Path(__file__).parent, Path(handlers.__file__).parent
     headers = f"-isystem{jax.ffi.include_dir()}", f"-I{kernels}"
-    flags = "-std=c++17 -O2 -g -w -fsanitize=thread -pthread".split()
+    flags = ["-std=c++17", "-O2", "-g", "-w", "-fsanitize=thread", "-pthread"]
     program = tmp_path / "parallel_test"
     source = str(here / "parallel_test.cc")
     subprocess.run(["g++", *flags, *headers, source, "-o", str(program)], check=True, timeout=300)
