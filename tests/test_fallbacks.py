@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 
@@ -94,6 +95,15 @@ def test_one_line_says_what_is_not_compiled_and_why(dtype, monkeypatch):
     programs = FakePrograms(dtype)
     (line,) = found("law", programs, draft=programs.model).lines
     assert line.startswith("products and attention are XLA's, which is slower here: there is no")
+
+
+def test_native_weights_that_are_not_used_as_they_are_are_told():
+    programs = FakePrograms("bfloat16")
+    programs.model.stored = {"lm_head.weight": "Q4_1"}
+    assert found("law", programs).lines == ()
+    programs.model.execution = dataclasses.replace(programs.model.execution, linear="xla")
+    (line,) = found("law", programs).lines
+    assert line.startswith("dtype = 'native' computes in bfloat16 here")
 
 
 def test_a_model_says_it_once_and_its_metrics_always(tiny_checkpoint, caplog):

@@ -1,9 +1,10 @@
 """Bitwise mode: a row's result depends on that row alone, so that speculation cannot change it.
 
-Three things make it so: every product has at least three rows (`min_rows`), sums run in an order
-that does not depend on how many there are (`row_sum`, attention by fixed blocks), and the
-target writes the keys of its proposed tokens before it reads any. Whether a platform keeps its
-side is checked by running one row through every compiled width, forward and verification.
+Three things make it so: products with packed weights (`kernels/linear`) have each row to itself,
+and XLA's at least three rows (`min_rows`); sums run in an order that does not depend on how many
+there are (`row_sum`, attention by fixed blocks); and the target writes the keys of its proposed
+tokens before it reads any. Whether a platform keeps its side is checked by running one row through
+every compiled width, forward and verification.
 """
 
 from __future__ import annotations

@@ -57,6 +57,12 @@ def find_fallbacks(
     if held == "widest":
         programs.use_widest()
     lines += _uncompiled_lines(programs.model, draft)
+    models = [model for model in (programs.model, draft) if model is not None]
+    if any(model.stored and model.execution.linear == "xla" for model in models):
+        lines.append(
+            "dtype = 'native' computes in bfloat16 here: quantised weights are used as they are on "
+            "CPU, on one device, with a C++ compiler"
+        )
     replicated = {}
     for role, model in (("target", programs.model), ("draft", draft)):
         if model is not None and model.mesh is not None and model.rules.whole:

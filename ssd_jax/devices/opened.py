@@ -60,7 +60,7 @@ class OpenedModel:
             self.model.wanted(),
             where=str(self.checkpoint.path),
             prepare=self.model.prepare,
-            stored=self.model.stored,
+            stored=self.model.stored if self.model.execution.linear == "cpu" else None,
             progress=progress,
         )
         return self.model.assemble(arrays)
@@ -105,7 +105,7 @@ def open_model(
         execution,
         mesh=mesh,
         output_ids=checkpoint.output_ids,
-        stored=stored if linear == "cpu" else None,
+        stored=stored,
     )
     check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
     return OpenedModel(checkpoint, checkpoint.tokenizer, model)

@@ -81,14 +81,14 @@ def build(sources: Sequence[Path], directory: Path) -> Path:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
     library = directory / f"handlers-{_key(sources, compiler)}.so"
     if not library.exists():
-        headers = f"-isystem{jax.ffi.include_dir()}", f"-I{_HERE}"
+        headers = f"-isystem{jax.ffi.include_dir()}"
         with tempfile.TemporaryDirectory() as scratch, new_file(library) as file:
             objects = [f"{scratch}/{at}.o" for at in range(len(sources))]
             with ThreadPoolExecutor() as pool:  # the compiler takes one core a source
                 list(
                     pool.map(
                         lambda source, made: _run(
-                            compiler, *_FLAGS, *headers, "-c", str(source), "-o", made
+                            compiler, *_FLAGS, headers, "-c", str(source), "-o", made
                         ),
                         sources,
                         objects,

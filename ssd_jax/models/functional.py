@@ -40,7 +40,8 @@ class FunctionalModel:
       mesh, rules: where parameters and pages live; `mesh=None` is the default device.
       output_ids: tokens of the head's rows, ascending, where `config.output_size` is their number;
         None where row v is token v. A draft's programs have them as constants.
-      stored: kind of each weight that is packed as its checkpoint stores it, by tensor name.
+      stored: kind of each weight that is packed as its checkpoint stores it, by tensor name, where
+        weights are packed.
     """
 
     def __init__(
