@@ -21,7 +21,8 @@ from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.devices.opened import OpenedModel, open_model
-from ssd_jax.distill.generate import Completion, CompletionJob, Shards, into_shards
+from ssd_jax.distill.completions import Completion, CompletionJob, Shards
+from ssd_jax.distill.generate import into_shards
 from ssd_jax.distill.manifest import Manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.rounds import MeasuredDraft, power_law, walk

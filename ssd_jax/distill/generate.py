@@ -7,82 +7,28 @@ whole, so that a run that was killed and goes on makes the same files as one tha
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
+from ssd_jax.distill.completions import (
+    Completion,
+    CompletionJob,
+    Entry,
+    Shards,
+    Written,
+    complete_shards,
+    write_shard,
+)
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.order import shuffled
 from ssd_jax.distill.prompts import PromptIds
-from ssd_jax.distill.settings import GenerateSettings, TargetSettings
-from ssd_jax.distill.shards import Sample, decode_texts, encode_texts, read_file
-from ssd_jax.errors import InputError, SsdError
-from ssd_jax.system.atomic import clear_partial, write_file
-
-if TYPE_CHECKING:
-    from ssd_jax.llm import LLM
-
-Bar = Callable[..., contextlib.AbstractContextManager[Callable[..., None] | None]]
-"""Opens a progress bar: (label, *, unit); it is told (done, total) and maybe a text."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Completion:
-    """One completion to generate."""
-
-    index: int  # its number among all, which keys its noise
-    prompt: int  # place of its prompt in the list
-    temperature: float
-
-
-Shards = list[list[Completion]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CompletionJob:
-    """What generating needs.
-
-    Attributes:
-      vocabulary: ids of the tokenizer.
-      limit: positions that the target was made for.
-    """
-
-    target: TargetSettings
-    settings: GenerateSettings
-    prompts: Sequence[PromptIds]
-    vocabulary: int
-    limit: int
-    directory: Path
-    bar: Bar
-
-    @property
-    def context(self) -> int:
-        """Most tokens of a prompt and its completion."""
-        return max(len(prompt.ids) for prompt in self.prompts) + self.settings.max_tokens
-
-    def check(self) -> None:
-        """Refuses what the target cannot do.
-
-        Raises:
-          InputError: completions beyond its context, or more likeliest tokens than it has.
-        """
-        settings = self.settings
-        if self.context > self.limit:
-            raise InputError(
-                f"prompts of up to {self.context - settings.max_tokens} tokens and "
-                f"generate.max_tokens = {settings.max_tokens} are more than the {self.limit} "
-                "positions that the target was made for; lower prompts.longest or max_tokens"
-            )
-        if settings.top_n > self.vocabulary:
-            raise InputError(
-                f"generate.top_n = {settings.top_n} is more than the {self.vocabulary} tokens of "
-                "the target; lower it"
-            )
+from ssd_jax.distill.settings import GenerateSettings
+from ssd_jax.distill.shards import decode_texts, read_file
+from ssd_jax.distill.side_by_side import complete_side_by_side, core_groups
+from ssd_jax.errors import InputError
+from ssd_jax.system.atomic import clear_partial
 
 
 def plan_shards(prompts: Sequence[PromptIds], settings: GenerateSettings) -> Shards:
@@ -150,10 +96,6 @@ def _completions(
     return made[:count]
 
 
-Entry = dict[str, Any]
-"""What the manifest says of a shard; its scores are an entry of it, or None."""
-
-
 def generate(job: CompletionJob, manifest: Manifest, plan: Shards | None = None) -> Manifest:
     """Makes what the manifest does not have yet, or has but is damaged.
 
@@ -218,74 +160,27 @@ def _complete_shards(
     job: CompletionJob, shards: dict[int, list[Completion]], note: Callable[[int, Entry], Any]
 ) -> None:
     """Generates shards by their places, and notes each when its file is written."""
-    from ssd_jax.config import Config
-    from ssd_jax.llm import LLM
     from ssd_jax.system.compile_cache import kept_in
 
-    config = Config(
-        target=job.target.source,
-        dtype=job.target.dtype,
-        slots=job.settings.slots,
-        context=job.context,
-        compile_cache=str(kept_in() or "off"),  # as whoever runs stages has set it
-    )
-    with LLM(config=config, load=False) as llm:
-        with job.bar("loading weights, compiling", unit="bytes") as progress:
-            llm.load(progress=progress)
-        with job.bar("generating", unit="tokens") as progress:
-            requests, most = sum(map(len, shards.values())), job.settings.max_tokens
-            generated = ended = 0
-
-            def count(tokens: int, *, finished: bool) -> None:
-                """Shows generated tokens, beside how many it will probably be."""
-                nonlocal generated, ended
-                generated, ended = generated + tokens, ended + finished
-                # Until some have ended, all may be as long as is allowed.
-                length = min(generated / ended, most) if ended >= requests / 20 else most
-                if progress is not None:
-                    progress(generated, max(generated, round(requests * length)))
-
-            for place, completions in shards.items():
-                samples = _complete(llm, job, completions, count)
-                name, data = f"shard-{place:05}.safetensors", encode_texts(samples, job.vocabulary)
-                sizes = {
-                    "completions": len(samples),
-                    "tokens": sum(len(sample.tokens) for sample in samples),
-                    "generated": sum(len(sample.learnt) for sample in samples),
-                }
-                note(place, {**_write(job.directory, name, data), **sizes, "scores": None})
-
-
-def _complete(
-    llm: LLM, job: CompletionJob, completions: Sequence[Completion], count: Callable[..., None]
-) -> list[Sample]:
-    """The samples of a shard, in its order."""
-    from ssd_jax.sampling.params import SamplingParams
-
-    settings = job.settings
-    params = {
-        temperature: SamplingParams(
-            temperature=temperature, seed=settings.seed, max_tokens=settings.max_tokens
-        )
-        for temperature in settings.temperatures
-    }
-    requests = [
-        llm.request(job.prompts[one.prompt].ids, params[one.temperature], one.index)
-        for one in completions
-    ]
-    outputs: dict[int, list[int]] = {}
-    for event in llm.run(requests):
-        count(len(event.token_ids), finished=event.output is not None)
-        if event.output is not None:
-            if event.output.finish_reason == "error":
-                raise SsdError(f"completion {event.prompt_index} ended by an error; see above")
-            outputs[event.prompt_index] = event.output.token_ids
-    samples = []
-    for one in completions:
-        prompt = job.prompts[one.prompt]
-        tokens = np.array([*prompt.ids, *outputs[one.index]], np.int32)
-        samples.append(Sample(tokens=tokens, prompt_length=0 if prompt.plain else len(prompt.ids)))
-    return samples
+    kept = str(kept_in() or "off")  # as whoever runs stages has set it
+    groups = core_groups(min(job.settings.processes, len(shards)))
+    if len(groups) == 1:
+        events = complete_shards(job, shards.items(), compile_cache=kept)
+    else:
+        events = complete_side_by_side(job, shards, groups, compile_cache=kept)
+    next(events)  # an engine is ready
+    requests, most = sum(map(len, shards.values())), job.settings.max_tokens
+    generated = ended = 0
+    with job.bar("generating", unit="tokens") as progress:
+        for event in events:
+            if isinstance(event, Written):
+                note(event.place, event.entry)
+                continue
+            generated, ended = generated + event.tokens, ended + event.completions
+            # Until some have ended, all may be as long as is allowed.
+            length = min(generated / ended, most) if ended >= requests / 20 else most
+            if progress is not None:
+                progress(generated, max(generated, round(requests * length)))
 
 
 def _score_shards(
@@ -302,13 +197,7 @@ def _score_shards(
         for place, entry in shards.items():
             data = scorer.encoded(decode_texts(read_file(job.directory, entry)))
             name = entry["file"].replace(".safetensors", ".scores.safetensors")
-            note(place, {**entry, "scores": _write(job.directory, name, data)})
+            note(place, {**entry, "scores": write_shard(job.directory, name, data)})
             done += entry["generated"]
             if progress is not None:
                 progress(done, total)
-
-
-def _write(directory: Path, name: str, data: bytes) -> Entry:
-    """Writes a file; returns its name, size and digest."""
-    write_file(directory / name, data, durable=True)
-    return {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

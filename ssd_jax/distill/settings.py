@@ -69,6 +69,8 @@ class GenerateSettings:
       slots: completions decoded together.
       shard_tokens: most tokens of a shard, prompts included; at least as many as all slots take.
       top_n: likeliest tokens that are kept of each of the target's distributions; 0 keeps none.
+      processes: that generate shards side by side, each with weights and a share of the cores of
+        its own; at most one a core, and one where the target runs on an accelerator.
     """
 
     completions: Count | None = None
@@ -78,6 +80,7 @@ class GenerateSettings:
     slots: Count = 16
     shard_tokens: Count = 65536
     top_n: NotNegative = 64
+    processes: Count = 1
 
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
@@ -323,6 +326,7 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
 
 _FREE = {
     *("target.source", "target.name", "prompts.directory"),
+    *("magpie.processes", "generate.processes"),
     *("train.devices", "train.keep", "train.save_every", "train.max_seconds", "draft.store"),
     *("evaluate.apart", "evaluate.ks", "evaluate.budgets", "evaluate.repeats"),
 }

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
-from ssd_jax.distill.generate import Bar, CompletionJob, generate
+from ssd_jax.distill.completions import Bar, CompletionJob
+from ssd_jax.distill.generate import generate
 from ssd_jax.distill.magpie import SET, Written, read_turns, user_turn
 from ssd_jax.distill.manifest import (
     Manifest,

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ssd_jax.distill.generate import CompletionJob, generate
+from ssd_jax.distill.completions import CompletionJob
+from ssd_jax.distill.generate import generate
 from ssd_jax.distill.manifest import Manifest, read_manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings

@@ -1,0 +1,180 @@
+"""The target's completions of whole shards, by one engine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ssd_jax.distill.prompts import PromptIds
+from ssd_jax.distill.settings import GenerateSettings, TargetSettings
+from ssd_jax.distill.shards import Sample, encode_texts
+from ssd_jax.errors import InputError, SsdError
+from ssd_jax.system.atomic import write_file
+
+if TYPE_CHECKING:
+    from ssd_jax.llm import LLM
+
+Bar = Callable[..., contextlib.AbstractContextManager[Callable[..., None] | None]]
+"""Opens a progress bar: (label, *, unit); it is told (done, total) and maybe a text."""
+
+Entry = dict[str, Any]
+"""What the manifest says of a shard; its scores are an entry of it, or None."""
+
+_REPORTED = 256
+"""Tokens that are reported at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One completion to generate."""
+
+    index: int  # its number among all, which keys its noise
+    prompt: int  # place of its prompt in the list
+    temperature: float
+
+
+Shards = list[list[Completion]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionJob:
+    """What generating needs.
+
+    Attributes:
+      vocabulary: ids of the tokenizer.
+      limit: positions that the target was made for.
+    """
+
+    target: TargetSettings
+    settings: GenerateSettings
+    prompts: Sequence[PromptIds]
+    vocabulary: int
+    limit: int
+    directory: Path
+    bar: Bar
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its completion."""
+        return max(len(prompt.ids) for prompt in self.prompts) + self.settings.max_tokens
+
+    def check(self) -> None:
+        """Refuses what the target cannot do.
+
+        Raises:
+          InputError: completions beyond its context, or more likeliest tokens than it has.
+        """
+        settings = self.settings
+        if self.context > self.limit:
+            raise InputError(
+                f"prompts of up to {self.context - settings.max_tokens} tokens and "
+                f"generate.max_tokens = {settings.max_tokens} are more than the {self.limit} "
+                "positions that the target was made for; lower prompts.longest or max_tokens"
+            )
+        if settings.top_n > self.vocabulary:
+            raise InputError(
+                f"generate.top_n = {settings.top_n} is more than the {self.vocabulary} tokens of "
+                "the target; lower it"
+            )
+
+
+class Generated(NamedTuple):
+    """How far a shard is: what was generated since the last report."""
+
+    tokens: int
+    completions: int
+
+
+class Written(NamedTuple):
+    """A shard whose file is written."""
+
+    place: int
+    entry: Entry
+
+
+def complete_shards(
+    job: CompletionJob,
+    shards: Iterable[tuple[int, list[Completion]]],
+    *,
+    compile_cache: str,
+    cores: str | None = None,
+) -> Iterator[Generated | Written]:
+    """Generates shards by their places, one after the other; first says when it is ready.
+
+    Args:
+      cores: to run on, as `Config.target_cores` has them.
+
+    Raises:
+      InputError: a model that cannot be used.
+      SsdError: a completion that ended by an error.
+    """
+    from ssd_jax.config import Config
+    from ssd_jax.llm import LLM
+
+    config = Config(
+        target=job.target.source,
+        dtype=job.target.dtype,
+        slots=job.settings.slots,
+        context=job.context,
+        compile_cache=compile_cache,
+        target_cores=cores,
+    )
+    with LLM(config=config, load=False) as llm:
+        with job.bar("loading weights, compiling", unit="bytes") as progress:
+            llm.load(progress=progress)
+        yield Generated(0, 0)
+        for place, completions in shards:
+            yield from _complete(llm, job, place, completions)
+
+
+def _complete(
+    llm: LLM, job: CompletionJob, place: int, completions: Sequence[Completion]
+) -> Iterator[Generated | Written]:
+    from ssd_jax.sampling.params import SamplingParams
+
+    settings = job.settings
+    params = {
+        temperature: SamplingParams(
+            temperature=temperature, seed=settings.seed, max_tokens=settings.max_tokens
+        )
+        for temperature in settings.temperatures
+    }
+    requests = [
+        llm.request(job.prompts[one.prompt].ids, params[one.temperature], one.index)
+        for one in completions
+    ]
+    outputs: dict[int, list[int]] = {}
+    tokens = reported = 0
+    for event in llm.run(requests):
+        tokens += len(event.token_ids)
+        if event.output is not None:
+            if event.output.finish_reason == "error":
+                raise SsdError(f"completion {event.prompt_index} ended by an error; see above")
+            outputs[event.prompt_index] = event.output.token_ids
+        if tokens >= _REPORTED or len(outputs) == len(requests):
+            yield Generated(tokens, len(outputs) - reported)
+            tokens, reported = 0, len(outputs)
+    samples = []
+    for one in completions:
+        prompt = job.prompts[one.prompt]
+        ids = np.array([*prompt.ids, *outputs[one.index]], np.int32)
+        samples.append(Sample(tokens=ids, prompt_length=0 if prompt.plain else len(prompt.ids)))
+    name, data = f"shard-{place:05}.safetensors", encode_texts(samples, job.vocabulary)
+    sizes = {
+        "completions": len(samples),
+        "tokens": sum(len(sample.tokens) for sample in samples),
+        "generated": sum(len(sample.learnt) for sample in samples),
+    }
+    yield Written(place, {**write_shard(job.directory, name, data), **sizes, "scores": None})
+
+
+def write_shard(directory: Path, name: str, data: bytes) -> Entry:
+    """Writes a file; returns its name, size and digest."""
+    write_file(directory / name, data, durable=True)
+    return {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

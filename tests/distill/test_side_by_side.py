@@ -1,0 +1,96 @@
+"""Several engines, each in a process of its own, make the shards that one makes."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import re
+
+import pytest
+
+from ssd_jax.distill import side_by_side
+from ssd_jax.distill.completions import Generated, Written
+from ssd_jax.distill.settings import GenerateSettings, TargetSettings
+from ssd_jax.errors import InputError, SsdError
+from ssd_jax.system.cores import usable_cores
+from tests.distill import fake_target
+
+pytestmark = pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
+
+
+def job(directory, target, processes, **changes):
+    """Twelve completions of a real engine in six shards."""
+    settings = {"completions": 12, "max_tokens": 6, "slots": 2, "shard_tokens": 20, "top_n": 0}
+    settings |= {"seed": 3, "temperatures": (0.0, 1.0), "processes": processes}
+    return dataclasses.replace(
+        fake_target.job(directory),
+        target=TargetSettings(source=str(target), dtype="float32"),
+        settings=GenerateSettings(**settings | changes),
+    )
+
+
+def test_two_processes_make_the_files_of_one_and_report_every_token(tmp_path, tiny_checkpoint):
+    told = []
+
+    @contextlib.contextmanager
+    def bar(label, *, unit):
+        del unit
+        yield lambda done, total, *_: told.append((label, done, total))
+
+    one = fake_target.run(job(tmp_path / "one", tiny_checkpoint, 1))
+    made = dataclasses.replace(job(tmp_path / "two", tiny_checkpoint, 2), bar=bar)
+    two = fake_target.run(made)
+    assert one.data == two.data
+    assert one.data["planned"] == 6
+    assert fake_target.files(tmp_path / "two") == fake_target.files(tmp_path / "one")
+    generated = [done for label, done, _ in told if label == "generating"]
+    given = sum(len(made.prompts[one.prompt].ids) for one in _completions(made))
+    assert generated[-1] == two.data["tokens"] - given
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_in_a_process_is_raised_here_and_none_is_left(tmp_path):
+    missing = tmp_path / "nothing"
+    with pytest.raises(InputError, match=re.escape(str(missing))):
+        fake_target.run(job(tmp_path / "run", missing, 2))
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny_checkpoint):
+    one = job(tmp_path, tiny_checkpoint, 2)
+    plan = {place: [completion] for place, completion in enumerate(_completions(one))}
+    events = side_by_side.complete_side_by_side(one, plan, ["0", "1"], compile_cache="off")
+    assert next(events) == Generated(0, 0)
+    assert any(isinstance(event, Written) for event in events)  # ends at the first
+    for child in multiprocessing.active_children():
+        os.kill(child.pid, 9)
+    with pytest.raises(SsdError, match=r"exit status -9.*generate\.processes"):
+        list(events)
+    assert not multiprocessing.active_children()
+
+
+def _completions(one):
+    from ssd_jax.distill.generate import plan_shards
+
+    return [completion for shard in plan_shards(one.prompts, one.settings) for completion in shard]
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "groups"),
+    [
+        ({0, 1}, 1, [None]),
+        ({0, 1}, 2, ["0", "1"]),
+        ({0, 1}, 5, ["0", "1"]),
+        ({0, 1, 2, 5, 6}, 2, ["0,1", "2,5,6"]),
+        ({0, 1, 2, 5, 6}, 3, ["0", "1,2", "5,6"]),
+        (set(), 2, [None]),
+    ],
+)
+def test_processes_share_the_cores(monkeypatch, cores, processes, groups):
+    monkeypatch.setattr(side_by_side, "usable_cores", lambda: frozenset(cores))
+    assert side_by_side.core_groups(processes) == groups
+
+
+def test_processes_do_not_share_an_accelerator(monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert side_by_side.core_groups(2) == [None]
