@@ -85,7 +85,7 @@ class CompletionJob:
 
 
 class Generated(NamedTuple):
-    """How far a shard is: what was generated since the last report."""
+    """What was generated since the last report."""
 
     tokens: int
     completions: int
@@ -98,17 +98,13 @@ class Written(NamedTuple):
     entry: Entry
 
 
-def complete_shards(
-    job: CompletionJob,
-    shards: Iterable[tuple[int, list[Completion]]],
-    *,
-    compile_cache: str,
-    cores: str | None = None,
-) -> Iterator[Generated | Written]:
-    """Generates shards by their places, one after the other; first says when it is ready.
+Report = Generated | Written
 
-    Args:
-      cores: to run on, as `Config.target_cores` has them.
+
+def complete_shards(
+    job: CompletionJob, shards: Iterable[tuple[int, list[Completion]]]
+) -> Iterator[Report]:
+    """Generates shards by their places, one after the other; first says when it is ready.
 
     Raises:
       InputError: a model that cannot be used.
@@ -116,14 +112,14 @@ def complete_shards(
     """
     from ssd_jax.config import Config
     from ssd_jax.llm import LLM
+    from ssd_jax.system.compile_cache import kept_in
 
     config = Config(
         target=job.target.source,
         dtype=job.target.dtype,
         slots=job.settings.slots,
         context=job.context,
-        compile_cache=compile_cache,
-        target_cores=cores,
+        compile_cache=str(kept_in() or "off"),  # as whoever runs stages has set it
     )
     with LLM(config=config, load=False) as llm:
         with job.bar("loading weights, compiling", unit="bytes") as progress:
@@ -135,7 +131,7 @@ def complete_shards(
 
 def _complete(
     llm: LLM, job: CompletionJob, place: int, completions: Sequence[Completion]
-) -> Iterator[Generated | Written]:
+) -> Iterator[Report]:
     from ssd_jax.sampling.params import SamplingParams
 
     settings = job.settings

@@ -19,14 +19,13 @@ from ssd_jax.distill.completions import (
     Shards,
     Written,
     complete_shards,
-    write_shard,
 )
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.order import shuffled
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings
-from ssd_jax.distill.shards import decode_texts, read_file
-from ssd_jax.distill.side_by_side import complete_side_by_side, core_groups
+from ssd_jax.distill.shards import read_file
+from ssd_jax.distill.side_by_side import run
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 
@@ -160,15 +159,8 @@ def _complete_shards(
     job: CompletionJob, shards: dict[int, list[Completion]], note: Callable[[int, Entry], Any]
 ) -> None:
     """Generates shards by their places, and notes each when its file is written."""
-    from ssd_jax.system.compile_cache import kept_in
-
-    kept = str(kept_in() or "off")  # as whoever runs stages has set it
-    groups = core_groups(min(job.settings.processes, len(shards)))
-    if len(groups) == 1:
-        events = complete_shards(job, shards.items(), compile_cache=kept)
-    else:
-        events = complete_side_by_side(job, shards, groups, compile_cache=kept)
-    next(events)  # an engine is ready
+    events = run(complete_shards, job, shards)
+    next(events)  # it can begin
     requests, most = sum(map(len, shards.values())), job.settings.max_tokens
     generated = ended = 0
     with job.bar("generating", unit="tokens") as progress:
@@ -187,17 +179,16 @@ def _score_shards(
     job: CompletionJob, shards: dict[int, Entry], note: Callable[[int, Entry], Any]
 ) -> None:
     """Scores shards by their places, and notes each when its file is written."""
-    from ssd_jax.distill.scoring import TargetScorer
+    from ssd_jax.distill.scoring import score_shards
 
-    top_n = job.settings.top_n
-    with job.bar("loading weights", unit="bytes") as progress:
-        scorer = TargetScorer(job.target, length=job.context, top_n=top_n, progress=progress)
+    events = run(score_shards, job, shards)
+    next(events)  # it can begin
     total, done = sum(entry["generated"] for entry in shards.values()), 0
     with job.bar("scoring", unit="tokens") as progress:
-        for place, entry in shards.items():
-            data = scorer.encoded(decode_texts(read_file(job.directory, entry)))
-            name = entry["file"].replace(".safetensors", ".scores.safetensors")
-            note(place, {**entry, "scores": write_shard(job.directory, name, data)})
-            done += entry["generated"]
+        for event in events:
+            if isinstance(event, Written):
+                note(event.place, event.entry)
+                continue
+            done += event.tokens
             if progress is not None:
                 progress(done, total)

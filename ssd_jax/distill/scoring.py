@@ -1,38 +1,65 @@
 """What target and draft make of given texts, position by position: teacher forcing.
 
-Whole texts run in the rows of forwards that are all of one size; the head is run over the positions
-that are asked for alone, a block of them at a time.
+Texts run in chunks, the rows of forwards that are all of one size; the head is run over the
+positions that are asked for alone, a block of them at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int32
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.opened import open_model
+from ssd_jax.distill.completions import (
+    CompletionJob,
+    Entry,
+    Generated,
+    Report,
+    Written,
+    write_shard,
+)
 from ssd_jax.distill.settings import TargetSettings
-from ssd_jax.distill.shards import Sample, encode_scores
-from ssd_jax.distill.training.data import PackedTexts, Piece, columns_of, first_fit
+from ssd_jax.distill.shards import Sample, decode_texts, encode_scores, read_file
+from ssd_jax.distill.training.data import Piece, columns_of, first_fit
+from ssd_jax.kernels.kv_pages import BLOCK
+from ssd_jax.kernels.rows import map_rows
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 
-_TOKENS = 4096
-"""Of a forward."""
+_CHUNK = 64
+"""Tokens of a row. A text is a chain of rows, the last one filled up."""
 
-_STEP = 128
-"""Rows are a multiple of so many tokens long."""
+_ROWS = 64
+"""Of a forward, unless a text has more."""
 
 _HEAD_ROWS = 256
 """Positions whose logits are held at once."""
 
 
+class _Batch(NamedTuple):
+    """Rows of a forward, each one chunk of a text.
+
+    Attributes:
+      texts: of which these are the chunks.
+      table: pages of the row's text.
+      learnt: where in all tokens the learnt positions of the texts are.
+    """
+
+    texts: list[int]
+    tokens: Int32[np.ndarray, "B R"]
+    positions: Int32[np.ndarray, "B R"]
+    visible: Int32[np.ndarray, "B R"]
+    table: Int32[np.ndarray, "B P"]
+    learnt: Int32[np.ndarray, "n"]
+
+
 class TextRunner:
-    """Models with their weights, run over whole texts.
+    """Models with their weights, run over whole texts by the engine's own forward.
 
     Args:
       models: each with its parameters.
@@ -50,8 +77,9 @@ class TextRunner:
     ) -> None:
         self._models = [model for model, _ in models]
         self._parameters = [parameters for _, parameters in models]
-        self._length = -(-longest // _STEP) * _STEP
-        self._count, self._compare = max(1, _TOKENS // self._length), compare
+        self._pages = -(-longest // BLOCK)
+        self._rows = max(_ROWS, -(-longest // _CHUNK))
+        self._compare = compare
         self._body, self._head = jax.jit(self._hidden), jax.jit(self._compared)
 
     def run(self, samples: Sequence[Sample], progress: Progress | None = None) -> list[np.ndarray]:
@@ -61,41 +89,68 @@ class TextRunner:
           samples: without scores.
           progress: called with (positions done, positions).
         """
-        rows = first_fit([Piece(i, 0, len(s.tokens)) for i, s in enumerate(samples)], self._length)
-        packed = PackedTexts(samples, rows, self._length, width=0)
         ends = np.cumsum([0, *(len(sample.learnt) for sample in samples)])
         found: list[np.ndarray] = []
         done = 0
-        for first in range(0, len(rows), self._count):
-            here = range(first, first + self._count)
-            batch = packed.batch(row if row < len(rows) else -1 for row in here)
-            hidden = self._body(self._parameters, batch.tokens, batch.positions, batch.segments)
-            flat, following = np.flatnonzero(batch.counted), batch.following[batch.counted]
-            own = [piece.text for row in rows[first : here.stop] for piece in row]
-            to = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in own])
-            for begin in range(0, len(flat), _HEAD_ROWS):
+        for batch in self._batches(samples):
+            hidden = self._body(self._parameters, *batch[1:5])
+            to = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in batch.texts])
+            following = np.concatenate(
+                [samples[i].tokens[_places(samples[i]) + 1] for i in batch.texts]
+            )
+            for begin in range(0, len(to), _HEAD_ROWS):
                 part = slice(begin, begin + _HEAD_ROWS)
-                count = len(flat[part])
+                count = len(to[part])
                 places, tokens = np.zeros((2, _HEAD_ROWS), np.int32)
-                places[:count], tokens[:count] = flat[part], following[part]
+                places[:count], tokens[:count] = batch.learnt[part], following[part]
                 values = jax.device_get(self._head(self._parameters, hidden, places, tokens))
                 found = found or [np.zeros((ends[-1], *x.shape[1:]), x.dtype) for x in values]
                 for array, value in zip(found, values, strict=True):
                     array[to[part]] = value[:count]
-            done += len(flat)
+            done += len(to)
             if progress is not None:
                 progress(done, int(ends[-1]))
         return found
 
-    def _hidden(self, parameters, tokens, positions, segments) -> list[jax.Array]:
-        runs = zip(self._models, parameters, strict=True)
-        found = [sequence_hidden(m.module(own), tokens, positions, segments) for m, own in runs]
-        return [each.reshape(tokens.size, -1) for each in found]
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[_Batch]:
+        """All texts, in an order of their own that leaves few rows empty."""
+        pieces = [Piece(i, 0, -(-len(s.tokens) // _CHUNK)) for i, s in enumerate(samples)]
+        outside = self._pages * BLOCK  # is not written
+        for own in first_fit(pieces, self._rows):
+            tokens = np.zeros((self._rows, _CHUNK), np.int32)
+            positions = np.full_like(tokens, outside)
+            table = np.zeros((self._rows, self._pages), np.int32)
+            learnt, row, page = [], 0, 0
+            for index, _, rows in own:
+                sample, here = samples[index], slice(row, row + rows)
+                size = len(sample.tokens)
+                tokens[here].flat[:size] = sample.tokens
+                positions[here].flat[:size] = np.arange(size)
+                pages = -(-size // BLOCK)
+                table[here, :pages] = np.arange(page, page + pages)
+                learnt.append(row * _CHUNK + _places(sample))
+                row, page = row + rows, page + pages
+            visible = np.where(positions < outside, positions + 1, 0)
+            texts = [piece.text for piece in own]
+            yield _Batch(texts, tokens, positions, visible, table, np.concatenate(learnt))
+
+    def _hidden(self, parameters, tokens, positions, visible, table) -> list[jax.Array]:
+        found = []
+        for model, own in zip(self._models, parameters, strict=True):
+            pages = model.new_pages(self._rows, BLOCK)
+            module = model.module(own)
+            hidden, _, _ = module.hidden(tokens, positions, visible, pages, table)
+            found.append(hidden.reshape(tokens.size, -1))
+        return found
 
     def _compared(self, parameters, hidden, rows, following) -> Sequence[jax.Array]:
         runs = zip(self._models, parameters, hidden, strict=True)
-        logits = [sequence_logits(m.module(own), each[rows]) for m, own, each in runs]
+        logits = [model.module(own).logits(each[rows]) for model, own, each in runs]
         return self._compare(logits, following)
+
+
+def _places(sample: Sample) -> Int32[np.ndarray, "n"]:
+    return np.array(sample.learnt, np.int32)
 
 
 class TargetScorer:
@@ -115,12 +170,14 @@ class TargetScorer:
         opened = open_model(target.source, target.dtype)
         self._vocabulary = opened.tokenizer.size
 
-        def top(logits: list[jax.Array], _following: jax.Array) -> tuple[jax.Array, jax.Array]:
-            own = logits[0][:, : opened.tokenizer.size]
+        def top(own: jax.Array) -> tuple[jax.Array, jax.Array]:
             likeliest, ids = jax.lax.top_k(own, top_n)
             return ids, jnp.exp(likeliest - jax.nn.logsumexp(own, axis=-1, keepdims=True))
 
-        self._runner = TextRunner([(opened.model, opened.load(progress))], top, longest=length)
+        def compare(logits: list[jax.Array], _following: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return map_rows(top, logits[0][:, : opened.tokenizer.size])
+
+        self._runner = TextRunner([(opened.model, opened.load(progress))], compare, longest=length)
 
     def scores(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
         """Likeliest ids [rows, N] int32 and their probabilities [rows, N] float32, likeliest first.
@@ -134,6 +191,24 @@ class TargetScorer:
     def encoded(self, samples: Sequence[Sample]) -> bytes:
         """The scores of a shard, as its file."""
         return encode_scores(*self.scores(samples), self._vocabulary)
+
+
+def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Iterator[Report]:
+    """Scores shards by their places, from their entries; first says when it is ready.
+
+    Raises:
+      InputError: a model that cannot be used.
+    """
+    with job.bar("loading weights", unit="bytes") as progress:
+        top_n = job.settings.top_n
+        scorer = TargetScorer(job.target, length=job.context, top_n=top_n, progress=progress)
+    yield Generated(0, 0)
+    for place, entry in shards:
+        samples = decode_texts(read_file(job.directory, entry))
+        name = entry["file"].replace(".safetensors", ".scores.safetensors")
+        scores = write_shard(job.directory, name, scorer.encoded(samples))
+        yield Generated(entry["generated"], len(samples))
+        yield Written(place, {**entry, "scores": scores})
 
 
 class Judged(NamedTuple):

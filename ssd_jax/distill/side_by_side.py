@@ -1,7 +1,7 @@
-"""Engines side by side that complete shards, each in a process of its own on a share of the cores.
+"""Work on shards side by side, in processes with a share of the cores each.
 
-A step of many rows has parts that one core does, so that two engines on a core each generate more
-than one engine on both.
+A forward of many rows has parts that one core does, so that two engines on a core each generate
+more than one engine on both.
 """
 
 from __future__ import annotations
@@ -11,87 +11,91 @@ import dataclasses
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from ssd_jax.distill.completions import (
-    Completion,
-    CompletionJob,
-    Generated,
-    Written,
-    complete_shards,
-)
+from ssd_jax.compat import check_sums
+from ssd_jax.distill.completions import CompletionJob, Report, Written
 from ssd_jax.errors import SsdError
-from ssd_jax.system.cores import shown, usable_cores
+from ssd_jax.system.compile_cache import keep_programs, kept_in, open_store
+from ssd_jax.system.cores import pin, usable_cores
+
+Work = Callable[[CompletionJob, Iterable[tuple[int, Any]]], Iterator[Report]]
+"""From shards by their places, each with what is to be done of it; the first report says that the
+work can begin. A function of a module."""
 
 
-def core_groups(processes: int) -> list[str | None]:
-    """Cores of each process, at most one process a core; None is wherever the system likes."""
+def core_groups(processes: int) -> list[tuple[int, ...]]:
+    """Cores of each process, at most one process a core; none where processes cannot have cores of
+    their own, or would share an accelerator."""
     import jax
 
     cores = sorted(usable_cores())
     count = min(processes, len(cores))
-    if count < 2 or jax.default_backend() != "cpu":  # processes cannot share an accelerator
-        return [None]
-    ends = [len(cores) * i // count for i in range(count + 1)]
-    return [shown(cores[a:b]) for a, b in itertools.pairwise(ends)]
+    if jax.default_backend() != "cpu":
+        return []
+    ends = [len(cores) * i // count for i in range(count + 1)] if count else []
+    return [tuple(cores[a:b]) for a, b in itertools.pairwise(ends)]
 
 
-def complete_side_by_side(
-    job: CompletionJob,
-    shards: Mapping[int, list[Completion]],
-    groups: list[str | None],
-    *,
-    compile_cache: str,
-) -> Iterator[Generated | Written]:
-    """As `complete_shards`, with a process for each group of cores; who is free takes the next
-    shard."""
+def run(work: Work, job: CompletionJob, shards: Mapping[int, Any]) -> Iterator[Report]:
+    """Does the work by as many processes as the job asks for, or in this one; who is free takes the
+    next shard.
+
+    Raises: what the work raises, here or there.
+      SsdError: a process that ended without a word.
+    """
+    groups = core_groups(min(job.settings.processes, len(shards)))
+    if len(groups) < 2:
+        yield from work(job, shards.items())
+        return
     waiting = iter(shards.items())
     with contextlib.ExitStack() as until:
-        engines: dict[Any, _Engine] = {}  # by what `wait` returns
+        workers: dict[Any, _Worker] = {}  # by what `wait` returns
         for cores in groups:
-            engine = _Engine(job, cores, compile_cache)
-            until.callback(engine.close)
-            engines[engine.pipe] = engine
-            engine.give(next(waiting, None))
-        while engines:
-            for pipe in wait([*engines]):
-                event = engines[pipe].answer()
-                if event is None:
-                    del engines[pipe]
+            worker = _Worker(work, job, cores)
+            until.callback(worker.close)
+            workers[worker.pipe] = worker
+            worker.give(next(waiting, None))
+        while workers:
+            for pipe in wait([*workers]):
+                report = workers[pipe].answer()
+                if report is None:
+                    del workers[pipe]
                     continue
-                yield event
-                if isinstance(event, Written):
-                    engines[pipe].give(next(waiting, None))
+                yield report
+                if isinstance(report, Written):
+                    workers[pipe].give(next(waiting, None))
 
 
-class _Engine:
-    """A process that completes the shards it is given, until it is given None."""
+class _Worker:
+    """A process that works on the shards that it is given, until it is given None."""
 
-    def __init__(self, job: CompletionJob, cores: str | None, compile_cache: str) -> None:
+    def __init__(self, work: Work, job: CompletionJob, cores: tuple[int, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         quiet = dataclasses.replace(job, bar=_no_bar)
-        self._process = context.Process(target=_serve, args=(theirs, quiet, cores, compile_cache))
+        store = str(kept_in() or "off")
+        self._process = context.Process(target=_serve, args=(theirs, work, quiet, cores, store))
         self._process.daemon = True
         self._process.start()
         theirs.close()
 
-    def give(self, shard: tuple[int, list[Completion]] | None) -> None:
+    def give(self, shard: tuple[int, Any] | None) -> None:
         with contextlib.suppress(ConnectionError):  # `answer` says that it has ended
             self.pipe.send(shard)
 
-    def answer(self) -> Generated | Written | None:
+    def answer(self) -> Report | None:
         """What it says next; None is that it is done."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()
             raise SsdError(
-                f"a process that generates ended with exit status {self._process.exitcode}; with "
-                "several engines the memory may be too small: lower generate.processes. The same "
-                "command goes on with the shards that are written"
+                f"one of several processes ended with exit status {self._process.exitcode}; the "
+                "memory may be too small for the weights in each: lower generate.processes. The "
+                "same command goes on with the shards that are written"
             ) from None
         if isinstance(answer, Exception):
             raise answer
@@ -109,13 +113,17 @@ def _no_bar(_label: str, *, unit: str) -> Iterator[None]:
     yield
 
 
-def _serve(pipe: Connection, job: CompletionJob, cores: str | None, compile_cache: str) -> None:
+def _serve(
+    pipe: Connection, work: Work, job: CompletionJob, cores: tuple[int, ...], store: str
+) -> None:
     """Answers with what becomes of shards; whatever fails is an answer, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too; its starter ends it
     try:
-        given = iter(pipe.recv, None)
-        for event in complete_shards(job, given, compile_cache=compile_cache, cores=cores):
-            pipe.send(event)
+        pin(cores)  # before JAX starts, which has as many threads as cores
+        check_sums()
+        keep_programs(open_store(store))
+        for report in work(job, iter(pipe.recv, None)):
+            pipe.send(report)
         pipe.send(None)
     except (EOFError, ConnectionError):
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
@@ -29,7 +30,19 @@ class Rotation(NamedTuple):
 def rotation(config: ModelConfig, positions: Int32[Array, "B R"]) -> Rotation:
     """The rotation at these positions."""
     angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(config)
+    return jax.lax.platform_dependent(angles, cpu=_by_halves, default=_rotation)
+
+
+def _rotation(angles: Float32[Array, "*shape"]) -> Rotation:
     return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+def _by_halves(angles: Float32[Array, "*tokens half"]) -> Rotation:
+    """As arrays of their own: XLA on CPU would compute them again for every head of every layer,
+    where they are used. It does not see through a loop (of one pass it does)."""
+    parts = angles.reshape(*angles.shape[:-1], 2 - angles.shape[-1] % 2, -1)
+    found = jax.lax.map(_rotation, jnp.moveaxis(parts, -2, 0))
+    return Rotation(*(jnp.moveaxis(part, 0, -2).reshape(angles.shape) for part in found))
 
 
 def inverse_frequencies(config: ModelConfig) -> Float32[np.ndarray, "half"]:

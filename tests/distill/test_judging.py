@@ -83,7 +83,7 @@ def texts(laws):
 
 
 def judge(pair, texts, monkeypatch):
-    monkeypatch.setattr("ssd_jax.distill.scoring._TOKENS", 128)
+    monkeypatch.setattr("ssd_jax.distill.scoring._ROWS", 3)
     monkeypatch.setattr("ssd_jax.distill.scoring._HEAD_ROWS", 50)
     return judge_texts(*pair, texts, tokens=tiny.TOKENS, longest=LENGTH)
 

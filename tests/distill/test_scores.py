@@ -12,8 +12,8 @@ from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 
 TOP = 6
-LENGTHS = (3, 40, 17, 90, 120, 1, 64, 100)  # more than a row of 128 holds, and more than a batch
-PROMPTS = (1, 12, 0, 60, 30, 0, 64, 99)
+LENGTHS = (3, 40, 17, 190, 120, 1, 64, 129)  # of one to three chunks, one or two pages
+PROMPTS = (1, 12, 0, 60, 30, 0, 64, 128)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,8 @@ def laws(tiny_checkpoint, samples):
     tokens = np.stack(
         [np.pad(sample.tokens, (0, longest - len(sample.tokens))) for sample in samples]
     )
-    logits = Runner(model, parameters(checkpoint, model), slots=len(samples))(tokens)
+    runner = Runner(model, parameters(checkpoint, model), slots=len(samples), context=longest)
+    logits = runner(tokens)
     logits = logits[:, :, : tiny.TOKENS].astype(np.float64)  # the other rows are padding
     laws = np.exp(logits - logits.max(-1, keepdims=True))
     laws /= laws.sum(-1, keepdims=True)
@@ -44,7 +45,7 @@ def laws(tiny_checkpoint, samples):
 def test_the_likeliest_tokens_and_their_probabilities_are_the_targets(
     tiny_checkpoint, samples, laws, monkeypatch
 ):
-    monkeypatch.setattr("ssd_jax.distill.scoring._TOKENS", 256)  # two rows a batch
+    monkeypatch.setattr("ssd_jax.distill.scoring._ROWS", 5)  # several batches, of several texts
     monkeypatch.setattr("ssd_jax.distill.scoring._HEAD_ROWS", 50)
     target = TargetSettings(source=str(tiny_checkpoint), dtype="float32")
     scorer = TargetScorer(target, length=max(LENGTHS), top_n=TOP)

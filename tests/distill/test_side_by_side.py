@@ -9,7 +9,8 @@ import re
 import pytest
 
 from ssd_jax.distill import side_by_side
-from ssd_jax.distill.completions import Generated, Written
+from ssd_jax.distill.completions import Generated, Written, complete_shards
+from ssd_jax.distill.generate import plan_shards
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.cores import usable_cores
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores
 
 def job(directory, target, processes, **changes):
     """Twelve completions of a real engine in six shards."""
-    settings = {"completions": 12, "max_tokens": 6, "slots": 2, "shard_tokens": 20, "top_n": 0}
+    settings = {"completions": 12, "max_tokens": 6, "slots": 2, "shard_tokens": 20, "top_n": 4}
     settings |= {"seed": 3, "temperatures": (0.0, 1.0), "processes": processes}
     return dataclasses.replace(
         fake_target.job(directory),
@@ -46,6 +47,7 @@ def test_two_processes_make_the_files_of_one_and_report_every_token(tmp_path, ti
     generated = [done for label, done, _ in told if label == "generating"]
     given = sum(len(made.prompts[one.prompt].ids) for one in _completions(made))
     assert generated[-1] == two.data["tokens"] - given
+    assert told[-1] == ("scoring", two.data["generated"], two.data["generated"])
     assert not multiprocessing.active_children()
 
 
@@ -58,8 +60,8 @@ def test_an_error_in_a_process_is_raised_here_and_none_is_left(tmp_path):
 
 def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny_checkpoint):
     one = job(tmp_path, tiny_checkpoint, 2)
-    plan = {place: [completion] for place, completion in enumerate(_completions(one))}
-    events = side_by_side.complete_side_by_side(one, plan, ["0", "1"], compile_cache="off")
+    shards = dict(enumerate(plan_shards(one.prompts, one.settings)))
+    events = side_by_side.run(complete_shards, one, shards)
     assert next(events) == Generated(0, 0)
     assert any(isinstance(event, Written) for event in events)  # ends at the first
     for child in multiprocessing.active_children():
@@ -70,20 +72,18 @@ def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny
 
 
 def _completions(one):
-    from ssd_jax.distill.generate import plan_shards
-
     return [completion for shard in plan_shards(one.prompts, one.settings) for completion in shard]
 
 
 @pytest.mark.parametrize(
     ("cores", "processes", "groups"),
     [
-        ({0, 1}, 1, [None]),
-        ({0, 1}, 2, ["0", "1"]),
-        ({0, 1}, 5, ["0", "1"]),
-        ({0, 1, 2, 5, 6}, 2, ["0,1", "2,5,6"]),
-        ({0, 1, 2, 5, 6}, 3, ["0", "1,2", "5,6"]),
-        (set(), 2, [None]),
+        ({0, 1}, 1, [(0, 1)]),
+        ({0, 1}, 2, [(0,), (1,)]),
+        ({0, 1}, 5, [(0,), (1,)]),
+        ({0, 1, 2, 5, 6}, 2, [(0, 1), (2, 5, 6)]),
+        ({0, 1, 2, 5, 6}, 3, [(0,), (1, 2), (5, 6)]),
+        (set(), 2, []),
     ],
 )
 def test_processes_share_the_cores(monkeypatch, cores, processes, groups):
@@ -93,4 +93,4 @@ def test_processes_share_the_cores(monkeypatch, cores, processes, groups):
 
 def test_processes_do_not_share_an_accelerator(monkeypatch):
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    assert side_by_side.core_groups(2) == [None]
+    assert side_by_side.core_groups(2) == []
