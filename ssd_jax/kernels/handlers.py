@@ -1,8 +1,8 @@
 """Handlers for XLA's CPU backend, written in C++: compiled at first use with the system's compiler.
 
 The library is kept in the package's cache under a name made of all that it depends on: the sources,
-the version of XLA's headers, the compiler and the processor. So a cache that several machines share
-serves each its own.
+the version of XLA's headers, the compiler and the processor, so that a cache that several machines
+share serves each its own; and of its own digest, so that a damaged one is compiled again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 from jaxlib.version import __version__ as jaxlib_version
 
-from ssd_jax.system.atomic import new_file
+from ssd_jax.system.atomic import write_file
 from ssd_jax.system.cache_dir import cache_dir
 
 PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
@@ -70,7 +70,7 @@ def _library(sources: Sequence[Path]) -> ctypes.CDLL:
 
 
 def build(sources: Sequence[Path], directory: Path) -> Path:
-    """The compiled library in a directory, made if it is not there.
+    """The compiled library in a directory, made if it is not there, or damaged.
 
     Raises:
       BuildError: there is no compiler, or it fails.
@@ -79,23 +79,34 @@ def build(sources: Sequence[Path], directory: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
-    library = directory / f"handlers-{_key(sources, compiler)}.so"
-    if not library.exists():
-        headers = f"-isystem{jax.ffi.include_dir()}"
-        with tempfile.TemporaryDirectory() as scratch, new_file(library) as file:
-            objects = [f"{scratch}/{at}.o" for at in range(len(sources))]
-            with ThreadPoolExecutor() as pool:  # the compiler takes one core a source
-                list(
-                    pool.map(
-                        lambda source, made: _run(
-                            compiler, *_FLAGS, headers, "-c", str(source), "-o", made
-                        ),
-                        sources,
-                        objects,
-                    )
-                )
-            _run(compiler, *_FLAGS, "-shared", *objects, "-o", file.name)
-    return library
+    key = _key(sources, compiler)
+    for path in directory.glob(f"handlers-{key}-*.so"):
+        if path == _named(directory, key, path.read_bytes()):
+            return path
+        path.unlink(missing_ok=True)
+    library = _compiled(sources, compiler)
+    path = _named(directory, key, library)
+    write_file(path, library)
+    return path
+
+
+def _named(directory: Path, key: str, library: bytes) -> Path:
+    return directory / f"handlers-{key}-{hashlib.sha256(library).hexdigest()[:16]}.so"
+
+
+def _compiled(sources: Sequence[Path], compiler: str) -> bytes:
+    headers = f"-isystem{jax.ffi.include_dir()}"
+    with tempfile.TemporaryDirectory() as scratch:
+        objects = [f"{scratch}/{at}.o" for at in range(len(sources))]
+
+        def compile_one(source: Path, made: str) -> None:
+            _run(compiler, *_FLAGS, headers, "-c", str(source), "-o", made)
+
+        with ThreadPoolExecutor() as pool:  # the compiler takes one core a source
+            list(pool.map(compile_one, sources, objects))
+        library = Path(scratch) / "library.so"
+        _run(compiler, *_FLAGS, "-shared", *objects, "-o", str(library))
+        return library.read_bytes()
 
 
 def _key(sources: Sequence[Path], compiler: str) -> str:

@@ -64,11 +64,16 @@ def test_a_cache_that_cannot_be_used_is_done_without(source, tmp_path):
 
 
 @needs_compiler
-def test_a_damaged_library_is_done_without(source, tmp_path):
-    directory = tmp_path / "cache" / "kernels"
-    directory.mkdir(parents=True)
-    handlers.build([source], directory).write_bytes(b"\x7fELF cut off")
-    assert why_missing(source) is None
+@pytest.mark.parametrize("damage", [lambda data: data[:999], lambda data: data[:-1] + b"?"])
+def test_a_damaged_library_is_compiled_again(source, tmp_path, damage):
+    library = handlers.build([source], tmp_path)
+    sound = library.read_bytes()
+    library.write_bytes(damage(sound))
+    again = handlers.build([source], tmp_path)
+    assert again.read_bytes() == sound
+    assert [*tmp_path.glob("*.so")] == [again]
+    before = again.stat().st_mtime_ns
+    assert handlers.build([source], tmp_path).stat().st_mtime_ns == before
 
 
 def test_without_a_compiler_it_says_so(source, monkeypatch):
