@@ -11,6 +11,8 @@
 
 #include "../tiles.h"
 #include "../vectors.h"
+#include "norm.h"
+#include "scratch.h"
 
 namespace {
 
@@ -31,28 +33,90 @@ inline int64_t InPass(int64_t rows) {
 }
 
 constexpr int64_t kTile = kTileRows;  // rows of activations are padded to them by zeros
+constexpr int64_t kLine = 64;         // bytes of a tile's row
 
-// Rows as kinds multiply them, each form made once for all weights of a call. Rows of zeros fill
-// the last tile.
-struct Activations {
-  Activations(const float* x, int64_t rows, int64_t width) : x(x), rows(rows), width(width) {}
+// Where a row's bytes [byte, byte + 64) are among tiles: those of 16 rows lie one after the other.
+inline int64_t TileAt(int64_t row, int64_t byte, int64_t row_bytes) {
+  return row / kTile * kTile * row_bytes + byte / kLine * kTile * kLine + row % kTile * kLine + byte % kLine;
+}
 
+// Rows as they come, [rows, width], and the norm that they get before they are rounded.
+struct Input {
   const float* x;
   int64_t rows, width;
-  std::vector<uint16_t> bfloat16;  // [rows, width to 32]
-  std::vector<int8_t> digits;      // [2 rows, width to 64]: high and low of each row
-  std::vector<float> scales;       // [rows]
-  std::vector<int32_t> sums;       // [2 rows]
-  // Passes of up to kTogether rows, what their rows have at one place of the width side by side.
-  std::vector<uint32_t> words;      // four int8 values
-  std::vector<float> group_scales;  // of each group of 32
-  std::vector<float> group_sums;    // of each group of 32, its scale included
-  std::vector<int32_t> half_sums;   // of each 16 values
+  const float* norm;  // [width]; null: none
+  float eps;
+};
 
-  void Make(Form form) {
-    if (form == Form::kBfloat16 && bfloat16.empty()) MakeBfloat16();
-    if (form == Form::kDigits && digits.empty()) MakeDigits();
-    if (form == Form::kGroups && words.empty()) MakeGroups();
+// A block of rows as kinds multiply them, each form made once for all weights of a call.
+struct Activations {
+  // A block has up to `block` rows.
+  Activations(const Input& in, int64_t block)
+      : in(in), width(in.width), block(std::min(block, in.rows)) {}
+
+  const Input in;
+  const int64_t width, block;
+  int64_t first = 0, rows = 0;  // of the block
+  Scratch<uint16_t> bfloat16{RoundUp(width, 32), kTile};        // in tiles
+  Scratch<int8_t> digits{2 * RoundUp(width, 64), kTile / 2};    // in tiles: high and low of each row
+  Scratch<float> scales{1};
+  Scratch<int32_t> sums{2};
+  // Passes of up to kTogether rows, what their rows have at one place of the width side by side.
+  Scratch<uint32_t> words{width / 4, kTogether};           // four int8 values
+  Scratch<float> group_scales{width / kGroup, kTogether};  // of each group of 32
+  Scratch<float> group_sums{width / kGroup, kTogether};    // of each group of 32, its scale included
+  Scratch<int32_t> half_sums{width / 16, kTogether};       // of each 16 values
+
+  void Need(Form form) {
+    if (form == Form::kBfloat16 && bfloat16.empty()) {
+      bfloat16.Resize(block);
+    } else if (form == Form::kDigits && digits.empty()) {
+      digits.Resize(block);
+      scales.Resize(block);
+      sums.Resize(block);
+    } else if (form == Form::kGroups && words.empty()) {
+      words.Resize(block);
+      group_scales.Resize(block);
+      group_sums.Resize(block);
+      half_sums.Resize(block);
+    }
+  }
+
+  // Lets the block begin at a row.
+  void Begin(int64_t row) {
+    first = row;
+    rows = std::min(block, in.rows - row);
+    bfloat16.Pad(rows);
+    digits.Pad(rows);
+    words.Pad(rows);
+    group_scales.Pad(rows);
+    group_sums.Pad(rows);
+    half_sums.Pad(rows);
+  }
+
+  // Makes rows [begin, end) of the block.
+  void Make(int64_t begin, int64_t end) const {
+    std::vector<float> normed(in.norm == nullptr ? 0 : width);
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = in.x + (first + row) * width;
+      if (in.norm != nullptr) {
+        NormRow(x, width, in.norm, in.eps, normed.data());
+        x = normed.data();
+      }
+      if (!bfloat16.empty()) MakeBfloat16(row, x);
+      if (!digits.empty()) MakeDigits(row, x);
+      if (!words.empty()) MakeGroups(row, x);
+    }
+  }
+
+  // A row's first bytes of bfloat16; those of the next rows of a tile are 64 bytes apart.
+  const char* Bfloat16(int64_t row) const {
+    return reinterpret_cast<const char*>(&bfloat16[0]) + TileAt(row, 0, 2 * RoundUp(width, 32));
+  }
+
+  // Of digits, each a row.
+  const char* Digits(int64_t row) const {
+    return reinterpret_cast<const char*>(&digits[0]) + TileAt(row, 0, RoundUp(width, 64));
   }
 
   // Index of a row's group in what passes have for each group, `each` of it.
@@ -61,18 +125,15 @@ struct Activations {
     return first * (width / kGroup) * each + group * InPass(rows - first) + row - first;
   }
 
-  void MakeBfloat16() {
+  void MakeBfloat16(int64_t row, const float* x) const {
     const int64_t padded = RoundUp(width, 32);
-    bfloat16.resize(RoundUp(rows, kTile) * padded);
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t k = 0; k < width; k += kLanes) {
-        const Floats part = Part(x + row * width + k, width - k);
-        const Words bits = (Words)part, even = bits >> 16 & 1;
-        const Words rounded = part == part ? bits + 0x7fffu + even : bits | 0x400000u;
-        typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
-        const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
-        std::memcpy(&bfloat16[row * padded + k], &halves, sizeof(halves));
-      }
+    for (int64_t k = 0; k < padded; k += kLanes) {
+      const Floats part = Part(x + k, width - k);
+      const Words bits = (Words)part, even = bits >> 16 & 1;
+      const Words rounded = part == part ? bits + 0x7fffu + even : bits | 0x400000u;
+      typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+      const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
+      std::memcpy(&bfloat16[TileAt(row, 2 * k, 2 * padded) / 2], &halves, sizeof(halves));
     }
   }
 
@@ -97,7 +158,7 @@ struct Activations {
   static Floats Part(const float* values, int64_t count) {
     if (count >= kLanes) return Load<Floats>(values);
     Floats part = {};
-    std::memcpy(&part, values, count * sizeof(float));
+    if (count > 0) std::memcpy(&part, values, count * sizeof(float));
     return part;
   }
 
@@ -118,50 +179,36 @@ struct Activations {
     return sum;
   }
 
-  void MakeDigits() {
+  void MakeDigits(int64_t row, const float* x) const {
     const int64_t padded = RoundUp(width, 64);
-    digits.resize(RoundUp(2 * rows, kTile) * padded);
-    scales.resize(rows);
-    sums.resize(2 * rows);
-    for (int64_t row = 0; row < rows; ++row) {
-      const float* values = x + row * width;
-      int8_t *high = &digits[2 * row * padded], *low = high + padded;
-      const float scale = scales[row] = Scale(values, width);
-      if (std::isnan(scale)) continue;
-      Ints highs = {}, lows = {};
-      for (int64_t k = 0; k < width; k += kLanes) {
-        const Floats units = Part(values + k, width - k) / scale, first = Round(units);
-        highs += StoreBytes(first, high + k);
-        lows += StoreBytes(Round((units - first) * kDigit), low + k);
-      }
-      sums[2 * row] = Sum(highs);
-      sums[2 * row + 1] = Sum(lows);
+    const float scale = scales[row] = Scale(x, width);
+    Ints highs = {}, lows = {};
+    for (int64_t k = 0; k < padded; k += kLanes) {
+      const Floats units = std::isnan(scale) ? Floats{} : Part(x + k, width - k) / scale;
+      const Floats first = Round(units);
+      highs += StoreBytes(first, &digits[TileAt(2 * row, k, padded)]);
+      lows += StoreBytes(Round((units - first) * kDigit), &digits[TileAt(2 * row + 1, k, padded)]);
     }
+    sums[2 * row] = Sum(highs);
+    sums[2 * row + 1] = Sum(lows);
   }
 
-  void MakeGroups() {
-    const int64_t padded = RoundUp(rows, kTogether), groups = width / kGroup;
-    words.resize(padded * width / 4);
-    group_scales.resize(padded * groups);
-    group_sums.resize(padded * groups);
-    half_sums.resize(padded * 2 * groups);
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t many = InPass(rows - row / kTogether * kTogether);
-      for (int64_t group = 0; group < groups; ++group) {
-        const float* from = x + row * width + group * kGroup;
-        const float scale = Scale(from, kGroup);
-        int8_t values[kGroup] = {};
-        int32_t sums[2] = {};
-        for (int64_t i = 0; i < kGroup && !std::isnan(scale); i += kLanes)
-          sums[i / 16] += Sum(StoreBytes(Round(Load<Floats>(from + i) / scale), values + i));
-        const int64_t at = GroupAt(row, group);
-        group_scales[at] = scale;
-        group_sums[at] = scale * (sums[0] + sums[1]);
-        for (int64_t half = 0; half < 2; ++half)
-          half_sums[GroupAt(row, 2 * group + half, 2)] = sums[half];
-        uint32_t* to = &words[GroupAt(row, group * kGroup / 4, kGroup / 4)];
-        for (int64_t i = 0; i < kGroup / 4; ++i) std::memcpy(to + i * many, values + 4 * i, 4);
-      }
+  void MakeGroups(int64_t row, const float* x) const {
+    const int64_t many = InPass(rows - row / kTogether * kTogether), groups = width / kGroup;
+    for (int64_t group = 0; group < groups; ++group) {
+      const float* from = x + group * kGroup;
+      const float scale = Scale(from, kGroup);
+      int8_t values[kGroup] = {};
+      int32_t sums[2] = {};
+      for (int64_t i = 0; i < kGroup && !std::isnan(scale); i += kLanes)
+        sums[i / 16] += Sum(StoreBytes(Round(Load<Floats>(from + i) / scale), values + i));
+      const int64_t at = GroupAt(row, group);
+      group_scales[at] = scale;
+      group_sums[at] = scale * (sums[0] + sums[1]);
+      for (int64_t half = 0; half < 2; ++half)
+        half_sums[GroupAt(row, 2 * group + half, 2)] = sums[half];
+      uint32_t* to = &words[GroupAt(row, group * kGroup / 4, kGroup / 4)];
+      for (int64_t i = 0; i < kGroup / 4; ++i) std::memcpy(to + i * many, values + 4 * i, 4);
     }
   }
 };

@@ -33,45 +33,46 @@ namespace {
 
 constexpr int64_t kLongest = 65000;  // inputs; int32 sums of more could overflow
 
-using Block = std::array<std::array<float, kPanel>, 2 * kTile>;  // of rows, with a panel's outputs
-using Counts = std::array<std::array<int32_t, kPanel>, 2 * kTile>;
+// Rows that are rounded, and then multiplied with all weights: few enough to stay in a core's cache.
+int64_t BlockRows(int64_t width) {
+  return std::clamp<int64_t>((1 << 19) / std::max<int64_t>(1, width), 1, 8) * 2 * kTile;
+}
 
 void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
-  const int64_t stride = 2 * RoundUp(x.width, 32), first = panel * kPanel;
-  const int64_t lanes = std::min(kPanel, w.outputs - first);
-  const char* rows = reinterpret_cast<const char*>(x.bfloat16.data());
-  alignas(64) Block sums;
-  for (int64_t row = 0; row < x.rows; row += 2 * kTile) {
-    const int64_t many = std::min(2 * kTile, x.rows - row);
-    Sums<Form::kBfloat16>(rows + row * stride, stride, many, w.panels + panel * w.panel_bytes,
-                          tiles, &sums);
-    for (int64_t r = 0; r < many; ++r)
-      std::memcpy(w.y + (row + r) * w.outputs + first, &sums[r], lanes * sizeof(float));
-  }
+  const int64_t steps = RoundUp(x.width, 32) / 32, lanes = w.Lanes(panel);
+  const char* from = w.Panel(panel);
+  alignas(64) float sums[2 * kTile][kPanel];
+  Passes(x.rows, PassRows(tiles), from, steps * kSteps, kSteps,
+         [&](int64_t row, int64_t many, Ahead ahead) {
+    float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
+    const bool whole = lanes == kPanel && (!tiles || many % kTile == 0);
+    Sums<Form::kBfloat16>(x.Bfloat16(row), steps, many, from, ahead, tiles, whole ? y : sums[0], 4 * (whole ? w.outputs : kPanel));
+    for (int64_t r = 0; r < many && !whole; ++r)
+      std::memcpy(y + r * w.outputs, sums[r], lanes * sizeof(float));
+  });
 }
 
 // (high + low / DIGIT) * scale of the row * scale of the output, as quantized.py has it.
 void Int8Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
-  const int64_t stride = RoundUp(x.width, 64), first = panel * kPanel;
-  const int64_t lanes = std::min(kPanel, w.outputs - first);
-  const char* from = w.panels + panel * w.panel_bytes;
-  const char* rows = reinterpret_cast<const char*>(x.digits.data());
-  float scales[kPanel];
-  std::memcpy(scales, from + stride * kPanel, sizeof(scales));
-  alignas(64) Counts sums;
-  for (int64_t row = 0; row < x.rows; row += kTile) {
-    const int64_t many = std::min(kTile, x.rows - row);
-    Sums<Form::kDigits>(rows + 2 * row * stride, stride, 2 * many, from, tiles, &sums);
-    for (int64_t r = 0; r < many; ++r) {
-      const int32_t* offsets = &x.sums[2 * (row + r)];
-      float* y = w.y + (row + r) * w.outputs + first;
-      for (int64_t lane = 0; lane < lanes; ++lane) {
-        const float high = sums[2 * r][lane] - 128 * offsets[0];
-        const float low = sums[2 * r + 1][lane] - 128 * offsets[1];
-        y[lane] = (high + low / kDigit) * x.scales[row + r] * scales[lane];
+  const int64_t steps = RoundUp(x.width, 64) / 64, lanes = w.Lanes(panel);
+  const char* from = w.Panel(panel);
+  const char* scales = from + steps * kSteps;
+  alignas(64) int32_t sums[2 * kTile][kPanel];
+  Passes(2 * x.rows, PassRows(tiles), from, w.panel_bytes, kSteps,
+         [&](int64_t digit, int64_t many, Ahead ahead) {
+    Sums<Form::kDigits>(x.Digits(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
+    for (int64_t r = 0; r < many; r += 2) {
+      const int64_t row = (digit + r) / 2;
+      float out[kPanel];
+      for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+        const Ints high = Load<Ints>(&sums[r][lane]) - 128 * x.sums[2 * row];
+        const Ints low = Load<Ints>(&sums[r + 1][lane]) - 128 * x.sums[2 * row + 1];
+        const Floats units = __builtin_convertvector(high, Floats) + __builtin_convertvector(low, Floats) / kDigit;
+        Store(out + lane, units * x.scales[row] * Load<Floats>(scales + 4 * lane));
       }
+      std::memcpy(w.y + (x.first + row) * w.outputs + panel * kPanel, out, lanes * sizeof(float));
     }
-  }
+  });
 }
 
 void Bfloat16Row(const char* panel, int64_t lane, int64_t width, float* out) {
@@ -143,26 +144,6 @@ ffi::Error Refused(std::string_view name) {
 
 constexpr int64_t kGrainBytes = 1 << 16;  // of weights; less is not worth a thread's waking
 
-// Root-mean-square norm of rows; sums are of squares at the same place of 16, then of those.
-std::vector<float> Normed(const float* x, int64_t rows, int64_t width, const float* weight,
-                          float eps) {
-  std::vector<float> out(rows * width);
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* from = x + row * width;
-    Floats sums = {};
-    for (int64_t k = 0; k < width; k += kLanes) {
-      Floats part = {};
-      std::memcpy(&part, from + k, std::min(kLanes, width - k) * sizeof(float));
-      sums += part * part;
-    }
-    float sum = 0;
-    for (int64_t lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-    const float scale = 1 / std::sqrt(sum / width + eps);
-    for (int64_t k = 0; k < width; ++k) out[row * width + k] = from[k] * scale * weight[k];
-  }
-  return out;
-}
-
 // One product for each weight; `kinds`: their names, with a space after each. Rows are normed first
 // where there are weights of a norm.
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> norm,
@@ -176,10 +157,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
   const auto in = x.dimensions();
   if (norm.element_count() != 0 && norm.element_count() != static_cast<size_t>(in[1]))
     return ffi::Error::InvalidArgument("a norm has one weight an input");
-  std::vector<float> normed;
-  if (norm.element_count() > 0)
-    normed = Normed(x.typed_data(), in[0], in[1], norm.typed_data(), eps);
-  Activations rows(normed.empty() ? x.typed_data() : normed.data(), in[0], in[1]);
+  Activations rows({x.typed_data(), in[0], in[1], norm.element_count() == 0 ? nullptr : norm.typed_data(), eps}, BlockRows(in[1]));
   const bool tiles = kHasTiles && TilesAllowed();
   std::vector<Job> jobs;
   int64_t count = 0, bytes = 0;
@@ -194,7 +172,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
     const Kind* kind = Find(name, rows.width, outputs, w->dimensions());
     if (kind == nullptr) return Refused(name);
     kinds.remove_prefix(space + 1);
-    rows.Make(kind->form);
+    rows.Need(kind->form);
     const Weight weight{reinterpret_cast<const char*>(w->typed_data()), w->dimensions()[1], outputs,
                         (*y)->typed_data()};
     count += weight.Panels();
@@ -202,15 +180,21 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
     jobs.push_back({weight, kind, count});
   }
   const int64_t grain = std::max<int64_t>(1, kGrainBytes * count / std::max<int64_t>(1, bytes));
-  parallel::For(pool, count, grain, [&](int64_t begin, int64_t end) {
-    const Tiles configured(tiles);
-    size_t at = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      while (i >= jobs[at].end) ++at;
-      const Job& job = jobs[at];
-      job.kind->multiply(rows, job.weight, i - job.end + job.weight.Panels(), tiles);
-    }
-  });
+  for (int64_t first = 0; first < in[0]; first += rows.block) {
+    rows.Begin(first);
+    parallel::For(pool, (rows.rows + kTile - 1) / kTile, 1, [&](int64_t begin, int64_t end) {
+      rows.Make(begin * kTile, std::min(end * kTile, rows.rows));
+    });
+    parallel::For(pool, count, grain, [&](int64_t begin, int64_t end) {
+      const Tiles configured(tiles);
+      size_t at = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        while (i >= jobs[at].end) ++at;
+        const Job& job = jobs[at];
+        job.kind->multiply(rows, job.weight, i - job.end + job.weight.Panels(), tiles);
+      }
+    });
+  }
   return ffi::Error::Success();
 }
 

@@ -99,7 +99,7 @@ struct GroupScales {
 // A pass of kRows rows with a panel of a kind whose groups have scales: the integer sum of each
 // group is exact, and groups are added in their order.
 template <const Grouped& kind, int kRows>
-void GroupedRows(const Activations& x, int64_t first, const char* panel, float (*out)[kPanel]) {
+void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead ahead, float (*out)[kPanel]) {
   constexpr int64_t kSteps = kind.inputs / (kind.nibbles ? 8 : 4);
   constexpr int kMany = kVectors<kRows>;
   constexpr int64_t kBefore = kind.BlockBytes() - kind.block / kind.inputs * kind.GroupBytes();
@@ -114,8 +114,7 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, float (
       const char* block = w;
       w += kBefore;
       for (int64_t k = 0; k < kind.block; k += kind.inputs, w += kind.GroupBytes()) {
-        if (from == 0)
-          for (int64_t line = 0; line < kind.GroupBytes(); line += 64) Ask(w + line);
+        if (from == 0) ahead.Step();
         Ints sums[kRows][kMany];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
@@ -161,16 +160,15 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, float (
 
 template <const Grouped& kind>
 void GroupedPanel(const Activations& x, const Weight& w, int64_t panel, bool) {
-  const int64_t lanes = std::min(kPanel, w.outputs - panel * kPanel);
+  const int64_t lanes = w.Lanes(panel);
   alignas(64) float out[kTogether][kPanel];
-  for (int64_t row = 0; row < x.rows; row += kTogether) {
-    const int64_t many = std::min<int64_t>(kTogether, x.rows - row);
+  Passes(x.rows, kTogether, w.Panel(panel), w.panel_bytes, kind.GroupBytes(), [&](int64_t row, int64_t many, Ahead ahead) {
     WithRows(many, [&](auto rows) {
-      GroupedRows<kind, rows()>(x, row, w.panels + panel * w.panel_bytes, out);
+      GroupedRows<kind, rows()>(x, row, w.Panel(panel), ahead, out);
     });
     for (int64_t r = 0; r < many; ++r)
-      std::memcpy(w.y + (row + r) * w.outputs + panel * kPanel, out[r], lanes * sizeof(float));
-  }
+      std::memcpy(w.y + (x.first + row + r) * w.outputs + panel * kPanel, out[r], lanes * sizeof(float));
+  });
 }
 
 template <const Grouped& kind>

@@ -18,9 +18,23 @@ namespace {
 
 constexpr int64_t kPanel = 32;          // outputs of one panel
 constexpr int64_t kStep = 4 * kPanel;   // bytes of a panel's step: one word an output
+constexpr int64_t kSteps = kTile * kStep;  // bytes of a panel that meet a line of a tile
 constexpr int64_t kAhead = 4096;        // bytes that are asked of memory ahead of use
 
-inline void Ask(const char* at) { __builtin_prefetch(at + kAhead); }
+// What a pass over a panel asks of memory: its share of what is read after the panel, so that all
+// passes wait for memory alike. `step_bytes` of the panel are read at a time.
+struct Ahead {
+  Ahead(const char* panel, int64_t bytes, int64_t step_bytes, int64_t pass, int64_t passes)
+      : at(panel + kAhead + bytes - bytes / passes + pass * (bytes / passes)),
+        share(RoundUp(step_bytes / passes, kLine)) {}
+
+  void Step() {
+    for (const char* end = at + share; at < end; at += kLine) __builtin_prefetch(at);
+  }
+
+  const char* at;
+  const int64_t share;  // bytes
+};
 
 // sums[lane] += x[0] * w[2 lane] + x[1] * w[2 lane + 1], bfloat16.
 inline Floats Dot2(Floats sums, Words w, uint32_t x) {
@@ -68,9 +82,10 @@ constexpr int kVectors = std::min<int>(kPanel / kLanes, std::max(1, kRegisters /
 
 #if defined(SSD_JAX_TILES)
 
-// Sums of kHeight * 16 rows with a panel, 64 bytes of each row a step. `stride`: bytes of a row.
+// Sums of kHeight * 16 rows with a panel; a row of `out` is so many bytes.
 template <Form form, int kHeight>
-void TileSums(const char* x, int64_t stride, const char* w, void* out) {
+void TileSums(const char* x, int64_t steps, const char* w, Ahead ahead, char* out, int64_t stride) {
+  const char* below = x + steps * kTile * kLine;
 #define MULTIPLY(to, a, b)                                    \
   if constexpr (form == Form::kBfloat16)                      \
     _tile_dpbf16ps(to, a, b);                                 \
@@ -80,62 +95,63 @@ void TileSums(const char* x, int64_t stride, const char* w, void* out) {
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t at = 0; at < stride; at += 64, w += kTile * kStep) {
-    for (int64_t line = 0; line < kTile * kStep; line += 64) Ask(w + line);
+  for (; steps > 0; --steps, w += kSteps, x += kTile * kLine, below += kTile * kLine) {
+    ahead.Step();
     _tile_loadd(6, w, kStep);
     _tile_loadd(7, w + 64, kStep);
-    _tile_loadd(4, x + at, stride);
+    _tile_loadd(4, x, kLine);
     MULTIPLY(0, 4, 6);
     MULTIPLY(1, 4, 7);
     if constexpr (kHeight == 2) {
-      _tile_loadd(5, x + kTile * stride + at, stride);
+      _tile_loadd(5, below, kLine);
       MULTIPLY(2, 5, 6);
       MULTIPLY(3, 5, 7);
     }
   }
 #undef MULTIPLY
-  char* to = static_cast<char*>(out);
-  _tile_stored(0, to, kStep);
-  _tile_stored(1, to + 64, kStep);
+  _tile_stored(0, out, stride);
+  _tile_stored(1, out + 64, stride);
   if constexpr (kHeight == 2) {
-    _tile_stored(2, to + kTile * kStep, kStep);
-    _tile_stored(3, to + kTile * kStep + 64, kStep);
+    _tile_stored(2, out + kTile * stride, stride);
+    _tile_stored(3, out + kTile * stride + 64, stride);
   }
 }
 
 #else
 
 template <Form form, int kHeight>
-void TileSums(const char*, int64_t, const char*, void*) {}
+void TileSums(const char*, int64_t, const char*, Ahead, char*, int64_t) {}
 
 #endif
 
-// Sums of kRows rows with a panel, a word of each row a step.
+// Sums of kRows rows of a tile with a panel, a word of each row at a time.
 template <Form form, int kRows>
-void VectorSums(const char* x, int64_t stride, const char* panel, void* out) {
+void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, char* out,
+                int64_t stride) {
   using Sums = std::conditional_t<form == Form::kBfloat16, Floats, Ints>;
   constexpr int kMany = kVectors<kRows>;
   for (int64_t first = 0; first < kStep; first += kMany * sizeof(Sums)) {
     Sums sums[kRows][kMany] = {};
-    const char* w = panel + first;
-    for (int64_t at = 0; at < stride; at += 4, w += kStep) {
-      if (first == 0)
-        for (int64_t line = 0; line < kStep; line += 64) Ask(w + line);
+    const char *w = panel + first, *line = x;
+    for (int64_t step = 0; step < steps; ++step, line += kTile * kLine) {
+      if (first == 0) ahead.Step();
+      for (int64_t at = 0; at < kLine; at += 4, w += kStep) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kMany; ++v) {
-        const Words words = Load<Words>(w + v * sizeof(Words));
+        for (int v = 0; v < kMany; ++v) {
+          const Words words = Load<Words>(w + v * sizeof(Words));
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const uint32_t word = Load<uint32_t>(x + r * stride + at);
-          if constexpr (form == Form::kBfloat16)
-            sums[r][v] = Dot2(sums[r][v], words, word);
-          else
-            sums[r][v] = Dot4<false>(sums[r][v], words, word);
+          for (int r = 0; r < kRows; ++r) {
+            const uint32_t word = Load<uint32_t>(line + r * kLine + at);
+            if constexpr (form == Form::kBfloat16)
+              sums[r][v] = Dot2(sums[r][v], words, word);
+            else
+              sums[r][v] = Dot4<false>(sums[r][v], words, word);
+          }
         }
       }
     }
     for (int r = 0; r < kRows; ++r)
-      std::memcpy(static_cast<char*>(out) + r * kStep + first, sums[r], sizeof(sums[r]));
+      std::memcpy(out + r * stride + first, sums[r], sizeof(sums[r]));
   }
 }
 
@@ -149,22 +165,28 @@ void WithRows(int64_t rows, F run) {
   run(std::integral_constant<int, kRows>());
 }
 
-// Sums of up to 2 kTile rows (which memory has whole tiles of) with a panel, [rows, kPanel].
+// Rows of one pass over a panel.
+inline int64_t PassRows(bool tiles) { return tiles ? 2 * kTile : kTogether; }
+
+// Calls pass(row, rows, ahead) for all passes of rows over a panel.
+template <typename F>
+void Passes(int64_t rows, int64_t each, const char* panel, int64_t bytes, int64_t step_bytes, F pass) {
+  const int64_t count = (rows + each - 1) / each;
+  for (int64_t i = 0; i < count; ++i)
+    pass(i * each, std::min(each, rows - i * each), Ahead(panel, bytes, step_bytes, i, count));
+}
+
+// Sums of the rows of a pass with a panel, [rows, kPanel] of 4 bytes; a row of `out` is so many
+// bytes. With tiles, whole tiles of rows are written.
 template <Form form>
-void Sums(const char* x, int64_t stride, int64_t rows, const char* panel, bool tiles, void* out) {
-  if (tiles) {
-    if (rows > kTile)
-      TileSums<form, 2>(x, stride, panel, out);
-    else
-      TileSums<form, 1>(x, stride, panel, out);
-    return;
-  }
-  for (int64_t row = 0; row < rows; row += kTogether) {
-    WithRows(std::min<int64_t>(kTogether, rows - row), [&](auto many) {
-      VectorSums<form, many()>(x + row * stride, stride, panel,
-                               static_cast<char*>(out) + row * kStep);
-    });
-  }
+void Sums(const char* x, int64_t steps, int64_t rows, const char* panel, Ahead ahead, bool tiles, void* out, int64_t stride) {
+  char* to = static_cast<char*>(out);
+  if (!tiles)
+    WithRows(rows, [&](auto many) { VectorSums<form, many()>(x, steps, panel, ahead, to, stride); });
+  else if (rows > kTile)
+    TileSums<form, 2>(x, steps, panel, ahead, to, stride);
+  else
+    TileSums<form, 1>(x, steps, panel, ahead, to, stride);
 }
 
 // A packed weight, and where its products go.
@@ -174,6 +196,8 @@ struct Weight {
   float* y;
 
   int64_t Panels() const { return (outputs + kPanel - 1) / kPanel; }
+  const char* Panel(int64_t panel) const { return panels + panel * panel_bytes; }
+  int64_t Lanes(int64_t panel) const { return std::min(kPanel, outputs - panel * kPanel); }
 };
 
 }  // namespace

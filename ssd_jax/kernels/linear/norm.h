@@ -1,0 +1,28 @@
+// Root-mean-square norm of a row.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "../vectors.h"
+
+namespace {
+
+// x / rms(x) * weight; sums are of squares at the same place of 16, then of those.
+inline void NormRow(const float* x, int64_t width, const float* weight, float eps, float* out) {
+  Floats sums = {};
+  for (int64_t k = 0; k < width; k += kLanes) {
+    Floats part = {};
+    std::memcpy(&part, x + k, std::min(kLanes, width - k) * sizeof(float));
+    sums += part * part;
+  }
+  float sum = 0;
+  for (int64_t lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  const float scale = 1 / std::sqrt(sum / width + eps);
+  for (int64_t k = 0; k < width; ++k) out[k] = x[k] * scale * weight[k];
+}
+
+}  // namespace
