@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define SSD_JAX_VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -28,6 +32,31 @@ inline V Load(const void* from) {
   std::memcpy(&v, from, sizeof(V));
   return v;
 }
+
+// The first kLanes of `count` values; zeros where there are fewer.
+inline Floats LoadSome(const float* values, int64_t count) {
+  if (count >= kLanes) return Load<Floats>(values);
+  Floats some = {};
+  if (count > 0) std::memcpy(&some, values, count * sizeof(float));
+  return some;
+}
+
+#if defined(__AVX512F__)
+inline int32_t Sum(Ints x) { return _mm512_reduce_add_epi32((__m512i)x); }
+inline int32_t Max(Ints x) { return _mm512_reduce_max_epi32((__m512i)x); }
+#else
+inline int32_t Sum(Ints x) {
+  int32_t sum = 0;
+  for (int64_t lane = 0; lane < kLanes; ++lane) sum += x[lane];
+  return sum;
+}
+
+inline int32_t Max(Ints x) {
+  int32_t most = x[0];
+  for (int64_t lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
+  return most;
+}
+#endif
 
 inline void Store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
 

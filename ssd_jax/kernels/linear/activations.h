@@ -128,7 +128,7 @@ struct Activations {
   void MakeBfloat16(int64_t row, const float* x) const {
     const int64_t padded = RoundUp(width, 32);
     for (int64_t k = 0; k < padded; k += kLanes) {
-      const Floats part = Part(x + k, width - k);
+      const Floats part = LoadSome(x + k, width - k);
       const Words bits = (Words)part, even = bits >> 16 & 1;
       const Words rounded = part == part ? bits + 0x7fffu + even : bits | 0x400000u;
       typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
@@ -137,29 +137,15 @@ struct Activations {
     }
   }
 
-  // Of some values: their scale, NaN if one of them is not finite.
+  // Of some values: their scale, NaN if one of them is not finite. Bits of sizes compare as they do.
   static float Scale(const float* values, int64_t count) {
-    Floats largest = Floats{} + kSmallestAbsmax;
-    Ints finite = Ints{} - 1;
+    Ints largest = (Ints)(Floats{} + kSmallestAbsmax);
     for (int64_t k = 0; k < count; k += kLanes) {
-      const Floats size = (Floats)((Words)Part(values + k, count - k) & 0x7fffffffu);
-      finite &= size <= 3.4028235e38f;
+      const Ints size = (Ints)LoadSome(values + k, count - k) & 0x7fffffff;
       largest = size > largest ? size : largest;
     }
-    float most = 0;
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      if (!finite[lane]) return NAN;
-      most = std::max(most, largest[lane]);
-    }
-    return most / kLargest;
-  }
-
-  // The first kLanes of `count` values; zeros where there are fewer.
-  static Floats Part(const float* values, int64_t count) {
-    if (count >= kLanes) return Load<Floats>(values);
-    Floats part = {};
-    if (count > 0) std::memcpy(&part, values, count * sizeof(float));
-    return part;
+    const int32_t most = Max(largest);
+    return most > 0x7f7fffff ? NAN : Load<float>(&most) / kLargest;
   }
 
   // To nearest, ties to even, of numbers that are less than 2^22.
@@ -173,18 +159,12 @@ struct Activations {
     return whole;
   }
 
-  static int32_t Sum(Ints x) {
-    int32_t sum = 0;
-    for (int64_t lane = 0; lane < kLanes; ++lane) sum += x[lane];
-    return sum;
-  }
-
   void MakeDigits(int64_t row, const float* x) const {
     const int64_t padded = RoundUp(width, 64);
     const float scale = scales[row] = Scale(x, width);
     Ints highs = {}, lows = {};
     for (int64_t k = 0; k < padded; k += kLanes) {
-      const Floats units = std::isnan(scale) ? Floats{} : Part(x + k, width - k) / scale;
+      const Floats units = std::isnan(scale) ? Floats{} : LoadSome(x + k, width - k) / scale;
       const Floats first = Round(units);
       highs += StoreBytes(first, &digits[TileAt(2 * row, k, padded)]);
       lows += StoreBytes(Round((units - first) * kDigit), &digits[TileAt(2 * row + 1, k, padded)]);

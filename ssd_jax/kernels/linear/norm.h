@@ -2,10 +2,8 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "../vectors.h"
 
@@ -15,8 +13,7 @@ namespace {
 inline void NormRow(const float* x, int64_t width, const float* weight, float eps, float* out) {
   Floats sums = {};
   for (int64_t k = 0; k < width; k += kLanes) {
-    Floats part = {};
-    std::memcpy(&part, x + k, std::min(kLanes, width - k) * sizeof(float));
+    const Floats part = LoadSome(x + k, width - k);
     sums += part * part;
   }
   float sum = 0;
