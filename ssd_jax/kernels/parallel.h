@@ -113,7 +113,8 @@ inline int64_t Cores() {
 }
 
 // Calls run(begin, end) for parts of [0, count), of at least `grain`, on the calling thread and on
-// as many others as XLA has, or as there are cores for; whoever is free takes the next part.
+// as many others as XLA has, or as there are cores for. Whoever is free takes half of its share of
+// what is left: parts follow each other in memory, and end together.
 template <typename F>
 void For(xla::ffi::ThreadPool& pool, int64_t count, int64_t grain, F run) {
   int64_t threads = std::min<int64_t>(pool.num_threads(), (count + grain - 1) / grain);
@@ -121,8 +122,13 @@ void For(xla::ffi::ThreadPool& pool, int64_t count, int64_t grain, F run) {
   if (threads <= 1) return run(int64_t{0}, count);
   std::atomic<int64_t> next{0};
   helpers.Run(threads, [&] {
-    for (int64_t begin; (begin = next.fetch_add(grain)) < count;)
-      run(begin, std::min(count, begin + grain));
+    for (int64_t begin = next.load(); begin < count;) {
+      const int64_t part = std::max(grain, (count - begin) / (2 * threads));
+      const int64_t end = std::min(count, begin + part);
+      if (!next.compare_exchange_weak(begin, end)) continue;
+      run(begin, end);
+      begin = next.load();
+    }
   });
 }
 
