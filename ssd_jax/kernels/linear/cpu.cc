@@ -42,7 +42,7 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
   const int64_t steps = RoundUp(x.width, 32) / 32, lanes = w.Lanes(panel);
   const char* from = w.Panel(panel);
   alignas(64) float sums[2 * kTile][kPanel];
-  Passes(x.rows, PassRows(tiles), from, steps * kSteps, kSteps,
+  Passes(x.rows, PassRows(tiles), from, steps * kSteps, tiles ? kSteps / 4 : kSteps,
          [&](int64_t row, int64_t many, Ahead ahead) {
     float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
     const bool whole = lanes == kPanel && (!tiles || many % kTile == 0);
@@ -58,7 +58,7 @@ void Int8Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles)
   const char* from = w.Panel(panel);
   const char* scales = from + steps * kSteps;
   alignas(64) int32_t sums[2 * kTile][kPanel];
-  Passes(2 * x.rows, PassRows(tiles), from, w.panel_bytes, kSteps,
+  Passes(2 * x.rows, PassRows(tiles), from, w.panel_bytes, tiles ? kSteps / 4 : kSteps,
          [&](int64_t digit, int64_t many, Ahead ahead) {
     Sums<Form::kDigits>(x.Digits(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
     for (int64_t r = 0; r < many; r += 2) {

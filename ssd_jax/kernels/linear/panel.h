@@ -22,14 +22,14 @@ constexpr int64_t kSteps = kTile * kStep;  // bytes of a panel that meet a line 
 constexpr int64_t kAhead = 4096;        // bytes that are asked of memory ahead of use
 
 // What a pass over a panel asks of memory: its share of what is read after the panel, so that all
-// passes wait for memory alike. `step_bytes` of the panel are read at a time.
+// passes wait for memory alike. A step is for `step_bytes` of the panel.
 struct Ahead {
   Ahead(const char* panel, int64_t bytes, int64_t step_bytes, int64_t pass, int64_t passes)
       : at(panel + kAhead + bytes - bytes / passes + pass * (bytes / passes)),
         share(RoundUp(step_bytes / passes, kLine)) {}
 
   void Step() {
-    for (const char* end = at + share; at < end; at += kLine) __builtin_prefetch(at);
+    for (const char* end = at + share; at < end; at += kLine) __builtin_prefetch(at, 0, 2);
   }
 
   const char* at;
@@ -98,10 +98,13 @@ void TileSums(const char* x, int64_t steps, const char* w, Ahead ahead, char* ou
   for (; steps > 0; --steps, w += kSteps, x += kTile * kLine, below += kTile * kLine) {
     ahead.Step();
     _tile_loadd(6, w, kStep);
+    ahead.Step();
     _tile_loadd(7, w + 64, kStep);
+    ahead.Step();
     _tile_loadd(4, x, kLine);
     MULTIPLY(0, 4, 6);
     MULTIPLY(1, 4, 7);
+    ahead.Step();
     if constexpr (kHeight == 2) {
       _tile_loadd(5, below, kLine);
       MULTIPLY(2, 5, 6);
