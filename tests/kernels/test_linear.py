@@ -14,7 +14,7 @@ from tests.kernels.stored_rows import random_blocks
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 67)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 67, 100, 300)
 SHAPES = ((1, 256), (31, 512), (33, 768), (100, 256), (576, 1536))
 
 

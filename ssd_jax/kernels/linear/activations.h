@@ -1,5 +1,5 @@
-// Rows of activations, rounded to what a kind of weights multiplies: bfloat16, two int8 digits with a
-// scale a row (quantized.py), or int8 with a scale for each group of 32.
+// Rows of activations, rounded to what a kind of weights multiplies: bfloat16, two int8 digits with
+// a scale a row (quantized.py), or int8 with a scale for each group of 32.
 
 #pragma once
 
@@ -23,7 +23,8 @@ constexpr float kSmallestAbsmax = 1e-30f;
 
 enum class Form { kBfloat16, kDigits, kGroups };  // of activations
 
-inline int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+inline int64_t Parts(int64_t value, int64_t of) { return (value + of - 1) / of; }
+inline int64_t RoundUp(int64_t value, int64_t to) { return Parts(value, to) * to; }
 
 constexpr int kTogether = kLanes == 16 ? 8 : 4;  // rows of one pass over a panel by vectors
 
@@ -35,9 +36,10 @@ inline int64_t InPass(int64_t rows) {
 constexpr int64_t kTile = kTileRows;  // rows of activations are padded to them by zeros
 constexpr int64_t kLine = 64;         // bytes of a tile's row
 
-// Where a row's bytes [byte, byte + 64) are among tiles: those of 16 rows lie one after the other.
+// Where a byte of a row is among tiles: those of 16 rows, 64 bytes of each, lie one after the other.
 inline int64_t TileAt(int64_t row, int64_t byte, int64_t row_bytes) {
-  return row / kTile * kTile * row_bytes + byte / kLine * kTile * kLine + row % kTile * kLine + byte % kLine;
+  const int64_t tile = row / kTile * kTile * row_bytes + byte / kLine * kTile * kLine;
+  return tile + row % kTile * kLine + byte % kLine;
 }
 
 // Rows as they come, [rows, width], and the norm that they get before they are rounded.
@@ -56,16 +58,16 @@ struct Activations {
 
   const Input in;
   const int64_t width, block;
-  int64_t first = 0, rows = 0;  // of the block
-  Scratch<uint16_t> bfloat16{RoundUp(width, 32), kTile};        // in tiles
-  Scratch<int8_t> digits{2 * RoundUp(width, 64), kTile / 2};    // in tiles: high and low of each row
+  int64_t first = 0, rows = 0;                                // of the block
+  Scratch<uint16_t> bfloat16{RoundUp(width, 32), kTile};      // in tiles
+  Scratch<int8_t> digits{2 * RoundUp(width, 64), kTile / 2};  // in tiles: high and low of each row
   Scratch<float> scales{1};
   Scratch<int32_t> sums{2};
   // Passes of up to kTogether rows, what their rows have at one place of the width side by side.
   Scratch<uint32_t> words{width / 4, kTogether};           // four int8 values
   Scratch<float> group_scales{width / kGroup, kTogether};  // of each group of 32
-  Scratch<float> group_sums{width / kGroup, kTogether};    // of each group of 32, its scale included
-  Scratch<int32_t> half_sums{width / 16, kTogether};       // of each 16 values
+  Scratch<float> group_sums{width / kGroup, kTogether};  // of each group of 32, its scale included
+  Scratch<int32_t> half_sums{width / 16, kTogether};     // of each 16 values
 
   void Need(Form form) {
     if (form == Form::kBfloat16 && bfloat16.empty()) {
@@ -137,7 +139,7 @@ struct Activations {
     }
   }
 
-  // Of some values: their scale, NaN if one of them is not finite. Bits of sizes compare as they do.
+  // Of some values: their scale, NaN if one of them is not finite. Sizes compare as their bits do.
   static float Scale(const float* values, int64_t count) {
     Ints largest = (Ints)(Floats{} + kSmallestAbsmax);
     for (int64_t k = 0; k < count; k += kLanes) {

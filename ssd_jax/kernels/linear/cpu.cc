@@ -12,7 +12,6 @@
 // vectors.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -33,46 +32,50 @@ namespace {
 
 constexpr int64_t kLongest = 65000;  // inputs; int32 sums of more could overflow
 
-// Rows that are rounded, and then multiplied with all weights: few enough to stay in a core's cache.
+// Rows that are rounded, and then multiplied with all weights: so few that a core's cache has them.
 int64_t BlockRows(int64_t width) {
   return std::clamp<int64_t>((1 << 19) / std::max<int64_t>(1, width), 1, 8) * 2 * kTile;
 }
 
 void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
-  const int64_t steps = RoundUp(x.width, 32) / 32, lanes = w.Lanes(panel);
+  const int64_t steps = RoundUp(x.width, 32) / 32, lanes = w.Lanes(panel), each = PassRows(tiles);
   const char* from = w.Panel(panel);
   alignas(64) float sums[2 * kTile][kPanel];
-  Passes(x.rows, PassRows(tiles), from, steps * kSteps, tiles ? kSteps / 4 : kSteps,
-         [&](int64_t row, int64_t many, Ahead ahead) {
+  for (int64_t row = 0; row < x.rows; row += each) {
+    const int64_t many = std::min(each, x.rows - row);
+    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), row / each, Parts(x.rows, each));
     float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
     const bool whole = lanes == kPanel && (!tiles || many % kTile == 0);
-    Sums<Form::kBfloat16>(x.Bfloat16(row), steps, many, from, ahead, tiles, whole ? y : sums[0], 4 * (whole ? w.outputs : kPanel));
+    Sums<Form::kBfloat16>(x.Bfloat16(row), steps, many, from, ahead, tiles, whole ? y : sums[0],
+                          4 * (whole ? w.outputs : kPanel));
     for (int64_t r = 0; r < many && !whole; ++r)
       std::memcpy(y + r * w.outputs, sums[r], lanes * sizeof(float));
-  });
+  }
 }
 
 // (high + low / DIGIT) * scale of the row * scale of the output, as quantized.py has it.
 void Int8Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
-  const int64_t steps = RoundUp(x.width, 64) / 64, lanes = w.Lanes(panel);
-  const char* from = w.Panel(panel);
-  const char* scales = from + steps * kSteps;
+  const int64_t steps = RoundUp(x.width, 64) / 64, lanes = w.Lanes(panel), each = PassRows(tiles);
+  const char *from = w.Panel(panel), *scales = from + steps * kSteps;
   alignas(64) int32_t sums[2 * kTile][kPanel];
-  Passes(2 * x.rows, PassRows(tiles), from, w.panel_bytes, tiles ? kSteps / 4 : kSteps,
-         [&](int64_t digit, int64_t many, Ahead ahead) {
+  for (int64_t digit = 0; digit < 2 * x.rows; digit += each) {
+    const int64_t many = std::min(each, 2 * x.rows - digit);
+    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), digit / each,
+                      Parts(2 * x.rows, each));
     Sums<Form::kDigits>(x.Digits(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
     for (int64_t r = 0; r < many; r += 2) {
       const int64_t row = (digit + r) / 2;
-      float out[kPanel];
+      float y[kPanel];
       for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
         const Ints high = Load<Ints>(&sums[r][lane]) - 128 * x.sums[2 * row];
         const Ints low = Load<Ints>(&sums[r + 1][lane]) - 128 * x.sums[2 * row + 1];
-        const Floats units = __builtin_convertvector(high, Floats) + __builtin_convertvector(low, Floats) / kDigit;
-        Store(out + lane, units * x.scales[row] * Load<Floats>(scales + 4 * lane));
+        const Floats units = __builtin_convertvector(high, Floats) +
+                             __builtin_convertvector(low, Floats) / kDigit;
+        Store(y + lane, units * x.scales[row] * Load<Floats>(scales + 4 * lane));
       }
-      std::memcpy(w.y + (x.first + row) * w.outputs + panel * kPanel, out, lanes * sizeof(float));
+      std::memcpy(w.y + (x.first + row) * w.outputs + panel * kPanel, y, lanes * sizeof(float));
     }
-  });
+  }
 }
 
 void Bfloat16Row(const char* panel, int64_t lane, int64_t width, float* out) {
@@ -157,7 +160,8 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
   const auto in = x.dimensions();
   if (norm.element_count() != 0 && norm.element_count() != static_cast<size_t>(in[1]))
     return ffi::Error::InvalidArgument("a norm has one weight an input");
-  Activations rows({x.typed_data(), in[0], in[1], norm.element_count() == 0 ? nullptr : norm.typed_data(), eps}, BlockRows(in[1]));
+  const float* weights = norm.element_count() == 0 ? nullptr : norm.typed_data();
+  Activations rows({x.typed_data(), in[0], in[1], weights, eps}, BlockRows(in[1]));
   const bool tiles = kHasTiles && TilesAllowed();
   std::vector<Job> jobs;
   int64_t count = 0, bytes = 0;
@@ -182,7 +186,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
   const int64_t grain = std::max<int64_t>(1, kGrainBytes * count / std::max<int64_t>(1, bytes));
   for (int64_t first = 0; first < in[0]; first += rows.block) {
     rows.Begin(first);
-    parallel::For(pool, (rows.rows + kTile - 1) / kTile, 1, [&](int64_t begin, int64_t end) {
+    parallel::For(pool, Parts(rows.rows, kTile), 1, [&](int64_t begin, int64_t end) {
       rows.Make(begin * kTile, std::min(end * kTile, rows.rows));
     });
     parallel::For(pool, count, grain, [&](int64_t begin, int64_t end) {

@@ -99,7 +99,8 @@ struct GroupScales {
 // A pass of kRows rows with a panel of a kind whose groups have scales: the integer sum of each
 // group is exact, and groups are added in their order.
 template <const Grouped& kind, int kRows>
-void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead ahead, float (*out)[kPanel]) {
+void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead ahead,
+                 float (*out)[kPanel]) {
   constexpr int64_t kSteps = kind.inputs / (kind.nibbles ? 8 : 4);
   constexpr int kMany = kVectors<kRows>;
   constexpr int64_t kBefore = kind.BlockBytes() - kind.block / kind.inputs * kind.GroupBytes();
@@ -133,7 +134,8 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
             for (int r = 0; r < kRows; ++r) {
               sums[r][v] = Dot4<kind.offset != 128>(sums[r][v], low, word[i * kRows + r]);
               if constexpr (kind.nibbles)
-                sums[r][v] = Dot4<kind.offset != 128>(sums[r][v], high, word[(i + kSteps) * kRows + r]);
+                sums[r][v] =
+                    Dot4<kind.offset != 128>(sums[r][v], high, word[(i + kSteps) * kRows + r]);
             }
           }
         }
@@ -160,15 +162,17 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
 
 template <const Grouped& kind>
 void GroupedPanel(const Activations& x, const Weight& w, int64_t panel, bool) {
-  const int64_t lanes = w.Lanes(panel);
+  const int64_t lanes = w.Lanes(panel), passes = Parts(x.rows, kTogether);
+  const char* from = w.Panel(panel);
   alignas(64) float out[kTogether][kPanel];
-  Passes(x.rows, kTogether, w.Panel(panel), w.panel_bytes, kind.GroupBytes(), [&](int64_t row, int64_t many, Ahead ahead) {
-    WithRows(many, [&](auto rows) {
-      GroupedRows<kind, rows()>(x, row, w.Panel(panel), ahead, out);
-    });
+  for (int64_t row = 0; row < x.rows; row += kTogether) {
+    const int64_t many = std::min<int64_t>(kTogether, x.rows - row);
+    const Ahead ahead(from, w.panel_bytes, kind.GroupBytes(), row / kTogether, passes);
+    WithRows(many, [&](auto rows) { GroupedRows<kind, rows()>(x, row, from, ahead, out); });
+    float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
     for (int64_t r = 0; r < many; ++r)
-      std::memcpy(w.y + (x.first + row + r) * w.outputs + panel * kPanel, out[r], lanes * sizeof(float));
-  });
+      std::memcpy(y + r * w.outputs, out[r], lanes * sizeof(float));
+  }
 }
 
 template <const Grouped& kind>

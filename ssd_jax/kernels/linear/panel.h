@@ -16,13 +16,13 @@
 
 namespace {
 
-constexpr int64_t kPanel = 32;          // outputs of one panel
-constexpr int64_t kStep = 4 * kPanel;   // bytes of a panel's step: one word an output
+constexpr int64_t kPanel = 32;             // outputs of one panel
+constexpr int64_t kStep = 4 * kPanel;      // bytes of a panel's step: one word an output
 constexpr int64_t kSteps = kTile * kStep;  // bytes of a panel that meet a line of a tile
-constexpr int64_t kAhead = 4096;        // bytes that are asked of memory ahead of use
+constexpr int64_t kAhead = 4096;           // bytes that are asked of memory ahead of use
 
-// What a pass over a panel asks of memory: its share of what is read after the panel, so that all
-// passes wait for memory alike. A step is for `step_bytes` of the panel.
+// What a pass over a panel asks of memory: its share of what is read after the panel, so that no
+// pass waits for all of it. A step is for `step_bytes` of the panel.
 struct Ahead {
   Ahead(const char* panel, int64_t bytes, int64_t step_bytes, int64_t pass, int64_t passes)
       : at(panel + kAhead + bytes - bytes / passes + pass * (bytes / passes)),
@@ -48,8 +48,8 @@ inline Floats Dot2(Floats sums, Words w, uint32_t x) {
 #endif
 }
 
-// sums[lane] += the sum over i < 4 of w[4 lane + i] (unsigned) * x[i] (signed). Values of w that are
-// `small`, less than 64, cost less with AVX2.
+// sums[lane] += the sum over i < 4 of w[4 lane + i] (unsigned) * x[i] (signed). Values of w that
+// are `small`, less than 64, cost less with AVX2.
 template <bool small>
 inline Ints Dot4(Ints sums, Words w, uint32_t x) {
 #if defined(__AVX512VNNI__)
@@ -153,8 +153,7 @@ void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, ch
         }
       }
     }
-    for (int r = 0; r < kRows; ++r)
-      std::memcpy(out + r * stride + first, sums[r], sizeof(sums[r]));
+    for (int r = 0; r < kRows; ++r) std::memcpy(out + r * stride + first, sums[r], sizeof(sums[r]));
   }
 }
 
@@ -168,24 +167,19 @@ void WithRows(int64_t rows, F run) {
   run(std::integral_constant<int, kRows>());
 }
 
-// Rows of one pass over a panel.
+// Rows of one pass over a panel, and the bytes of it for which a pass asks memory at a time.
 inline int64_t PassRows(bool tiles) { return tiles ? 2 * kTile : kTogether; }
-
-// Calls pass(row, rows, ahead) for all passes of rows over a panel.
-template <typename F>
-void Passes(int64_t rows, int64_t each, const char* panel, int64_t bytes, int64_t step_bytes, F pass) {
-  const int64_t count = (rows + each - 1) / each;
-  for (int64_t i = 0; i < count; ++i)
-    pass(i * each, std::min(each, rows - i * each), Ahead(panel, bytes, step_bytes, i, count));
-}
+inline int64_t AskedBytes(bool tiles) { return tiles ? kSteps / 4 : kSteps; }
 
 // Sums of the rows of a pass with a panel, [rows, kPanel] of 4 bytes; a row of `out` is so many
 // bytes. With tiles, whole tiles of rows are written.
 template <Form form>
-void Sums(const char* x, int64_t steps, int64_t rows, const char* panel, Ahead ahead, bool tiles, void* out, int64_t stride) {
+void Sums(const char* x, int64_t steps, int64_t rows, const char* panel, Ahead ahead, bool tiles,
+          void* out, int64_t stride) {
   char* to = static_cast<char*>(out);
   if (!tiles)
-    WithRows(rows, [&](auto many) { VectorSums<form, many()>(x, steps, panel, ahead, to, stride); });
+    WithRows(rows,
+             [&](auto many) { VectorSums<form, many()>(x, steps, panel, ahead, to, stride); });
   else if (rows > kTile)
     TileSums<form, 2>(x, steps, panel, ahead, to, stride);
   else
