@@ -98,7 +98,7 @@ struct Activations {
 
   // Makes rows [begin, end) of the block.
   void Make(int64_t begin, int64_t end) const {
-    std::vector<float> normed(in.norm == nullptr ? 0 : width);
+    std::vector<float> normed(in.norm == nullptr ? 0 : RoundUp(width, kLanes));
     for (int64_t row = begin; row < end; ++row) {
       const float* x = in.x + (first + row) * width;
       if (in.norm != nullptr) {

@@ -9,7 +9,7 @@
 
 namespace {
 
-// x / rms(x) * weight; sums are of squares at the same place of 16, then of those.
+// x / rms(x) * weight, to whole vectors; sums are of squares at the same lane, then of those.
 inline void NormRow(const float* x, int64_t width, const float* weight, float eps, float* out) {
   Floats sums = {};
   for (int64_t k = 0; k < width; k += kLanes) {
@@ -19,7 +19,8 @@ inline void NormRow(const float* x, int64_t width, const float* weight, float ep
   float sum = 0;
   for (int64_t lane = 0; lane < kLanes; ++lane) sum += sums[lane];
   const float scale = 1 / std::sqrt(sum / width + eps);
-  for (int64_t k = 0; k < width; ++k) out[k] = x[k] * scale * weight[k];
+  for (int64_t k = 0; k < width; k += kLanes)
+    Store(out + k, LoadSome(x + k, width - k) * scale * LoadSome(weight + k, width - k));
 }
 
 }  // namespace

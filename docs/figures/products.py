@@ -1,0 +1,86 @@
+"""Prints docs/kernels.md's table of products: `taskset -c 0 python docs/figures/products.py`.
+
+Rows are normed and multiplied with one weight after the other, as many as no core's cache holds, by
+the packed products and by XLA's; an entry is GFLOP/s, the median of some runs of all weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.kernels.linear import api
+from ssd_jax.kernels.linear.kinds import KINDS
+from ssd_jax.kernels.rows import Norm
+from ssd_jax.system.huge_pages import HugePages
+
+SHAPES = ((960, 576), (3072, 576), (576, 1536))
+ROWS = (8, 32, 64, 256, 1024)
+BYTES = 40_000_000
+"""Of all weights of a shape."""
+
+
+def weights(kind: str, outputs: int, inputs: int) -> list[api.Weight]:
+    """Weights of zeros: packed ones of a kind, or XLA's bfloat16."""
+    shape = (outputs, 2 * inputs) if kind == "xla" else KINDS[kind].packed_shape(outputs, inputs)
+    copy = HugePages().copy
+    arrays = [
+        jax.device_put(copy(np.zeros(shape, np.uint8))) for _ in range(BYTES // np.prod(shape))
+    ]
+    if kind == "xla":
+        return [array.view(jnp.bfloat16) for array in arrays]
+    return [api.Packed(array, kind, outputs, inputs) for array in arrays]
+
+
+def program(rows: int, inputs: int, like: Sequence[api.Weight]) -> Callable[[list], jax.Array]:
+    """All products, each one's norm after the product before it."""
+    x = jnp.ones((rows, inputs))
+
+    def run(arrays: list) -> jax.Array:
+        scale = jnp.ones(inputs)
+        for array, weight in zip(arrays, like, strict=True):
+            if isinstance(weight, api.Packed):
+                array = api.Packed(array, weight.kind, weight.outputs, weight.inputs)
+            [y] = api.products(x, [array], Norm(scale, 1e-5))
+            scale = scale + 0 * y[0, 0]
+        return scale
+
+    return jax.jit(run)
+
+
+def seconds(run: Callable[[list], jax.Array], arrays: list) -> float:
+    """The median of a run, after one that compiles."""
+    times = []
+    jax.block_until_ready(run(arrays))
+    while len(times) < 3 or sum(times) < 0.2:
+        start = time.perf_counter()
+        jax.block_until_ready(run(arrays))
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def main() -> None:
+    """Prints a line of the table for each kind and shape as it is measured."""
+    if reason := why_missing():
+        sys.exit(f"there are no packed products: {reason}")
+    print(f"| weights | shape | {' | '.join(f'{rows:,}' for rows in ROWS)} |")
+    print(f"|---|---|{'---|' * len(ROWS)}")
+    for kind in ("bfloat16", "xla", "int8", "Q4_1"):
+        for outputs, inputs in SHAPES:
+            like = weights(kind, outputs, inputs)
+            arrays = [one.panels if isinstance(one, api.Packed) else one for one in like]
+            cells = []
+            for rows in ROWS:
+                taken = seconds(program(rows, inputs, like), arrays) / len(like)
+                cells.append(f"{2 * rows * outputs * inputs / taken / 1e9:,.0f}")
+            print(f"| {kind} | {outputs} x {inputs} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
