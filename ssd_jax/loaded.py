@@ -165,6 +165,7 @@ class Loaded:
             lowers=config.saguaro_c not in (None, 1),
             rule=config.verify,
             elsewhere=not isinstance(draft, BranchDraft),
+            asks_first=self.worker is not None,
             activity=activity,
         )
 

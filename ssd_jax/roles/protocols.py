@@ -38,11 +38,14 @@ class Drafter(Protocol):
       on_device: whether it keeps the devices busy that it shares with the target.
       timed: whether lengths of its proposals depend on time, or on other requests, where sampled
         texts depend on them: under the ratio rule. See `occurrences`.
+      asks_first: whether `speculate` is called before the target's forward is dispatched, since it
+        only sends a message: behind it the message would wait for cores that the target uses.
     """
 
     k: int
     on_device: bool
     timed: bool = False
+    asks_first: bool = False
 
     def open(self, opening: SlotOpening) -> None:
         """Empties a slot for a new request."""
@@ -61,8 +64,8 @@ class Drafter(Protocol):
         ...
 
     def speculate(self) -> None:
-        """Works ahead, if it does; called in every step, when its forward, if any, was
-        dispatched."""
+        """Works ahead, if it does; called in every step, when the target's forward, if any, was
+        dispatched, or just before it if it `asks_first`."""
 
     def proposal(self) -> Any:
         """What `propose` has proposed, as `sampling.proposal.Proposal`: waits for each q that is

@@ -51,6 +51,7 @@ class Controller:
       lowers: whether the draft's Saguaro sampling looks at D, which is worked out only then.
       rule: of the verification, "ratio" or "coupled".
       elsewhere: the draft has devices of its own.
+      asks_first: see `protocols.Drafter`.
       activity: what such a draft has done since the last call. Without it nothing is known of the
         draft's speed, and whatever can be waited for is.
       pace: decides what is waited for.
@@ -69,12 +70,13 @@ class Controller:
         lowers: bool = True,
         rule: str = "ratio",
         elsewhere: bool = False,
+        asks_first: bool = False,
         activity: Callable[[], Activity] | None = None,
         pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         waits = elsewhere or activity is not None or pace is not None
-        self.k, self.on_device = k, not elsewhere
+        self.k, self.on_device, self.asks_first = k, not elsewhere, asks_first
         self.timed = rule == "ratio" and (waits or not isinstance(tuner, FixedTuner))
         self._draft, self._activity, self._lowers = draft, activity, lowers
         self._tuner, self._fan_out = tuner, fan_out

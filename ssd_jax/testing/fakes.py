@@ -115,7 +115,7 @@ class FakeDrafter:
     It keeps each slot's tokens and checks that what it is told joins on without a gap.
     """
 
-    on_device, timed = False, False
+    on_device, timed, asks_first = False, False, False
 
     def __init__(
         self,

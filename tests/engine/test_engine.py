@@ -297,6 +297,18 @@ def test_speculation_changes_the_rounds_and_not_the_text(k, wrong):
         assert rounds == -(-len(LONG) // (k + 1))
 
 
+@pytest.mark.parametrize("asks_first", [False, True])
+def test_the_drafter_works_ahead_before_the_targets_forward_or_behind_it(asks_first):
+    target, drafter, engine = speculate(spell(LONG), wrong=lambda position: position % 5 == 0)
+    drafter.asks_first = asks_first
+    drafter.speculate = lambda: target.calls.append("speculate")
+    engine.add(request(max_tokens=100))
+    assert outputs(drain(engine))[0].text == LONG
+    both = ["speculate", "forward"] if asks_first else ["forward", "speculate"]
+    rounds = both * target.calls.count("forward")
+    assert target.calls == ["prefill", "speculate", *rounds, "speculate"]
+
+
 def test_proposals_of_any_length_give_the_same_text():
     _, _, engine = speculate(spell(LONG), k=8, length=lambda position: position % 4)
     engine.add(request(max_tokens=100))

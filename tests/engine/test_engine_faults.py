@@ -77,10 +77,11 @@ def failing():
     raise DeviceError("RESOURCE_EXHAUSTED: out of memory")
 
 
-def made(who, call, at, fault, *, after=False, drafts=True, decoder=Letters):
+def made(who, call, at, fault, *, after=False, drafts=True, asks_first=False, decoder=Letters):
     """An engine with a fault in one of its roles."""
     wrong = lambda position: position % 4 == 0  # noqa: E731
     roles = {"target": Target(spell(LONG)), "drafter": Drafter(spell(LONG), wrong=wrong)}
+    roles["drafter"].asks_first = asks_first
     faulty = roles[who] = Faulty(roles[who], call, at, fault, after=after)
     drafter = roles["drafter"] if drafts else None
     engine = Engine(roles["target"], decoder, frozenset({EOS}), drafter=drafter, clock=Clock())
@@ -115,15 +116,16 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize(("drafts", "asks_first"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("fault", [error, press])
 @pytest.mark.parametrize(("who", "call"), [*CALLS, ("target", "open"), ("drafter", "open")])
-def test_no_token_comes_twice_and_none_is_lost(who, call, fault, after, drafts):
+def test_no_token_comes_twice_and_none_is_lost(who, call, fault, after, drafts, asks_first):
     if (who == "drafter" and not drafts) or (call == "open" and fault is error):
         return  # there is none; see below
     for at in itertools.count(1):
-        engine, faulty = made(who, call, at, fault, after=after, drafts=drafts)
+        settings = {"after": after, "drafts": drafts, "asks_first": asks_first}
+        engine, faulty = made(who, call, at, fault, **settings)
         found, raised = run(engine)
         for events, asked in zip(found, ASKED, strict=True):
             assert_whole(events, LONG[: asked.params.max_tokens])

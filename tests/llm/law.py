@@ -141,6 +141,7 @@ class ChangedQ:
     def __init__(self, drafter, change):
         self._drafter, self._change = drafter, change
         self.k, self.on_device, self.timed = drafter.k, drafter.on_device, drafter.timed
+        self.asks_first = drafter.asks_first
         self.open, self.prefill = drafter.open, drafter.prefill
         self.speculate, self.gather = drafter.speculate, drafter.gather
         self.propose = drafter.propose

@@ -77,7 +77,7 @@ def ssd(
     """An engine with a controller.
 
     Args:
-      remote: the draft has devices of its own.
+      remote: the draft is asked before the target is, and has devices of its own.
       draft: makes the draft, of `scripted` among others.
     """
     target = FakeTarget(script, slots=slots, context=context)
@@ -93,6 +93,7 @@ def ssd(
         rule=rule,
         pace=pace,
         elsewhere=remote,
+        asks_first=remote,
     )
     engine = Engine(target, Letters, frozenset({EOS}), drafter=controller, clock=Clock())
     return Parts(target, branching, controller, engine)

@@ -28,12 +28,14 @@ from ssd_jax.speculation.known_text import KnownText, promoted
 
 PATIENCE = 1.0
 """Seconds that a round waits for a worker."""
+LEAVES = 1e-3
+"""Seconds that the target's forward waits for a message to leave."""
 _LOOK = 0.1  # seconds
 _LOG = logging.getLogger(__name__)
 
 
 class RemoteDraft:
-    """See `roles.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait.
+    """See `roles.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait for answers.
 
     Args:
       hello: what the worker is.
@@ -196,6 +198,7 @@ class RemoteDraft:
             return
         given = (self._records.winner < 0) & (self._records.limit > 0)  # branches that are gone too
         self._send_round(link, lowered, counts=counts, follow=given, forwards=forwards)
+        link.flush(LEAVES)
         for slot in np.flatnonzero(counts.any(axis=1)).tolist():
             self._texts[slot].whole = True  # one near the end of its text has no branches
 

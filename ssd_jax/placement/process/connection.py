@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import grpc
@@ -84,6 +84,7 @@ class Connection:
         self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # and what has told of it
         self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
+        self._queued = self._left = 0  # messages; each is changed by one thread only
         self._counted = 0
         self._changed = threading.Condition()
         self._asked = 0
@@ -95,9 +96,7 @@ class Connection:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(address, options=channel_options(hello))
         stream = self._channel.stream_stream(METHOD)
-        self._call = stream(
-            iter(self._outbox.get, None), metadata=((TOKEN, token),), wait_for_ready=False
-        )
+        self._call = stream(self._leaving(), metadata=((TOKEN, token),), wait_for_ready=False)
         self.send(hello)
         threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
 
@@ -105,6 +104,7 @@ class Connection:
         """Queues a message."""
         data = codec.encode(message)
         self._sent += len(data)
+        self._queued += 1
         self._outbox.put(data)
 
     def ask(self, message: Round) -> None:
@@ -112,6 +112,13 @@ class Connection:
         with self._changed:
             self._asked, self._told, self._winner = message.number, None, None
         self.send(message)
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until the transport has taken all that was queued; returns whether it has.
+
+        Threads of gRPC send, and get no turn soon where the cores are busy by then.
+        """
+        return bool(self._wait(lambda: self._left == self._queued or None, timeout))
 
     @property
     def answered(self) -> bool:
@@ -175,6 +182,14 @@ class Connection:
         with self._changed:
             self._changed.wait_for(lambda: found() is not None or not self.alive, timeout)
             return found()
+
+    def _leaving(self) -> Iterator[bytes]:
+        """Messages for gRPC, which asks for the next one when it has sent one."""
+        while (data := self._outbox.get()) is not None:
+            yield data
+            with self._changed:
+                self._left += 1
+                self._changed.notify_all()
 
     def _receive(self) -> None:
         trouble = "the worker ended the stream"

@@ -140,6 +140,7 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None
         backup=backup,
         tokens=128,
         elsewhere=True,
+        asks_first=True,
         activity=draft.activity,
         pace=pace or Patient(),
     )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import grpc
 import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.placement.process import codec, connection, server
+from ssd_jax.placement.process import client, codec, connection, server
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Open, Refused
 from ssd_jax.placement.process.session import DraftSession
@@ -197,6 +199,56 @@ def test_no_proxy_comes_between(monkeypatch, name):
     monkeypatch.setenv(name, "http://127.0.0.1:9")
     with serving() as connect:
         assert connect().wait_ready(10)
+
+
+class Slow(queue.SimpleQueue):
+    """Gives nothing at once."""
+
+    def get(self, *arguments, **more):
+        item = super().get(*arguments, **more)
+        time.sleep(0.02)
+        return item
+
+
+def test_a_round_has_left_when_the_targets_forward_is_dispatched(monkeypatch):
+    monkeypatch.setattr(connection, "queue", SimpleNamespace(SimpleQueue=Slow))
+    monkeypatch.setattr(client, "LEAVES", 60.0)
+    asked, left = [], []
+    with served() as run:
+        expand, forward = run.draft.expand, run.target.forward
+
+        def expanding(*arguments, **more):
+            expand(*arguments, **more)
+            asked.append(run.draft._link)
+
+        def forwarding(*arguments):
+            left.append([link.flush(0) for link in asked])
+            asked.clear()
+            return forward(*arguments)
+
+        monkeypatch.setattr(run.draft, "expand", expanding)
+        monkeypatch.setattr(run.target, "forward", forwarding)
+        run.generate(count=1, size=20)
+    assert len(left) > 4
+    assert all(map(all, left))
+    assert all(left[:-2])  # at its end a text has no branches
+
+
+def test_a_message_that_does_not_leave_is_not_waited_for(monkeypatch):
+    held = threading.Event()
+
+    class Held(queue.SimpleQueue):
+        def get(self, *arguments, **more):
+            item = super().get(*arguments, **more)
+            held.wait(60)
+            return item
+
+    monkeypatch.setattr(connection, "queue", SimpleNamespace(SimpleQueue=Held))
+    with serving() as connect:
+        link = connect()
+        assert not link.flush(0.01)
+        held.set()
+        assert link.flush(60)
 
 
 def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
