@@ -45,7 +45,7 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
     const int64_t many = std::min(each, x.rows - row);
     const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), row / each, Parts(x.rows, each));
     float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
-    const bool whole = lanes == kPanel && (!tiles || many % kTile == 0);
+    const bool whole = lanes == kPanel && many == Written(many, tiles);
     Sums<Form::kBfloat16>(x.Bfloat16(row), steps, many, from, ahead, tiles, whole ? y : sums[0],
                           4 * (whole ? w.outputs : kPanel));
     for (int64_t r = 0; r < many && !whole; ++r)

@@ -171,8 +171,13 @@ void WithRows(int64_t rows, F run) {
 inline int64_t PassRows(bool tiles) { return tiles ? 2 * kTile : kTogether; }
 inline int64_t AskedBytes(bool tiles) { return tiles ? kSteps / 4 : kSteps; }
 
-// Sums of the rows of a pass with a panel, [rows, kPanel] of 4 bytes; a row of `out` is so many
-// bytes. With tiles, whole tiles of rows are written.
+// Rows that a pass of so many writes.
+inline int64_t Written(int64_t rows, bool tiles) {
+  return tiles ? RoundUp(rows, kTile) : InPass(rows);
+}
+
+// Sums of the rows of a pass with a panel, [Written(rows), kPanel] of 4 bytes; a row of `out` is so
+// many bytes.
 template <Form form>
 void Sums(const char* x, int64_t steps, int64_t rows, const char* panel, Ahead ahead, bool tiles,
           void* out, int64_t stride) {
