@@ -20,6 +20,8 @@ TESTS = ("tests/kernels/test_linear.py", "tests/kernels/test_compiled_attention.
 SANITIZED = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 LESS = ("skylake-avx512", "haswell", "x86-64-v2")
 
+only_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names of its processors")
+
 
 def run(flags, **environment):
     command = [sys.executable, "-m", "tests.kernels.run_compiled", flags, *TESTS]
@@ -30,7 +32,11 @@ def run(flags, **environment):
     assert " passed" in done.stdout
 
 
-def test_no_bad_address_and_nothing_undefined():
+@pytest.mark.parametrize(
+    "processor", ["", pytest.param("-march=skylake-avx512", marks=only_x86)]
+)
+def test_no_bad_address_and_nothing_undefined(processor):
+    """With tiles, where there are some, and without."""
     found = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True)
         for name in ("libasan.so", "libubsan.so", "libstdc++.so")
@@ -39,7 +45,7 @@ def test_no_bad_address_and_nothing_undefined():
     if not all(Path(library).is_absolute() for library in libraries):
         pytest.skip("g++ has no sanitizers here")
     # jaxlib's own memory is not freed at exit.
-    run(SANITIZED, LD_PRELOAD=" ".join(libraries), ASAN_OPTIONS="detect_leaks=0")
+    run(f"{SANITIZED} {processor}", LD_PRELOAD=" ".join(libraries), ASAN_OPTIONS="detect_leaks=0")
 
 
 def test_threads_run_every_part_of_a_loop_once(tmp_path):
@@ -55,7 +61,7 @@ def test_threads_run_every_part_of_a_loop_once(tmp_path):
     assert done.stdout == "right\n"
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of other processors")
+@only_x86
 @pytest.mark.parametrize("processor", LESS)
 def test_processors_that_have_less(processor):
     run(f"-march={processor}")
