@@ -33,7 +33,7 @@ SOURCES = (_HERE / "linear" / "cpu.cc", _HERE / "tree_attention" / "cpu.cc")
 COMPILERS = ("c++", "g++", "clang++")
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 _FLAGS = ("-march=native" if _X86 else "-mcpu=native", "-std=c++17", "-O3", "-fPIC", "-w")
-_SECONDS = 120.0
+_SECONDS = 600.0
 
 
 class BuildError(Exception):
