@@ -32,9 +32,7 @@ def run(flags, **environment):
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "processor", ["", pytest.param("-march=skylake-avx512", marks=only_x86)]
-)
+@pytest.mark.parametrize("processor", ["", pytest.param("-march=skylake-avx512", marks=only_x86)])
 def test_no_bad_address_and_nothing_undefined(processor):
     """With tiles, where there are some, and without."""
     found = [
