@@ -91,14 +91,14 @@ class Generated(NamedTuple):
     completions: int
 
 
-class Written(NamedTuple):
+class ShardWritten(NamedTuple):
     """A shard whose file is written."""
 
     place: int
     entry: Entry
 
 
-Report = Generated | Written
+Report = Generated | ShardWritten
 
 
 def complete_shards(
@@ -167,7 +167,7 @@ def _complete(
         "tokens": sum(len(sample.tokens) for sample in samples),
         "generated": sum(len(sample.learnt) for sample in samples),
     }
-    yield Written(place, {**write_shard(job.directory, name, data), **sizes, "scores": None})
+    yield ShardWritten(place, {**write_shard(job.directory, name, data), **sizes, "scores": None})
 
 
 def write_shard(directory: Path, name: str, data: bytes) -> Entry:

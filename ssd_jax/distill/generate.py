@@ -17,7 +17,7 @@ from ssd_jax.distill.completions import (
     CompletionJob,
     Entry,
     Shards,
-    Written,
+    ShardWritten,
     complete_shards,
 )
 from ssd_jax.distill.manifest import Manifest, write_manifest
@@ -165,7 +165,7 @@ def _complete_shards(
     generated = ended = 0
     with job.bar("generating", unit="tokens") as progress:
         for event in events:
-            if isinstance(event, Written):
+            if isinstance(event, ShardWritten):
                 note(event.place, event.entry)
                 continue
             generated, ended = generated + event.tokens, ended + event.completions
@@ -186,7 +186,7 @@ def _score_shards(
     total, done = sum(entry["generated"] for entry in shards.values()), 0
     with job.bar("scoring", unit="tokens") as progress:
         for event in events:
-            if isinstance(event, Written):
+            if isinstance(event, ShardWritten):
                 note(event.place, event.entry)
                 continue
             done += event.tokens

@@ -21,7 +21,7 @@ from ssd_jax.distill.completions import (
     Entry,
     Generated,
     Report,
-    Written,
+    ShardWritten,
     write_shard,
 )
 from ssd_jax.distill.settings import TargetSettings
@@ -208,7 +208,7 @@ def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Ite
         name = entry["file"].replace(".safetensors", ".scores.safetensors")
         scores = write_shard(job.directory, name, scorer.encoded(samples))
         yield Generated(entry["generated"], len(samples))
-        yield Written(place, {**entry, "scores": scores})
+        yield ShardWritten(place, {**entry, "scores": scores})
 
 
 class Judged(NamedTuple):

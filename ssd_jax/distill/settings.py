@@ -69,8 +69,8 @@ class GenerateSettings:
       slots: completions decoded together.
       shard_tokens: most tokens of a shard, prompts included; at least as many as all slots take.
       top_n: likeliest tokens that are kept of each of the target's distributions; 0 keeps none.
-      processes: that generate shards side by side, each with weights and a share of the cores of
-        its own; at most one a core, and one where the target runs on an accelerator.
+      processes: that generate and score shards side by side, each with weights and a share of the
+        cores of its own; at most one a core, and one where the target runs on an accelerator.
     """
 
     completions: Count | None = None

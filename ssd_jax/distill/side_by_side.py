@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ssd_jax.compat import check_sums
-from ssd_jax.distill.completions import CompletionJob, Report, Written
+from ssd_jax.distill.completions import CompletionJob, Report, ShardWritten
 from ssd_jax.errors import SsdError
 from ssd_jax.system.compile_cache import keep_programs, kept_in, open_store
 from ssd_jax.system.cores import pin, usable_cores
@@ -65,7 +65,7 @@ def run(work: Work, job: CompletionJob, shards: Mapping[int, Any]) -> Iterator[R
                     del workers[pipe]
                     continue
                 yield report
-                if isinstance(report, Written):
+                if isinstance(report, ShardWritten):
                     workers[pipe].give(next(waiting, None))
 
 

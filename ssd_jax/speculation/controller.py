@@ -330,9 +330,11 @@ class Controller:
         if self._absent is not None:  # what has come before will do
             self._absent = None
             return
-        this.lookup = self._cache.look_up(lookup.k, this.batch.pending)
-        assert self._cache.branches is not None
-        self._count_won(this, self._cache.branches)
+        branches = self._cache.branches
+        assert branches is not None
+        # The look-up stands: a row that has missed has its backup by now.
+        this.lookup = lookup._replace(wasted=branches.lengths.sum(axis=1, dtype=np.int32))
+        self._count_won(this, branches)
 
     def _count_won(self, this: RoundState, branches: BranchTokens) -> None:
         """Counts the tokens of the branches that were hit."""

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from ssd_jax.distill import side_by_side
-from ssd_jax.distill.completions import Generated, Written, complete_shards
+from ssd_jax.distill.completions import Generated, ShardWritten, complete_shards
 from ssd_jax.distill.generate import plan_shards
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.errors import InputError, SsdError
@@ -63,7 +63,7 @@ def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny
     shards = dict(enumerate(plan_shards(one.prompts, one.settings)))
     events = side_by_side.run(complete_shards, one, shards)
     assert next(events) == Generated(0, 0)
-    assert any(isinstance(event, Written) for event in events)  # ends at the first
+    assert any(isinstance(event, ShardWritten) for event in events)  # ends at the first
     for child in multiprocessing.active_children():
         os.kill(child.pid, 9)
     with pytest.raises(SsdError, match=r"exit status -9.*generate\.processes"):

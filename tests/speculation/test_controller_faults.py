@@ -1,9 +1,11 @@
 """What SSD does when nothing was prepared, when it came too late, and when a call fails."""
 
+import numpy as np
 import pytest
 
 from tests.engine.test_engine import LONG, drain, outputs, request, spell
 from tests.speculation.fake_branches import FakeBranchingDraft
+from tests.speculation.paces import Patient
 from tests.speculation.watched import ssd
 
 
@@ -105,3 +107,23 @@ def test_a_prompt_that_the_draft_did_not_take_is_told_again(at):
     for output in outputs(drain(parts.engine)).values():
         assert output.text == LONG
         assert output.metrics["hit_rate"] > 0.5
+
+
+class Fickle(FakeBranchingDraft):
+    """Tells one token of each branch, and whom the branches are for: then all, for others."""
+
+    def branch_tokens(self, forwards, until=None):
+        told = super().branch_tokens(1)
+        if forwards == 1:
+            return told._replace(lengths=told.lengths.clip(max=1), forwards=1)
+        return told._replace(bonus=np.roll(told.bonus, 1, axis=1))
+
+
+def test_a_row_that_has_missed_takes_its_backup_whatever_the_draft_says_while_others_wait():
+    ranks = {"rank": lambda prompt, position: 0 if position % (2 + len(prompt)) else None}
+    parts = ssd(spell(LONG), draft=Fickle, pace=Patient(), backup="draft", remote=True, **ranks)
+    for size in (1, 3):
+        parts.engine.add(request([65] * size))
+    for output in outputs(drain(parts.engine)).values():
+        assert output.text == LONG
+    assert {*parts.controller.sources(0), *parts.controller.sources(1)} == {"hit", "miss"}

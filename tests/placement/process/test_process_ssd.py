@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import signal
 import sys
@@ -111,18 +110,23 @@ def test_text_equals_autoregressive_decoding(request, fixture, backup):
 
 
 def shuffle_outcomes(draft):
-    """Each third time the branches are told to be for one another's outcomes."""
-    told, calls = draft.branch_tokens, itertools.count()
+    """The branches of each third expansion are told to be for one another's outcomes."""
+    told, expand, count = draft.branch_tokens, draft.expand, 0
+
+    def counted(*args, **kwargs):
+        nonlocal count
+        count += 1
+        expand(*args, **kwargs)
 
     def branch_tokens(forwards, until=None):
         before, found = draft._branches, told(forwards, until)
-        if isinstance(found, BranchTokens) and found is not before and next(calls) % 3 == 2:
-            whole = (found.lengths > 0).all(axis=1, keepdims=True)  # all have something to serve
+        if not count % 3 and isinstance(found, BranchTokens) and found is not before:
+            whole = (found.bonus >= 0).all(axis=1, keepdims=True)
             bonus = np.where(whole, np.roll(found.bonus, 1, axis=1), found.bonus)
             found = draft._branches = found._replace(bonus=bonus)
         return found
 
-    draft.branch_tokens = branch_tokens
+    draft.branch_tokens, draft.expand = branch_tokens, counted
 
 
 @pytest.mark.parametrize("pace", [Hasty, Moody, Pace])
