@@ -220,7 +220,7 @@ def overheads(job: BenchJob) -> SuiteReport:
         nonlocal pages, history
         lengths = np.full(programs.slots, length, np.int32)
         logits, pages = forward(parameters, pages, pending, nothing.tokens, lengths)
-        outcome, history, _ = accept(logits, nothing, rows, lengths, history, np.int32(0))
+        outcome, _, history, _ = accept(logits, nothing, rows, lengths, history, np.int32(0))
         np.asarray(outcome)
 
     for _ in range(3):

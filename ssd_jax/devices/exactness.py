@@ -95,7 +95,7 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
     def run(width: int, length: int) -> list[np.ndarray]:
         lengths[0] = length
         every = np.broadcast_to(logits[: width + 1], (slots, width + 1, vocab))
-        packed, _, reported = programs["accept", slots, width](
+        packed, _, _, reported = programs["accept", slots, width](
             model.place(every),
             model.place(Proposal(tokens, lengths.copy(), support, q)),
             rows.on_device(),

@@ -28,7 +28,8 @@ class _Forward(NamedTuple):
 class PendingOutcome:
     """Arrays of a verification on their way from the device."""
 
-    def __init__(self, packed: jax.Array, logprobs: Logprobs | None) -> None:
+    def __init__(self, packed: jax.Array, bonus: jax.Array, logprobs: Logprobs | None) -> None:
+        self.bonus = bonus
         self._packed = packed
         self._logprobs = logprobs
         for array in jax.tree.leaves((packed, logprobs)):
@@ -75,7 +76,7 @@ class DeviceTarget:
         """See `protocols.Target.prefill_last`."""
         logits = self._run_prefill(slot, tokens, offset)
         start = np.array([offset + len(tokens) - 1], np.int32)
-        packed, self._history, logprobs = device.run(
+        packed, bonus, self._history, logprobs = device.run(
             self._programs["accept", 1, 0],
             logits,
             self._nothing[1],
@@ -84,10 +85,10 @@ class DeviceTarget:
             self._history,
             np.int32(slot),
         )
-        return PendingOutcome(packed, logprobs)
+        return PendingOutcome(packed, bonus, logprobs)
 
     def forward(
-        self, pending: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
+        self, pending: np.ndarray | jax.Array, lengths: np.ndarray, drafted: Drafted | None = None
     ) -> _Forward:
         """See `protocols.Target.forward`."""
         most = 0 if drafted is None else int(drafted.lengths.max())
@@ -105,7 +106,7 @@ class DeviceTarget:
 
     def accept(self, logits: _Forward, proposal: Proposal | None = None) -> PendingOutcome:
         """See `protocols.Target.accept`."""
-        packed, self._history, logprobs = device.run(
+        packed, bonus, self._history, logprobs = device.run(
             self._programs["accept", self.slots, logits.width],
             logits.logits,
             self._nothing[self.slots] if proposal is None else proposal,
@@ -114,7 +115,7 @@ class DeviceTarget:
             self._history,
             np.int32(0),
         )
-        return PendingOutcome(packed, logprobs)
+        return PendingOutcome(packed, bonus, logprobs)
 
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
         text = self._parameters, self._pages, self._history

@@ -49,7 +49,8 @@ class Programs(PagedPrograms):
     With w proposed tokens of a proposal that has room for K:
     `forward`: (parameters, pages, pending [B], tokens [B, K], lengths [B]) -> logits
     [B, w + 1, V], pages. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
-    outcome [rows, w + 2] int32 (k, then the emitted tokens), history, log-probabilities or None.
+    outcome [rows, w + 2] int32 (k, then the emitted tokens), bonus [rows], history,
+    log-probabilities or None.
 
     Compilation needs no weights, so it can run while they load.
 
@@ -134,7 +135,7 @@ class Programs(PagedPrograms):
             if rows != self.slots:
                 said = history._replace(output=history.output.at[slot].set(said.output[0]))
             packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
-            return packed, said, reported
+            return packed, outcome.bonus, said, reported
 
         structs = self.structs | {
             "logits": jax.ShapeDtypeStruct((rows, proposed + 1, vocab), jnp.float32),

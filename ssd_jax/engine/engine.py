@@ -2,9 +2,10 @@
 
 `Engine._round` has the order in which the roles are called. It keeps the devices busy: the only
 wait is for the outcome of the round in flight, and only when the next one is on its way are tokens
-turned into text, stop strings looked for and events handed out. A round dispatched past a stop
-string is discarded before anything counts it. Autoregressive decoding is the same loop without a
-drafter.
+turned into text, stop strings looked for and events handed out. A round dispatched past a stop is
+discarded before anything counts it. Autoregressive decoding is the same loop without a drafter; it
+looks one round ahead, since the target alone needs no more than tokens that it has itself
+(`_look_ahead`).
 
 Whatever raises within a step, nothing is taken twice and no event is lost: outcomes count once they
 are read whole, an event is made once and kept until it is handed out, and what a role has not
@@ -166,12 +167,15 @@ class Engine:
         """The outcome of the round in flight, and the next round on its way."""
         target, drafter = self._target, self._drafter
         self._log.mark(None)
-        while self._in_flight:
+        ahead = self._look_ahead()
+        while len(self._in_flight) > ahead:
             pending = self._in_flight[0].pending
             if drafter is not None:
                 drafter.gather(pending.ready)
             self._commit(pending.read())
         self._log.mark("read")
+        if ahead:
+            return
         self._admit()
         self._prefill()
         self._prompt_drafter()
@@ -186,16 +190,38 @@ class Engine:
             self._log.mark("propose")
             if drafter is not None and drafter.asks_first:
                 drafter.speculate()
-            now = self._log.dispatched()
+            self._log.dispatched()
             logits = target.forward(pending_tokens, lengths, drafted)
             if drafter is not None and not drafter.asks_first:
                 drafter.speculate()
             proposal = None if drafter is None or drafted is None else drafter.proposal()
             outcome = target.accept(logits, proposal)
-            self._in_flight.append(InFlight(outcome, rows, now, drafted=drafted))
+            self._in_flight.append(InFlight(outcome, rows, drafted=drafted))
         elif drafter is not None:
             drafter.speculate()
         self._log.mark("dispatch")
+
+    def _look_ahead(self) -> bool:
+        """Dispatches the round after the one in flight, whose tokens are not known yet: a row that
+        ends there is discarded. Only where nobody proposes, and nobody is to be let in.
+
+        Returns: whether there is such a round.
+        """
+        if self._drafter is not None or len(self._in_flight) != 1 or self._in_flight[0].prompt:
+            return False
+        admits = self._waiting and len(self._running) < self._target.slots
+        if admits or not all(state.sequence.prefilled for state in self._running.values()):
+            return False
+        flight = self._in_flight[0]
+        rows = [(slot, state) for slot, state in flight.rows if state.more]
+        lengths = np.full(self._target.slots, IDLE, np.int32)
+        for slot, state in rows:
+            lengths[slot] = state.sequence.cached + 1
+        if rows:
+            logits = self._target.forward(flight.pending.bonus, lengths)
+            self._in_flight.append(InFlight(self._target.accept(logits), rows))
+            self._log.mark("dispatch")
+        return bool(rows)
 
     def _report(self) -> None:
         """Turns what is known into events; an error of one request's text ends that one alone."""
@@ -288,12 +314,12 @@ class Engine:
         sequence, prompt = state.sequence, state.request.prompt_ids
         end = min(sequence.cached + self._target.max_chunk, len(prompt))
         chunk = prompt[sequence.cached : end]
-        now = self._log.dispatched()
+        self._log.dispatched()
         if end < len(prompt):
             self._target.prefill(slot, chunk, sequence.cached)
         else:
             pending = self._target.prefill_last(slot, chunk, sequence.cached)
-            self._in_flight.append(InFlight(pending, [(0, state)], now, len(prompt)))
+            self._in_flight.append(InFlight(pending, [(0, state)], len(prompt)))
         sequence.cached = end
 
     def _prompt_drafter(self) -> None:

@@ -74,7 +74,8 @@ class RoundRecord:
       proposed: L.
       accepted: k.
       committed: tokens it added to the output.
-      seconds: from its dispatch until its outcome was read.
+      seconds: from its dispatch, or from when the outcome before it was read if that was later,
+        until its own was read.
       read: when that was.
       source: "hit", or the cause of a fallback, where a speculation cache was looked up.
       lookup: what it found, where the outcome was a new one.

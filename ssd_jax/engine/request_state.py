@@ -39,6 +39,11 @@ class RequestState:
         """Whether its last token is known."""
         return self.sequence.finish_reason is not None
 
+    @property
+    def more(self) -> bool:
+        """Whether there is room for another token behind the one that is on its way."""
+        return not self.finished and self.sequence.room > 1
+
     def commit(self, emitted: list[int], now: float) -> list[int]:
         """Takes what a round has emitted; returns the tokens that were committed."""
         if self.sequence.output:

@@ -36,7 +36,6 @@ class InFlight:
 
     Attributes:
       rows: rows of the outcome.
-      dispatched: seconds.
       prompt: tokens of the prompt that it finishes; 0 in a round.
       drafted: what the round verifies.
       costs: what that has cost a draft with devices of its own, by slot.
@@ -45,7 +44,6 @@ class InFlight:
 
     pending: Pending
     rows: list[tuple[int, RequestState]]
-    dispatched: float
     prompt: int = 0
     drafted: Drafted | None = None
     costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
@@ -75,11 +73,9 @@ class RoundLog:
         """Nothing that was dispatched will be read."""
         self._times.idle()
 
-    def dispatched(self) -> float:
-        """A program of the target is dispatched now, in seconds."""
-        now = self._clock()
-        self._times.dispatched(now)
-        return now
+    def dispatched(self) -> None:
+        """A program of the target is dispatched now."""
+        self._times.dispatched(self._clock())
 
     def read(self, flight: InFlight, outcomes: Outcomes, now: float, *, more: bool) -> None:
         """The outcome of a program has been read; `more` says whether another is on its way."""
@@ -105,12 +101,12 @@ class RoundLog:
                 self._trace.draft(drafted.activity.spans)
 
     def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
-        traced, drafted, now = [], flight.drafted, span[1]
+        traced, drafted, (began, now) = [], flight.drafted, span
         for row, state, tokens, emitted, _ in flight.committed:
             known = RoundRecord(
                 committed=emitted,
                 accepted=int(outcomes.accepted[row]),
-                seconds=now - flight.dispatched,
+                seconds=now - began,
                 read=now,
                 cost=flight.costs.get(row),
             )

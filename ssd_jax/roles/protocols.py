@@ -19,7 +19,14 @@ from ssd_jax.roles.records import (
 
 
 class Pending(Protocol):
-    """The outcomes of a dispatched program."""
+    """The outcomes of a dispatched program.
+
+    Attributes:
+      bonus: [B] int32, the bonus tokens, which may still be computed: the next round's pending
+        ones. A `Target.forward` takes them unread.
+    """
+
+    bonus: Any
 
     def read(self) -> Outcomes:
         """Waits for them."""
@@ -174,10 +181,11 @@ class Target(Protocol):
         """Prefills the prompt's last tokens and draws the first token, in row 0."""
         ...
 
-    def forward(
-        self, pending: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
-    ) -> Any:
+    def forward(self, pending: Any, lengths: np.ndarray, drafted: Drafted | None = None) -> Any:
         """Runs each row's pending token [B] at position lengths [B] and the proposed ones after it.
+
+        Args:
+          pending: int32, or the `bonus` of a round that was not read yet.
 
         Returns: the logits, for `accept`.
         """

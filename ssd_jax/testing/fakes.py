@@ -22,6 +22,7 @@ class Ready:
         tokens = np.zeros((len(emitted), max(map(len, emitted))), np.int32)
         for row, ids in enumerate(emitted):
             tokens[row, : len(ids)] = ids
+        self.bonus = np.array([ids[-1] for ids in emitted], np.int32)
         self._outcomes = Outcomes(np.array([len(ids) - 1 for ids in emitted], np.int32), tokens)
 
     def ready(self) -> bool:

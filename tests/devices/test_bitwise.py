@@ -129,7 +129,7 @@ class Deviating(Programs):
         program = super().__getitem__(name)
 
         def perturbed(logits, drafted, sampling, *others):
-            packed, history, reported = program(logits, drafted, sampling, *others)
+            packed, bonus, history, reported = program(logits, drafted, sampling, *others)
             if self.what == "log-probability":
                 off = np.nextafter(np.asarray(reported.chosen)[0, 0], np.float32(-np.inf))
                 reported = reported._replace(chosen=reported.chosen.at[0, 0].set(off))
@@ -137,7 +137,7 @@ class Deviating(Programs):
                 place = 0 if self.what == "k" else 1
                 here = sampling.top_p[0] < 1 if self.what == "token under top-p" else 1
                 packed = packed.at[0, place].add(here)
-            return packed, history, reported
+            return packed, bonus, history, reported
 
         return perturbed if name == ("accept", self.slots, self.width) else program
 

@@ -121,11 +121,18 @@ def test_a_stop_string_over_several_tokens_cuts_text_and_ids():
 
 
 def timed(script, **params):
-    """A run in which the n-th forward ends at time n squared, so that every gap differs."""
-    target = FakeTarget(script, slots=1)
-    engine = Engine(
-        target, Letters, frozenset({EOS}), clock=lambda: float(target.calls.count("forward") ** 2)
-    )
+    """A run in which the n-th round is read at time n squared, so that every gap differs."""
+    target, reads = FakeTarget(script, slots=1), []
+    accept = target.accept
+
+    def watched(*args):
+        pending = accept(*args)
+        read = pending.read
+        pending.read = lambda: reads.append(pending) or read()
+        return pending
+
+    target.accept = watched
+    engine = Engine(target, Letters, frozenset({EOS}), clock=lambda: float(len(reads) ** 2))
     engine.add(request(**params))
     (output,) = outputs(drain(engine)).values()
     return output

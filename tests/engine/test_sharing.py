@@ -194,9 +194,13 @@ def test_an_error_of_one_callers_round_is_not_the_others(shared):
 
 
 def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(shared):
-    target, left = shared._engines["ar", 0].target, [9]
+    engine, left = shared._engines["ar", 0], [9]
+    target = engine.target
 
     def fail():
+        end = time.monotonic() + PATIENCE
+        while len(engine._running) + len(engine._waiting) < 6 and time.monotonic() < end:
+            time.sleep(1e-3)
         left[0] -= 1
         if not left[0]:
             raise DeviceError("out of memory")
