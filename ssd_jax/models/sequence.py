@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from ssd_jax.kernels.linear.api import Packed, Quantized, Weight, products
 from ssd_jax.kernels.linear.xla import product
+from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import Norm, rms_norm
 from ssd_jax.models.decoder import CausalLM, DecoderLayer, Stream
 from ssd_jax.models.rope import Rotation, rotation
@@ -141,7 +142,9 @@ narrow_product.defvjp(_narrow_forward, _narrow_backward)
 
 def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     contract = (((1,), (0,)), ((), ()))
-    return jax.lax.dot_general(a, b, contract, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        a, b, contract, precision=precision(a, b), preferred_element_type=jnp.float32
+    )
 
 
 def _transposed(x: jax.Array) -> jax.Array:

@@ -7,11 +7,11 @@ transposed first operand, which XLA on CPU widens to float32.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
+
+from ssd_jax.kernels.precision import precision
 
 _BLOCK = 128
 """Queries of a block."""
@@ -78,7 +78,9 @@ def _block_backward(kept: tuple[jax.Array, ...], cotangent: jax.Array):
 
 _block.defvjp(_block_forward, _block_backward)
 
-_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(spec, a, b, precision=precision(a, b), preferred_element_type=jnp.float32)
 
 
 def _rows(

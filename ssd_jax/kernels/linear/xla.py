@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from ssd_jax.kernels.linear.quantized import Quantized, digits, integer_product
+from ssd_jax.kernels.precision import precision
 
 
 def product(
@@ -18,5 +19,9 @@ def product(
         return integer_product(digits(x), weight)
     contract_in = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(
-        x.astype(weight.dtype), weight, contract_in, preferred_element_type=jnp.float32
+        x.astype(weight.dtype),
+        weight,
+        contract_in,
+        precision=precision(weight),
+        preferred_element_type=jnp.float32,
     )

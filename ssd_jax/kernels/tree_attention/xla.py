@@ -9,6 +9,7 @@ being taken by `row_sum`, on how many queries run together.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import row_sum
 
 _LOWEST = -1e30
@@ -76,15 +78,16 @@ def _accumulate(
 ) -> _Softmax:
     """Adds keys under a mask to the running softmax."""
     scale = q.shape[-1] ** -0.5
-    scores = jnp.einsum("bhqd,bhtd->bhqt", q.astype(k.dtype), k, preferred_element_type=jnp.float32)
+    product = functools.partial(
+        jnp.einsum, precision=precision(k), preferred_element_type=jnp.float32
+    )
+    scores = product("bhqd,bhtd->bhqt", q.astype(k.dtype), k)
     mask = mask[:, None]
     scores = jnp.where(mask, scores * scale, _LOWEST)
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     weights = jnp.where(mask, jnp.exp(scores - maximum[..., None]), 0.0)
     rescale = jnp.exp(state.maximum - maximum)[..., None]
-    added = jnp.einsum(
-        "bhqt,bhtd->bhqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
-    )
+    added = product("bhqt,bhtd->bhqd", weights.astype(v.dtype), v)
     return _Softmax(
         maximum, state.total * rescale + row_sum(weights), state.output * rescale + added
     )

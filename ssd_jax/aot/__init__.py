@@ -1,0 +1,1 @@
+"""What compilers say of the programs, for chips that need not be there."""

@@ -1,0 +1,140 @@
+"""Reads the text of an optimised HLO module: loops, conditionals, copies, collectives.
+
+Only what the compile gates ask is read. XLA prints an instruction a line, and the computations that
+fusions and loops call as blocks before the entry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+_BYTES = {"pred": 1, "bf16": 2, **{f"{kind}{8 * n}": n for kind in "suf" for n in (1, 2, 4, 8)}}
+_SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+)\[([\d,]*)\]")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_TRIPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
+_SAID = re.compile(r'op_name="([^"]*)"')
+_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      shape: of the result, as XLA prints it; of a tuple, all its parts.
+      opcode: HLO's name of the operation.
+      operands: names of instructions.
+      rest: whatever follows the opening bracket: operands, attributes, metadata.
+      root: whether it is the computation's result.
+    """
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str
+    root: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Of the result, without padding."""
+        return sum(
+            math.prod(map(int, filter(None, dims.split(",")))) * _BYTES.get(kind, 1)
+            for kind, dims in _SHAPE.findall(self.shape)
+        )
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Of the result, or of its first part."""
+        found = _SHAPE.search(self.shape)
+        return () if found is None else tuple(map(int, filter(None, found[2].split(","))))
+
+    @property
+    def said(self) -> str:
+        """What JAX calls it: "jit(forward)/while/body/dot_general"."""
+        found = _SAID.search(self.rest)
+        return "" if found is None else found[1]
+
+    def called(self, attribute: str) -> str:
+        """The computation that an attribute names, such as `body`."""
+        found = re.search(rf"{attribute}=%?([\w.\-]+)", self.rest)
+        return "" if found is None else found[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A while loop.
+
+    Attributes:
+      trips: how often its body runs; None where the device finds out, so that on a GPU the host
+        waits for it in every iteration.
+      said: see `Instruction.said`.
+    """
+
+    trips: int | None
+    said: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """The computations of a program, by name."""
+
+    computations: dict[str, tuple[Instruction, ...]]
+
+    def instructions(self, *opcodes: str) -> Iterator[Instruction]:
+        """All of them, or those with one of these opcodes."""
+        for computation in self.computations.values():
+            for each in computation:
+                if not opcodes or each.opcode in opcodes:
+                    yield each
+
+    def loops(self) -> list[Loop]:
+        """All while loops, nested ones too."""
+        return [Loop(self._trips(each), each.said) for each in self.instructions("while")]
+
+    def conditionals(self) -> list[str]:
+        """What JAX calls each."""
+        return [each.said for each in self.instructions("conditional")]
+
+    def copies(self, at_least: int) -> list[Instruction]:
+        """Copies of so many bytes, alone or at the root of a fusion, also those that only change
+        the layout."""
+        found = self.instructions("copy", "copy-start")
+        return [each for each in found if each.nbytes >= at_least]
+
+    def collectives(self) -> list[Instruction]:
+        """What devices send each other; each once, where it starts."""
+        starts = (*_COLLECTIVES, *(f"{name}-start" for name in _COLLECTIVES))
+        return list(self.instructions(*starts))
+
+    def _trips(self, loop: Instruction) -> int | None:
+        """A loop that counts up to a constant says so in its configuration or its condition."""
+        said = _TRIPS.search(loop.rest)
+        if said is not None:
+            return int(said[1])
+        condition = {each.name: each for each in self.computations[loop.called("condition")]}
+        root = next(each for each in condition.values() if each.root)
+        if root.opcode != "compare" or "direction=LT" not in root.rest:
+            return None
+        bounds = [condition[name] for name in root.operands if name in condition]
+        known = [each for each in bounds if each.opcode == "constant"]
+        return int(known[0].rest.split(")")[0]) if len(known) == 1 else None
+
+
+def read(text: str) -> Module:
+    """Reads `compiled.as_text()`."""
+    computations: dict[str, list[Instruction]] = {}
+    current: list[Instruction] = []
+    for line in text.splitlines():
+        if found := _COMPUTATION.match(line):
+            current = computations.setdefault(found[1], [])
+        elif found := _INSTRUCTION.match(line):
+            root, name, shape, opcode, rest = found.groups()
+            operands = tuple(_OPERAND.findall(rest.split("), ")[0]))
+            current.append(Instruction(name, shape, opcode, operands, rest, root is not None))
+    return Module({name: tuple(body) for name, body in computations.items()})
