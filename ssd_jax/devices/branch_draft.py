@@ -64,6 +64,7 @@ class BranchDraft:
         self._forwards = 0  # of the expansion
         self._rows = SamplingRows(self.slots, model.config.vocab_size, model.everywhere)
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
+        self._tokens: np.ndarray | None = None  # of the records; None where only the device knows
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -95,7 +96,18 @@ class BranchDraft:
         padded = np.full((self.slots, room), -1, np.int32)
         padded[:, : committed.shape[1]] = committed
         self._position, self._pending = promotion.position, promotion.pending
+        self._tokens = self._known(promotion)
         self._promote(promotion._replace(committed=padded))
+
+    def _known(self, promotion: Promotion) -> np.ndarray | None:
+        """The tokens of the new records, as the branches have told them."""
+        won = np.flatnonzero(promotion.winner >= 0)
+        if won.size and self._heard is None:
+            return None
+        tokens = promotion.tokens.copy()
+        if self._heard is not None:
+            tokens[won] = self._heard.tokens[won, promotion.winner[won]]
+        return tokens
 
     def _promote(self, promotion: Promotion) -> None:
         held = self._held
@@ -114,7 +126,7 @@ class BranchDraft:
         """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""
         if not self._base.drafts:
             return np.zeros_like(limits)
-        rows = limits > 0
+        rows, self._tokens = limits > 0, None
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
         unseen[:, 0] = self._pending
         asked = Asked(
@@ -135,8 +147,9 @@ class BranchDraft:
         return limits
 
     def tokens(self) -> Any:
-        """See `protocols.BranchingDraft.tokens`."""
-        return self._record.proposal.tokens
+        """See `protocols.BranchingDraft.tokens`: known on the host, so that the target's forward
+        does not wait for `promote`, but for those that were drafted just in time."""
+        return self._record.proposal.tokens if self._tokens is None else self._tokens
 
     def proposal(self) -> Any:
         """See `protocols.BranchingDraft.proposal`."""

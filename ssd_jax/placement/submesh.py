@@ -1,13 +1,14 @@
 """The `submesh` placement: a draft on devices of its own, in the target's process.
 
-One thread dispatches the programs of both roles, and JAX runs them as their inputs come. Proposals
-go from the draft's devices to the target's without passing through the host. The tokens of the
-branches, which the look-up needs, are copied to the host while the target verifies; a round that
-comes before them waits for them, but not for long. What has not come by then is late: rows take
-their backup, and nothing is dispatched to the draft's devices, nor expected of them, before they
-have finished. Then every slot catches up on the tokens they have missed. A draft that hangs before
-it has told its branches therefore costs speed only; one that hangs between that and the copy of a
-proposal takes the target with it.
+One thread dispatches the programs of both roles, and JAX runs them as their inputs come. The tokens
+of the branches, which the look-up needs, are copied to the host while the target verifies; a round
+that comes before them waits for them, but not for long. After a hit the target's forward takes them
+from there; their q goes from the draft's devices to the target's without passing through the host,
+and `accept` waits for that. Branches that have not come by then are late: rows take their backup,
+and nothing is dispatched to the draft's devices, nor expected of them, before they have finished.
+Then every slot catches up on the tokens they have missed. A draft that hangs before it has told its
+branches therefore costs speed only; one that hangs between that and the copy of a proposal takes
+the target with it.
 """
 
 from __future__ import annotations
@@ -110,9 +111,10 @@ class SubmeshDraft:
         return np.full((self.slots, self.k), UNKNOWN, np.int32)
 
     def tokens(self) -> Any:
-        """See `protocols.BranchingDraft.tokens`, on the way to the target's devices."""
+        """See `protocols.BranchingDraft.tokens`, on the host or on the way to the target."""
         self._sent = self._send(self._draft.proposal()) if self._serving else self._alone.now()
-        return self._sent.tokens
+        tokens = self._draft.tokens() if self._serving else self._sent.tokens
+        return tokens if isinstance(tokens, np.ndarray) else self._sent.tokens
 
     def proposal(self) -> Any:
         """See `protocols.BranchingDraft.proposal`: what is on the way; nothing is waited for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -57,6 +58,7 @@ class Seen:
       sources: by slot, where the record came from.
       moves: by slot, what the draft was told.
       moved: pages when the records were in place; `record` is as it was then.
+      proposed: the records' tokens [B, K] for the target.
       grown: pages after the expansion, and `followed` the record.
       output: [B, V] tokens counted.
       counts: [B, K + 1], the fan-outs; 0 of slots without a record, whatever they are given.
@@ -69,6 +71,7 @@ class Seen:
     moves: Mapping[int, Promoted]
     moved: np.ndarray
     record: Record
+    proposed: Any
     grown: np.ndarray
     followed: Record
     output: np.ndarray
@@ -134,7 +137,7 @@ class Rounds:
         self._draft.promote(promotion_of(moved, self._draft.slots, self._draft.k))
         if limits.any():
             self._draft.draft(limits, lowered=self._lowered)
-        drafting = self._forwards_since()
+        drafting, proposed = self._forwards_since(), self._draft.tokens()
         record, pages = copied(self._draft._record), layered(self._draft)
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int64)
         for slot in moves:
@@ -153,6 +156,7 @@ class Rounds:
                 moves={move.slot: move for move in moved},
                 moved=pages,
                 record=record,
+                proposed=proposed,
                 grown=layered(self._draft),
                 followed=copied(self._draft._record),
                 output=np.array(self._draft._history.output),

@@ -41,6 +41,21 @@ def test_pages_hold_the_text_and_the_record_as_after_a_plain_prefill(script):
             np.testing.assert_allclose(ours, run.kv[:, :, :, :count], rtol=1e-3, atol=1e-5)
 
 
+def test_the_host_knows_the_tokens_of_records_but_of_those_drafted_just_in_time(script):
+    """The target's forward, which needs them, does not wait for the promotion."""
+    _, rounds, _ = script
+    known = 0
+    for seen in rounds:
+        drafted = "draft" in seen.sources.values()
+        assert isinstance(seen.proposed, np.ndarray) != drafted
+        known += not drafted and "hit" in seen.sources.values()
+        for slot in seen.texts:
+            size = length(seen, slot)
+            theirs = np.asarray(seen.record.proposal.tokens)[slot, :size]
+            assert np.asarray(seen.proposed)[slot, :size].tolist() == theirs.tolist()
+    assert known
+
+
 def test_an_expansion_writes_to_the_pages_only_what_the_record_lacked(script):
     """The last proposed token, and those the draft did not make: all else keeps its bits."""
     _, rounds, _ = script
