@@ -17,6 +17,8 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.packing import pack_blocks
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.stacks import Stacks
 from ssd_jax.system.huge_pages import HugePages
 
 _THREADS = 2
@@ -24,6 +26,22 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 Prepare = Callable[[str, jax.Array], dict[str, jax.Array]]
 """(name, array as loaded) -> the arrays that are kept of it, by name."""
+
+
+def load_parameters(
+    tensors: TensorSource, model: FunctionalModel, *, where: str, progress: Progress | None = None
+) -> list[jax.Array]:
+    """A model's parameters, as its programs take them; see `load_arrays`."""
+    stacks = Stacks(model)
+    arrays = load_arrays(
+        tensors,
+        model.wanted(),
+        where=where,
+        prepare=stacks.prepare,
+        stored=model.stored if model.execution.linear == "cpu" else None,
+        progress=progress,
+    )
+    return model.assemble(arrays | stacks.arrays)
 
 
 def load_arrays(

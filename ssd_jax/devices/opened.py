@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.load import check_tensors, load_arrays
+from ssd_jax.checkpoints.load import check_tensors, load_parameters
 from ssd_jax.checkpoints.native import native_kinds
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
@@ -55,15 +55,8 @@ class OpenedModel:
         Raises:
           InputError: tensor data that cannot be read.
         """
-        arrays = load_arrays(
-            self.checkpoint.tensors,
-            self.model.wanted(),
-            where=str(self.checkpoint.path),
-            prepare=self.model.prepare,
-            stored=self.model.stored if self.model.execution.linear == "cpu" else None,
-            progress=progress,
-        )
-        return self.model.assemble(arrays)
+        where = str(self.checkpoint.path)
+        return load_parameters(self.checkpoint.tensors, self.model, where=where, progress=progress)
 
 
 def open_model(
@@ -80,7 +73,7 @@ def open_model(
     Args:
       source: see `Config.target`.
       dtype: compute dtype.
-      bitwise: see `runtime.exactness`.
+      bitwise: see `devices.exactness`.
       mesh: devices of the model; None is the default one.
       target: of a draft, see `open_checkpoint`.
       progress: of the download.

@@ -96,16 +96,15 @@ class FunctionalModel:
         rows = jax.jit(quantize, out_shardings=placed)(array)
         return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
+    def stacked(self) -> list[tuple[str, jax.ShapeDtypeStruct, list[str]]]:
+        """The parameters of scanned layers: a name, a struct, and the tensors of the layers."""
+        structs = zip(self._flat, self.parameter_structs(), strict=True)
+        named = [(_joined(path), struct, self._names(path)) for (path, _), struct in structs]
+        return [each for each in named if self.execution.scan_layers and each[2] != [each[0]]]
+
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
-        """The flat parameter list from loaded tensors; layers are stacked when scanned."""
-        parameters = []
-        for (path, _), struct in zip(self._flat, self.parameter_structs(), strict=True):
-            parts = [arrays[name] for name in self._names(path)]
-            whole = parts[0] if len(parts) == 1 else jnp.stack(parts)
-            if struct.sharding is not None:
-                whole = jax.device_put(whole, struct.sharding)  # a stack lies where XLA likes
-            parameters.append(whole)
-        return parameters
+        """The flat parameter list, from loaded tensors and `stacked` ones (see `stacks.Stacks`)."""
+        return [arrays[_joined(path)] for path, _ in self._flat]
 
     @property
     def everywhere(self) -> Sharding | None:
@@ -175,7 +174,11 @@ class FunctionalModel:
         if self.execution.scan_layers and parts[:2] == ["model", "layers"]:
             layers = range(self.config.num_layers)
             return [".".join(["model.layers", str(i), *parts[2:]]) for i in layers]
-        return [".".join(parts)]
+        return [_joined(path)]
+
+
+def _joined(path: Sequence[Any]) -> str:
+    return ".".join(map(str, path))
 
 
 def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:

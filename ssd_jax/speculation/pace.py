@@ -5,7 +5,7 @@ have committed tokens elsewhere, at the rate that decoding has had lately. Waiti
 first is more. The decision looks at times, lengths and acceptance so far, never at the tokens that
 it would keep or drop, so the length of a proposal is a stopping time. It looks at all rows of a
 batch, and earlier acceptance shows in times: no two requests whose lengths it decides may share
-noise (`runtime.occurrences`). Pure host code.
+noise (`engine.occurrences`). Pure host code.
 """
 
 from __future__ import annotations

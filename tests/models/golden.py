@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
 from ssd_jax.models.execution import Execution
@@ -57,13 +57,7 @@ def runner(
 
 def parameters(checkpoint: Checkpoint, model: FunctionalModel) -> list[jax.Array]:
     """A checkpoint's weights, as the model takes them."""
-    arrays = load_arrays(
-        checkpoint.tensors,
-        model.wanted(),
-        where=str(checkpoint.path),
-        prepare=model.prepare,
-    )
-    return model.assemble(arrays)
+    return load_parameters(checkpoint.tensors, model, where=str(checkpoint.path))
 
 
 def our_logits(directory: Path, tokens: np.ndarray) -> np.ndarray:

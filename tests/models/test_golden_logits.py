@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -97,7 +97,7 @@ def test_a_sharded_model_gives_the_same_logits(scan_layers):
     mesh = Mesh(np.array(jax.devices()[:2]), ("model",))
     execution = Execution(compute=FLOAT32.compute, pages=FLOAT32.pages, scan_layers=scan_layers)
     model = FunctionalModel(checkpoint.config, execution, mesh=mesh)
-    parameters = model.assemble(load_arrays(checkpoint.tensors, model.wanted(), where="golden"))
+    parameters = load_parameters(checkpoint.tensors, model, where="golden")
     spread = [p for p in parameters if len(p.sharding.device_set) == 2]
     assert len(spread) == len(parameters)
     run = Runner(model, parameters, slots=2)

@@ -18,7 +18,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.distill.settings import TrainSettings
 from ssd_jax.distill.training.data import PackedBatch, columns_of
 from ssd_jax.distill.training.losses import Sums, TopProbs, Weights, from_all, from_top
@@ -94,10 +94,8 @@ def load_live(target: Checkpoint, *, tokens: int, compute: str) -> tuple[Teacher
     platform = jax.default_backend()
     execution = Execution.for_platform(platform, compute, linear=backend(platform, compute))
     model = FunctionalModel(target.config, execution)
-    arrays = load_arrays(
-        target.tensors, model.wanted(), where=str(target.path), prepare=model.prepare
-    )
-    return Teacher(model, tokens), model.assemble(arrays)
+    parameters = load_parameters(target.tensors, model, where=str(target.path))
+    return Teacher(model, tokens), parameters
 
 
 DATA_AXIS = "data"

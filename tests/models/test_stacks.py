@@ -1,0 +1,91 @@
+"""Layers that are scanned are loaded straight into the arrays that hold them all."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from ssd_jax.checkpoints.load import load_parameters
+from ssd_jax.checkpoints.tensors import TensorSource
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.stacks import Stacks
+
+LAYERS = 12
+
+
+class Random(TensorSource):
+    """Tensors of a model, made when they are read."""
+
+    def __init__(self, model):
+        self.shapes = {name: struct.shape for name, struct in model.wanted().items()}
+
+    def read_part(self, name, part):
+        rng = np.random.default_rng(abs(hash(name)))
+        return rng.normal(size=self.shapes[name]).astype(np.float32)[part]
+
+
+def made(dtype, devices):
+    config = ModelConfig(
+        family="qwen3", vocab_size=128, hidden_size=128, intermediate_size=512, num_layers=LAYERS,
+        num_heads=4, num_kv_heads=2, head_dim=32, rms_norm_eps=1e-5, rope_theta=1e4,
+        max_context=512, tie_embeddings=True, qk_norm=True,
+    )  # fmt: skip
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("model",)) if devices else None
+    return FunctionalModel(config, Execution.for_platform("tpu", dtype), mesh=mesh)
+
+
+def live():
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
+    model = made(dtype, devices)
+    source = Random(model)
+    found = load_parameters(source, model, where="here")
+    for array, struct in zip(found, model.parameter_structs(), strict=True):
+        assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
+        assert struct.sharding is None or array.sharding.is_equivalent_to(struct.sharding, 3)
+    names = {stack: layers for stack, _, layers in model.stacked()}
+    assert {len(layers) for layers in names.values()} == {LAYERS}
+    arrays = dict(zip([".".join(map(str, path)) for path, _ in model._flat], found, strict=True))
+    for layer in (0, 7, LAYERS - 1):
+        name = names["model.layers.mlp.up_proj.weight"][layer]
+        parts = model.prepare(name, jnp.asarray(source.read(name), model.execution.floating))
+        stack = arrays["model.layers.mlp.up_proj.weight"][layer]
+        np.testing.assert_array_equal(np.asarray(stack), np.asarray(parts[name]))
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
+    model = made("float32", devices)
+    source, seen, before = Random(model), [], live()
+    assemble = FunctionalModel.assemble
+
+    def watched(self, arrays):
+        result = assemble(self, arrays)
+        seen.append(live())  # all that was loaded is still there
+        return result
+
+    monkeypatch.setattr(FunctionalModel, "assemble", watched)
+    gc.collect()
+    load_parameters(source, model, where="here", progress=lambda *_: seen.append(live()))
+    weights = sum(struct.size * 4 for struct in model.parameter_structs())
+    largest = max(struct.size * 4 for struct in model.wanted().values())
+    assert weights <= max(seen) - before <= weights + 2 * largest < 1.2 * weights
+
+
+def test_a_stack_stays_where_it_is_while_layers_come():
+    model = made("float32", 0)
+    stacks, places = Stacks(model), set()
+    for name in next(layers for _, _, layers in model.stacked()):
+        assert stacks.prepare(name, jnp.ones(model.wanted()[name].shape)) == {}
+        (stack,) = stacks.arrays.values()
+        places.add(stack.unsafe_buffer_pointer())
+    assert len(places) == 1
