@@ -20,6 +20,7 @@ from ssd_jax.models.decoder import Branches, Pages
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
+from ssd_jax.system.cores import usable_cores
 
 
 class ProgramSpec(NamedTuple):
@@ -82,11 +83,12 @@ Name = tuple[str, int] | tuple[str, int, int]
 def compile_all(
     specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None = None
 ) -> dict[Name, jax.stages.Compiled]:
-    """Tracing holds the interpreter lock, compiling does not: two threads overlap them.
+    """Tracing holds the interpreter lock, compiling does not: as many threads as cores, two at
+    least, overlap them.
 
     `progress` is called with (programs done, programs in all).
     """
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(max(2, len(usable_cores()))) as pool:
         futures = {name: pool.submit(spec.compile, mesh) for name, spec in specs.items()}
         for done, _ in enumerate(chain((None,), as_completed(futures.values()))):
             if progress is not None:
