@@ -7,9 +7,9 @@ and exact.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
@@ -22,6 +22,7 @@ from ssd_jax.sampling.penalties import GetHistory
 from ssd_jax.sampling.probs import allowed_logits, likeliest_probs, sampled_probs
 from ssd_jax.sampling.saguaro import lower
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import DECIDED, Parts, when
 
 
 class Draw(NamedTuple):
@@ -55,6 +56,7 @@ def draw(
     saguaro: Saguaro | None = None,
     confident: bool = False,
     outputs: Outputs = None,
+    parts: Parts = DECIDED,
 ) -> Draw:
     """Draws the token that follows `step` proposed ones.
 
@@ -74,10 +76,13 @@ def draw(
         sampling, in greedy rows at temperature 1.
       outputs: ids of a reduced vocabulary. Where all of them are banned, the row proposes the
         first as a point mass; it will be rejected.
+      parts: of the law, as far as they are known.
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
-    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
+    allowed = allowed_logits(
+        logits, sampling, position, get_history, tokens, outputs, parts.adjusted
+    )
     likeliest = _candidates(allowed, candidates, outputs)
     best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
     possible = None
@@ -96,10 +101,11 @@ def draw(
 
     def sampled() -> Draw:
         if support == logits.shape[1]:
-            q = map_rows(sampled_probs, allowed, sampling)
+            law = functools.partial(sampled_probs, truncated=parts.truncated)
+            q = map_rows(law, allowed, sampling)
             ids = jnp.broadcast_to(every_id(outputs, support), q.shape)
         else:
-            q, ids = likeliest_probs(allowed, support, sampling)
+            q, ids = likeliest_probs(allowed, support, sampling, parts.truncated)
             ids = ids_of(outputs, ids)
         before = q
         if saguaro is not None:
@@ -125,7 +131,7 @@ def draw(
             told,
         )
 
-    return jax.lax.cond(jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
+    return when(parts.sampled, jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
 
 
 def candidates(
@@ -137,9 +143,10 @@ def candidates(
     tokens: int,
     count: int,
     outputs: Outputs = None,
+    adjusted: bool | None = None,
 ) -> Int32[Array, "B {count}"]:
     """The likeliest tokens at a position; -1 where no more are allowed. Arguments as `draw`."""
-    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
+    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs, adjusted)
     return _candidates(allowed, count, outputs)
 
 
