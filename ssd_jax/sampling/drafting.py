@@ -7,9 +7,9 @@ and exact.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
@@ -85,7 +85,7 @@ def draw(
     )
     likeliest = _candidates(allowed, candidates, outputs)
     best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
-    possible = None
+    possible: jax.Array | None = None
     if outputs is not None:
         possible = jnp.max(allowed, axis=-1) > -jnp.inf
         best = jnp.where(possible, best, outputs[0])
@@ -101,8 +101,7 @@ def draw(
 
     def sampled() -> Draw:
         if support == logits.shape[1]:
-            law = functools.partial(sampled_probs, truncated=parts.truncated)
-            q = map_rows(law, allowed, sampling)
+            q = map_rows(lambda *block: sampled_probs(*block, parts.truncated), allowed, sampling)
             ids = jnp.broadcast_to(every_id(outputs, support), q.shape)
         else:
             q, ids = likeliest_probs(allowed, support, sampling, parts.truncated)
