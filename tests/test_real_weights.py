@@ -27,7 +27,7 @@ def first_logits(llm, prompt_ids):
     prefill = llm.loaded.programs["prefill", 128]
     pages, history = llm.loaded.programs.new_pages(), llm.loaded.programs.new_history()
     _, _, logits = prefill(llm.loaded.parameters, pages, history, padded, where)
-    return np.asarray(logits, np.float64)[0, 0]
+    return np.asarray(logits, np.float64)[0]
 
 
 def check(path, name):

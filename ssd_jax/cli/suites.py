@@ -198,9 +198,11 @@ def overheads(job: BenchJob) -> SuiteReport:
     programs, parameters = llm.loaded.programs, llm.loaded.parameters
     pages, prompt = programs.new_pages(), len(_OVERHEAD_PROMPT)
     length = prompt  # of the engine's sequences; the bare loop works at the same length
-    forward, accept = programs["forward", 0], programs["accept", programs.slots, 0]
-    nothing = programs.verification.blank(programs.slots)
-    rows = SamplingRows(programs.slots, programs.model.config.vocab_size).on_device()
+    settings = SamplingRows(programs.slots, programs.model.config.vocab_size)
+    needed = settings.needed(np.full(programs.slots, length))
+    forward = programs["forward", 0]
+    accept = programs.fitting(("accept", programs.slots, 0), needed)
+    nothing, rows = programs.verification.blank(programs.slots), settings.on_device()
     history = programs.new_history()
     pending = np.zeros(programs.slots, np.int32)
     endless = SamplingParams(max_tokens=programs.context, ignore_eos=True)

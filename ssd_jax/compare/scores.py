@@ -62,7 +62,7 @@ class ForkScorer:
         """The target's logits [1, V] after some ids."""
         text = self._parameters, self._pages, self._history
         self._pages, self._history, logits = self._programs.prefill(*text, 0, ids, 0)
-        return logits[0]
+        return logits
 
     def _sampling(self, request: Request) -> Sampling:
         """The request's settings as the engine has them."""

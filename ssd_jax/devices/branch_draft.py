@@ -71,6 +71,11 @@ class BranchDraft:
         """Every M of the menu, ascending."""
         return tuple(each.programs.branches for each in self._menu)
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Of the programs that draw."""
+        return self._base.drafting.variants(self._base.model.execution)
+
     def extend(self, programs: ExpansionPrograms) -> None:
         """Adds programs of fewer branches, at any time and from any thread."""
         menu = [*self._menu, _Branches(programs)]
@@ -143,6 +148,7 @@ class BranchDraft:
             asked,
             lowered.astype(np.int32),
             self._rows.on_device(),
+            self._rows.needed(np.where(rows, self._position, IDLE)),
         )
         return limits
 
@@ -163,19 +169,19 @@ class BranchDraft:
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
         """See `protocols.BranchingDraft.expand`."""
-        sampling = self._rows.on_device()
+        sampling, needed = self._rows.on_device(), self._rows.needed(self._position)
         most = counts.sum(axis=1).max()
         held = self._held = next(each for each in self._menu if each.programs.branches >= most)
         if follow.any():
             self._pages, self._record = device.run(
-                held.programs["follow"],
+                held.programs.fitting("follow", needed),
                 *self._text(),
                 self._record,
                 follow,
                 sampling,
             )
         self._pages, held.scratch, held.expansion, self._told = device.run(
-            held.programs["expand"],
+            held.programs.fitting("expand", needed),
             *self._text(),
             held.scratch,
             self._record,
@@ -193,7 +199,7 @@ class BranchDraft:
         self._forwards += 1
         held = self._held
         self._pages, held.scratch, held.expansion, self._told = device.run(
-            held.programs["grow"],
+            held.programs.fitting("grow", self._rows.needed(self._position)),
             *self._text(),
             held.scratch,
             held.expansion,
@@ -225,12 +231,28 @@ class BranchDraft:
 
 
 def run_once(draft: BranchDraft) -> None:
-    """Runs every program for the first time, which takes far longer than the others: drafts,
-    expands, promotes and follows something in all slots; returns when it is done."""
+    """Runs every program for the first time, which takes far longer than the others; returns when
+    it is done."""
+    for variant in draft.variants:
+        _run_all(draft, _SETTINGS[variant])
+
+
+_SETTINGS = {
+    "any": SamplingParams(temperature=1.0),
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=1.0),
+    "truncated": SamplingParams(temperature=1.0, top_p=0.9),
+    "full": SamplingParams(temperature=1.0, repetition_penalty=1.1),
+}
+"""Of requests that need the variants of programs."""
+
+
+def _run_all(draft: BranchDraft, params: SamplingParams) -> None:
+    """Drafts, expands, promotes and follows something in all slots."""
     lowered = np.ones((draft.slots, draft.k), np.int32)
     everywhere = np.ones(draft.slots, bool)
     for slot in range(draft.slots):
-        draft.open(SlotOpening(slot, SamplingParams(temperature=1.0), slot))
+        draft.open(SlotOpening(slot, params, slot))
         draft.prefill(slot, [0], 0)
     begun, won, given = (no_promotion(draft.slots, draft.k) for _ in range(3))
     for position, each in enumerate((begun, won, given)):

@@ -14,6 +14,7 @@ from ssd_jax.devices import passes, record
 from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.roles.records import Array
 from ssd_jax.sampling import drafting, penalties
@@ -21,6 +22,7 @@ from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.outputs import Outputs
 from ssd_jax.sampling.penalties import GetHistory, History
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import VARIANTS, Parts, named
 
 UNSEEN = 2
 """Most committed tokens whose keys and values a draft lacks after a round: the last token of a
@@ -54,6 +56,12 @@ class Drafting:
         """W: enough for all branches to be of one k, whose drafted token is no candidate."""
         return min(self.branches + 1, outputs) if self.branches else 0
 
+    def variants(self, execution: Execution) -> tuple[str, ...]:
+        """Variants of the programs that draw. To truncate a law of N ids costs nothing; where noise
+        ranks bonus tokens, the law is of all."""
+        every = execution.variants
+        return every if self.predict == "noise" else tuple(v for v in every if v != "sampled")
+
     def empty(self, rows: int, model: ModelConfig) -> Record:
         """Idle records of a model."""
         support = 1 if self.rule == "coupled" else min(self.support, model.outputs)
@@ -71,6 +79,7 @@ class Drafting:
         *,
         tokens: int,
         outputs: Outputs,
+        parts: Parts,
     ) -> Draw:
         """See `drafting.draw`; `lowered` [] or [n] are the D of Saguaro sampling."""
         columns = logits.shape[1]
@@ -87,6 +96,7 @@ class Drafting:
             saguaro=Saguaro(self.saguaro_c, lowered) if self.saguaro_c < 1 else None,
             confident=self.confident,
             outputs=outputs,
+            parts=parts,
         )
         if self.rule == "coupled":  # its verification looks at no q
             token = drawn.token[:, None]
@@ -117,7 +127,8 @@ class DraftPrograms(PagedPrograms):
 
     `start` -> record, pages, history: draws the first token of what is `asked`. `step` -> record,
     pages: runs the last drawn token of `rows` [B] bool and draws the next, whose number in the
-    proposal is `index` []. `lowered` [B, k] are the D of Saguaro sampling.
+    proposal is `index` []. `lowered` [B, k] are the D of Saguaro sampling. Both have variants
+    (`sampling/variants.py`); those that adjust no logits leave the history as it is.
 
     With `late`, these two are there after `complete` only; `drafts` tells.
 
@@ -154,10 +165,11 @@ class DraftPrograms(PagedPrograms):
             "rows": jax.ShapeDtypeStruct((slots,), jnp.bool_),
             "index": passes.ints(),
         }
-        self._late: dict[Name, ProgramSpec] = {
-            ("start", drafting.k): self._start_spec(),
-            ("step", drafting.k): self._step_spec(),
-        }
+        self._late: dict[Name, ProgramSpec] = {}
+        for variant in drafting.variants(model.execution):
+            parts = VARIANTS[variant]
+            self._late[named(("start", k), variant)] = self._start_spec(parts)
+            self._late[named(("step", k), variant)] = self._step_spec(parts)
         specs = {} if late else dict(self._late)
         specs |= self.prefill_specs(with_logits=False)
         self._compiled = passes.compile_all(specs, model.mesh, progress)
@@ -165,7 +177,7 @@ class DraftPrograms(PagedPrograms):
     @property
     def drafts(self) -> bool:
         """Whether `start` and `step` are there."""
-        return ("start", self.drafting.k) in self._compiled
+        return any(name[0] == "start" for name in self._compiled)
 
     def complete(self) -> None:
         """Compiles them, at any time and in any thread."""
@@ -180,25 +192,33 @@ class DraftPrograms(PagedPrograms):
         asked: Asked,
         lowered: np.ndarray,
         sampling: Sampling,
+        needed: Parts,
     ) -> tuple[Record, AllPages, History]:
-        """Drafts records of so many tokens as are asked for; rows of none keep theirs."""
+        """Drafts records of so many tokens as are asked for; rows of none keep theirs.
+
+        `needed` are parts of the law of the others.
+        """
         rows, k = asked.lengths >= 0, self.drafting.k
         text = parameters, pages, history
-        kept, pages, history = self["start", k](*text, kept, asked, lowered, sampling)
+        kept, pages, history = self.fitting(("start", k), needed)(
+            *text, kept, asked, lowered, sampling
+        )
         for index in range(1, int(asked.limits.max())):
             text = parameters, pages, history
             at = np.int32(index)
-            kept, pages = self["step", k](*text, kept, at, rows, lowered, sampling)
+            step = self.fitting(("step", k), needed)
+            kept, pages = step(*text, kept, at, rows, lowered, sampling)
         return kept, pages, history
 
     def new_record(self) -> Record:
         """Idle records of every slot."""
         return self.drafting.empty(self.slots, self.model.config)
 
-    def _start_spec(self) -> ProgramSpec:
+    def _start_spec(self, parts: Parts) -> ProgramSpec:
         def start(parameters, pages, history, kept, asked, lowered, sampling):
             committed, unseen, counts, lengths, limits = asked
-            history = penalties.add_output(history, committed)
+            if parts.adjusted is not False:
+                history = penalties.add_output(history, committed)
             live = lengths >= 0
             known = live[:, None] & (jnp.arange(UNSEEN) < counts[:, None])
             positions = jnp.where(known, lengths[:, None] + jnp.arange(UNSEEN), -1)
@@ -211,21 +231,22 @@ class DraftPrograms(PagedPrograms):
                 pending=jnp.take_along_axis(unseen, last, axis=1)[:, 0],
                 proposal=fresh.proposal._replace(length=limits),
             )
+            index = jnp.array(0)
             fresh = self._draw(
-                parameters, hidden, sampling, jnp.array(0), lowered, history, fresh, live
+                parameters, hidden, sampling, index, lowered, history, fresh, live, parts
             )
             return record.where(live, fresh, kept), pages, history
 
         return passes.spec(start, self.structs, ("pages", "history", "kept"))
 
-    def _step_spec(self) -> ProgramSpec:
+    def _step_spec(self, parts: Parts) -> ProgramSpec:
         def step(parameters, pages, history, kept, index, rows, lowered, sampling):
             live = rows & (index < kept.proposal.length)
             last = jnp.take(jnp.asarray(kept.proposal.tokens), index - 1, axis=1)[:, None]
             positions = jnp.where(live, kept.start + index, -1)[:, None]
             hidden, pages = self._run(parameters, pages, last, positions)
             new = self._draw(
-                parameters, hidden[:, 0], sampling, index, lowered, history, kept, live
+                parameters, hidden[:, 0], sampling, index, lowered, history, kept, live, parts
             )
             return new, pages
 
@@ -244,6 +265,7 @@ class DraftPrograms(PagedPrograms):
         history: History,
         into: Record,
         live: jax.Array,
+        parts: Parts,
     ) -> Record:
         """Puts token `index` of the live rows, which follows hidden [B, hidden], into records."""
         every = jnp.arange(self.slots)
@@ -258,5 +280,6 @@ class DraftPrograms(PagedPrograms):
             lowered[:, index],
             tokens=self.tokens,
             outputs=outputs,
+            parts=parts,
         )
         return record.put(into, drawn, hidden, place, live)

@@ -62,7 +62,7 @@ def widths_agree(programs: Programs, parameters: Parameters) -> bool:
         logits, pages = programs["forward", width](
             list(parameters), pages, pending, tokens, lengths
         )
-        return np.asarray(logits[0])
+        return np.asarray(logits[: width + 1])
 
     run(widest, 0)
     expected = run(widest, size)
@@ -95,8 +95,9 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
     def run(width: int, length: int) -> list[np.ndarray]:
         lengths[0] = length
         every = np.broadcast_to(logits[: width + 1], (slots, width + 1, vocab))
-        packed, _, _, reported = programs["accept", slots, width](
-            model.place(every),
+        accept = programs.fitting(("accept", slots, width), rows.needed(start))
+        packed, _, _, reported = accept(
+            model.place(every.reshape(-1, vocab)),
             model.place(Proposal(tokens, lengths.copy(), support, q)),
             rows.on_device(),
             start,

@@ -36,6 +36,10 @@ from ssd_jax.sampling import drafting, penalties, prediction
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import Sampling, sampling_of
+from ssd_jax.sampling.variants import DECIDING, VARIANTS, Parts, fitting, named, when
+
+_FOLLOWING = (DECIDING, "greedy", "full")
+"""Variants of `follow`, which draws nothing."""
 
 
 class ExpansionPrograms:
@@ -47,7 +51,8 @@ class ExpansionPrograms:
     `news` [B, M, 2 K + 2] int32 tells the host of every branch its bonus token (-1: no branch), how
     many tokens it has, those, and the draft's confidence in them.
     `promote` -> pages, history, record, by a `Promotion`.
-    `follow` -> pages, record, of `rows` [B] bool.
+    `follow` -> pages, record, of `rows` [B] bool. All but `promote` have variants
+    (`sampling/variants.py`).
 
     Args:
       base: programs of the records.
@@ -75,20 +80,25 @@ class ExpansionPrograms:
             "counts": passes.ints(base.slots, self._k + 1),
             "promotion": jax.eval_shape(lambda: no_promotion(base.slots, self._k)),
         }
-        specs: dict[Name, ProgramSpec] = {
-            ("expand", self._k): self._expand_spec(),
-            ("grow", self._k): self._grow_spec(),
-            ("promote", self._k): self._promote_spec(),
-        }
-        shared: dict[Name, jax.stages.Compiled] = {}
-        if others is None:
-            specs["follow", self._k] = self._follow_spec()
-        else:
-            shared["follow", self._k] = others["follow"]
+        specs: dict[Name, ProgramSpec] = {("promote", self._k): self._promote_spec()}
+        for variant in base.drafting.variants(self._model.execution):
+            parts = VARIANTS[variant]
+            specs[named(("expand", self._k), variant)] = self._expand_spec(parts)
+            specs[named(("grow", self._k), variant)] = self._grow_spec(parts)
+            if others is None and variant in _FOLLOWING:
+                specs[named(("follow", self._k), variant)] = self._follow_spec(parts)
+        made = {} if others is None else others._compiled
+        shared = {name: program for name, program in made.items() if name[0] == "follow"}
         self._compiled = passes.compile_all(specs, self._model.mesh, progress) | shared
 
     def __getitem__(self, name: str) -> jax.stages.Compiled:
         return self._compiled[name, self._k]
+
+    def fitting(self, name: str, needed: Parts) -> jax.stages.Compiled:
+        """See `PagedPrograms.fitting`."""
+        if name == "follow":
+            needed = Parts(adjusted=needed.adjusted)
+        return self._compiled[fitting(self._compiled, (name, self._k), needed)]
 
     @classmethod
     def menu(
@@ -110,7 +120,7 @@ class ExpansionPrograms:
         path = jnp.full((rows, self._k + 1), -1, jnp.int32)
         return Expansion(self.base.drafting.empty(rows, self._model.config), path)
 
-    def _expand_spec(self) -> ProgramSpec:
+    def _expand_spec(self, parts: Parts) -> ProgramSpec:
         def expand(parameters, pages, history, scratch, kept, counts, lowered, sampling):
             length = jnp.asarray(kept.proposal.length)
             forks = branching.forks(counts, self.branches)
@@ -123,6 +133,7 @@ class ExpansionPrograms:
                 kept.candidates,
                 history,
                 sampling,
+                parts,
             )
             bonus = branching.before_last(kept._replace(candidates=ranked), forks)
             tail = (forks.k == length[:, None]) & (forks.rank == 0)
@@ -148,9 +159,8 @@ class ExpansionPrograms:
                 start=position.reshape(-1), pending=bonus.reshape(-1)
             )
             logits = passes.logits(self._model, parameters, hidden)
-            grown, c = self._draw(
-                logits, hidden, history, Expansion(grown, path), lowered, sampling, forked
-            )
+            grown = Expansion(grown, path)
+            grown, c = self._draw(logits, hidden, history, grown, lowered, sampling, forked, parts)
             at_tail = jnp.argmax(tail, axis=1)[:, None, None]
             c_last = self._ranked(
                 lambda: jnp.take_along_axis(logits, at_tail, axis=1),
@@ -159,6 +169,7 @@ class ExpansionPrograms:
                 jnp.take_along_axis(c.reshape(*tail.shape, -1), at_tail, axis=1),
                 history,
                 sampling,
+                parts,
             )[:, 0]
             bonus = jnp.where(forked, bonus, branching.after_last(c_last, kept, forks))
             # Branches of k = L begin behind s_L, which the tail has just run.
@@ -171,7 +182,7 @@ class ExpansionPrograms:
 
         return passes.spec(expand, self._structs, ("pages", "scratch"))
 
-    def _grow_spec(self) -> ProgramSpec:
+    def _grow_spec(self, parts: Parts) -> ProgramSpec:
         def grow(parameters, pages, history, scratch, expansion, lowered, sampling):
             records, shape = expansion.records, (self.base.slots, self.branches)
             length = jnp.asarray(records.proposal.length)
@@ -191,7 +202,7 @@ class ExpansionPrograms:
             )
             logits = passes.logits(self._model, parameters, hidden)
             records, _ = self._draw(
-                logits, hidden, history, expansion, lowered, sampling, live.reshape(shape)
+                logits, hidden, history, expansion, lowered, sampling, live.reshape(shape), parts
             )
             expansion = expansion._replace(records=records)
             return pages, scratch, expansion, self._news(expansion)
@@ -230,7 +241,7 @@ class ExpansionPrograms:
 
         return passes.spec(promote, self._structs, ("pages", "history"))
 
-    def _follow_spec(self) -> ProgramSpec:
+    def _follow_spec(self, parts: Parts) -> ProgramSpec:
         def follow(parameters, pages, history, kept, rows, sampling):
             places = jnp.arange(self._k)
             tokens = jnp.asarray(kept.proposal.tokens)
@@ -249,6 +260,7 @@ class ExpansionPrograms:
                 tokens=self.base.tokens,
                 count=self.base.drafting.candidates(self._columns),
                 outputs=self._outputs,
+                adjusted=parts.adjusted,
             ).reshape(kept.candidates.shape)
             live = live[:, :, None]
             candidates = jnp.where(live, found, kept.candidates)
@@ -297,6 +309,7 @@ class ExpansionPrograms:
         plain: jax.Array,
         history: History,
         sampling: Sampling,
+        parts: Parts,
     ) -> jax.Array:
         """Candidates [B, n, W] for the bonus tokens after `before` [B, n] proposed ones.
 
@@ -322,10 +335,11 @@ class ExpansionPrograms:
                 count=plain.shape[2],
                 rule=self.base.drafting.rule,
                 outputs=self._outputs,
+                parts=parts,
             )
             return jnp.where(hot[:, None, None], found.reshape(plain.shape), plain)
 
-        return jax.lax.cond(jnp.any(hot), by_noise, lambda: plain)
+        return when(parts.sampled, jnp.any(hot), by_noise, lambda: plain)
 
     def _draw(
         self,
@@ -336,6 +350,7 @@ class ExpansionPrograms:
         lowered: jax.Array,
         sampling: Sampling,
         live: jax.Array,
+        parts: Parts,
     ) -> tuple[Record, jax.Array]:
         """Draws the next token of every branch from logits [B, M, outputs], for the live ones.
 
@@ -363,6 +378,7 @@ class ExpansionPrograms:
             lowered[row, jnp.minimum(place, self._k - 1)],
             tokens=self.base.tokens,
             outputs=self._outputs,
+            parts=parts,
         )
         states = hidden.reshape(-1, hidden.shape[-1])
         records = record.put(records, drawn, states, place, live)

@@ -20,6 +20,7 @@ from ssd_jax.models.decoder import Branches, Pages
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
+from ssd_jax.sampling.variants import Parts, fitting
 from ssd_jax.system.cores import usable_cores
 
 
@@ -77,7 +78,8 @@ def _kind(tree: Any) -> tuple[Any, ...]:
     return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-Name = tuple[str, int] | tuple[str, int, int]
+Name = tuple[str | int, ...]
+"""What a program does, for which sizes, and its variant where there is more than one."""
 
 
 def compile_all(
@@ -169,7 +171,7 @@ class PagedPrograms:
     """Compiled programs of a model over pages of its own: `prefill`, and what its role adds.
 
     `prefill` of [1, width] tokens -> pages, history, logits. `where` is [slot, offset, number of
-    tokens that are not padding]; the logits [1, 1, V] are of the last token, None without
+    tokens that are not padding]; the logits [1, V] are of the last token, None without
     `with_logits`.
 
     Args:
@@ -195,6 +197,10 @@ class PagedPrograms:
 
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
         return self._compiled[name]
+
+    def fitting(self, name: Name, needed: Parts) -> jax.stages.Compiled:
+        """The cheapest variant of a program that has the parts of the law that its rows need."""
+        return self[fitting(self._compiled, name, needed)]
 
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""
@@ -252,7 +258,7 @@ class PagedPrograms:
             if not with_logits:
                 return pages, history, None
             last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
-            return pages, history, module.logits(last)[None]
+            return pages, history, module.logits(last)
 
         structs = self.structs | {"tokens": ints(1, width), "where": ints(3)}
         return spec(prefill, structs, ("pages", "history"))

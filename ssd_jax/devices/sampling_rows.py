@@ -12,6 +12,7 @@ from jax.sharding import Sharding
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_IDS, SamplingParams
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import Parts
 
 _SAME = {field.name for field in dataclasses.fields(SamplingParams)} & {*Sampling._fields}
 
@@ -75,6 +76,27 @@ class SamplingRows:
     def row(self, row: int) -> Sampling:
         """One slot as a batch of one."""
         return Sampling(**{name: a[row : row + 1].copy() for name, a in self._host.items()})
+
+    def needed(self, start: np.ndarray) -> Parts:
+        """Parts of the law that the slots need.
+
+        Args:
+          start: [rows] position before that of each slot's first token; negative ones are idle, and
+            need nothing.
+        """
+        own, live = self._host, start >= 0
+        hot = live & (own["temperature"] > 0)
+        truncated = (own["top_k"] > 0) | (own["top_p"] < 1) | (own["min_p"] > 0)
+        banned = (own["ban_before"] > start + 1) & (own["banned"] >= 0).any(axis=1)
+        penalised = own["repetition_penalty"] != 1
+        penalised |= (own["frequency_penalty"] != 0) | (own["presence_penalty"] != 0)
+        biased = (own["bias_ids"] < self._vocab).any(axis=1)
+        return Parts(
+            greedy=bool((live & ~hot).any()),
+            sampled=bool(hot.any()),
+            truncated=bool((hot & truncated).any()),
+            adjusted=bool((live & (banned | penalised | biased)).any()),
+        )
 
     def structs(self) -> Sampling:
         """Shapes and dtypes, for compilation."""

@@ -15,10 +15,11 @@ from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.records import Drafted, Outcomes, SlotOpening, TopLogprobs
 from ssd_jax.sampling.logprobs import Logprobs
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.variants import VARIANTS
 
 
 class _Forward(NamedTuple):
-    """Logits [B, w + 1, V] of a forward with w proposed tokens, behind positions lengths [B]."""
+    """Logits [B * (w + 1), V] of a forward with w proposed tokens, behind positions lengths [B]."""
 
     logits: jax.Array
     lengths: np.ndarray
@@ -77,7 +78,7 @@ class DeviceTarget:
         logits = self._run_prefill(slot, tokens, offset)
         start = np.array([offset + len(tokens) - 1], np.int32)
         packed, bonus, self._history, logprobs = device.run(
-            self._programs["accept", 1, 0],
+            self._programs.fitting(("accept", 1, 0), VARIANTS["full"]),
             logits,
             self._nothing[1],
             self._rows.row(slot),
@@ -107,7 +108,9 @@ class DeviceTarget:
     def accept(self, logits: _Forward, proposal: Proposal | None = None) -> PendingOutcome:
         """See `protocols.Target.accept`."""
         packed, bonus, self._history, logprobs = device.run(
-            self._programs["accept", self.slots, logits.width],
+            self._programs.fitting(
+                ("accept", self.slots, logits.width), self._rows.needed(logits.lengths)
+            ),
             logits.logits,
             self._nothing[self.slots] if proposal is None else proposal,
             self._rows.on_device(),

@@ -16,6 +16,7 @@ from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.variants import VARIANTS, named
 from ssd_jax.sampling.verification import commit, emitted, target_probs, verify
 
 
@@ -48,9 +49,10 @@ class Programs(PagedPrograms):
 
     With w proposed tokens of a proposal that has room for K:
     `forward`: (parameters, pages, pending [B], tokens [B, K], lengths [B]) -> logits
-    [B, w + 1, V], pages. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
+    [B * (w + 1), V], pages. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
     outcome [rows, w + 2] int32 (k, then the emitted tokens), bonus [rows], history,
-    log-probabilities or None.
+    log-probabilities or None. It has variants (`sampling/variants.py`); those that adjust no logits
+    leave the history as it is, which only rows with penalties need.
 
     Compilation needs no weights, so it can run while they load.
 
@@ -76,9 +78,15 @@ class Programs(PagedPrograms):
         super().__init__(model, slots, context)
         self.verification = verification or Verification()
         self._tokens = tokens
-        specs: dict[Name, ProgramSpec] = {("accept", 1, 0): self._accept_spec(1, 0)}
+        *_, dearest = variants = model.execution.variants
+        # One row costs little: it has the last variant alone, which can do everything.
+        specs: dict[Name, ProgramSpec] = {
+            named(("accept", 1, 0), dearest): self._accept_spec(1, 0, dearest)
+        }
         for width in self.verification.widths:
-            specs["accept", slots, width] = self._accept_spec(slots, width)
+            for variant in variants:
+                accept = self._accept_spec(slots, width, variant)
+                specs[named(("accept", slots, width), variant)] = accept
             specs["forward", width] = self._forward_spec(width)
         specs |= self.prefill_specs(with_logits=True)
         self._compiled = passes.compile_all(specs, model.mesh, progress)
@@ -104,7 +112,9 @@ class Programs(PagedPrograms):
             positions = jnp.where(lengths[:, None] < 0, -1, positions)
             size = self.page_size
             hidden, pages = passes.step(self.model, parameters, pages, tokens, positions, size)
-            return passes.logits(self.model, parameters, hidden), pages
+            logits = passes.logits(self.model, parameters, hidden)
+            # Flat: on a TPU arrays of three dimensions lie in another order.
+            return logits.reshape(-1, logits.shape[-1]), pages
 
         room = max(proposed, self.verification.widths[-1])
         structs = self.structs | {
@@ -113,32 +123,34 @@ class Programs(PagedPrograms):
         }
         return passes.spec(forward, structs, ("pages",))
 
-    def _accept_spec(self, rows: int, proposed: int) -> ProgramSpec:
+    def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
         """`accept` of every slot, or of one slot whose number is an argument."""
         vocab, about = self.model.config.vocab_size, self.verification
+        law = {"tokens": self._tokens, "parts": VARIANTS[variant]}
 
         def accept(logits, drafted, sampling, start, history, slot):
+            logits = logits.reshape(rows, proposed + 1, vocab)
             drafted = proposal.narrow(drafted, proposed)
             own = history if rows == self.slots else _row(history, slot)
-            outcome = verify(
-                logits, drafted, sampling, start, own, tokens=self._tokens, rule=about.rule
-            )
+            outcome = verify(logits, drafted, sampling, start, own, rule=about.rule, **law)
             reported = None
             if about.logprobs is not None:
                 of = log_softmax(logits)
                 if about.logprobs_of == "processed":
-                    p = target_probs(logits, drafted, sampling, start, own, tokens=self._tokens)
+                    p = target_probs(logits, drafted, sampling, start, own, **law)
                     of = jnp.log(p)
                 of = jnp.where(jnp.arange(vocab) < self._tokens, of, -jnp.inf)  # no padding
                 reported = logprobs(of, emitted(drafted, outcome), about.logprobs)
-            said = commit(own, drafted, outcome, start >= 0)
-            if rows != self.slots:
-                said = history._replace(output=history.output.at[slot].set(said.output[0]))
+            said = history
+            if VARIANTS[variant].adjusted is not False:
+                said = commit(own, drafted, outcome, start >= 0)
+                if rows != self.slots:
+                    said = history._replace(output=history.output.at[slot].set(said.output[0]))
             packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
             return packed, outcome.bonus, said, reported
 
         structs = self.structs | {
-            "logits": jax.ShapeDtypeStruct((rows, proposed + 1, vocab), jnp.float32),
+            "logits": jax.ShapeDtypeStruct((rows * (proposed + 1), vocab), jnp.float32),
             "drafted": jax.eval_shape(lambda: about.blank(rows)),
             "sampling": SamplingRows(rows, vocab).structs(),
             "start": passes.ints(rows),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32, Int32, Shaped
 
 LONG = 4096
 """Rows of this many elements are large by themselves."""
@@ -19,7 +19,8 @@ _ROWS = 2  # one row rounds in its own way
 
 
 def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
-    """Sum over the last axis, whose rounding does not depend on how many rows are summed at once.
+    """Sum over the last axis; on CPU its rounding does not depend on how many rows are summed at
+    once.
 
     XLA on CPU adds in another order when an array is small than when it is large (seen at 4,096
     elements), so that a row summed alone differs in its last bit from the same row in a block. Its
@@ -27,7 +28,15 @@ def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
     of short rows are taken as products with ones.
     """
     if x.shape[-1] >= LONG:
-        return jnp.sum(x, axis=-1, keepdims=True)
+        return _plain_sum(x)
+    return jax.lax.platform_dependent(x, cpu=_sum_by_product, default=_plain_sum)
+
+
+def _plain_sum(x: jax.Array) -> jax.Array:
+    return jnp.sum(x, axis=-1, keepdims=True)
+
+
+def _sum_by_product(x: jax.Array) -> jax.Array:
     rows = x.reshape(-1, x.shape[-1])
     padded = jnp.pad(rows, ((0, max(_ROWS - rows.shape[0], 0)), (0, 0)))
     ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
@@ -71,15 +80,53 @@ def map_rows(function: Callable[..., Any], *blocks: Any) -> Any:
     return jax.lax.platform_dependent(*blocks, cpu=one_by_one, default=function)
 
 
-def first_best(values: Float32[Array, "n V"]) -> Int32[Array, "n"]:
-    """Lowest index of the largest value of each row.
+def take_rows(array: Shaped[Array, "n ..."], index: Int32[Array, "B"]) -> Shaped[Array, "B ..."]:
+    """array[index], of few long rows.
 
-    As `argmax`, which XLA on CPU runs one element at a time when its input is computed on the fly.
+    Off CPU they are sliced out one by one: a TPU gathers from a copy of the whole array.
     """
+
+    def sliced(array: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.concatenate([jax.lax.dynamic_slice_in_dim(array, i, 1) for i in index])
+
+    def gathered(array: jax.Array, index: jax.Array) -> jax.Array:
+        return array.at[index].get(mode="promise_in_bounds")
+
+    if array[0].size < LONG:
+        return gathered(array, index)
+    return jax.lax.platform_dependent(array, index, cpu=gathered, default=sliced)
+
+
+def first_best(values: Float32[Array, "n V"]) -> Int32[Array, "n"]:
+    """Lowest index of the largest value of each row."""
+    return best_of(values)[1]
+
+
+def best_of(values: Float32[Array, "n V"]) -> tuple[Float32[Array, "n"], Int32[Array, "n"]]:
+    """The largest value of each row, and its lowest index.
+
+    The index is `argmax`, which XLA on CPU runs one element at a time when its input is computed on
+    the fly. Elsewhere both come from one pass over the rows.
+    """
+    return jax.lax.platform_dependent(values, cpu=_best_in_two_passes, default=_best_in_one)
+
+
+def _best_in_two_passes(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     size = values.shape[-1]
     best = jnp.max(values, axis=-1, keepdims=True)
     index = jnp.min(jnp.where(values == best, jnp.arange(size), size), axis=-1)
-    return jnp.minimum(index, size - 1).astype(jnp.int32)
+    return best[:, 0], jnp.minimum(index, size - 1).astype(jnp.int32)
+
+
+def _best_in_one(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def better(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> Any:
+        first = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
+        return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
+
+    index = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
+    nothing = (jnp.float32(-jnp.inf), jnp.int32(values.shape[1] - 1))
+    best, index = jax.lax.reduce((values, index), nothing, better, (1,))
+    return best, index
 
 
 def largest(

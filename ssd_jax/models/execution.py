@@ -21,6 +21,7 @@ class Execution:
       scan_layers: one scanned layer instead of unrolled ones.
       attention: backend of `tree_attention`, "xla" or "cpu" (compiled for the processor).
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
+      variants: programs of the sampling law that there are, by names of `sampling/variants.py`.
       prefill_chunks: numbers of prompt tokens that one program takes, ascending; a chunk is padded
         to the next one.
     """
@@ -31,6 +32,7 @@ class Execution:
     scan_layers: bool = False
     attention: str = "xla"
     linear: str = "xla"
+    variants: tuple[str, ...] = ("any",)
     prefill_chunks: tuple[int, ...] = (32, 128)
 
     @property
@@ -47,7 +49,8 @@ class Execution:
         per token at 128; elsewhere a scan keeps compilation short. XLA's bfloat16 product of one or
         two rows takes a path on CPU five times slower than one of three. (An int8 product has two
         rows for one token and needs no more; padded to three tokens it costs the same, and other
-        sums then do not depend on the number of tokens.)
+        sums then do not depend on the number of tokens.) Elsewhere a branch on the device stops the
+        host, which then chooses among programs itself.
 
         Args:
           platform: JAX's name of it.
@@ -64,6 +67,7 @@ class Execution:
             scan_layers=not cpu,
             attention=attention,
             linear=linear,
+            variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),
             prefill_chunks=(32, 128) if cpu else (64, 512),
         )
 

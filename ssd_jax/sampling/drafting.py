@@ -7,6 +7,7 @@ and exact.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from ssd_jax.sampling.penalties import GetHistory
 from ssd_jax.sampling.probs import allowed_logits, likeliest_probs, sampled_probs
 from ssd_jax.sampling.saguaro import lower
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import DECIDED, Parts, when
 
 
 class Draw(NamedTuple):
@@ -55,6 +57,7 @@ def draw(
     saguaro: Saguaro | None = None,
     confident: bool = False,
     outputs: Outputs = None,
+    parts: Parts = DECIDED,
 ) -> Draw:
     """Draws the token that follows `step` proposed ones.
 
@@ -74,13 +77,16 @@ def draw(
         sampling, in greedy rows at temperature 1.
       outputs: ids of a reduced vocabulary. Where all of them are banned, the row proposes the
         first as a point mass; it will be rejected.
+      parts: of the law, as far as they are known.
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step
-    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
+    allowed = allowed_logits(
+        logits, sampling, position, get_history, tokens, outputs, parts.adjusted
+    )
     likeliest = _candidates(allowed, candidates, outputs)
     best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
-    possible = None
+    possible: jax.Array | None = None
     if outputs is not None:
         possible = jnp.max(allowed, axis=-1) > -jnp.inf
         best = jnp.where(possible, best, outputs[0])
@@ -96,10 +102,12 @@ def draw(
 
     def sampled() -> Draw:
         if support == logits.shape[1]:
-            q = map_rows(sampled_probs, allowed, sampling)
+            q = map_rows(
+                functools.partial(sampled_probs, truncated=parts.truncated), allowed, sampling
+            )
             ids = jnp.broadcast_to(every_id(outputs, support), q.shape)
         else:
-            q, ids = likeliest_probs(allowed, support, sampling)
+            q, ids = likeliest_probs(allowed, support, sampling, parts.truncated)
             ids = ids_of(outputs, ids)
         before = q
         if saguaro is not None:
@@ -125,7 +133,7 @@ def draw(
             told,
         )
 
-    return jax.lax.cond(jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
+    return when(parts.sampled, jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
 
 
 def candidates(
@@ -137,9 +145,10 @@ def candidates(
     tokens: int,
     count: int,
     outputs: Outputs = None,
+    adjusted: bool | None = None,
 ) -> Int32[Array, "B {count}"]:
     """The likeliest tokens at a position; -1 where no more are allowed. Arguments as `draw`."""
-    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
+    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs, adjusted)
     return _candidates(allowed, count, outputs)
 
 

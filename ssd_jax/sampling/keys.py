@@ -95,14 +95,17 @@ def gumbel_of(key: Key, ids: Int32[Array, "#B n"]) -> Float32[Array, "B n"]:
     return -jnp.log(-jnp.log1p(-u))  # small u is where large noise comes from
 
 
-def gumbel_max(weights: Float32[Array, "B V"], key: Key) -> Int32[Array, "B"]:
-    """The token that a key's noise draws from a law of weights: not negative, not normalised."""
+def gumbel_max(weights: Float32[Array, "B V"], key: Key, *, look: bool = True) -> Int32[Array, "B"]:
+    """The token that a key's noise draws from a law of weights: not negative, not normalised.
+
+    `look` first, on the device, whether a few blocks of ids have all the weight.
+    """
     batch, vocab = weights.shape
 
     def of_all() -> jax.Array:
         return first_best(jnp.log(weights) + gumbel(key, vocab))
 
-    if vocab < 2 * _BLOCK * _BLOCKS:
+    if not look or vocab < 2 * _BLOCK * _BLOCKS:
         return of_all()
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(batch, -1, _BLOCK)
     largest = jnp.max(blocks, axis=-1)

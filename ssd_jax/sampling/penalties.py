@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.sampling.outputs import Outputs, columns_of
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import when
 
 
 class History(NamedTuple):
@@ -96,12 +97,14 @@ def penalise(
     sampling: Sampling,
     get_history: GetHistory,
     outputs: Outputs = None,
+    adjusted: bool | None = None,
 ) -> Float32[Array, "B V"]:
     """Repetition, frequency and presence penalty, then logit bias.
 
     Repetition divides a positive logit by the penalty and multiplies a negative one, for ids in
     prompt or output; frequency subtracts its value for each time an id was generated, presence
     once if it was. With `outputs`, logits and history have a column for each of these ids alone.
+    `adjusted` is the part of `Parts`.
     """
 
     def apply(logits: jax.Array) -> jax.Array:
@@ -118,7 +121,8 @@ def penalise(
         | (sampling.frequency_penalty != 0)
         | (sampling.presence_penalty != 0)
     )
-    logits = jax.lax.cond(
+    logits = when(
+        adjusted,
         jnp.any(active),
         lambda logits: jnp.where(active[:, None], apply(logits), logits),
         lambda logits: logits,
@@ -132,4 +136,5 @@ def penalise(
         return logits.at[rows, columns].add(sampling.bias, mode="drop")
 
     end = logits.shape[1] if outputs is None else jnp.asarray(outputs)[-1] + 1
-    return jax.lax.cond(jnp.any(sampling.bias_ids < end), bias, lambda logits: logits, logits)
+    biased = jnp.any(sampling.bias_ids < end)
+    return when(adjusted, biased, bias, lambda logits: logits, logits)

@@ -19,6 +19,7 @@ from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
 from ssd_jax.sampling.probs import allowed_logits, sampled_probs
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import DECIDED, Parts
 
 _BEHIND = -200.0  # below log p + noise of any token that may be drawn
 
@@ -34,6 +35,7 @@ def by_noise(
     count: int,
     rule: str,
     outputs: Outputs = None,
+    parts: Parts = DECIDED,
 ) -> Int32[Array, "B {count}"]:
     """The bonus tokens that a verification's noise would draw from the draft's law, first to last.
 
@@ -49,12 +51,15 @@ def by_noise(
       tokens: how many ids exist (see `probs`).
       count: W, how many candidates.
       rule: of the verification, "ratio" or "coupled".
+      parts: of the law, as far as they are known.
 
     Returns: tokens that the draft's law leaves out come last, the likeliest first; -1 where no more
     are allowed.
     """
     position = start + 1 + before
-    allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs)
+    allowed = allowed_logits(
+        logits, sampling, position, get_history, tokens, outputs, parts.adjusted
+    )
     if rule == "coupled":
         at = (jnp.zeros_like(position), position, Purpose.TOKEN)
     else:
@@ -62,7 +67,7 @@ def by_noise(
     key = keys.derive(sampling.seed, sampling.request, *at)
 
     def ranked(allowed: jax.Array, sampling: Sampling, key: keys.Key) -> jax.Array:
-        p = sampled_probs(allowed, sampling)
+        p = sampled_probs(allowed, sampling, parts.truncated)
         drawn = jnp.log(p) + keys.gumbel_of(key, every_id(outputs, allowed.shape[1])[None])
         left_out = _BEHIND + allowed - jnp.max(allowed, axis=-1, keepdims=True)
         scores, columns = largest(jnp.where(p > 0, drawn, left_out), count)

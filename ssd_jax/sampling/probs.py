@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.kernels.rows import first_best, largest, row_sum
+from ssd_jax.sampling import truncation
 from ssd_jax.sampling.outputs import Outputs, every_id
 from ssd_jax.sampling.penalties import GetHistory, penalise
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import when
 
 _BLOCK = 128
 _HEADS = (64, 256)  # blocks in which the likeliest tokens are looked for, fewest first
@@ -35,11 +37,13 @@ def allowed_logits(
     get_history: GetHistory,
     tokens: int,
     outputs: Outputs = None,
+    adjusted: bool | None = None,
 ) -> Float32[Array, "B V"]:
     """Logits after everything that comes before the temperature.
 
     -inf at banned ids and at ids >= tokens (vocabulary padding); penalties and bias applied. With
-    `outputs` the logits have a column for each of these ids alone.
+    `outputs` the logits have a column for each of these ids alone. `adjusted` is the part of
+    `Parts`.
     """
     ids = every_id(outputs, logits.shape[1])
     logits = jnp.where(ids < tokens, logits, -jnp.inf)
@@ -49,30 +53,45 @@ def allowed_logits(
         hit = jnp.any(ids[None, :, None] == sampling.banned[:, None, :], axis=-1)
         return jnp.where(hit & banning[:, None], -jnp.inf, logits)
 
-    logits = jax.lax.cond(jnp.any(banning), ban, lambda logits: logits, logits)
-    return penalise(logits, sampling, get_history, outputs)
+    logits = when(adjusted, jnp.any(banning), ban, lambda logits: logits, logits)
+    return penalise(logits, sampling, get_history, outputs, adjusted)
 
 
-def probs(allowed: Float32[Array, "B V"], sampling: Sampling) -> Law:
+def probs(allowed: Float32[Array, "B V"], sampling: Sampling, truncated: bool | None = None) -> Law:
     """The distributions that tokens are drawn from, of allowed logits.
 
     A greedy row is one-hot at the best token, the lowest id on ties.
     """
     greedy = jax.nn.one_hot(first_best(allowed), allowed.shape[1])
-    return jnp.where(sampling.temperature[:, None] > 0, sampled_probs(allowed, sampling), greedy)
+    sampled = sampled_probs(allowed, sampling, truncated)
+    return jnp.where(sampling.temperature[:, None] > 0, sampled, greedy)
 
 
-def sampled_probs(allowed: Float32[Array, "B V"], sampling: Sampling) -> Law:
-    """`probs` of sampled rows; greedy rows get temperature 1."""
+def sampled_probs(
+    allowed: Float32[Array, "B V"], sampling: Sampling, truncated: bool | None = None
+) -> Law:
+    """`probs` of sampled rows; greedy rows get temperature 1.
+
+    `truncated` is the part of `Parts`: without, no row may have a filter.
+    """
+    weights = weights_of(allowed, sampling, jnp.max(allowed, axis=-1, keepdims=True))
+    return _filtered(weights / row_sum(weights), sampling, truncated)
+
+
+def weights_of(
+    allowed: Float32[Array, "B n"], sampling: Sampling, top: Float32[Array, "B 1"]
+) -> Float32[Array, "B n"]:
+    """The law of sampled rows before truncation, not normalised, of any tokens of the rows.
+
+    `top` is the largest allowed logit of each row.
+    """
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     # The maximum comes off first: at low temperatures the quotients themselves would overflow.
-    below = allowed - jnp.max(allowed, axis=-1, keepdims=True)
-    weights = jnp.exp(below / temperature[:, None])
-    return _filtered(weights / row_sum(weights), sampling)
+    return jnp.exp((allowed - top) / temperature[:, None])
 
 
 def likeliest_probs(
-    allowed: Float32[Array, "B V"], count: int, sampling: Sampling
+    allowed: Float32[Array, "B V"], count: int, sampling: Sampling, truncated: bool | None = None
 ) -> tuple[Float32[Array, "B {count}"], Int32[Array, "B {count}"]]:
     """The law of sampled rows over its `count` likeliest tokens alone, renormalised, and their ids.
 
@@ -85,12 +104,14 @@ def likeliest_probs(
     top = best[:, :1]
     total = row_sum(jnp.exp((allowed - top) / temperature))
     within = sampling._replace(top_k=jnp.where(sampling.top_k > count, 0, sampling.top_k))
-    p = _filtered(jnp.exp((best - top) / temperature) / total, within)
+    p = _filtered(jnp.exp((best - top) / temperature) / total, within, truncated)
     return p / row_sum(p), ids
 
 
-def _filtered(p: Law, sampling: Sampling) -> Law:
+def _filtered(p: Law, sampling: Sampling, truncated: bool | None = None) -> Law:
     """p after top-k, top-p and min-p; a filter that wants more than all of p keeps all."""
+    if truncated is not None:
+        return truncation.apply(p, truncation.cuts(p, sampling) if truncated else ())
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
     p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
     p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: row_sum(kept) >= top_p))

@@ -14,22 +14,21 @@ case without proposals.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from ssd_jax.kernels.rows import first_best, map_rows
-from ssd_jax.sampling import keys
+from ssd_jax.kernels.rows import best_of, first_best, map_rows, row_sum, take_rows
+from ssd_jax.sampling import keys, truncation
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.penalties import History, add_output, in_flight
-from ssd_jax.sampling.probs import allowed_logits, probs, sampled_probs
+from ssd_jax.sampling.probs import allowed_logits, probs, sampled_probs, weights_of
 from ssd_jax.sampling.proposal import Proposal, dense, of_token
 from ssd_jax.sampling.settings import Sampling, sampling_of
-
-Law = Callable[["_Positions"], jax.Array]
-"""p [n, V] float32 at a block of positions; anything in greedy rows."""
+from ssd_jax.sampling.truncation import Cut
+from ssd_jax.sampling.variants import DECIDED, Parts
 
 
 class Outcome(NamedTuple):
@@ -39,6 +38,15 @@ class Outcome(NamedTuple):
     bonus: Int32[Array, "B"]  # t*
 
 
+class _Numbers(NamedTuple):
+    """What makes a position's allowed logits its law, where that is found for all at once."""
+
+    top: Float32[Array, "n 1"]  # largest allowed logit
+    total: Float32[Array, "n 1"]  # of the weights
+    cuts: tuple[Cut, ...]
+    uncut: Float32[Array, "n V"] | None  # the law before its cuts, if there are any
+
+
 class _Positions(NamedTuple):
     """The n = B * (K + 1) positions of a verification, and how to see one."""
 
@@ -46,6 +54,21 @@ class _Positions(NamedTuple):
     row: Int32[Array, "n"]  # sequence of each
     before: Int32[Array, "n"]  # proposed tokens before it
     position: Int32[Array, "n"]  # of the token it predicts
+    numbers: _Numbers | None = None
+
+
+class _Laws(NamedTuple):
+    """The target's laws; anything in greedy rows.
+
+    Attributes:
+      at: p [n, V] float32 at a block of positions.
+      of: p [n] float32 of a token [n] at every position, where a proposed one may be.
+      decided: whether the device decides what is looked at.
+    """
+
+    at: Callable[[_Positions], jax.Array]
+    of: Callable[[jax.Array], jax.Array]
+    decided: bool
 
 
 def verify(
@@ -57,6 +80,7 @@ def verify(
     *,
     tokens: int,
     rule: str = "ratio",
+    parts: Parts = DECIDED,
 ) -> Outcome:
     """Accepts proposed tokens and draws the bonus token.
 
@@ -67,8 +91,11 @@ def verify(
       history: committed tokens, the pending one included. It is not changed; see `commit`.
       tokens: how many ids exist (see `probs`).
       rule: "ratio" or "coupled".
+      parts: of the law, as far as they are known.
     """
-    where, allowed = _positions(logits, proposal, sampling, start, history, tokens)
+    where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
+    if parts.sampled is not None:
+        return _at_once(where, allowed, proposal, sampling, start, tokens, rule, parts)
     hot = sampling.temperature > 0
 
     def greedy() -> Outcome:
@@ -86,8 +113,16 @@ def verify(
                 lambda: jnp.zeros_like(block.logits),
             )
 
-        draw = {"ratio": _ratio, "coupled": _coupled}[rule]
-        return draw(law, where, proposal, sampling, start)
+        def of_proposed(block: _Positions, token: jax.Array) -> jax.Array:
+            return jax.lax.cond(
+                jnp.any(block.before < jnp.asarray(proposal.length)[block.row]),
+                lambda: jnp.take_along_axis(law(block), token[:, None], axis=-1)[:, 0],
+                lambda: jnp.zeros(token.shape),
+            )
+
+        # Of most positions one probability is wanted: their laws are not kept.
+        laws = _Laws(law, lambda token: map_rows(of_proposed, where, token), decided=True)
+        return _drawn(rule, laws, where, proposal, sampling, start)
 
     nothing = Outcome(jnp.zeros_like(start), jnp.zeros_like(start))
     cold = jax.lax.cond(jnp.all(hot), lambda: nothing, greedy)
@@ -111,12 +146,13 @@ def target_probs(
     history: History,
     *,
     tokens: int,
+    parts: Parts = DECIDED,
 ) -> Float32[Array, "B W V"]:
     """The target's distributions of a verification; arguments as `verify`."""
-    where, allowed = _positions(logits, proposal, sampling, start, history, tokens)
+    where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
 
     def one(block: _Positions) -> jax.Array:
-        return probs(allowed(block), sampling_of(sampling, block.row))
+        return probs(allowed(block), sampling_of(sampling, block.row), parts.truncated)
 
     return map_rows(one, where).reshape(logits.shape)
 
@@ -139,6 +175,7 @@ def _positions(
     start: Int32[Array, "B"],
     history: History,
     tokens: int,
+    parts: Parts,
 ) -> tuple[_Positions, Callable[[_Positions], jax.Array]]:
     """All positions, and the allowed logits [n, V] of a block of them."""
     batch, count, vocab = logits.shape
@@ -153,9 +190,56 @@ def _positions(
             block.position,
             lambda: in_flight(history, proposal.tokens, block.row, block.before),
             tokens,
+            adjusted=parts.adjusted,
         )
 
     return where, allowed
+
+
+def _at_once(
+    where: _Positions,
+    allowed: Callable[[_Positions], jax.Array],
+    proposal: Proposal,
+    sampling: Sampling,
+    start: Int32[Array, "B"],
+    tokens: int,
+    rule: str,
+    parts: Parts,
+) -> Outcome:
+    """`verify` of all positions at once, without control flow that depends on data.
+
+    Few passes over the logits count: what one finds are a few numbers a position, and from these a
+    law is computed where it is read. It is kept where thresholds are looked for in it.
+    """
+    scores, own = allowed(where), sampling_of(sampling, where.row)
+    best, greedy = best_of(scores)
+    cold = _leading(greedy.reshape(start.shape[0], -1), proposal)
+    if not parts.sampled:
+        return cold
+    weights = weights_of(scores, own, best[:, None])
+    total = row_sum(weights)
+    uncut = weights / total if parts.truncated else None
+    cuts = () if uncut is None else truncation.cuts(uncut, own)
+    where = where._replace(numbers=_Numbers(best[:, None], total, cuts, uncut))
+
+    def law(block: _Positions) -> jax.Array:
+        numbers = block.numbers
+        assert numbers is not None
+        if numbers.uncut is not None:
+            return truncation.apply(numbers.uncut, numbers.cuts)
+        own = sampling_of(sampling, block.row)
+        return weights_of(allowed(block), own, numbers.top) / numbers.total
+
+    def of_proposed(token: jax.Array) -> jax.Array:
+        # This sum joins the pass that sums the weights; to look the token up would be another.
+        here = jnp.arange(scores.shape[1]) == token[:, None]
+        found = jnp.where(here, weights, 0.0).sum(axis=-1, keepdims=True)
+        return truncation.apply(found / total, cuts)[:, 0]
+
+    laws = _Laws(law, of_proposed, decided=False)
+    warm = _drawn(rule, laws, where, proposal, sampling, start)
+    hot = sampling.temperature > 0
+    return jax.tree.map(lambda drawn, best: jnp.where(hot, drawn, best), warm, cold)
 
 
 def _leading(target: Int32[Array, "B W"], proposal: Proposal) -> Outcome:
@@ -165,8 +249,12 @@ def _leading(target: Int32[Array, "B W"], proposal: Proposal) -> Outcome:
     return Outcome(accepted, _at(target, accepted))
 
 
+def _drawn(rule: str, *arguments: Any) -> Outcome:
+    return {"ratio": _ratio, "coupled": _coupled}[rule](*arguments)
+
+
 def _coupled(
-    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: Int32[Array, "B"]
+    laws: _Laws, where: _Positions, proposal: Proposal, sampling: Sampling, start: Int32[Array, "B"]
 ) -> Outcome:
     own = sampling_of(sampling, where.row)
     # The only noise is that of the absolute position: there is no start in this key.
@@ -174,43 +262,35 @@ def _coupled(
     key = keys.derive(own.seed, own.request, nowhere, where.position, Purpose.TOKEN)
 
     def draw(block: _Positions, key: keys.Key) -> jax.Array:
-        return keys.gumbel_max(law(block), key)
+        return keys.gumbel_max(laws.at(block), key, look=laws.decided)
 
     drawn = map_rows(draw, where, key)
     return _leading(drawn.reshape(start.shape[0], -1), proposal)
 
 
 def _ratio(
-    law: Law, where: _Positions, proposal: Proposal, sampling: Sampling, start: Int32[Array, "B"]
+    laws: _Laws, where: _Positions, proposal: Proposal, sampling: Sampling, start: Int32[Array, "B"]
 ) -> Outcome:
     vocab = where.logits.shape[1]
     width = proposal.tokens.shape[1] + 1
     tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1))).reshape(-1)
-
-    def of_proposed(block: _Positions, token: jax.Array) -> jax.Array:
-        return jax.lax.cond(
-            jnp.any(block.before < jnp.asarray(proposal.length)[block.row]),
-            lambda: jnp.take_along_axis(law(block), token[:, None], axis=-1)[:, 0],
-            lambda: jnp.zeros(token.shape),
-        )
-
-    # Of most positions one probability is wanted: their laws are not kept.
-    p_token = map_rows(of_proposed, where, tokens).reshape(-1, width)[:, :-1]
+    p_token = laws.of(tokens).reshape(-1, width)[:, :-1]
     own = sampling_of(sampling, where.row)
     key = keys.derive(own.seed, own.request, start[where.row], where.position, Purpose.ACCEPT)
     u = keys.uniform(key).reshape(-1, width)[:, :-1]
     # u < p / q without a division; u < 1, so p >= q is always accepted and p = 0 never.
     accepted = _leading_true((u * of_token(proposal) < p_token) & _proposed(proposal))
 
-    last = jax.tree.map(lambda a: _at(a.reshape(-1, width, *a.shape[1:]), accepted), where)
+    index = jnp.arange(accepted.shape[0]) * width + accepted
+    last = jax.tree.map(lambda a: take_rows(a, index), where)
     key = keys.derive(sampling.seed, sampling.request, start, last.position, Purpose.BONUS)
 
     def bonus(last: _Positions, support, q, rejected, key: keys.Key) -> jax.Array:
-        p_last, q_last = law(last), dense(support, q, vocab)
+        p_last, q_last = laws.at(last), dense(support, q, vocab)
         residual = jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)
         # If rounding left nothing of the residual, p and q are equal to float32: draw from p.
         residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
-        return keys.gumbel_max(residual, key)
+        return keys.gumbel_max(residual, key, look=laws.decided)
 
     padded = jnp.pad(proposal.q, ((0, 0), (0, 1), (0, 0)))
     support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)

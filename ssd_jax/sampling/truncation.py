@@ -1,0 +1,89 @@
+"""Top-k, top-p and min-p of all rows at once, in a fixed number of steps.
+
+For accelerators, where a loop of unknown length or a branch would stop the host. The sets that stay
+are those of `probs`: each filter keeps every token at or above the largest threshold that keeps
+enough. What a filter does to a row is two numbers, so that laws need not be written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+from ssd_jax.kernels.rows import row_sum
+from ssd_jax.sampling.settings import Sampling
+
+_BITS = 30  # of a float32 in [0, 2), as an integer
+_DIGIT = 3  # bits found in one pass over the rows; passes and thresholds a pass then cost alike
+
+Enough = Callable[[Float32[Array, "n V"]], Bool[Array, "n 1"]]
+"""Whether what is kept is enough: once it is not, fewer tokens are not either."""
+
+
+class Cut(NamedTuple):
+    """One filter: tokens below `low` go, the others are divided by `total`."""
+
+    low: Float32[Array, "n 1"]
+    total: Float32[Array, "n 1"]
+
+
+def apply(p: Float32[Array, "n V"], cuts: tuple[Cut, ...]) -> Float32[Array, "n V"]:
+    """p of any tokens of the rows after their cuts."""
+    for low, total in cuts:
+        p = jnp.where(p >= low, p, 0.0) / total
+    return p
+
+
+def cuts(p: Float32[Array, "n V"], sampling: Sampling) -> tuple[Cut, ...]:
+    """What top-k, top-p and min-p do to the rows of p, each to the result of the one before."""
+    top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
+    made = (_cut(p, (), top_k > 0, _largest(p, (), lambda kept: _count(kept) >= top_k)),)
+    mass = _largest(p, made, lambda kept: row_sum(kept) >= top_p)
+    made = (*made, _cut(p, made, top_p < 1, mass))
+    return (*made, _cut(p, made, min_p > 0, min_p * _best(apply(p, made))))
+
+
+def _cut(
+    p: Float32[Array, "n V"],
+    before: tuple[Cut, ...],
+    applies: Bool[Array, "n 1"],
+    threshold: Float32[Array, "n 1"],
+) -> Cut:
+    p = apply(p, before)
+    # The likeliest token always stays, whatever rounding does to the threshold.
+    low = jnp.where(applies, jnp.minimum(threshold, _best(p)), 0.0)
+    return Cut(low, jnp.where(applies, row_sum(jnp.where(p >= low, p, 0.0)), 1.0))
+
+
+def _largest(
+    p: Float32[Array, "n V"], before: tuple[Cut, ...], enough: Enough
+) -> Float32[Array, "n 1"]:
+    """The largest threshold whose kept set is enough (0 if none is), digit by digit of its bits.
+
+    Non-negative floats order like their bits, and every float32 is a candidate, so the set found is
+    the smallest one closed under ties.
+    """
+
+    def find(index: jax.Array, found: jax.Array) -> jax.Array:
+        shift, law = _BITS - _DIGIT * (index + 1), apply(p, before)
+
+        def reached(digit: int) -> jax.Array:
+            low = jax.lax.bitcast_convert_type(found | (digit << shift), jnp.float32)
+            return enough(jnp.where(law >= low, law, 0.0)).astype(jnp.int32)
+
+        return found | (sum(map(reached, range(1, 2**_DIGIT))) << shift)
+
+    bits = jax.lax.fori_loop(0, _BITS // _DIGIT, find, jnp.zeros((p.shape[0], 1), jnp.int32))
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _best(p: Float32[Array, "n V"]) -> Float32[Array, "n 1"]:
+    return jnp.max(p, axis=-1, keepdims=True)
+
+
+def _count(kept: Float32[Array, "n V"]) -> Int32[Array, "n 1"]:
+    return jnp.sum(kept > 0, axis=-1, keepdims=True, dtype=jnp.int32)

@@ -1,0 +1,113 @@
+"""What the host knows of its rows: which parts of the law they need, and so which program runs."""
+
+import numpy as np
+import pytest
+
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.roles.records import IDLE, SlotOpening
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import Parts
+from tests.sampling.edits import Edit, edited
+
+VOCAB = 300
+HOT, COLD = {"temperature": 0.7}, {"temperature": 0.0}
+CASES = {
+    "temperature": (HOT, Parts(False, True, False, False)),
+    "nothing": (COLD, Parts(True, False, False, False)),
+    "top_k": (HOT | {"top_k": 9}, Parts(False, True, True, False)),
+    "top_p": (HOT | {"top_p": 0.999}, Parts(False, True, True, False)),
+    "min_p": (HOT | {"min_p": 0.001}, Parts(False, True, True, False)),
+    "filters of a greedy row": (
+        COLD | {"top_k": 9, "top_p": 0.5, "min_p": 0.1},
+        Parts(True, False, False, False),
+    ),
+    "repetition_penalty": (COLD | {"repetition_penalty": 0.9}, Parts(True, False, False, True)),
+    "frequency_penalty": (HOT | {"frequency_penalty": -0.1}, Parts(False, True, False, True)),
+    "presence_penalty": (COLD | {"presence_penalty": 0.1}, Parts(True, False, False, True)),
+    "logit_bias": (COLD | {"logit_bias": ((0, -1.0),)}, Parts(True, False, False, True)),
+}
+
+
+def needed(*slots, start=10):
+    """Of rows with these settings; None is an idle row that once had all of them."""
+    rows, at = SamplingRows(len(slots), VOCAB), np.full(len(slots), start)
+    for slot, settings in enumerate(slots):
+        if settings is None:
+            at[slot] = IDLE
+            settings = {"temperature": 1.0, "top_k": 2, "repetition_penalty": 2.0}
+        rows.set(SlotOpening(slot, SamplingParams(**settings)))
+    return rows.needed(at)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_setting_asks_for_what_it_needs(name):
+    settings, expected = CASES[name]
+    assert needed(settings) == expected
+    assert needed(None, settings, None) == expected
+
+
+def test_rows_need_what_any_of_them_needs():
+    every = [settings for settings, _ in CASES.values()]
+    assert needed(*every) == Parts(True, True, True, True)
+    assert needed(HOT, COLD) == Parts(True, True, False, False)
+    assert needed(None, None) == Parts(False, False, False, False)
+
+
+def test_a_slot_forgets_the_needs_of_its_request_before():
+    rows = SamplingRows(1, VOCAB)
+    for settings, expected in CASES.values():
+        rows.set(SlotOpening(0, SamplingParams(**settings)))
+        assert rows.needed(np.array([5])) == expected
+
+
+@pytest.mark.parametrize(("start", "expected"), [(18, True), (19, False), (20, False)])
+def test_ids_are_banned_up_to_a_position(start, expected):
+    rows = SamplingRows(1, VOCAB)
+    rows.set(SlotOpening(0, SamplingParams(), 0, banned=[2], ban_before=20))
+    # The first token comes at start + 1.
+    assert rows.needed(np.array([start])).adjusted is expected
+
+
+def test_an_end_of_bans_without_banned_ids_asks_for_nothing():
+    rows = SamplingRows(1, VOCAB)
+    rows.set(SlotOpening(0, SamplingParams(), 0, banned=[], ban_before=20))
+    assert not rows.needed(np.array([3])).adjusted
+
+
+def test_every_field_of_the_settings_is_classified():
+    """A new setting has to say which part of the law it belongs to."""
+    keys_and_padding = {"seed", "request", "bias", "bias_ids", "banned", "ban_before"}
+    assert {*Sampling._fields} - keys_and_padding <= {*CASES}
+
+
+FAULTS = [
+    (' | (own["min_p"] > 0)', ""),
+    ('(own["top_k"] > 0) | ', ""),
+    (' | (own["top_p"] < 1)', ""),
+    ("hot = live & ", "hot = "),
+    ("(hot & truncated)", "truncated"),
+    (' | (own["presence_penalty"] != 0)', ""),
+    ('(own["frequency_penalty"] != 0) | ', ""),
+    ('own["repetition_penalty"] != 1', 'own["repetition_penalty"] > 1'),
+    ("banned | penalised | biased", "banned | penalised"),
+    ("(live & (banned", "((banned"),
+    ("(live & ~hot)", "(~hot)"),
+    ("> start + 1", "> start"),
+    ("> start + 1", "> start + 2"),
+    (' & (own["banned"] >= 0).any(axis=1)', ""),
+]
+
+
+def look_at_all():
+    for name in CASES:
+        test_every_setting_asks_for_what_it_needs(name)
+    for start, expected in ((18, True), (19, False), (20, False)):
+        test_ids_are_banned_up_to_a_position(start, expected)
+    test_an_end_of_bans_without_banned_ids_asks_for_nothing()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_host_that_chooses_wrongly_is_caught(fault):
+    with edited([Edit(SamplingRows, "needed", *fault)]), pytest.raises(AssertionError):
+        look_at_all()

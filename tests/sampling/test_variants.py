@@ -1,0 +1,251 @@
+"""Programs without decisions say what the one that decides by itself says."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.sampling import drafting, probs, truncation, verification
+from ssd_jax.sampling.drafting import Saguaro
+from ssd_jax.sampling.penalties import History
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.variants import DECIDED, VARIANTS, Parts, fitting, named
+from tests.sampling.edits import Edit, edited
+from tests.sampling.rows import QUICKLY, rows
+
+K, VOCAB, TOKENS, SUPPORT = 2, 4500, 4490, 8  # rows long enough to be mapped one by one on CPU
+NEEDS = {
+    "greedy": [{"temperature": 0.0}],
+    "sampled": [{}, {"temperature": 0.6}],
+    "truncated": [
+        {"top_k": 5},
+        {"top_k": 1},
+        {"top_p": 0.7},
+        {"temperature": 2.0, "top_p": 0.999},
+        {"min_p": 0.2},
+        {"top_k": 40, "top_p": 0.8, "min_p": 0.05},
+    ],
+    "full": [
+        {"temperature": 0.0, "repetition_penalty": 1.8},
+        {"frequency_penalty": 0.9, "top_k": 9},
+        {"presence_penalty": 2.0},
+        {"bias_ids": (7, 4400), "bias": (9.0, 8.0)},
+        {"banned": (3, -1), "ban_before": 10**6},
+        {"temperature": 0.0, "banned": (3, 5), "ban_before": 12},
+    ],
+}
+"""Settings of rows, by the cheapest variant that has what they need."""
+
+
+def settings_for(variant: str) -> list[dict]:
+    """Of a mixed batch that a variant serves."""
+    served = [*NEEDS] if variant == "any" else [*NEEDS][: [*NEEDS].index(variant) + 1]
+    return [settings for name in served for settings in NEEDS[name]] * 4
+
+
+def batch(settings: list[dict]):
+    """Logits with ties and impossible tokens, proposals and histories for rows of settings; one is
+    idle at the end."""
+    settings = [*settings, settings[-1]]
+    count, rng = len(settings), np.random.default_rng(len(settings))
+    logits = rng.normal(0, 2, (count, K + 1, VOCAB)).round(1).astype(np.float32)  # many ties
+    logits[:, :, 3] = 6  # what is banned would be likely
+    logits[:, :, rng.choice(VOCAB, 600, replace=False)] = -np.inf
+    likely = np.argsort(-logits[:, :K], axis=-1)[..., :SUPPORT]
+    q = rng.dirichlet(np.ones(SUPPORT), (count, K)).astype(np.float32)
+    chosen = rng.integers(0, 2, (count, K, 1))
+    proposal = Proposal(
+        np.take_along_axis(likely, chosen, axis=-1)[..., 0].astype(np.int32),
+        rng.integers(0, K + 1, count).astype(np.int32),
+        likely.astype(np.int32),
+        q,
+    )
+    proposal.length[-1] = 0
+    start = np.arange(8, 8 + count, dtype=np.int32)
+    start[-1] = -1
+    said = History(
+        rng.random((count, VOCAB)) < 0.3, rng.poisson(0.3, (count, VOCAB)).astype(np.int32)
+    )
+    each = [{**own, "request": row, "seed": (11, 0)} for row, own in enumerate(settings)]
+    return logits, proposal, rows(*each), start, said
+
+
+def verified(batch, parts: Parts, rule: str) -> list[tuple[int, int]]:
+    """(k, t*) of all rows."""
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def run(logits, proposal, sampling, start, said):
+        return verification.verify(
+            logits, proposal, sampling, start, said, tokens=TOKENS, rule=rule, parts=parts
+        )
+
+    outcome = run(*batch)
+    return list(zip(outcome.accepted.tolist(), outcome.bonus.tolist(), strict=True))
+
+
+@functools.cache
+def decided(variant: str, rule: str) -> list[tuple[int, int]]:
+    return verified(batch(settings_for(variant)), DECIDED, rule)
+
+
+CASES = [(variant, "ratio") for variant in NEEDS] + [("full", "coupled")]
+
+
+@pytest.mark.parametrize(("variant", "rule"), CASES)
+def test_outcomes_are_those_of_the_program_that_decides(variant, rule):
+    found = verified(batch(settings_for(variant)), VARIANTS[variant], rule)
+    assert found == decided(variant, rule)
+    assert len({k for k, _ in found}) > 1
+
+
+@pytest.mark.parametrize(
+    ("cheaper", "variant"), [("greedy", "sampled"), ("sampled", "truncated"), ("truncated", "full")]
+)
+def test_a_variant_too_cheap_for_its_rows_is_caught(cheaper, variant):
+    assert verified(batch(settings_for(variant)), VARIANTS[cheaper], "ratio") != decided(
+        variant, "ratio"
+    )
+
+
+def drawn(settings: list[dict], parts: Parts, support: int):
+    logits, _, sampling, start, said = batch(settings)
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def run(logits, sampling, start, said):
+        return drafting.draw(
+            logits,
+            sampling,
+            start,
+            jnp.int32(1),
+            lambda: said,
+            tokens=TOKENS,
+            support=support,
+            candidates=4,
+            saguaro=Saguaro(0.5, jnp.int32(2)),
+            confident=True,
+            parts=parts,
+        )
+
+    return jax.tree.map(np.asarray, run(logits[:, 0], sampling, start, said))
+
+
+@pytest.mark.parametrize(("variant", "support"), [*((v, 16) for v in NEEDS), ("full", VOCAB)])
+def test_draws_are_those_of_the_program_that_decides(variant, support):
+    settings = settings_for(variant)
+    found = drawn(settings, VARIANTS[variant], support)
+    expected = drawn(settings, DECIDED, support)
+    for name in ("token", "support", "candidates", "confidence"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+    np.testing.assert_allclose(found.q, expected.q, rtol=1e-6)
+
+
+def laws(truncated: bool | None):
+    """Laws after filters: of flat ones, sharp ones, ties everywhere, and neighbouring floats."""
+    filters = NEEDS["truncated"]
+    rng = np.random.default_rng(3)
+    kinds = [
+        np.zeros(VOCAB),
+        rng.normal(0, 0.01, VOCAB),
+        rng.normal(0, 9, VOCAB),
+        rng.normal(0, 2, VOCAB).round(),
+        np.where(np.arange(VOCAB) == 77, 0.0, -np.inf),
+        -np.arange(VOCAB) / 30,  # down to what is no float32
+    ]
+    weights = np.exp(np.stack(kinds) - np.max(kinds, axis=1, keepdims=True))
+    p = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    next_to = np.float32(1 / VOCAB).view(np.int32) + rng.permutation(VOCAB).astype(np.int32)
+    p = np.repeat(np.concatenate([p, next_to.view(np.float32)[None]]), len(filters), axis=0)
+    law = jax.jit(functools.partial(probs._filtered, truncated=truncated), compiler_options=QUICKLY)
+    return np.asarray(law(p, rows(*filters * (len(kinds) + 1))))
+
+
+def test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens():
+    found, expected = laws(True), laws(None)
+    np.testing.assert_array_equal(found > 0, expected > 0)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    kept = (expected > 0).sum(axis=1)
+    assert set(kept.tolist()) >= {1, 5, VOCAB}  # ties are kept together
+
+
+STEPS = "jax.lax.fori_loop(0, _BITS // _DIGIT"
+KEPT = "row_sum(jnp.where(p >= low, p, 0.0))"
+FAULTS = {
+    "one step too few": ("_largest", STEPS, f"{STEPS} - 1"),
+    "a digit never tried": ("_largest", "range(1, 2**_DIGIT)", "range(1, 7)"),
+    "ties at the threshold cut": ("apply", "p >= low", "p > low"),
+    "top-k forgotten": ("cuts", "top_k > 0", "top_k < 0"),
+    "top-p forgotten": ("cuts", "top_p < 1", "top_p > 1"),
+    "top-p of what top-k has cut off": ("cuts", "_largest(p, made", "_largest(p, ()"),
+    "min-p forgotten": ("cuts", "min_p > 0", "min_p > 1"),
+    "divided by what was cut off, too": ("_cut", KEPT, "row_sum(p)"),
+    "the likeliest token cut": ("_cut", "jnp.minimum(threshold, _best(p))", "threshold * 1.01"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_search_are_caught(fault):
+    with edited([Edit(truncation, *FAULTS[fault])]), pytest.raises(AssertionError):
+        test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens()
+
+
+APPLIED = "truncation.apply(found / total, cuts)"
+VERIFYING = {
+    "a law of another position": ("_ratio", "* width + accepted", "* width"),
+    "cuts forgotten in acceptance": ("_at_once", APPLIED, "(found / total)"),
+    "cuts forgotten in the bonus": (
+        "_at_once",
+        "truncation.apply(numbers.uncut, numbers.cuts)",
+        "numbers.uncut",
+    ),
+    "greedy rows drawn": ("_at_once", "temperature > 0", "temperature >= 0"),
+}
+
+
+@pytest.mark.parametrize("fault", VERIFYING)
+def test_faults_of_verifying_at_once_are_caught(fault):
+    with edited([Edit(verification, *VERIFYING[fault])]):
+        found = verified(batch(settings_for("full")), VARIANTS["full"], "ratio")
+    assert found != decided("full", "ratio")
+
+
+def program_text(parts: Parts, rule: str) -> str:
+    """A verification and a draw, compiled."""
+    logits, proposal, sampling, start, said = batch(settings_for("full"))
+
+    def run(logits, proposal, sampling, start, said):
+        one = verification.verify(
+            logits, proposal, sampling, start, said, tokens=TOKENS, rule=rule, parts=parts
+        )
+        two = drafting.draw(
+            logits[:, 0], sampling, start, jnp.int32(1), lambda: said,
+            tokens=TOKENS, support=SUPPORT, candidates=4, confident=True, parts=parts,
+        )  # fmt: skip
+        return one, two
+
+    jitted = jax.jit(run, compiler_options=QUICKLY)
+    return jitted.lower(logits, proposal, sampling, start, said).compile().as_text()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_only_the_program_that_decides_has_branches_and_loops_of_unknown_length(name):
+    text = program_text(VARIANTS[name], "ratio")
+    loops = [line for line in text.splitlines() if " while(" in line]
+    unknown = [line for line in loops if "known_trip_count" not in line]
+    assert (" conditional(" in text) == (name == "any")
+    assert bool(unknown) == (name == "any")
+
+
+EVERY = [named(("run", 1), variant) for variant in NEEDS]
+
+
+@pytest.mark.parametrize("bits", list(np.ndindex(2, 2, 2, 2)))
+def test_the_cheapest_variant_that_has_all_that_is_needed_is_taken(bits):
+    needed = Parts(*map(bool, bits))
+    *_, chosen = fitting(EVERY, ("run", 1), needed)
+    fit = [name for name in NEEDS if VARIANTS[name].has(needed)]
+    assert chosen == fit[0]
+    assert fitting([("run", 1)], ("run", 1), needed) == ("run", 1)
