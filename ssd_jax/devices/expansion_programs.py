@@ -236,7 +236,7 @@ class ExpansionPrograms:
             places = jnp.arange(self._k)
             moved = hit[:, None] & (places < length[:, None])
             positions = jnp.where(moved, promotion.position[:, None] + places, self.base.page_size)
-            pages = passes.promote(pages, scratch, winner, positions)
+            pages = passes.promote(self._model, pages, scratch, winner, positions)
             return pages, history, new
 
         return passes.spec(promote, self._structs, ("pages", "history"))

@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
-from ssd_jax.models.decoder import Branches, Pages
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
@@ -126,7 +125,11 @@ def step(
 
 
 def promote(
-    pages: AllPages, scratch: AllBranches, winner: jax.Array, positions: jax.Array
+    model: FunctionalModel,
+    pages: AllPages,
+    scratch: AllBranches,
+    winner: jax.Array,
+    positions: jax.Array,
 ) -> AllPages:
     """Copies the keys and values of one branch a row into its page.
 
@@ -138,31 +141,29 @@ def promote(
     rows = jnp.arange(winner.shape[0])
 
     def copy(array: jax.Array, branches: jax.Array, first: jax.Array | int) -> jax.Array:
-        own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, D]
-        return kv_pages.write(array, kv_pages.Contiguous(first), positions, own)
+        own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, 2 D]
+        table, windows = kv_pages.Contiguous(first), model.execution.window_writes
+        return kv_pages.write(array, table, positions, own, windows=windows)
 
     if isinstance(pages, list):
-        return [
-            (copy(layer[0], branches[0], 0), copy(layer[1], branches[1], 0))
-            for layer, branches in zip(pages, scratch, strict=True)
-        ]
-    assert isinstance(scratch, tuple)
+        return [copy(layer, own, 0) for layer, own in zip(pages, scratch, strict=True)]
+    assert not isinstance(scratch, list)
     count = winner.shape[0]  # scanned layers lie one after another
 
-    def body(carry: Pages, layer: tuple[jax.Array, Branches]) -> tuple[Pages, None]:
+    def body(pages: jax.Array, layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, branches = layer
-        k, v = (copy(a, b, index * count) for a, b in zip(carry, branches, strict=True))
-        return (k, v), None
+        return copy(pages, branches, index * count), None
 
-    layers = jnp.arange(scratch[0].shape[0])
-    return jax.lax.scan(body, pages, (layers, scratch))[0]
+    return jax.lax.scan(body, pages, (jnp.arange(scratch.shape[0]), scratch))[0]
 
 
 def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:
     """hidden [B, R, hidden] -> [B, R, outputs] float32, whole on every device: whoever draws from a
     row does so as on one device."""
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
-    if model.everywhere is not None:
+    if model.mesh is not None and model.everywhere is not None:
+        outputs = NamedSharding(model.mesh, PartitionSpec(None, model.rules.outputs))
+        flat = jax.lax.with_sharding_constraint(flat, outputs)  # else the head itself is gathered
         flat = jax.lax.with_sharding_constraint(flat, model.everywhere)
     return flat.reshape(*hidden.shape[:-1], -1)
 
@@ -250,7 +251,7 @@ class PagedPrograms:
             positions = jnp.where(real, offset + index, self.page_size)
             visible = jnp.where(real, positions + 1, 0)
             module = model.module(parameters)
-            table = jnp.reshape(slot, (1, 1))
+            table = kv_pages.Contiguous(slot)
             hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
             history = penalties.add_prompt(
                 history, slot, jnp.where(real, tokens, vocab)[0], offset == 0

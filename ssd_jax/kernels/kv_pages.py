@@ -1,5 +1,8 @@
-"""Keys or values: how pages of them are stored, written and read block by block; and those of
+"""Keys and values: how pages of them are stored, written and read block by block; and those of
 branches, which are not yet part of any page.
+
+A position's key and value lie side by side, in the first and the second half of the last axis,
+whose width is twice the head size.
 
 A page table says which pages hold a row's positions, in order: either an array, or
 `Contiguous(first)` when row b owns the single page first + b, which lets reads be slices instead of
@@ -12,7 +15,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32, Shaped
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 BLOCK = 128
 """Positions that attention reduces at a time. Fixed by absolute position, so that a query's result
@@ -26,8 +30,8 @@ class Contiguous(NamedTuple):
 
 
 PageTable = Int32[Array, "B P"] | Contiguous
-PageArray = Shaped[Array, "pages kv_heads page_size head_dim"]
-"""Keys or values in storage dtype; when layers are scanned, of one layer after the other."""
+PageArray = Shaped[Array, "pages kv_heads page_size width"]
+"""Keys and values in storage dtype; when layers are scanned, of one layer after the other."""
 
 
 def of_layer(page_table: PageTable, layer: Int32[Array, ""], pages_per_layer: int) -> PageTable:
@@ -49,7 +53,7 @@ def storage_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
 
 
 def encode(values: Shaped[Array, "*shape"], storage: jnp.dtype) -> Shaped[Array, "*shape"]:
-    """Casts keys or values of any float dtype to the pages' storage dtype."""
+    """Casts keys and values of any float dtype to the pages' storage dtype."""
     if storage == jnp.uint16 and values.dtype != storage:
         return jax.lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16)
     return values.astype(storage)
@@ -66,42 +70,107 @@ def write(
     pages: PageArray,
     page_table: PageTable,
     positions: Int32[Array, "B R"],
-    values: Shaped[Array, "B R kv_heads head_dim"],
+    values: Shaped[Array, "B R kv_heads width"],
+    *,
+    windows: bool = False,
 ) -> PageArray:
-    """Writes one key or value per token (in place when the caller donates the pages).
+    """Writes the key and value of each token (in place when the caller donates the pages).
 
     Args:
       positions: absolute; one outside [0, P * page_size) is not written.
       values: of any float dtype, or in storage dtype already.
+      windows: reads, changes and writes a window of R positions a row, since a scatter has XLA copy
+        all pages on accelerators. What a row writes must then be of one run: token r goes to
+        position s + r, or outside.
     """
+    values = encode(values, pages.dtype)
+    if windows:
+        return _write_windows(pages, page_table, positions, values)
     page_size = pages.shape[2]
     rows = jnp.arange(positions.shape[0])[:, None]
+    inside = _inside(pages, page_table, positions)
     if isinstance(page_table, Contiguous):
         page, offset = jnp.broadcast_to(page_table.first + rows, positions.shape), positions
-        inside = (positions >= 0) & (positions < page_size)
     else:
-        capacity = page_table.shape[1] * page_size
-        inside = (positions >= 0) & (positions < capacity)
         safe = jnp.where(inside, positions, 0)
         page, offset = page_table[rows, safe // page_size], safe % page_size
     page = jnp.where(inside, page, pages.shape[0])
-    return pages.at[page, :, offset].set(encode(values, pages.dtype), mode="drop")
+    return pages.at[page, :, offset].set(values, mode="drop")
+
+
+def _inside(
+    pages: PageArray, page_table: PageTable, positions: Int32[Array, "B R"]
+) -> Bool[Array, "B R"]:
+    count = 1 if isinstance(page_table, Contiguous) else page_table.shape[1]
+    return (positions >= 0) & (positions < count * pages.shape[2])
+
+
+def _write_windows(
+    pages: PageArray,
+    page_table: PageTable,
+    positions: Int32[Array, "B R"],
+    values: Shaped[Array, "B R kv_heads width"],
+) -> PageArray:
+    """Of a row, the window of the run in each page that it may reach.
+
+    A window is moved to where it is whole in its page. What of it is written follows from the
+    positions of the tokens that lie there.
+    """
+    batch, count = positions.shape
+    _, heads, page_size, width = pages.shape
+    window = min(count, page_size)
+    outside = jnp.iinfo(jnp.int32).min
+    inside = _inside(pages, page_table, positions)
+    run = jnp.where(inside, positions - jnp.arange(count), page_size * pages.shape[0])
+    start = jnp.min(run, axis=1)
+    around = (window, window)
+    wanted = jnp.pad(
+        jnp.where(inside, positions, outside), ((0, 0), around), constant_values=outside
+    )
+    tokens = jnp.pad(values.swapaxes(1, 2), ((0, 0), (0, 0), around, (0, 0)))
+
+    last = 0 if isinstance(page_table, Contiguous) else page_table.shape[1] - 1
+    pieces = 1 + min(last, (count + page_size - 2) // page_size)
+
+    def put(index: jax.Array, pages: PageArray) -> PageArray:
+        row = index // pieces
+        page = jnp.minimum(jnp.maximum(start[row], 0) // page_size + index % pieces, last)
+        if isinstance(page_table, Contiguous):
+            page_id = page_table.first + row
+        else:
+            page_id = page_table[row, page]
+        first = page * page_size
+        offset = jnp.clip(start[row] - first, 0, page_size - window)
+        token = first + offset - start[row] + window
+        there = jax.lax.dynamic_slice(wanted, (row, token), (1, window))[0]
+        written = there == first + offset + jnp.arange(window)
+        new = jax.lax.dynamic_slice(tokens, (row, 0, token, 0), (1, heads, window, width))
+        at = (page_id, 0, offset, 0)
+        old = jax.lax.dynamic_slice(pages, at, (1, heads, window, width))
+        return jax.lax.dynamic_update_slice(pages, jnp.where(written[:, None], new, old), at)
+
+    written = jax.lax.fori_loop(0, batch * pieces, put, pages)
+    return with_layout_constraint(written, Layout((0, 1, 2, 3)))
 
 
 def read_block(
-    pages: PageArray, page_table: PageTable, block: Int32[Array, ""], batch: int
-) -> Float[Array, "B kv_heads BLOCK head_dim"]:
-    """Positions [block * BLOCK, (block + 1) * BLOCK) of `batch` rows."""
-    start = block * BLOCK
-    _, heads, page_size, head_dim = pages.shape
+    pages: PageArray,
+    page_table: PageTable,
+    block: Int32[Array, ""] | int,
+    batch: int,
+    size: int = BLOCK,
+) -> Float[Array, "B kv_heads {size} width"]:
+    """Positions [block * size, (block + 1) * size) of `batch` rows; `size` divides a page."""
+    start = block * size
+    _, heads, page_size, width = pages.shape
     if isinstance(page_table, Contiguous):
         at = (page_table.first, 0, start, 0)
-        return decode(jax.lax.dynamic_slice(pages, at, (batch, heads, BLOCK, head_dim)))
+        return decode(jax.lax.dynamic_slice(pages, at, (batch, heads, size, width)))
     page = jax.lax.dynamic_index_in_dim(page_table, start // page_size, axis=1, keepdims=False)
 
     def one_row(page_id: jax.Array) -> jax.Array:
         at = (page_id, 0, start % page_size, 0)
-        return jax.lax.dynamic_slice(pages, at, (1, heads, BLOCK, head_dim))[0]
+        return jax.lax.dynamic_slice(pages, at, (1, heads, size, width))[0]
 
     return decode(jax.vmap(one_row)(page))
 
@@ -114,20 +183,30 @@ class Scratch(NamedTuple):
         0..depth; depth -1 sees none.
     """
 
-    k: Shaped[Array, "B kv_heads depths M head_dim"]
-    v: Shaped[Array, "B kv_heads depths M head_dim"]
+    kv: Shaped[Array, "B kv_heads depths M width"]
     ancestor: Int32[Array, "B R 2"]
 
     def write(
-        self, k: Float[Array, "B R kv_heads head_dim"], v: Float[Array, "B R kv_heads head_dim"]
+        self, values: Float[Array, "B R kv_heads width"], *, windows: bool = False
     ) -> Scratch:
-        """With each query's own key and value at its (branch, depth)."""
-        rows = jnp.arange(k.shape[0])[:, None]
+        """With each query's own key and value at its (branch, depth).
+
+        Args:
+          windows: rewrites all entries instead of a scatter.
+        """
+        values = encode(values, self.kv.dtype)
         branch, depth = self.ancestor[..., 0], self.ancestor[..., 1]
-        depth = jnp.where(depth < 0, self.k.shape[2], depth)
+        if windows:
+            return self._replace(kv=self._rewritten(values))
+        rows = jnp.arange(values.shape[0])[:, None]
+        depth = jnp.where(depth < 0, self.kv.shape[2], depth)
+        return self._replace(kv=self.kv.at[rows, :, depth, branch].set(values, mode="drop"))
 
-        def put(stored: jax.Array, values: jax.Array) -> jax.Array:
-            encoded = encode(values, stored.dtype)
-            return stored.at[rows, :, depth, branch].set(encoded, mode="drop")
-
-        return self._replace(k=put(self.k, k), v=put(self.v, v))
+    def _rewritten(self, values: Shaped[Array, "B R kv_heads width"]) -> jax.Array:
+        depths, branches = self.kv.shape[2:4]
+        entries = jnp.stack(jnp.meshgrid(jnp.arange(branches), jnp.arange(depths)), axis=-1)
+        own = jnp.all(self.ancestor[:, None, None] == entries[:, :, None], axis=-1)
+        query = jnp.argmax(own, axis=-1)  # [B, depths, M]
+        new = jax.vmap(lambda of_row, at: of_row[at])(values, query)
+        written = jnp.any(own, axis=-1)[:, None, :, :, None]
+        return jnp.where(written, jnp.moveaxis(new, 3, 1), self.kv)

@@ -28,16 +28,12 @@ from ssd_jax.models.rope import Rotation, rotation
 Stream = Float32[Array, "n H"]
 """Hidden states of tokens: the residual stream, or its norm."""
 
-Pages = tuple[PageArray, PageArray]
-"""One layer's key and value pages; with scanned layers those of all, layer by layer."""
-
-BranchArray = Shaped[Array, "*layers B kv_heads depths M head_dim"]
-Branches = tuple[BranchArray, BranchArray]
+BranchArray = Shaped[Array, "*layers B kv_heads depths M width"]
 """One layer's keys and values of branch tokens, as in `Scratch`, or those of all."""
 
-AllPages = list[Pages] | Pages
-AllBranches = list[Branches] | Branches
-"""One pair a layer, or that of all when scanned."""
+AllPages = list[PageArray] | PageArray
+AllBranches = list[BranchArray] | BranchArray
+"""One array a layer, or that of all when scanned."""
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 """From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32 and rotated, to
@@ -197,7 +193,7 @@ class CausalLM(nnx.Module):
             assert isinstance(pages, list)
             x, pages, branches = _unroll(layers, x, pages, branches, step)
         else:
-            assert isinstance(pages, tuple)
+            assert not isinstance(pages, list)
             x, pages, branches = _scan(layers, x, pages, branches, step)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
@@ -214,10 +210,10 @@ def _layer(
     graph: nnx.GraphDef[DecoderLayer],
     state: nnx.State,
     x: Stream,
-    pages: Pages,
-    branches: Branches | None,
+    pages: PageArray,
+    branches: BranchArray | None,
     step: Step,
-) -> tuple[Stream, tuple[Pages, Branches | None]]:
+) -> tuple[Stream, tuple[PageArray, BranchArray | None]]:
     """One layer, traced once for all layers; the compiler inlines it.
 
     Keys and values of its tokens go to the pages, and to the branches if there are.
@@ -226,23 +222,21 @@ def _layer(
     execution = layer.self_attn.execution
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-        written = (
-            kv_pages.write(pages[0], step.page_table, step.written, k),
-            kv_pages.write(pages[1], step.page_table, step.written, v),
-        )
+        kv, windows = jnp.concatenate([k, v], axis=-1), execution.window_writes
+        written = kv_pages.write(pages, step.page_table, step.written, kv, windows=windows)
         scratch = None
         if branches is not None:
             assert step.ancestor is not None
-            scratch = Scratch(*branches, step.ancestor).write(k, v)
+            scratch = Scratch(branches, step.ancestor).write(kv, windows=windows)
         attended = tree_attention(
             q.astype(execution.floating),
-            *written,
+            written,
             step.page_table,
             step.visible,
             scratch,
             backend=execution.attention,
         )
-        return attended, (written, None if scratch is None else (scratch.k, scratch.v))
+        return attended, (written, None if scratch is None else scratch.kv)
 
     return layer(x, step.rotation, attend)
 
@@ -250,10 +244,10 @@ def _layer(
 def _unroll(
     layers: Iterable[DecoderLayer],
     x: Stream,
-    pages: list[Pages],
-    branches: list[Branches] | None,
+    pages: list[PageArray],
+    branches: list[BranchArray] | None,
     step: Step,
-) -> tuple[Stream, list[Pages], list[Branches] | None]:
+) -> tuple[Stream, list[PageArray], list[BranchArray] | None]:
     written, grown = [], []
     of_layers = [None] * len(pages) if branches is None else branches
     for layer, own, branch in zip(layers, pages, of_layers, strict=True):
@@ -264,12 +258,12 @@ def _unroll(
 
 
 def _scan(
-    layers: DecoderLayer, x: Stream, pages: Pages, branches: Branches | None, step: Step
-) -> tuple[Stream, Pages, Branches | None]:
+    layers: DecoderLayer, x: Stream, pages: PageArray, branches: BranchArray | None, step: Step
+) -> tuple[Stream, PageArray, BranchArray | None]:
     """One compiled layer; the pages are carried, so that each layer updates them in place."""
     graph, state = nnx.split(layers)
     depth = jax.tree.leaves(state)[0].shape[0]
-    pages_per_layer = pages[0].shape[0] // depth
+    pages_per_layer = pages.shape[0] // depth
 
     def body(carry, layer):
         (x, pages), (state, index, own) = carry, layer

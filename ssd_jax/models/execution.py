@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.tree_attention.api import in_xla
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,8 @@ class Execution:
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
-      attention: backend of `tree_attention`, "xla" or "cpu" (compiled for the processor).
+      attention: backend of `tree_attention`, one of `tree_attention.api.BACKENDS`.
+      window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       variants: programs of the sampling law that there are, by names of `sampling/variants.py`.
       prefill_chunks: numbers of prompt tokens that one program takes, ascending; a chunk is padded
@@ -31,6 +33,7 @@ class Execution:
     min_rows: int = 1
     scan_layers: bool = False
     attention: str = "xla"
+    window_writes: bool = False
     linear: str = "xla"
     variants: tuple[str, ...] = ("any",)
     prefill_chunks: tuple[int, ...] = (32, 128)
@@ -43,7 +46,7 @@ class Execution:
 
     @classmethod
     def for_platform(
-        cls, platform: str, dtype: str, *, linear: str = "xla", attention: str = "xla"
+        cls, platform: str, dtype: str, *, linear: str = "xla", attention: str | None = None
     ) -> Execution:
         """Measured choices: unrolled layers are up to twice as fast on CPU, and prefill is fastest
         per token at 128; elsewhere a scan keeps compilation short. XLA's bfloat16 product of one or
@@ -55,7 +58,7 @@ class Execution:
         Args:
           platform: JAX's name of it.
           dtype: a floating type, int8, or "native" (see `Config.dtype`).
-          linear, attention: see above.
+          linear, attention: see above; None is XLA's.
         """
         compute = jnp.dtype("bfloat16" if dtype == "native" else dtype)
         cpu = platform == "cpu"
@@ -65,7 +68,8 @@ class Execution:
             pages=kv_pages.storage_dtype(_floating(compute), platform),
             min_rows=3 if padded else 1,
             scan_layers=not cpu,
-            attention=attention,
+            attention=attention or in_xla(platform),
+            window_writes=not cpu,
             linear=linear,
             variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),
             prefill_chunks=(32, 128) if cpu else (64, 512),

@@ -126,9 +126,9 @@ class FunctionalModel:
         """Structure of `AllPages`: `count` pages a layer, each of `page_size` positions."""
         c, e = self.config, self.execution
         per_array = count * c.num_layers if e.scan_layers else count
-        shape = (per_array, c.num_kv_heads, page_size, c.head_dim)
-        pair = (self._struct(shape, e.pages, PAGES_AXES),) * 2
-        return pair if e.scan_layers else [pair] * c.num_layers
+        shape = (per_array, c.num_kv_heads, page_size, 2 * c.head_dim)
+        struct = self._struct(shape, e.pages, PAGES_AXES)
+        return struct if e.scan_layers else [struct] * c.num_layers
 
     def new_pages(self, count: int, page_size: int) -> AllPages:
         """Zeroed pages laid out as `page_structs`."""
@@ -141,11 +141,11 @@ class FunctionalModel:
     def branch_structs(self, rows: int, depths: int, branches: int) -> Any:
         """Structure of `AllBranches`: room for `depths` tokens of each of the rows' branches."""
         c, e = self.config, self.execution
-        shape = (rows, c.num_kv_heads, depths, branches, c.head_dim)
+        shape = (rows, c.num_kv_heads, depths, branches, 2 * c.head_dim)
         axes = (None, "kv_heads", None, None, None)
         if e.scan_layers:
-            return (self._struct((c.num_layers, *shape), e.pages, axes),) * 2
-        return [(self._struct(shape, e.pages, axes),) * 2] * c.num_layers
+            return self._struct((c.num_layers, *shape), e.pages, axes)
+        return [self._struct(shape, e.pages, axes)] * c.num_layers
 
     def module(self, parameters: Parameters) -> CausalLM:
         """The module over these parameters; call it while tracing."""

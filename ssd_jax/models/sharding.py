@@ -12,7 +12,7 @@ MODEL_AXIS = "model"
 """Mesh axis of tensor parallelism."""
 
 PAGES_AXES = (None, "kv_heads", None, None)
-"""Logical axes of a page array [pages, kv_heads, page_size, head_dim]."""
+"""Logical axes of a page array [pages, kv_heads, page_size, 2 * head_dim]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

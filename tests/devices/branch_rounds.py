@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a draft held in one round; pages are [layers, 2, B, heads, positions, D].
+    """What a draft held in one round; pages are [layers, B, heads, positions, 2 D].
 
     Attributes:
       texts: by slot, prompt and committed tokens, the pending one last.
@@ -219,10 +219,6 @@ def copied(tree):
 
 
 def layered(draft: BranchDraft) -> np.ndarray:
-    """A draft's pages [layers, 2, B, heads, positions, D], copied."""
-    pages = draft._pages
-    if isinstance(pages, list):
-        return np.array([[np.asarray(k), np.asarray(v)] for k, v in pages])
-    stacked = np.array([np.asarray(array) for array in pages])
-    by_layer = stacked.reshape(2, -1, draft.slots, *stacked.shape[2:])
-    return by_layer.swapaxes(0, 1)
+    """A draft's pages [layers, B, heads, positions, 2 D], copied."""
+    stacked = np.array(draft._pages)
+    return stacked.reshape(-1, draft.slots, *stacked.shape[-3:])

@@ -20,7 +20,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import ALL, Outcome, Request, Rounds, Seen
 from tests.devices.plain_draft import Plain, Speculation
-from tests.models.golden import FLOAT32, parameters
+from tests.models.golden import FLOAT32, ON_ACCELERATORS, parameters
 from tests.sampling.rows import QUICKLY
 
 SLOTS, K, M, CONTEXT, SUPPORT = 3, 4, 7, 128, 12
@@ -122,12 +122,15 @@ def compiled(
     """A checkpoint's draft.
 
     Args:
+      scan: as on accelerators, where layers are scanned.
       fewer: smaller numbers of branches to have programs for, too.
       quickly: without the compiler's optimisations, which take longer than all rounds.
       drafted: fields of `Drafting`.
     """
     checkpoint = open_checkpoint(str(path))
-    execution = dataclasses.replace(FLOAT32, scan_layers=scan, prefill_chunks=(32,))
+    execution = dataclasses.replace(FLOAT32, prefill_chunks=(32,))
+    if scan:
+        execution = dataclasses.replace(execution, **ON_ACCELERATORS)
     model = FunctionalModel(checkpoint.config, execution)
     settings = {"k": K, "support": SUPPORT, "rule": "ratio", "branches": M, "saguaro_c": c}
     drafting = Drafting(**(settings | drafted))

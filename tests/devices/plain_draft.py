@@ -24,7 +24,7 @@ _ROWS, _LENGTH = 24, 144
 
 
 class Run(NamedTuple):
-    """A text's logits [T, ids] and its keys and values [layers, 2, heads, T, D]."""
+    """A text's logits [T, ids] and its keys and values [layers, heads, T, 2 D]."""
 
     logits: np.ndarray
     kv: np.ndarray
@@ -47,10 +47,10 @@ class Plain:
             for row, text in enumerate(part):
                 tokens[row, : len(text)] = text
             logits = self._run(tokens)
-            kv = np.array([[np.asarray(k), np.asarray(v)] for k, v in self._run.pages])
+            kv = np.array(self._run.pages)
             for row, text in enumerate(part):
                 size = len(text)
-                runs.append(Run(logits[row, :size, : tiny.TOKENS], kv[:, :, row, :, :size]))
+                runs.append(Run(logits[row, :size, : tiny.TOKENS], kv[:, row, :, :size]))
         return runs
 
 

@@ -98,7 +98,7 @@ PROMPTS = [list(b"first prompt"), list(b"the second one is a bit longer. " * 4),
 
 def cached(drafter, slot, count):
     """Keys and values of a slot's first positions, all layers."""
-    return [np.asarray(pages)[slot, :, :count] for layer in drafter._pages for pages in layer]
+    return [np.asarray(pages)[slot, :, :count] for pages in drafter._pages]
 
 
 def test_after_rounds_the_pages_are_those_of_a_plain_prefill_of_the_committed_text(loaded):

@@ -37,8 +37,8 @@ def test_pages_hold_the_text_and_the_record_as_after_a_plain_prefill(script):
         drawn = one.support is not None
         known = start + size if drawn else start
         for pages, count in ((seen.moved, known), (seen.grown, start + size + 1)):
-            ours = pages[:, :, one.index, :, :count]
-            np.testing.assert_allclose(ours, run.kv[:, :, :, :count], rtol=1e-3, atol=1e-5)
+            ours = pages[:, one.index, :, :count]
+            np.testing.assert_allclose(ours, run.kv[:, :, :count], rtol=1e-3, atol=1e-5)
 
 
 def test_the_host_knows_the_tokens_of_records_but_of_those_drafted_just_in_time(script):
@@ -60,7 +60,7 @@ def test_an_expansion_writes_to_the_pages_only_what_the_record_lacked(script):
     """The last proposed token, and those the draft did not make: all else keeps its bits."""
     _, rounds, _ = script
     for seen in rounds:
-        changed = (seen.moved != seen.grown).any(axis=(0, 1, 3, 5))
+        changed = (seen.moved != seen.grown).any(axis=(0, 2, 4))
         for slot in range(SLOTS):
             lacked = set()
             if slot in seen.texts:
@@ -73,7 +73,7 @@ def test_an_expansion_writes_to_the_pages_only_what_the_record_lacked(script):
 def test_a_promotion_writes_to_the_pages_only_the_record(script):
     _, rounds, _ = script
     for before, seen in itertools.pairwise(rounds):
-        changed = (before.grown != seen.moved).any(axis=(0, 1, 3, 5))
+        changed = (before.grown != seen.moved).any(axis=(0, 2, 4))
         for slot in range(SLOTS):
             source = seen.sources.get(slot)
             if source in ("hit", "draft"):
@@ -102,8 +102,8 @@ def of_slot(seen: Seen, slot: int) -> dict[str, Any]:
     """Everything that a draft holds of a slot, but for pages beyond its text."""
     end = len(seen.texts[slot]) + length(seen, slot)
     held: dict[str, Any] = {
-        "moved": seen.moved[:, :, slot, :, : end - 1],
-        "grown": seen.grown[:, :, slot, :, :end],
+        "moved": seen.moved[:, slot, :, : end - 1],
+        "grown": seen.grown[:, slot, :, :end],
     }
     rows = slice(slot * M, (slot + 1) * M)
     held["path"] = seen.expansion.path[rows]
@@ -169,7 +169,7 @@ def test_at_the_end_of_the_context_nothing_is_written_elsewhere(draft):
         before = rounds.seen[-1].grown
         seen = rounds.run({0: Outcome(ALL, rank=0), 1: how})
         start, size = len(seen.texts[1]) - 1, length(seen, 1)
-        changed = (before != seen.grown).any(axis=(0, 1, 3, 5))
+        changed = (before != seen.grown).any(axis=(0, 2, 4))
         assert set(np.flatnonzero(changed[1])) <= set(range(start, min(start + size + 1, CONTEXT)))
         begin = len(seen.texts[0]) - 1
         assert set(np.flatnonzero(changed[0])) <= set(range(begin, begin + length(seen, 0) + 1))

@@ -38,6 +38,10 @@ MUTANTS = {
         "cpu.cc", "Clamp(call.visible[row * call.tokens + Token(i)],",
         "Clamp(call.visible[row * call.tokens + Token(i)] + 1,", near_the_reference,
     ),
+    "keys and values exchanged": (
+        "cpu.cc", "TransposeKeys(chunks_, keys,", "TransposeKeys(chunks_, values,",
+        near_the_reference,
+    ),
     "depth off by one": (
         "cpu.cc", "Clamp(ancestor[1] + 1,", "Clamp(ancestor[1],", near_the_reference
     ),

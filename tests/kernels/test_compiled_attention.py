@@ -38,18 +38,14 @@ def attend(*arguments, backend="cpu"):
 def case(batch, rows, heads, kv_heads, head_dim, storage="bfloat16 bits", *, branches=False):
     """Arguments of a call; every row of the batch has two pages, queries see any part of them."""
     rng = np.random.default_rng(rows)
-    shape = (PAGES, kv_heads, 2 * BLOCK, head_dim)
     scratch = None
     if branches:
-        drafted = (batch, kv_heads, DEPTHS, BRANCHES, head_dim)
+        drafted = (batch, kv_heads, DEPTHS, BRANCHES, 2 * head_dim)
         own = rng.integers([0, -1], [BRANCHES, DEPTHS], (batch, rows, 2))
-        scratch = Scratch(
-            stored(drafted, 4, storage), stored(drafted, 5, storage), jnp.asarray(own, jnp.int32)
-        )
+        scratch = Scratch(stored(drafted, 4, storage), jnp.asarray(own, jnp.int32))
     return (
         normal((batch, rows, heads, head_dim), 1),
-        stored(shape, 2, storage),
-        stored(shape, 3, storage),
+        stored((PAGES, kv_heads, 2 * BLOCK, 2 * head_dim), 2, storage),
         jnp.asarray(rng.integers(0, PAGES, (batch, 2)), jnp.int32),
         jnp.asarray(rng.integers(0, 4 * BLOCK + 1, (batch, rows)), jnp.int32),
         scratch,
@@ -82,10 +78,10 @@ def test_bfloat16_queries_are_taken_as_they_are(sizes, branches):
 
 
 def test_scores_far_apart_leave_one_value_and_nothing_seen_leaves_zeros():
-    q, k, v, table, _, _ = case(1, 2, 1, 1, 64, "float32")
-    k = k.at[table[0, 0], 0, 77].set(1000 * q[0, 0, 0])
-    found = attend(q, k, v, table, jnp.asarray([[300, 0]]))
-    np.testing.assert_array_equal(found[0, 0, 0], v[table[0, 0], 0, 77])
+    q, kv, table, _, _ = case(1, 2, 1, 1, 64, "float32")
+    kv = kv.at[table[0, 0], 0, 77, :64].set(1000 * q[0, 0, 0])
+    found = attend(q, kv, table, jnp.asarray([[300, 0]]))
+    np.testing.assert_array_equal(found[0, 0, 0], kv[table[0, 0], 0, 77, 64:])
     np.testing.assert_array_equal(found[0, 1, 0], np.zeros(64))
 
 
@@ -93,47 +89,47 @@ def test_scores_far_apart_leave_one_value_and_nothing_seen_leaves_zeros():
 @pytest.mark.parametrize("storage", ["float32", "bfloat16 bits"])
 @QUERIES
 def test_a_querys_bits_do_not_depend_on_what_runs_beside_it(dtype, storage, branches):
-    q, k, v, table, visible, scratch = case(3, 40, 6, 2, 64, storage, branches=branches)
+    q, kv, table, visible, scratch = case(3, 40, 6, 2, 64, storage, branches=branches)
     q = q.astype(dtype)
-    whole = attend(q, k, v, table, visible, scratch)
+    whole = attend(q, kv, table, visible, scratch)
     for row, first, many in [(0, 0, 1), (1, 3, 2), (2, 17, 5), (2, 39, 1), (1, 8, 23)]:
         rows, queries = slice(row, row + 1), slice(first, first + many)
         own = None
         if scratch is not None:
-            own = Scratch(scratch.k[rows], scratch.v[rows], scratch.ancestor[rows, queries])
-        part = attend(q[rows, queries], k, v, table[rows], visible[rows, queries], own)
+            own = Scratch(scratch.kv[rows], scratch.ancestor[rows, queries])
+        part = attend(q[rows, queries], kv, table[rows], visible[rows, queries], own)
         np.testing.assert_array_equal(part, whole[rows, queries])
 
 
 @QUERIES
 def test_a_block_of_tokens_is_its_tokens_one_by_one(dtype):
     """As verification and plain decoding see them: each one position more than the one before."""
-    q, k, v, table, _, _ = case(1, 9, 9, 3, 64)
+    q, kv, table, _, _ = case(1, 9, 9, 3, 64)
     q = q.astype(dtype)
     for length in (1, 60, 96, 250):
         visible = length + jnp.arange(9)[None]
-        whole = attend(q, k, v, table, visible)
+        whole = attend(q, kv, table, visible)
         for token in range(9):
-            one = attend(q[:, token : token + 1], k, v, table, visible[:, token : token + 1])
+            one = attend(q[:, token : token + 1], kv, table, visible[:, token : token + 1])
             np.testing.assert_array_equal(one[:, 0], whole[:, token])
 
 
 def test_a_table_and_contiguous_pages_give_the_same_bits():
-    q, k, v, _, visible, _ = case(2, 3, 4, 2, 64)
+    q, kv, _, visible, _ = case(2, 3, 4, 2, 64)
     visible = visible // 2
-    table = attend(q, k, v, jnp.asarray([[2], [3]]), visible)
-    np.testing.assert_array_equal(attend(q, k, v, Contiguous(2), visible), table)
+    table = attend(q, kv, jnp.asarray([[2], [3]]), visible)
+    np.testing.assert_array_equal(attend(q, kv, Contiguous(2), visible), table)
 
 
 @QUERIES
 def test_what_a_query_does_not_see_may_be_nan(dtype):
     storage = "float32" if dtype == jnp.float32 else "bfloat16"
-    q, k, v, _, _, scratch = case(1, 6, 3, 1, 64, storage, branches=True)
+    q, kv, _, _, scratch = case(1, 6, 3, 1, 64, storage, branches=True)
     q = q.astype(dtype)
     visible = np.array([[0, 1, 63, 64, 130, 131]])
     ancestor = np.array([[[0, -1], [1, 0], [1, 1], [2, 2], [3, 0], [4, -1]]])
     scratch = scratch._replace(ancestor=jnp.asarray(ancestor))
-    clean = attend(q, k, v, Contiguous(), jnp.asarray(visible), scratch)
+    clean = attend(q, kv, Contiguous(), jnp.asarray(visible), scratch)
     assert np.isfinite(clean).all()
     for query, (branch, depth) in enumerate(ancestor[0]):
         seen = np.arange(2 * BLOCK) < visible[0, query]
@@ -141,27 +137,23 @@ def test_what_a_query_does_not_see_may_be_nan(dtype):
         drafted[: depth + 1, branch] = True
         dirty = attend(
             q,
-            jnp.where(seen[:, None], k, jnp.nan),
-            jnp.where(seen[:, None], v, jnp.nan),
+            jnp.where(seen[:, None], kv, jnp.nan),
             Contiguous(),
             jnp.asarray(visible),
-            Scratch(
-                jnp.where(drafted[..., None], scratch.k, jnp.nan),
-                jnp.where(drafted[..., None], scratch.v, jnp.nan),
-                scratch.ancestor,
-            ),
+            Scratch(jnp.where(drafted[..., None], scratch.kv, jnp.nan), scratch.ancestor),
         )
         np.testing.assert_array_equal(dirty[0, query], clean[0, query])
 
 
 def test_what_it_cannot_read_is_refused():
-    q, k, v, table, visible, scratch = case(1, 1, 2, 1, 8, branches=True)
-    wide = scratch._replace(k=scratch.k.astype(jnp.float32))
+    q, kv, table, visible, scratch = case(1, 1, 2, 1, 8, branches=True)
+    wide = scratch._replace(kv=scratch.kv.astype(jnp.float32))
     for arguments, why in [
-        ((q, k[:, :, :100], v[:, :, :100], table, visible), "page_size is no multiple of 64"),
-        ((q.astype(jnp.float16), k, v, table, visible), "q is neither float32 nor bfloat16"),
-        ((q, k.astype(jnp.float16), v, table, visible), "pages are neither float32 nor bfloat16"),
-        ((q, k, v, table, visible, wide), "branches are not stored as pages are"),
+        ((q, kv[:, :, :100], table, visible), "page_size is no multiple of 64"),
+        ((q, kv[..., :8], table, visible), "pages are not keys beside values of q's size"),
+        ((q.astype(jnp.float16), kv, table, visible), "q is neither float32 nor bfloat16"),
+        ((q, kv.astype(jnp.float16), table, visible), "pages are neither float32 nor bfloat16"),
+        ((q, kv, table, visible, wide), "branches are not stored as pages are"),
     ]:
         with pytest.raises(jax.errors.JaxRuntimeError, match=why):
             attend(*arguments)

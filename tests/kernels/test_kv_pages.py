@@ -8,25 +8,29 @@ import pytest
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
 
+WRITES = pytest.mark.parametrize("windows", [False, True], ids=["scatter", "windows"])
+
 
 def _values(batch, rows):
     return jnp.arange(batch * rows * 2 * 4, dtype=jnp.float32).reshape(batch, rows, 2, 4) + 1
 
 
 @pytest.mark.parametrize("table", [Contiguous(1), jnp.array([[1], [2]])])
-def test_tokens_outside_the_pages_are_not_written(table):
+@WRITES
+def test_tokens_outside_the_pages_are_not_written(table, windows):
     pages = jnp.zeros((3, 2, BLOCK, 4))
-    positions = jnp.array([[0, BLOCK - 1, BLOCK], [-1, 5, 10**6]])
-    written = kv_pages.write(pages, table, positions, _values(2, 3))
+    positions = jnp.array([[BLOCK - 2, BLOCK - 1, BLOCK], [-1, 5, 10**6]])
+    written = kv_pages.write(pages, table, positions, _values(2, 3), windows=windows)
     touched = np.argwhere(np.asarray(written).any(axis=(1, 3))).tolist()
-    assert touched == [[1, 0], [1, BLOCK - 1], [2, 5]]
+    assert touched == [[1, BLOCK - 2], [1, BLOCK - 1], [2, 5]]
     np.testing.assert_array_equal(written[2, :, 5], _values(2, 3)[1, 1])
 
 
-def test_a_write_may_cross_a_page_boundary():
+@WRITES
+def test_a_write_may_cross_a_page_boundary(windows):
     pages = jnp.zeros((4, 2, BLOCK, 4))
     written = kv_pages.write(
-        pages, jnp.array([[3, 1]]), jnp.array([[BLOCK - 1, BLOCK]]), _values(1, 2)
+        pages, jnp.array([[3, 1]]), jnp.array([[BLOCK - 1, BLOCK]]), _values(1, 2), windows=windows
     )
     np.testing.assert_array_equal(written[3, :, BLOCK - 1], _values(1, 2)[0, 0])
     np.testing.assert_array_equal(written[1, :, 0], _values(1, 2)[0, 1])

@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import Scratch
 
-ROWS, HEADS, DEPTHS, BRANCHES, SIZE = 2, 3, 4, 5, 8
+ROWS, HEADS, DEPTHS, BRANCHES, WIDTH = 2, 3, 4, 5, 8
 NOWHERE = -1
 ANCESTOR = [  # (branch, depth) of three queries a row
     [[0, 0], [4, 3], [2, NOWHERE]],
@@ -16,27 +16,27 @@ ANCESTOR = [  # (branch, depth) of three queries a row
 ]
 
 
+@pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("storage", [jnp.float32, jnp.bfloat16, jnp.uint16])
-def test_each_token_goes_to_its_branch_and_depth_and_the_trunks_tokens_nowhere(storage):
+def test_each_token_goes_to_its_branch_and_depth_and_the_trunks_tokens_nowhere(storage, windows):
     """All else keeps its bits, also where bfloat16 is stored as bits."""
     rng = np.random.default_rng(0)
-    shape = (ROWS, HEADS, DEPTHS, BRANCHES, SIZE)
+    shape = (ROWS, HEADS, DEPTHS, BRANCHES, WIDTH)
 
     def stored(values):
         return kv_pages.encode(jnp.asarray(values, jnp.float32), jnp.dtype(storage))
 
-    k, v = (stored(rng.normal(size=shape)) for _ in "kv")
-    before = Scratch(k, v, jnp.array(ANCESTOR))
-    new = [rng.normal(size=(ROWS, 3, HEADS, SIZE)).astype(np.float32) for _ in "kv"]
-    after = jax.jit(Scratch.write)(before, *map(jnp.asarray, new))
-    for old, found, values in zip(before[:2], after[:2], new, strict=True):
-        expected = np.array(old)
-        for row, query in np.ndindex(ROWS, 3):
-            branch, depth = ANCESTOR[row][query]
-            if depth != NOWHERE:
-                expected[row, :, depth, branch] = stored(values[row, query])
-        assert found.dtype == storage
-        np.testing.assert_array_equal(found, expected)
+    before = Scratch(stored(rng.normal(size=shape)), jnp.array(ANCESTOR))
+    new = rng.normal(size=(ROWS, 3, HEADS, WIDTH)).astype(np.float32)
+    write = jax.jit(Scratch.write, static_argnames="windows")
+    after = write(before, jnp.asarray(new), windows=windows)
+    expected = np.array(before.kv)
+    for row, query in np.ndindex(ROWS, 3):
+        branch, depth = ANCESTOR[row][query]
+        if depth != NOWHERE:
+            expected[row, :, depth, branch] = stored(new[row, query])
+    assert after.kv.dtype == storage
+    np.testing.assert_array_equal(after.kv, expected)
     np.testing.assert_array_equal(after.ancestor, before.ancestor)
 
 
@@ -47,7 +47,7 @@ def test_cpu_writes_in_bit_storage_stay_in_place():
     stored = jax.ShapeDtypeStruct(shape, jnp.uint16)
     ancestor = jax.ShapeDtypeStruct((4, 16, 2), jnp.int32)
     new = jax.ShapeDtypeStruct((4, 16, 8, 64), jnp.float32)
-    write = jax.jit(lambda *args: Scratch(*args[:3]).write(*args[3:]), donate_argnums=(0, 1))
-    memory = write.lower(stored, stored, ancestor, new, new).compile().memory_analysis()
+    write = jax.jit(lambda kv, own, new: Scratch(kv, own).write(new), donate_argnums=0)
+    memory = write.lower(stored, ancestor, new).compile().memory_analysis()
     assert memory is not None
     assert memory.temp_size_in_bytes < np.prod(shape)

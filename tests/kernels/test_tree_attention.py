@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch, encode, write
 from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention, why_missing
 
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
@@ -25,14 +24,15 @@ def _random(shape, seed):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def _pages(values, storage, page_size, table):
-    """Pages holding values [B, kv_heads, T, D] under a page table [B, P]; the rest is garbage."""
-    batch, heads, length, head_dim = values.shape
-    pages = jnp.asarray(_random((int(table.max()) + 1, heads, page_size, head_dim), 99) * 100)
-    pages = kv_pages.encode(pages, jnp.dtype(storage))
+def _pages(k, v, storage, page_size, table):
+    """Pages holding k and v [B, kv_heads, T, D] under a page table [B, P]; the rest is garbage."""
+    values = np.concatenate([k, v], axis=-1)
+    batch, heads, length, width = values.shape
+    pages = jnp.asarray(_random((int(table.max()) + 1, heads, page_size, width), 99) * 100)
+    pages = encode(pages, jnp.dtype(storage))
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
     values = jnp.asarray(values.transpose(0, 2, 1, 3))
-    return kv_pages.write(pages, jnp.asarray(table), positions, values)
+    return write(pages, jnp.asarray(table), positions, values)
 
 
 def _one_query(q, keys, values):
@@ -55,17 +55,16 @@ def test_each_query_sees_its_visible_prefix(backend, storage, contiguous):
         _random((batch, kv_heads, length, head_dim), 2),
     )
     if contiguous:
-        page_size, table = 3 * kv_pages.BLOCK, np.array([[1], [2], [3]])
+        page_size, table = 3 * BLOCK, np.array([[1], [2], [3]])
         page_table = Contiguous(1)
     else:
-        page_size, table = kv_pages.BLOCK, np.array([[4, 0, 7], [1, 2, 3], [8, 6, 5]])
+        page_size, table = BLOCK, np.array([[4, 0, 7], [1, 2, 3], [8, 6, 5]])
         page_table = jnp.asarray(table)
-    k_pages = _pages(k, STORAGE[storage], page_size, table)
-    v_pages = _pages(v, STORAGE[storage], page_size, table)
+    kv_pages = _pages(k, v, STORAGE[storage], page_size, table)
     q = _random((batch, rows, heads, head_dim), 3)
     visible = np.array([[1, 2, 3, 4], [300, 127, 128, 129], [0, 256, 257, 5]])
     got = jax.jit(tree_attention, static_argnames="backend")(
-        jnp.asarray(q), k_pages, v_pages, page_table, jnp.asarray(visible), backend=backend
+        jnp.asarray(q), kv_pages, page_table, jnp.asarray(visible), backend=backend
     )
     k, v = _rounded(k, storage), _rounded(v, storage)
     for b, r, h in np.ndindex(batch, rows, heads):
@@ -79,21 +78,18 @@ def test_each_query_sees_its_visible_prefix(backend, storage, contiguous):
 def test_a_branch_sees_the_trunk_up_to_its_fork_and_its_own_tokens_only(backend):
     kv_heads, head_dim, trunk, depths, branches = 1, 8, 5, 3, 4
     k, v = _random((1, kv_heads, trunk, head_dim), 1), _random((1, kv_heads, trunk, head_dim), 2)
-    table = np.array([[0]])
-    k_pages = _pages(k, jnp.float32, kv_pages.BLOCK, table)
-    v_pages = _pages(v, jnp.float32, kv_pages.BLOCK, table)
     shape = (1, kv_heads, depths, branches, head_dim)
     branch_k, branch_v = _random(shape, 3), _random(shape, 4)
+    drafted = jnp.asarray(np.concatenate([branch_k, branch_v], axis=-1))
     ancestor = np.array([[[0, 0], [2, 2], [3, -1], [1, 1]]])
     visible = np.array([[3, 5, 4, 0]])  # forks at different depths of one trunk
     q = _random((1, 4, 2, head_dim), 5)
     got = tree_attention(
         jnp.asarray(q),
-        k_pages,
-        v_pages,
+        _pages(k, v, jnp.float32, BLOCK, np.array([[0]])),
         Contiguous(),
         jnp.asarray(visible),
-        Scratch(jnp.asarray(branch_k), jnp.asarray(branch_v), jnp.asarray(ancestor)),
+        Scratch(drafted, jnp.asarray(ancestor)),
         backend=backend,
     )
     for r, h in np.ndindex(4, 2):
@@ -107,12 +103,11 @@ def test_a_branch_sees_the_trunk_up_to_its_fork_and_its_own_tokens_only(backend)
 def test_a_row_does_not_depend_on_how_long_its_neighbour_is(backend):
     table = np.array([[0], [1]])
     k, v = _random((2, 1, 500, 8), 1), _random((2, 1, 500, 8), 2)
-    k_pages = _pages(k, jnp.float32, 4 * kv_pages.BLOCK, table)
-    v_pages = _pages(v, jnp.float32, 4 * kv_pages.BLOCK, table)
+    kv_pages = _pages(k, v, jnp.float32, 4 * BLOCK, table)
     q = jnp.asarray(_random((2, 3, 2, 8), 3))
 
     def first_row(neighbour):
         visible = jnp.array([[40, 41, 42], [neighbour] * 3])
-        return tree_attention(q, k_pages, v_pages, Contiguous(), visible, backend=backend)[0]
+        return tree_attention(q, kv_pages, Contiguous(), visible, backend=backend)[0]
 
     np.testing.assert_array_equal(first_row(1), first_row(500))

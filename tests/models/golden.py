@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,11 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
 FLOAT32 = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32))
+ON_ACCELERATORS: dict[str, Any] = {
+    "scan_layers": True,
+    "window_writes": True,
+    "attention": "xla_static",
+}
 
 
 class Runner:

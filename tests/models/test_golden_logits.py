@@ -1,5 +1,6 @@
 """Every family against logits that `transformers` computed (tests/oracle/make_logits.py)."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from tests.models.golden import FLOAT32, Runner, our_logits, runner
+from tests.models.golden import FLOAT32, ON_ACCELERATORS, Runner, our_logits, runner
 
 GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/logits.npz"))
@@ -36,8 +37,8 @@ def test_logits_equal_the_oracle(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("changes", [{"scan_layers": True}, {"attention": "reference"}])
-def test_scanned_layers_and_reference_attention_give_the_same_logits(name, changes):
+@pytest.mark.parametrize("changes", [ON_ACCELERATORS, {"attention": "reference"}])
+def test_as_on_accelerators_and_with_reference_attention_logits_are_the_same(name, changes):
     tokens, expected = golden(name)
     got = runner(GOLDENS / name, slots=tokens.shape[0], **changes)(tokens)
     np.testing.assert_allclose(got, expected, atol=1e-4)
@@ -90,12 +91,12 @@ def test_bfloat16_on_cpu_is_close_and_pads_rows_without_effect():
     assert np.abs(got - expected[:, :12]).mean() < 0.03 * spread
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_a_sharded_model_gives_the_same_logits(scan_layers):
+@pytest.mark.parametrize("changes", [{}, ON_ACCELERATORS])
+def test_a_sharded_model_gives_the_same_logits(changes):
     tokens, expected = golden("llama3-scaled")
     checkpoint = open_checkpoint(str(GOLDENS / "llama3-scaled"))
     mesh = Mesh(np.array(jax.devices()[:2]), ("model",))
-    execution = Execution(compute=FLOAT32.compute, pages=FLOAT32.pages, scan_layers=scan_layers)
+    execution = dataclasses.replace(FLOAT32, **changes)
     model = FunctionalModel(checkpoint.config, execution, mesh=mesh)
     parameters = load_parameters(checkpoint.tensors, model, where="golden")
     spread = [p for p in parameters if len(p.sharding.device_set) == 2]

@@ -29,6 +29,7 @@ from ssd_jax.testing import tiny
 from ssd_jax.tuning.chooser import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests.llm.test_speculative import SAMPLED, outputs, requests
+from tests.models.golden import ON_ACCELERATORS
 from tests.sampling.edits import Edit, edited
 
 PATIENCE = 120.0  # no branches are late here, however busy the machine is
@@ -61,15 +62,15 @@ def many(root):
 
 @pytest.fixture(scope="module")
 def split(root):
-    """Four devices a role; heads, channels and vocabulary are cut in four. Layers are scanned, as
-    on accelerators."""
+    """Four devices a role; heads, channels and vocabulary are cut in four. All else is as on
+    accelerators."""
     usual = Execution.for_platform
 
-    def scanned(platform, compute, **choices):
-        return dataclasses.replace(usual(platform, compute, **choices), scan_layers=True)
+    def as_there(platform, compute, **choices):
+        return dataclasses.replace(usual(platform, compute, **choices), **ON_ACCELERATORS)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Execution, "for_platform", scanned)
+        patch.setattr(Execution, "for_platform", as_there)
         return opened(root, "llama", heads=4, slots=4, verify="coupled", draft_placement="submesh")
 
 

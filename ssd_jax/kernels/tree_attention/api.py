@@ -8,30 +8,39 @@ from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
 from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu
 from ssd_jax.kernels.tree_attention.reference import tree_attention_reference
-from ssd_jax.kernels.tree_attention.xla import tree_attention_xla
+from ssd_jax.kernels.tree_attention.xla import (
+    tree_attention_xla,
+    tree_attention_xla_static,
+)
 
 BACKENDS = {
     "reference": tree_attention_reference,
     "xla": tree_attention_xla,
+    "xla_static": tree_attention_xla_static,
     "cpu": tree_attention_cpu,
 }
 
 
+def in_xla(platform: str) -> str:
+    """The backend in plain XLA: where a loop of unknown length costs little, it stops at the
+    longest row."""
+    return "xla" if platform == "cpu" else "xla_static"
+
+
 def backend(platform: str, *, devices: int = 1) -> str:
-    """ "cpu", or "xla" on other platforms and where `handlers.why_missing` says why not.
+    """ "cpu", or XLA's on other platforms and where `handlers.why_missing` says why not.
 
     Args:
       platform: JAX's name of it.
       devices: that share the heads of a model.
     """
     compiled = platform == "cpu" and devices == 1 and why_missing() is None
-    return "cpu" if compiled else "xla"
+    return "cpu" if compiled else in_xla(platform)
 
 
 def tree_attention(
     q: Float[Array, "B R heads head_dim"],
-    k_pages: PageArray,
-    v_pages: PageArray,
+    kv_pages: PageArray,
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
@@ -47,4 +56,4 @@ def tree_attention(
 
     `backend` is one of `BACKENDS`.
     """
-    return BACKENDS[backend](q, k_pages, v_pages, page_table, visible, scratch)
+    return BACKENDS[backend](q, kv_pages, page_table, visible, scratch)

@@ -39,7 +39,7 @@ inline int64_t Clamp(int64_t value, int64_t most) {
 // The sizes and arrays of a call; see api.py.
 struct Call {
   int64_t rows, tokens, heads, kv_heads, size, pages, page_size, row_pages, depths, branches;
-  const void *q, *keys, *values, *branch_keys, *branch_values;
+  const void *q, *kv, *branch_kv;
   bool narrow;  // q has bits of bfloat16
   bool tiles;
   const int32_t *table, *visible, *ancestors;
@@ -48,6 +48,7 @@ struct Call {
   int64_t Group() const { return heads / kv_heads; }
   int64_t Queries() const { return tokens * Group(); }  // of a row and key/value head
   int64_t Capacity() const { return row_pages * page_size; }
+  int64_t Stride() const { return 2 * size; }  // from a key or value to the next position's
 
   void ReadQuery(int64_t index, float* to) const {
     if (!narrow) {
@@ -116,11 +117,11 @@ class Task {
     const int64_t page = call_.table[row_ * call_.row_pages + begin / call_.page_size];
     const int64_t at = (Clamp(page, call_.pages - 1) * call_.kv_heads + head_) * call_.page_size +
                        begin % call_.page_size;
-    const Number* keys = static_cast<const Number*>(call_.keys) + at * call_.size;
-    const Number* values = static_cast<const Number*>(call_.values) + at * call_.size;
+    const Number* keys = static_cast<const Number*>(call_.kv) + at * call_.Stride();
+    const Number* values = keys + call_.size;
     if constexpr (std::is_same_v<Number, uint16_t>)
       if (call_.tiles) return AddTiled(begin, keys, values);
-    TransposeKeys(chunks_, keys, std::min(most, kBlock), keys_);
+    TransposeKeys(chunks_, keys, call_.Stride(), std::min(most, kBlock), keys_);
     for (int64_t i = 0; i < many_; i += kTogether) {
       const int64_t many = std::min<int64_t>(kTogether, many_ - i);
       if (many == kTogether)
@@ -147,11 +148,12 @@ class Task {
     Scores<kMany>(q, width_, keys_, *std::max_element(seen, seen + kMany), weights);
     for (int r = 0; r < kMany; ++r)
       if (seen[r] > 0) Weigh(weights + r * kBlock, seen[r], state_[i + r], sums + r * width_, width_);
-    AddValues<Number, kMany>(chunks_, weights, values, call_.size, least, sums);
+    AddValues<Number, kMany>(chunks_, weights, values, call_.Stride(), least, sums);
     for (int r = 0; r < kMany; ++r)
       if (seen[r] > least)
-        AddValues<Number, 1>(chunks_, weights + r * kBlock + least, values + least * call_.size,
-                             call_.size, seen[r] - least, sums + r * width_);
+        AddValues<Number, 1>(chunks_, weights + r * kBlock + least,
+                             values + least * call_.Stride(), call_.Stride(), seen[r] - least,
+                             sums + r * width_);
   }
 
   int64_t Pairs() const { return width_ / kPairs; }  // tiles of 16 queries
@@ -175,7 +177,7 @@ class Task {
       int64_t seen[kTileRows];
       for (int64_t r = 0; r < many; ++r) seen[r] = Clamp(seen_[i + r] - begin, kBlock);
       alignas(64) float weights[kTileRows * kBlock];
-      TileScores(tiled_q_ + i / kTileRows * Pairs(), call_.size, keys,
+      TileScores(tiled_q_ + i / kTileRows * Pairs(), call_.size, keys, call_.Stride(),
                  *std::max_element(seen, seen + many), many, scale_, weights);
       float* sums = sums_ + i * width_;
       for (int64_t r = 0; r < many; ++r) {
@@ -195,7 +197,7 @@ class Task {
   // Makes the tiles of the first positions of a part of a block, if they are not there.
   void Pair(int64_t part, int64_t positions, const uint16_t* values, int64_t* paired) {
     if (paired[part] == positions) return;
-    PairValues(values + part * kPairs * call_.size, call_.size, positions,
+    PairValues(values + part * kPairs * call_.Stride(), call_.size, call_.Stride(), positions,
                tiled_values_ + part * 2 * Pairs());
     paired[part] = positions;
   }
@@ -223,12 +225,13 @@ class Task {
   // Merges what query i sees of its branch.
   void AddBranch(int64_t i) {
     const int32_t* ancestor = call_.ancestors + 2 * (row_ * call_.tokens + Token(i));
-    const int64_t branch = ancestor[0], stride = call_.branches * call_.size;
+    const int64_t branch = ancestor[0], stride = call_.branches * call_.Stride();
     if (branch < 0 || branch >= call_.branches) return;
     const int64_t seen = Clamp(ancestor[1] + 1, call_.depths);
-    const int64_t at = (row_ * call_.kv_heads + head_) * call_.depths * stride + branch * call_.size;
-    const Number* keys = static_cast<const Number*>(call_.branch_keys) + at;
-    const Number* values = static_cast<const Number*>(call_.branch_values) + at;
+    const int64_t at =
+        (row_ * call_.kv_heads + head_) * call_.depths * stride + branch * call_.Stride();
+    const Number* keys = static_cast<const Number*>(call_.branch_kv) + at;
+    const Number* values = keys + call_.size;
     alignas(64) float weights[kBlock] = {};
     for (int64_t begin = 0; begin < seen; begin += kBlock) {
       const int64_t many = std::min(kBlock, seen - begin);
@@ -287,38 +290,35 @@ bool IsBits(ffi::DataType type) { return type == ffi::U16 || type == ffi::BF16; 
 
 ffi::Error Refused(const char* why) { return ffi::Error::InvalidArgument(why); }
 
-// `branches`: none, or keys, values and ancestors.
-ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer keys,
-                  ffi::AnyBuffer values, ffi::Buffer<ffi::S32> table,
+// `branches`: none, or keys beside values, and ancestors.
+ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv,
+                  ffi::Buffer<ffi::S32> table,
                   ffi::Buffer<ffi::S32> visible, ffi::RemainingArgs branches,
                   ffi::ResultBuffer<ffi::F32> out) {
-  const auto queries = q.dimensions(), pages = keys.dimensions();
-  const bool bits = IsBits(keys.element_type()), narrow = IsBits(q.element_type());
-  if ((!bits && keys.element_type() != ffi::F32) || values.element_type() != keys.element_type())
+  const auto queries = q.dimensions(), pages = kv.dimensions();
+  const bool bits = IsBits(kv.element_type()), narrow = IsBits(q.element_type());
+  if (!bits && kv.element_type() != ffi::F32)
     return Refused("pages are neither float32 nor bfloat16");
   if (!narrow && q.element_type() != ffi::F32) return Refused("q is neither float32 nor bfloat16");
   if (pages[2] % kBlock != 0) return Refused("page_size is no multiple of 64");
+  if (pages[3] != 2 * queries[3]) return Refused("pages are not keys beside values of q's size");
   Call call = {queries[0], queries[1], queries[2], pages[1], queries[3], pages[0], pages[2],
                table.dimensions()[1]};
   call.q = q.untyped_data();
   call.narrow = narrow;
-  call.keys = keys.untyped_data();
-  call.values = values.untyped_data();
+  call.kv = kv.untyped_data();
   call.table = table.typed_data();
   call.visible = visible.typed_data();
   call.out = out->typed_data();
-  if (branches.size() == 3) {
-    const auto branch_keys = branches.get<ffi::AnyBuffer>(0);
-    const auto branch_values = branches.get<ffi::AnyBuffer>(1);
-    const auto ancestors = branches.get<ffi::Buffer<ffi::S32>>(2);
+  if (branches.size() == 2) {
+    const auto branch_kv = branches.get<ffi::AnyBuffer>(0);
+    const auto ancestors = branches.get<ffi::Buffer<ffi::S32>>(1);
     if (ancestors.has_error()) return ancestors.error();
-    if (branch_keys->element_type() != keys.element_type() ||
-        branch_values->element_type() != keys.element_type())
+    if (branch_kv->element_type() != kv.element_type() || branch_kv->dimensions()[4] != pages[3])
       return Refused("branches are not stored as pages are");
-    call.depths = branch_keys->dimensions()[2];
-    call.branches = branch_keys->dimensions()[3];
-    call.branch_keys = branch_keys->untyped_data();
-    call.branch_values = branch_values->untyped_data();
+    call.depths = branch_kv->dimensions()[2];
+    call.branches = branch_kv->dimensions()[3];
+    call.branch_kv = branch_kv->untyped_data();
     call.ancestors = ancestors->typed_data();
   }
   call.tiles = kHasTiles && bits && narrow && call.size % kPairs == 0 && TilesAllowed();
@@ -334,7 +334,6 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer keys,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_tree_attention, Attend,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

@@ -12,8 +12,7 @@ from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch
 
 def tree_attention_cpu(
     q: Float[Array, "B R heads head_dim"],
-    k_pages: PageArray,
-    v_pages: PageArray,
+    kv_pages: PageArray,
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
@@ -26,11 +25,11 @@ def tree_attention_cpu(
 
     Args:
       q: float32 or bfloat16.
-      k_pages, v_pages: float32, bfloat16 or, as uint16, its bits.
+      kv_pages: float32, bfloat16 or, as uint16, its bits.
     """
     batch = len(q)
     if isinstance(page_table, Contiguous):
         page_table = page_table.first + jnp.arange(batch, dtype=jnp.int32)[:, None]
-    branches = () if scratch is None else (scratch.k, scratch.v, scratch.ancestor)
+    branches = () if scratch is None else (scratch.kv, scratch.ancestor)
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))
-    return call(q, k_pages, v_pages, page_table, visible, *branches)
+    return call(q, kv_pages, page_table, visible, *branches)

@@ -6,31 +6,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch, decode
 
 
 def tree_attention_reference(
     q: Float[Array, "B R heads head_dim"],
-    k_pages: PageArray,
-    v_pages: PageArray,
+    kv_pages: PageArray,
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Float32 throughout."""
     batch, _, heads, head_dim = q.shape
-    if isinstance(page_table, kv_pages.Contiguous):
+    if isinstance(page_table, Contiguous):
         page_table = page_table.first + jnp.arange(batch)[:, None]
-    k, v = _rows(k_pages, page_table), _rows(v_pages, page_table)
-    mask = jnp.arange(k.shape[2])[None, None] < visible[:, :, None]
+    kv = _rows(kv_pages, page_table)
+    mask = jnp.arange(kv.shape[2])[None, None] < visible[:, :, None]
     if scratch is not None:
-        branch_k, branch_v, branch_mask = _branches(scratch)
-        k = jnp.concatenate([k, branch_k], axis=2)
-        v = jnp.concatenate([v, branch_v], axis=2)
+        branch_kv, branch_mask = _branches(scratch)
+        kv = jnp.concatenate([kv, branch_kv], axis=2)
         mask = jnp.concatenate([mask, branch_mask], axis=2)
-    group = heads // k.shape[1]
-    k, v = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
+    k, v = jnp.split(jnp.repeat(kv, heads // kv.shape[1], axis=1), 2, axis=-1)
     scores = jnp.einsum("brhd,bhtd->bhrt", q.astype(jnp.float32), k) * head_dim**-0.5
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
     weights = jnp.where(mask[:, None], weights, 0.0)
@@ -39,25 +35,22 @@ def tree_attention_reference(
 
 def _rows(
     pages: PageArray, page_table: Int32[Array, "B P"]
-) -> Float32[Array, "B kv_heads P*page_size head_dim"]:
-    gathered = kv_pages.decode(pages)[page_table].astype(jnp.float32)
-    batch, count, heads, size, head_dim = gathered.shape
-    return gathered.transpose(0, 2, 1, 3, 4).reshape(batch, heads, count * size, head_dim)
+) -> Float32[Array, "B kv_heads P*page_size width"]:
+    gathered = decode(pages)[page_table].astype(jnp.float32)
+    batch, count, heads, size, width = gathered.shape
+    return gathered.transpose(0, 2, 1, 3, 4).reshape(batch, heads, count * size, width)
 
 
 def _branches(
     scratch: Scratch,
 ) -> tuple[
-    Float32[Array, "B kv_heads depths*M head_dim"],
-    Float32[Array, "B kv_heads depths*M head_dim"],
+    Float32[Array, "B kv_heads depths*M width"],
     Bool[Array, "B R depths*M"],
 ]:
-    batch, heads, depths, branches, head_dim = scratch.k.shape
+    batch, heads, depths, branches, width = scratch.kv.shape
     entries = depths * branches
     branch, depth = scratch.ancestor[..., 0:1], scratch.ancestor[..., 1:2]
     entry = jnp.arange(entries)
     mask = (entry % branches == branch) & (entry // branches <= depth)
-    shape = (batch, heads, entries, head_dim)
-    k = kv_pages.decode(scratch.k).astype(jnp.float32).reshape(shape)
-    v = kv_pages.decode(scratch.v).astype(jnp.float32).reshape(shape)
-    return k, v, mask
+    kv = decode(scratch.kv).astype(jnp.float32).reshape(batch, heads, entries, width)
+    return kv, mask

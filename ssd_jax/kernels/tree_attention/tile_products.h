@@ -26,11 +26,11 @@ struct alignas(64) SplitWeights {
 
 #if defined(SSD_JAX_TILES)
 
-// Products of 16 queries with a block's keys, [query][kBlock], times `scale`; those of positions
-// and queries that nobody asks for may be missing. `q`: for each 32 numbers, the transpose of the
-// queries' words.
-inline void TileScores(const Tile* q, int64_t size, const uint16_t* keys, int64_t positions,
-                       int64_t queries, float scale, float* scores) {
+// Products of 16 queries with a block's keys, `key_stride` numbers apart, as [query][kBlock], times
+// `scale`; those of positions and queries that nobody asks for may be missing. `q`: for each 32
+// numbers, the transpose of the queries' words.
+inline void TileScores(const Tile* q, int64_t size, const uint16_t* keys, int64_t key_stride,
+                       int64_t positions, int64_t queries, float scale, float* scores) {
   Tile products[kBlock / kTileRows];
   _tile_zero(0);
   _tile_zero(1);
@@ -38,7 +38,7 @@ inline void TileScores(const Tile* q, int64_t size, const uint16_t* keys, int64_
   _tile_zero(3);
   for (int64_t first = 0; first < size; first += kPairs, ++q) {
     const auto* from = reinterpret_cast<const char*>(keys + first);
-    const int64_t stride = 2 * size, rows = kTileRows * stride;
+    const int64_t stride = 2 * key_stride, rows = kTileRows * stride;
     _tile_loadd(4, q, 64);
     _tile_loadd(5, from, stride);
     _tile_dpbf16ps(0, 5, 4);
@@ -72,14 +72,16 @@ inline void Split(const float* weights, int64_t query, SplitWeights& to) {
   }
 }
 
-// Values of 32 positions, of which the first `seen` are not taken for zeros, as tiles of 16 numbers
-// each, in packed order (vector_products.h): a tile's word has the numbers of two positions.
-inline void PairValues(const uint16_t* values, int64_t size, int64_t seen, Tile* out) {
+// Values of 32 positions, `stride` numbers apart, of which the first `seen` are not taken for zeros,
+// as tiles of 16 numbers each, in packed order (vector_products.h): a tile's word has the numbers of
+// two positions.
+inline void PairValues(const uint16_t* values, int64_t size, int64_t stride, int64_t seen,
+                       Tile* out) {
   for (int64_t chunk = 0; chunk < size / kPairs; ++chunk) {
     for (int64_t i = 0; i < kTileRows; ++i) {
-      const uint16_t* from = values + 2 * i * size + chunk * kPairs;
+      const uint16_t* from = values + 2 * i * stride + chunk * kPairs;
       const Words first = 2 * i < seen ? Load<Words>(from) : Words{};
-      const Words second = 2 * i + 1 < seen ? Load<Words>(from + size) : Words{};
+      const Words second = 2 * i + 1 < seen ? Load<Words>(from + stride) : Words{};
       out[2 * chunk].rows[i] = (first & 0xffffu) | second << 16;
       out[2 * chunk + 1].rows[i] = first >> 16 | (second & 0xffff0000u);
     }
@@ -112,9 +114,10 @@ inline void AddPaired(const SplitWeights& weights, int64_t begin, int64_t end, c
 
 #else
 
-inline void TileScores(const Tile*, int64_t, const uint16_t*, int64_t, int64_t, float, float*) {}
+inline void TileScores(const Tile*, int64_t, const uint16_t*, int64_t, int64_t, int64_t, float,
+                       float*) {}
 inline void Split(const float*, int64_t, SplitWeights&) {}
-inline void PairValues(const uint16_t*, int64_t, int64_t, Tile*) {}
+inline void PairValues(const uint16_t*, int64_t, int64_t, int64_t, Tile*) {}
 inline void AddPaired(const SplitWeights&, int64_t, int64_t, const Tile*, int64_t, const float*,
                       float*) {}
 

@@ -69,15 +69,15 @@ struct Chunks {
   }
 };
 
-// Keys of `positions`, rounded up to vectors, as [width, kBlock].
+// Keys of `positions`, rounded up to vectors, as [width, kBlock]; they lie `stride` apart.
 template <typename Number>
-void TransposeKeys(const Chunks<Number>& chunks, const Number* keys, int64_t positions,
-                   float* out) {
+void TransposeKeys(const Chunks<Number>& chunks, const Number* keys, int64_t stride,
+                   int64_t positions, float* out) {
   for (int64_t first = 0; first < positions; first += kLanes) {
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
       Words words[kLanes];
       for (int64_t i = 0; i < kLanes; ++i)
-        words[i] = chunks.Read(keys + (first + i) * chunks.size, chunk);
+        words[i] = chunks.Read(keys + (first + i) * stride, chunk);
       Transpose(words);
       for (int part = 0; part < chunks.kParts; ++part)
         for (int64_t i = 0; i < kLanes; ++i)

@@ -1,27 +1,38 @@
 """`tree_attention` in plain XLA: one pass over the trunk in fixed blocks, merged with the branches.
 
 All queries of a row share each block of keys, whatever branch they belong to. The running
-(maximum, total, weighted sum) of the softmax is rescaled block by block; blocks beyond every
-query's `visible` are never read, and a block in which a query sees nothing leaves its state
-unchanged to the bit. So a query's result does not depend on its neighbours' lengths, nor, totals
-being taken by `row_sum`, on how many queries run together.
+(maximum, total, weighted sum) of the softmax is rescaled block by block, and a block in which a
+query sees nothing leaves its state unchanged to the bit. So a query's result does not depend on its
+neighbours' lengths, nor, totals being taken by `row_sum`, on how many queries run together.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.kv_pages import (
+    BLOCK,
+    Contiguous,
+    PageArray,
+    PageTable,
+    Scratch,
+    decode,
+    read_block,
+)
 from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import row_sum
 
+STATIC_BLOCK = 4 * BLOCK
+"""Positions that `tree_attention_xla_static` reduces at a time, in pages that they divide."""
+
 _LOWEST = -1e30
+_LANES = 128
 
 
 class _Softmax(NamedTuple):
@@ -29,20 +40,62 @@ class _Softmax(NamedTuple):
 
     maximum: Float32[Array, "B kv_heads Q"]
     total: Float32[Array, "B kv_heads Q 1"]
-    output: Float32[Array, "B kv_heads Q head_dim"]  # not normalised
+    output: Float32[Array, "B kv_heads Q _"]  # not normalised
 
 
 def tree_attention_xla(
     q: Float[Array, "B R heads head_dim"],
-    k_pages: PageArray,
-    v_pages: PageArray,
+    kv_pages: PageArray,
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32."""
+    """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
+
+    Blocks beyond every query's `visible` are never read.
+    """
+    blocks = (jnp.max(visible) + BLOCK - 1) // BLOCK
+    return _attend(q, kv_pages, page_table, visible, scratch, blocks, BLOCK, whole=False)
+
+
+def tree_attention_xla_static(
+    q: Float[Array, "B R heads head_dim"],
+    kv_pages: PageArray,
+    page_table: PageTable,
+    visible: Int32[Array, "B R"],
+    scratch: Scratch | None = None,
+) -> Float32[Array, "B R heads head_dim"]:
+    """As `tree_attention_xla`, but every block of the rows' pages is read, seen or not: a device
+    that waits for the host at a loop of unknown length never does.
+
+    Where a key is no whole number of a TPU's lanes, products are of key and value together, with
+    zeros in the query for the value: cutting lanes apart would copy every block.
+    """
+    pages = 1 if isinstance(page_table, Contiguous) else page_table.shape[1]
+    size = math.gcd(kv_pages.shape[2], STATIC_BLOCK)
+    blocks = pages * kv_pages.shape[2] // size
+    whole = q.shape[-1] % _LANES != 0
+    return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, whole=whole)
+
+
+def _attend(
+    q: Float[Array, "B R heads head_dim"],
+    kv_pages: PageArray,
+    page_table: PageTable,
+    visible: Int32[Array, "B R"],
+    scratch: Scratch | None,
+    blocks: Int32[Array, ""] | int,
+    size: int,
+    *,
+    whole: bool,
+) -> Float32[Array, "B R heads head_dim"]:
+    """Over the first `blocks` blocks of `size` positions.
+
+    Args:
+      whole: leaves keys beside values in products.
+    """
     batch, rows, heads, head_dim = q.shape
-    kv_heads = k_pages.shape[1]
+    kv_heads = kv_pages.shape[1]
     group = heads // kv_heads
     # Query heads of one key/value head become rows of one product: [B, kv_heads, R * group, D].
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
@@ -50,20 +103,21 @@ def tree_attention_xla(
     seen = jnp.repeat(visible, group, axis=1)
     if rows * group == 1:  # a product of one row rounds in its own way
         grouped, seen = jnp.repeat(grouped, 2, axis=2), jnp.repeat(seen, 2, axis=1)
+    if whole:
+        grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, 0), (0, head_dim)))
+    scale = head_dim**-0.5
 
-    def add_block(block: jax.Array, state: _Softmax) -> _Softmax:
-        k = kv_pages.read_block(k_pages, page_table, block, batch)
-        v = kv_pages.read_block(v_pages, page_table, block, batch)
-        position = block * kv_pages.BLOCK + jnp.arange(kv_pages.BLOCK)
-        return _accumulate(state, grouped, k, v, position < seen[:, :, None])
+    def add_block(block: jax.Array | int, state: _Softmax) -> _Softmax:
+        kv = read_block(kv_pages, page_table, block, batch, size)
+        mask = block * size + jnp.arange(size) < seen[:, :, None]
+        return _accumulate(state, grouped, kv, mask, scale)
 
     shape = grouped.shape[:-1]
     state = _Softmax(jnp.full(shape, _LOWEST), jnp.zeros((*shape, 1)), jnp.zeros(grouped.shape))
-    blocks = (jnp.max(visible) + kv_pages.BLOCK - 1) // kv_pages.BLOCK
     state = jax.lax.fori_loop(0, blocks, add_block, state)
     if scratch is not None:
-        state = _add_branches(state, grouped, scratch, group)
-    output = state.output / jnp.where(state.total == 0, 1.0, state.total)
+        state = _add_branches(state, grouped, scratch, group, scale)
+    output = state.output[..., -head_dim:] / jnp.where(state.total == 0, 1.0, state.total)
     output = output[:, :, : rows * group]
     output = output.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, rows, heads, head_dim)
@@ -71,15 +125,15 @@ def tree_attention_xla(
 
 def _accumulate(
     state: _Softmax,
-    q: Float[Array, "B kv_heads Q head_dim"],
-    k: Float[Array, "B kv_heads T head_dim"],
-    v: Float[Array, "B kv_heads T head_dim"],
+    q: Float[Array, "B kv_heads Q _"],
+    kv: Float[Array, "B kv_heads T width"],
     mask: Bool[Array, "B _ T"],
+    scale: float,
 ) -> _Softmax:
-    """Adds keys under a mask to the running softmax."""
-    scale = q.shape[-1] ** -0.5
+    """Adds keys under a mask to the running softmax; `q` is as wide as a key, or as both."""
+    k, v = kv[..., : q.shape[-1]], kv[..., -q.shape[-1] :]
     product = functools.partial(
-        jnp.einsum, precision=precision(k), preferred_element_type=jnp.float32
+        jnp.einsum, precision=precision(kv), preferred_element_type=jnp.float32
     )
     scores = product("bhqd,bhtd->bhqt", q.astype(k.dtype), k)
     mask = mask[:, None]
@@ -94,14 +148,16 @@ def _accumulate(
 
 
 def _add_branches(
-    state: _Softmax, q: Float[Array, "B kv_heads Q head_dim"], scratch: Scratch, group: int
+    state: _Softmax,
+    q: Float[Array, "B kv_heads Q _"],
+    scratch: Scratch,
+    group: int,
+    scale: float,
 ) -> _Softmax:
-    batch, heads, depths, branches, head_dim = scratch.k.shape
+    batch, heads, depths, branches, width = scratch.kv.shape
     entry = jnp.arange(depths * branches)
     ancestor = jnp.repeat(scratch.ancestor, group, axis=1)
     own_branch = entry % branches == ancestor[..., 0:1]
     mask = own_branch & (entry // branches <= ancestor[..., 1:2])
-    shape = (batch, heads, depths * branches, head_dim)
-    k = kv_pages.decode(scratch.k).reshape(shape)
-    v = kv_pages.decode(scratch.v).reshape(shape)
-    return _accumulate(state, q, k, v, mask)
+    kv = decode(scratch.kv).reshape(batch, heads, depths * branches, width)
+    return _accumulate(state, q, kv, mask, scale)
