@@ -7,7 +7,6 @@ and exact.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -102,9 +101,7 @@ def draw(
 
     def sampled() -> Draw:
         if support == logits.shape[1]:
-            q = map_rows(
-                functools.partial(sampled_probs, truncated=parts.truncated), allowed, sampling
-            )
+            q = map_rows(lambda x, own: sampled_probs(x, own, parts.truncated), allowed, sampling)
             ids = jnp.broadcast_to(every_id(outputs, support), q.shape)
         else:
             q, ids = likeliest_probs(allowed, support, sampling, parts.truncated)

@@ -70,6 +70,7 @@ class Forwards:
             logits, pages = self.programs["forward", now](
                 self.parameters, pages, pending, tokens, lengths
             )
-            rows.append(np.asarray(logits[slot, : len(part)]))
+            first_row = slot * (now + 1)
+            rows.append(np.asarray(logits[first_row : first_row + len(part)]))
             begin += len(part)
         return np.concatenate(rows)

@@ -92,8 +92,8 @@ class OneBit(Programs):
 
         def perturbed(*arguments):
             logits, pages = program(*arguments)
-            next_to_it = np.nextafter(np.asarray(logits)[0, 0, 5], np.float32(np.inf))
-            return logits.at[0, 0, 5].set(next_to_it), pages
+            next_to_it = np.nextafter(np.asarray(logits)[0, 5], np.float32(np.inf))
+            return logits.at[0, 5].set(next_to_it), pages
 
         return perturbed if name == ("forward", 0) else program
 
