@@ -1,6 +1,7 @@
 """Writing keys and values to pages on TPUs, in place.
 
-A scatter of XLA's would have it lay out the pages anew, twice, for a kernel of Pallas that reads them.
+Beside a kernel of Pallas that reads them, a scatter of XLA's copies all pages into another layout
+and back.
 """
 
 from __future__ import annotations
@@ -15,33 +16,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32, Shaped
 
+from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import Contiguous, PageTable
 
 _WINDOWS_BYTES = 8 << 20
 _TOKENS = 128
 
 
-def beside(
-    k: Float[Array, "*rest head_dim"],
-    v: Float[Array, "*rest head_dim"],
-    lanes: int,
-    dtype: jnp.dtype,
-) -> Float[Array, "*rest {lanes}"]:
-    """Each key and value as pages have them: in half of the lanes each, padded with zeros."""
-    padding = [(0, 0)] * (k.ndim - 1) + [(0, lanes // 2 - k.shape[-1])]
-    return jnp.concatenate([jnp.pad(x.astype(dtype), padding) for x in (k, v)], axis=-1)
-
-
 def write_tpu(
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page_table: PageTable,
     positions: Int32[Array, "B R"],
-    k: Float[Array, "B R kv_heads head_dim"],
-    v: Float[Array, "B R kv_heads head_dim"],
+    values: Float[Array, "B R kv_heads lanes"],
     *,
+    shards: HeadShards | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "pages kv_heads page_size lanes"]:
-    """Writes one key and value per token; in place when the caller donates the pages.
+    """Writes the key and value of each token; in place when the caller donates the pages.
 
     A window of 16 positions (8 of float32) is read, changed and written back, once for all tokens
     that fall into it and follow each other within some 128.
@@ -49,20 +40,35 @@ def write_tpu(
     Args:
       kv_pages: see `tree_attention_pallas_tpu`.
       page_table: rows that write have no page in common.
+      shards: where several devices have the heads.
       positions: absolute, in any order; one outside [0, P * page_size), or on a page that there is
         not, is not written. Of two that are the same the later token is.
     """
-    batch, rows = positions.shape
-    pages, heads, page_size, lanes = kv_pages.shape
+    page, offset = _places(kv_pages, page_table, positions)
+    put = functools.partial(_put, interpret=interpret)
+    if shards is not None:
+        put = shards.map(put, (1, None, None, 2), result=1)
+    return put(kv_pages, page, offset, values)
+
+
+def _put(
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page: Int32[Array, "B R"],
+    offset: Int32[Array, "B R"],
+    values: Float[Array, "B R kv_heads lanes"],
+    *,
+    interpret: bool | pltpu.InterpretParams,
+) -> Shaped[Array, "pages kv_heads page_size lanes"]:
+    """Calls the kernel for the heads that one device has."""
+    batch, rows, heads, lanes = values.shape
     itemsize = kv_pages.dtype.itemsize
     tile = 32 // itemsize
     fitting = _WINDOWS_BYTES // (heads * tile * lanes * itemsize) // 8 * 8
     tokens = min(max(fitting, 8), _TOKENS, pl.cdiv(batch * rows, 8) * 8)
     padding = -(batch * rows) % tokens
-    page, offset = _places(pages, page_size, page_table, positions)
-    new = beside(k, v, lanes, kv_pages.dtype).astype(jnp.float32)  # rows of which can be addressed
-    new = new.reshape(batch * rows, heads, lanes).transpose(1, 0, 2)
-    new = jnp.pad(new, ((0, 0), (0, padding), (0, 0)))
+    # Of float32, rows can be addressed one by one.
+    new = values.astype(kv_pages.dtype).astype(jnp.float32).reshape(-1, heads, lanes)
+    new = jnp.pad(new.swapaxes(0, 1), ((0, 0), (0, padding), (0, 0)))
     return pl.pallas_call(
         functools.partial(_kernel, rows=rows),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -93,11 +99,14 @@ def write_tpu(
 
 
 def _places(
-    pages: int, page_size: int, page_table: PageTable, positions: Int32[Array, "B R"]
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: PageTable,
+    positions: Int32[Array, "B R"],
 ) -> tuple[Int32[Array, "B R"], Int32[Array, "B R"]]:
     """Page, or -1, and offset within it of each token."""
     if isinstance(page_table, Contiguous):
         page_table = page_table.first + jnp.arange(len(positions), dtype=jnp.int32)[:, None]
+    pages, _, page_size, _ = kv_pages.shape
     inside = (positions >= 0) & (positions < page_table.shape[1] * page_size)
     safe = jnp.where(inside, positions, 0)
     page = jnp.take_along_axis(page_table, safe // page_size, axis=1)

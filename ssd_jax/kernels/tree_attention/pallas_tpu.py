@@ -9,12 +9,14 @@ import functools
 import math
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
+from ssd_jax.kernels.head_shards import HeadShards
+from ssd_jax.kernels.kv_pages import Contiguous, PageTable
 from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
 
 LANES = 128
@@ -34,8 +36,9 @@ def lanes(head_dim: int) -> int:
     return pl.cdiv(2 * head_dim, LANES) * LANES
 
 
-def why_not(head_dim: int, kv_pages: Shaped[Array, "pages kv_heads page_size lanes"]) -> str | None:
-    """None where the kernel can read such pages; else why it cannot, in one line."""
+def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
+    """None where the kernel can read such pages [pages, kv_heads, page_size, lanes]; else why it
+    cannot, in one line."""
     page_size, wide = kv_pages.shape[2:]
     if wide % LANES or wide < 2 * head_dim:
         return f"{wide} lanes for head_dim = {head_dim}: it needs {lanes(head_dim)}"
@@ -50,13 +53,14 @@ def why_not(head_dim: int, kv_pages: Shaped[Array, "pages kv_heads page_size lan
 def tree_attention_pallas_tpu(
     q: Float[Array, "B R heads head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
-    page_table: Int32[Array, "B P"],
+    page_table: PageTable,
     visible: Int32[Array, "B R"],
     branches: Shaped[Array, "B kv_heads depths M lanes"] | None = None,
     ancestor: Int32[Array, "B R 2"] | None = None,
     *,
     soft_cap: float | None = None,
     window: int | None = None,
+    shards: HeadShards | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
@@ -71,29 +75,53 @@ def tree_attention_pallas_tpu(
       branches: laid out likewise; finite, also what no query sees.
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
       window: a query sees only the last `window` of the tokens that it would see.
+      shards: where several devices have the heads.
       interpret: runs the kernel on a processor, as an interpreter.
 
     Raises:
       ValueError: shapes that do not fit, or that the kernel does not have.
     """
+    if isinstance(page_table, Contiguous):
+        page_table = page_table.first + jnp.arange(len(q), dtype=jnp.int32)[:, None]
     _check(q, kv_pages, page_table, visible, branches, ancestor)
-    batch, rows, heads, head_dim = q.shape
-    kv_heads = kv_pages.shape[1]
-    group = heads // kv_heads
-    tiles = _tiles(q, kv_pages, page_table)
     limits = _limits(visible, ancestor, window)
     valid = _valid(limits, kv_pages, page_table, branches)
     if not isinstance(valid, jax.core.Tracer) and not valid.all():
         raise ValueError(_out_of_range(kv_pages, page_table, branches))
+    attend = functools.partial(_attend, soft_cap=soft_cap, window=window, interpret=interpret)
+    if shards is not None:
+        attend = shards.map(attend, (2, 1, None, None, 1), result=2)
+    page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
+    limits = jnp.minimum(limits, page_table.shape[1] * kv_pages.shape[2])
+    attended = attend(q, kv_pages, page_table, limits, branches)
+    return jnp.where(valid[:, :, None, None], attended, jnp.nan)
+
+
+def _attend(
+    q: Float[Array, "B R heads head_dim"],
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: Int32[Array, "B P"],
+    limits: Int32[Array, "B R 4"],
+    branches: Shaped[Array, "B kv_heads depths M lanes"] | None,
+    *,
+    soft_cap: float | None,
+    window: int | None,
+    interpret: bool | pltpu.InterpretParams,
+) -> Float32[Array, "B R heads head_dim"]:
+    """Calls the kernel for the heads that one device has."""
+    batch, rows, heads, head_dim = q.shape
+    kv_heads = kv_pages.shape[1]
+    group = heads // kv_heads
+    tiles = _tiles(q, kv_pages, page_table)
     half = kv_pages.shape[3] // 2
     wide = half if half % LANES == 0 else 2 * half  # of a query and its result
-    padding = tiles.count * tiles.rows - rows * group
+    padding = tiles.per_row * tiles.rows - rows * group
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim).astype(kv_pages.dtype)
     grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, padding), (0, wide - head_dim)))
     of_rows = jnp.repeat(limits, group, axis=1)
     of_rows = jnp.pad(of_rows, ((0, 0), (0, padding), (0, 0)), constant_values=-1)
-    first, length = _ranges(of_rows.reshape(batch * tiles.count, tiles.rows, 4))
+    first, length = _ranges(of_rows.reshape(batch * tiles.per_row, tiles.rows, 4))
     operands = [grouped, of_rows]
     q_block = pl.BlockSpec((1, tiles.heads, tiles.rows, wide), lambda h, b, t, *_: (b, h, t, 0))
     specs = [q_block, pl.BlockSpec((1, tiles.rows, 4), lambda h, b, t, *_: (b, t, 0))]
@@ -107,12 +135,10 @@ def tree_attention_pallas_tpu(
     sums = pltpu.VMEM((tiles.heads, tiles.rows, 1), jnp.float32)
     count = 0 if branches is None else branches.shape[3]
     attended = pl.pallas_call(
-        functools.partial(
-            kernel, tiles=tiles, options=Options(head_dim, count, soft_cap, window)
-        ),
+        functools.partial(kernel, tiles=tiles, options=Options(head_dim, count, soft_cap, window)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(kv_heads // tiles.heads, batch, tiles.count),
+            grid=(kv_heads // tiles.heads, batch, tiles.per_row),
             in_specs=[*specs, pl.BlockSpec(memory_space=pltpu.HBM)],
             out_specs=q_block,
             scratch_shapes=[
@@ -129,11 +155,10 @@ def tree_attention_pallas_tpu(
         ),
         interpret=interpret,
         name="tree_attention",
-    )(jnp.clip(page_table, 0, len(kv_pages) - 1), first, length, *operands, kv_pages)
+    )(page_table, first, length, *operands, kv_pages)
     attended = attended[:, :, : rows * group, wide - half : wide - half + head_dim]
     attended = attended.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
-    attended = attended.reshape(batch, rows, heads, head_dim)
-    return jnp.where(valid[:, :, None, None], attended, jnp.nan)
+    return attended.reshape(batch, rows, heads, head_dim)
 
 
 def _limits(
@@ -178,9 +203,7 @@ def _valid(
     return valid
 
 
-def _out_of_range(
-    kv_pages: jax.Array, page_table: jax.Array, branches: jax.Array | None
-) -> str:
+def _out_of_range(kv_pages: jax.Array, page_table: jax.Array, branches: jax.Array | None) -> str:
     pages, _, page_size, _ = kv_pages.shape
     limits = f"page_table has pages 0 to {pages - 1}"
     limits += f", visible is up to {page_table.shape[1] * page_size}"
@@ -196,7 +219,7 @@ def _tiles(
     page_table: Int32[Array, "B P"],
 ) -> Tiles:
     """As many key/value heads a step as fit, then as many queries, then as many positions."""
-    _, rows, heads, head_dim = q.shape
+    rows, heads = q.shape[1:3]
     _, kv_heads, page_size, wide = kv_pages.shape
     itemsize = kv_pages.dtype.itemsize
     queries = rows * heads // kv_heads
@@ -204,15 +227,15 @@ def _tiles(
     of_head = 2 * wide * (itemsize + 4) + 2 * LANES * 4
     fits = [h for h in range(1, kv_heads + 1) if kv_heads % h == 0]
     fits = [h for h in fits if h == 1 or h * of_head * queries <= _QUERY_BYTES]
-    count = pl.cdiv(of_head * max(fits) * queries, _QUERY_BYTES)
-    tile = pl.cdiv(queries, count)
+    per_row = pl.cdiv(of_head * max(fits) * queries, _QUERY_BYTES)
+    tile = pl.cdiv(queries, per_row)
     part = min(tile, _PART)
     room = _SLOT_BYTES // (max(fits) * wide * itemsize)
     capacity = page_table.shape[1] * page_size
     block = max(b for b in (128, 256, 512) if b == 128 or (b <= room and b <= capacity))
     return Tiles(
         heads=max(fits),
-        count=count,
+        per_row=per_row,
         rows=pl.cdiv(tile, part) * part,
         part=part,
         block=block,

@@ -26,7 +26,7 @@ class Tiles(NamedTuple):
 
     Attributes:
       heads: key/value heads a step.
-      count: tiles that the queries of a sequence are cut into.
+      per_row: tiles that the queries of a sequence are cut into.
       rows: query rows a tile; `part` of them a product.
       block: positions a product; a power of two.
       copy: positions of the largest copy; divides `block` and a page.
@@ -34,7 +34,7 @@ class Tiles(NamedTuple):
     """
 
     heads: int
-    count: int
+    per_row: int
     rows: int
     part: int
     block: int
@@ -94,7 +94,7 @@ def kernel(
     *of_branches, pages, output, slots, maximum, total, turn, copied = rest
     group = pl.ds(pl.program_id(0) * tiles.heads, tiles.heads)
     copies = functools.partial(_copies, table, first, length, pages, slots, copied, tiles, group)
-    step = pl.program_id(1) * tiles.count + pl.program_id(2)
+    step = pl.program_id(1) * tiles.per_row + pl.program_id(2)
     begin, end = lax.div(first[step], tiles.block), pl.cdiv(length[step], tiles.block)
     state = Softmax(maximum, total, output)
     maximum[...] = jnp.full_like(maximum, _LOWEST)
@@ -198,7 +198,7 @@ def _copies(
     def make(act: Any) -> None:
         def one(offset: jax.Array, size: int) -> None:
             page_size = pages.shape[2]
-            page = table[lax.div(step, tiles.count), lax.div(at + offset, page_size)]
+            page = table[lax.div(step, tiles.per_row), lax.div(at + offset, page_size)]
             within = pl.multiple_of(lax.rem(at + offset, page_size), size)
             act(
                 pltpu.make_async_copy(
