@@ -92,7 +92,6 @@ def tree_attention_pallas_tpu(
     if shards is not None:
         attend = shards.map(attend, (2, 1, None, None, 1), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
-    limits = jnp.minimum(limits, page_table.shape[1] * kv_pages.shape[2])
     attended = attend(q, kv_pages, page_table, limits, branches)
     return jnp.where(valid[:, :, None, None], attended, jnp.nan)
 
@@ -121,7 +120,8 @@ def _attend(
     grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, padding), (0, wide - head_dim)))
     of_rows = jnp.repeat(limits, group, axis=1)
     of_rows = jnp.pad(of_rows, ((0, 0), (0, padding), (0, 0)), constant_values=-1)
-    first, length = _ranges(of_rows.reshape(batch * tiles.per_row, tiles.rows, 4))
+    capacity = page_table.shape[1] * kv_pages.shape[2]
+    first, length = _ranges(of_rows.reshape(batch * tiles.per_row, tiles.rows, 4), capacity)
     operands = [grouped, of_rows]
     q_block = pl.BlockSpec((1, tiles.heads, tiles.rows, wide), lambda h, b, t, *_: (b, h, t, 0))
     specs = [q_block, pl.BlockSpec((1, tiles.rows, 4), lambda h, b, t, *_: (b, t, 0))]
@@ -175,12 +175,13 @@ def _limits(
 
 
 def _ranges(
-    limits: Int32[Array, "steps rows 4"],
+    limits: Int32[Array, "steps rows 4"], capacity: int
 ) -> tuple[Int32[Array, "steps_and_1"], Int32[Array, "steps_and_1"]]:
     """Positions [first, length) that some query of each step sees, and nothing after the last."""
     lower, visible = limits[..., 0], limits[..., 1]
-    length = jnp.max(visible, axis=1, initial=0)
-    first = jnp.min(jnp.where(lower < visible, lower, length[:, None]), axis=1)
+    length = jnp.clip(jnp.max(visible, axis=1), 0, capacity)
+    first = jnp.min(jnp.where(lower < visible, lower, capacity), axis=1)
+    first = jnp.minimum(first, length)
     return jnp.pad(first, (0, 1)), jnp.pad(length, (0, 1))
 
 
