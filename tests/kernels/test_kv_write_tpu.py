@@ -78,7 +78,7 @@ def test_a_chunk_of_a_prompt_takes_several_steps():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(
     positions=st.integers(1, 20).flatmap(
         lambda rows: st.lists(
