@@ -1,0 +1,191 @@
+"""Writing keys and values to pages on TPUs, in place.
+
+Beside a kernel of Pallas that reads them, a scatter of XLA's copies all pages into another layout
+and back.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int32, Shaped
+
+from ssd_jax.kernels.head_shards import HeadShards
+from ssd_jax.kernels.kv_pages import Contiguous, PageTable
+
+_WINDOWS_BYTES = 8 << 20
+_TOKENS = 128
+
+
+def write_tpu(
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: PageTable,
+    positions: Int32[Array, "B R"],
+    values: Float[Array, "B R kv_heads lanes"],
+    *,
+    shards: HeadShards | None = None,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Shaped[Array, "pages kv_heads page_size lanes"]:
+    """Writes the key and value of each token; in place when the caller donates the pages.
+
+    A window of 16 positions (8 of float32) is read, changed and written back, once for all tokens
+    that fall into it and follow each other within some 128.
+
+    Args:
+      kv_pages: see `tree_attention_pallas_tpu`.
+      page_table: rows that write have no page in common.
+      shards: where several devices have the heads.
+      positions: absolute, in any order; one outside [0, P * page_size), or on a page that there is
+        not, is not written. Of two that are the same the later token is.
+    """
+    page, offset = _places(kv_pages, page_table, positions)
+    put = functools.partial(_put, interpret=interpret)
+    if shards is not None:
+        put = shards.map(put, (1, None, None, 2), result=1)
+    return put(kv_pages, page, offset, values)
+
+
+def _put(
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page: Int32[Array, "B R"],
+    offset: Int32[Array, "B R"],
+    values: Float[Array, "B R kv_heads lanes"],
+    *,
+    interpret: bool | pltpu.InterpretParams,
+) -> Shaped[Array, "pages kv_heads page_size lanes"]:
+    """Calls the kernel for the heads that one device has."""
+    batch, rows, heads, lanes = values.shape
+    itemsize = kv_pages.dtype.itemsize
+    tile = 32 // itemsize
+    fitting = _WINDOWS_BYTES // (heads * tile * lanes * itemsize) // 8 * 8
+    tokens = min(max(fitting, 8), _TOKENS, pl.cdiv(batch * rows, 8) * 8)
+    padding = -(batch * rows) % tokens
+    # Of float32, rows can be addressed one by one.
+    new = values.astype(kv_pages.dtype).astype(jnp.float32).reshape(-1, heads, lanes)
+    new = jnp.pad(new.swapaxes(0, 1), ((0, 0), (0, padding), (0, 0)))
+    return pl.pallas_call(
+        functools.partial(_kernel, rows=rows),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=((batch * rows + padding) // tokens,),
+            in_specs=[
+                pl.BlockSpec((heads, tokens, lanes), lambda step, *_: (0, step, 0)),
+                pl.BlockSpec(memory_space=pltpu.HBM),
+            ],
+            out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+            scratch_shapes=[
+                pltpu.VMEM((tokens, heads, tile, lanes), kv_pages.dtype),
+                *[pltpu.SMEM((tokens,), jnp.int32)] * 3,
+                *[pltpu.SemaphoreType.DMA] * 2,
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        input_output_aliases={3: 0},  # scalars count
+        interpret=interpret,
+        name="kv_write",
+    )(
+        jnp.pad(page.reshape(-1), (0, padding), constant_values=-1),
+        jnp.pad(offset.reshape(-1), (0, padding)),
+        new,
+        kv_pages,
+    )
+
+
+def _places(
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: PageTable,
+    positions: Int32[Array, "B R"],
+) -> tuple[Int32[Array, "B R"], Int32[Array, "B R"]]:
+    """Page, or -1, and offset within it of each token."""
+    if isinstance(page_table, Contiguous):
+        page_table = page_table.first + jnp.arange(len(positions), dtype=jnp.int32)[:, None]
+    pages, _, page_size, _ = kv_pages.shape
+    inside = (positions >= 0) & (positions < page_table.shape[1] * page_size)
+    safe = jnp.where(inside, positions, 0)
+    page = jnp.take_along_axis(page_table, safe // page_size, axis=1)
+    return jnp.where(inside & (page >= 0) & (page < pages), page, -1), safe % page_size
+
+
+def _kernel(
+    page: Any,
+    offset: Any,
+    new: Any,
+    _: Any,
+    pages: Any,
+    windows: Any,
+    page_of: Any,
+    offset_of: Any,
+    window_of: Any,
+    read: Any,
+    written: Any,
+    *,
+    rows: int,
+) -> None:
+    """Writes the tokens of one step of the grid.
+
+    Args:
+      page, offset: [tokens of all steps] int32, where each goes; a page of -1 is nowhere.
+      new: [heads, tokens, lanes] float32.
+      windows: [tokens, heads, tile, lanes], those that are changed.
+      page_of, offset_of: [tokens], where each window lies.
+      window_of: [tokens], which one a token changes, or -1.
+      rows: tokens of a sequence.
+    """
+    tokens, tile = new.shape[1], windows.shape[2]
+    start = pl.program_id(0) * tokens
+
+    def place(window: Any) -> Any:
+        at = pl.ds(pl.multiple_of(offset_of[window], tile), tile)
+        return pages.at[page_of[window], :, at]
+
+    def reading(window: Any) -> Any:
+        return pltpu.make_async_copy(place(window), windows.at[window], read)
+
+    def writing(window: Any) -> Any:
+        return pltpu.make_async_copy(windows.at[window], place(window), written)
+
+    def find(token: jax.Array, known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        count, first = known  # windows so far, and the first of this sequence
+        first = jnp.where(lax.rem(start + token, rows) == 0, count, first)
+        to = page[start + token]
+        at = lax.div(offset[start + token], tile) * tile
+
+        def compare(window: jax.Array, found: jax.Array) -> jax.Array:
+            same = (page_of[window] == to) & (offset_of[window] == at)
+            return jnp.where(same, window, found)
+
+        window = lax.fori_loop(first, count, compare, count)
+        window_of[token] = jnp.where(to < 0, -1, window)
+        fresh = (to >= 0) & (window == count)
+
+        @pl.when(fresh)
+        def _():
+            page_of[count] = to
+            offset_of[count] = at
+            reading(count).start()
+
+        return count + fresh.astype(jnp.int32), first
+
+    def put(token: jax.Array, _: None) -> None:
+        window = window_of[token]
+
+        @pl.when(window >= 0)
+        def _():
+            position = lax.broadcasted_iota(jnp.int32, windows.shape[1:], 1)
+            its = position == lax.rem(offset[start + token], tile)
+            row = new[:, pl.ds(token, 1)].astype(windows.dtype)
+            windows[window] = jnp.where(its, row, windows[window])
+
+    zero = jnp.int32(0)
+    count, _ = lax.fori_loop(0, tokens, find, (zero, zero))
+    lax.fori_loop(0, count, lambda window, _: reading(window).wait(), None)
+    lax.fori_loop(0, tokens, put, None)
+    lax.fori_loop(0, count, lambda window, _: writing(window).start(), None)
+    lax.fori_loop(0, count, lambda window, _: writing(window).wait(), None)

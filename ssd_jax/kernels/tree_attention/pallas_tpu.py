@@ -1,0 +1,283 @@
+"""`tree_attention` on TPUs: what surrounds the Pallas kernel of `pallas_tpu_kernel.py`.
+
+Here queries are laid out by key/value head, sizes of tiles are chosen, and arguments are checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
+
+from ssd_jax.kernels.head_shards import HeadShards
+from ssd_jax.kernels.kv_pages import Contiguous, PageTable
+from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
+
+LANES = 128
+POSITIONS = 16
+"""Pages have a multiple of these: the least that a copy of bfloat16 moves."""
+DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
+
+_TABLE_BYTES = 512 << 10  # of scalar memory
+_SLOT_BYTES = 2 << 20  # of one block of positions; two are in memory
+_QUERY_BYTES = 8 << 20  # of queries, results and states of the softmax
+_PART = 256
+
+
+def lanes(head_dim: int) -> int:
+    """Of pages that the kernel reads: keys and values side by side, each padded with zeros where
+    both would not fill vectors. XLA lays out other arrays with the positions as lanes."""
+    return pl.cdiv(2 * head_dim, LANES) * LANES
+
+
+def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
+    """None where the kernel can read such pages [pages, kv_heads, page_size, lanes]; else why it
+    cannot, in one line."""
+    page_size, wide = kv_pages.shape[2:]
+    if wide % LANES or wide < 2 * head_dim:
+        return f"{wide} lanes for head_dim = {head_dim}: it needs {lanes(head_dim)}"
+    if page_size % POSITIONS:
+        return f"page_size = {page_size}: it needs a multiple of {POSITIONS}"
+    if kv_pages.dtype not in DTYPES:
+        names = " or ".join(dtype.name for dtype in DTYPES)
+        return f"pages of {kv_pages.dtype.name}: it needs {names}"
+    return None
+
+
+def tree_attention_pallas_tpu(
+    q: Float[Array, "B R heads head_dim"],
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: PageTable,
+    visible: Int32[Array, "B R"],
+    branches: Shaped[Array, "B kv_heads depths M lanes"] | None = None,
+    ancestor: Int32[Array, "B R 2"] | None = None,
+    *,
+    soft_cap: float | None = None,
+    window: int | None = None,
+    shards: HeadShards | None = None,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Float32[Array, "B R heads head_dim"]:
+    """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
+
+    Pages that no query sees are not read; where they are named in the table, their numbers may be
+    out of range. A query gets NaN where the table or its ancestor is out of range for what it sees.
+
+    Args:
+      kv_pages: a key lies in the first head_dim of the first half of the lanes, its value in those
+        of the second half, and the rest is 0. There are `lanes(head_dim)` of them; page_size is a
+        multiple of `POSITIONS`, the dtype one of `DTYPES`.
+      branches: laid out likewise; finite, also what no query sees.
+      soft_cap: scores become soft_cap * tanh(scores / soft_cap).
+      window: a query sees only the last `window` of the tokens that it would see.
+      shards: where several devices have the heads.
+      interpret: runs the kernel on a processor, as an interpreter.
+
+    Raises:
+      ValueError: shapes that do not fit, or that the kernel does not have.
+    """
+    if isinstance(page_table, Contiguous):
+        page_table = page_table.first + jnp.arange(len(q), dtype=jnp.int32)[:, None]
+    _check(q, kv_pages, page_table, visible, branches, ancestor)
+    limits = _limits(visible, ancestor, window)
+    valid = _valid(limits, kv_pages, page_table, branches)
+    if not isinstance(valid, jax.core.Tracer) and not valid.all():
+        raise ValueError(_out_of_range(kv_pages, page_table, branches))
+    attend = functools.partial(_attend, soft_cap=soft_cap, window=window, interpret=interpret)
+    if shards is not None:
+        attend = shards.map(attend, (2, 1, None, None, 1), result=2)
+    page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
+    attended = attend(q, kv_pages, page_table, limits, branches)
+    return jnp.where(valid[:, :, None, None], attended, jnp.nan)
+
+
+def _attend(
+    q: Float[Array, "B R heads head_dim"],
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: Int32[Array, "B P"],
+    limits: Int32[Array, "B R 4"],
+    branches: Shaped[Array, "B kv_heads depths M lanes"] | None,
+    *,
+    soft_cap: float | None,
+    window: int | None,
+    interpret: bool | pltpu.InterpretParams,
+) -> Float32[Array, "B R heads head_dim"]:
+    """Calls the kernel for the heads that one device has."""
+    batch, rows, heads, head_dim = q.shape
+    kv_heads = kv_pages.shape[1]
+    group = heads // kv_heads
+    tiles = _tiles(q, kv_pages, page_table)
+    half = kv_pages.shape[3] // 2
+    wide = half if half % LANES == 0 else 2 * half  # of a query and its result
+    padding = tiles.per_row * tiles.rows - rows * group
+    grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
+    grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim).astype(kv_pages.dtype)
+    grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, padding), (0, wide - head_dim)))
+    of_rows = jnp.repeat(limits, group, axis=1)
+    of_rows = jnp.pad(of_rows, ((0, 0), (0, padding), (0, 0)), constant_values=-1)
+    capacity = page_table.shape[1] * kv_pages.shape[2]
+    first, length = _ranges(of_rows.reshape(batch * tiles.per_row, tiles.rows, 4), capacity)
+    operands = [grouped, of_rows]
+    q_block = pl.BlockSpec((1, tiles.heads, tiles.rows, wide), lambda h, b, t, *_: (b, h, t, 0))
+    specs = [q_block, pl.BlockSpec((1, tiles.rows, 4), lambda h, b, t, *_: (b, t, 0))]
+    if branches is not None:
+        depths, count = branches.shape[2:4]
+        entries = branches.reshape(batch, kv_heads, depths * count, 2 * half)
+        operands.append(entries)
+        shape = (1, tiles.heads, *entries.shape[2:])
+        specs.append(pl.BlockSpec(shape, lambda h, b, t, *_: (b, h, 0, 0)))
+    slots = (2, tiles.heads, tiles.block, 2 * half)
+    sums = pltpu.VMEM((tiles.heads, tiles.rows, 1), jnp.float32)
+    count = 0 if branches is None else branches.shape[3]
+    attended = pl.pallas_call(
+        functools.partial(kernel, tiles=tiles, options=Options(head_dim, count, soft_cap, window)),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(kv_heads // tiles.heads, batch, tiles.per_row),
+            in_specs=[*specs, pl.BlockSpec(memory_space=pltpu.HBM)],
+            out_specs=q_block,
+            scratch_shapes=[
+                pltpu.VMEM(slots, kv_pages.dtype),
+                sums,
+                sums,
+                pltpu.SMEM((1,), jnp.int32),
+                pltpu.SemaphoreType.DMA((2,)),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(grouped.shape, jnp.float32),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary")
+        ),
+        interpret=interpret,
+        name="tree_attention",
+    )(page_table, first, length, *operands, kv_pages)
+    attended = attended[:, :, : rows * group, wide - half : wide - half + head_dim]
+    attended = attended.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
+    return attended.reshape(batch, rows, heads, head_dim)
+
+
+def _limits(
+    visible: Int32[Array, "B R"], ancestor: Int32[Array, "B R 2"] | None, window: int | None
+) -> Int32[Array, "B R 4"]:
+    """See `kernel`."""
+    if ancestor is None:
+        ancestor = jnp.full((*visible.shape, 2), -1, jnp.int32)
+    branch, depth = ancestor[..., 0], ancestor[..., 1]
+    lower = jnp.zeros_like(visible)
+    if window is not None:
+        lower = jnp.clip(visible + depth + 1 - window, 0, visible)
+    return jnp.stack([lower, visible, branch, depth], axis=-1)
+
+
+def _ranges(
+    limits: Int32[Array, "steps rows 4"], capacity: int
+) -> tuple[Int32[Array, "steps_and_1"], Int32[Array, "steps_and_1"]]:
+    """Positions [first, length) that some query of each step sees, and nothing after the last."""
+    lower, visible = limits[..., 0], limits[..., 1]
+    length = jnp.clip(jnp.max(visible, axis=1), 0, capacity)
+    first = jnp.min(jnp.where(lower < visible, lower, capacity), axis=1)
+    first = jnp.minimum(first, length)
+    return jnp.pad(first, (0, 1)), jnp.pad(length, (0, 1))
+
+
+def _valid(
+    limits: Int32[Array, "B R 4"],
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: Int32[Array, "B P"],
+    branches: Shaped[Array, "B kv_heads depths M lanes"] | None,
+) -> Bool[Array, "B R"]:
+    """Whether all exists that a query sees."""
+    lower, visible, branch, depth = jnp.moveaxis(limits, -1, 0)
+    page_size, count = kv_pages.shape[2], page_table.shape[1]
+    start = jnp.arange(count) * page_size
+    seen = (start < visible[..., None]) & (start + page_size > lower[..., None])
+    there = (page_table >= 0) & (page_table < len(kv_pages))
+    valid = jnp.all(~seen | there[:, None], axis=-1) & (visible <= count * page_size)
+    if branches is not None:
+        depths, count = branches.shape[2:4]
+        valid &= (branch >= 0) & (branch < count) & (depth >= -1) & (depth < depths)
+    return valid
+
+
+def _out_of_range(kv_pages: jax.Array, page_table: jax.Array, branches: jax.Array | None) -> str:
+    pages, _, page_size, _ = kv_pages.shape
+    limits = f"page_table has pages 0 to {pages - 1}"
+    limits += f", visible is up to {page_table.shape[1] * page_size}"
+    if branches is not None:
+        depths, count = branches.shape[2:4]
+        limits += f", ancestor has branches 0 to {count - 1} and depths -1 to {depths - 1}"
+    return f"out of range for some query: {limits}"
+
+
+def _tiles(
+    q: Float[Array, "B R heads head_dim"],
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: Int32[Array, "B P"],
+) -> Tiles:
+    """As many key/value heads a step as fit, then as many queries, then as many positions."""
+    rows, heads = q.shape[1:3]
+    _, kv_heads, page_size, wide = kv_pages.shape
+    itemsize = kv_pages.dtype.itemsize
+    queries = rows * heads // kv_heads
+    # Queries and results have two buffers; a maximum and a total take a row of lanes each.
+    of_head = 2 * wide * (itemsize + 4) + 2 * LANES * 4
+    fits = [h for h in range(1, kv_heads + 1) if kv_heads % h == 0]
+    fits = [h for h in fits if h == 1 or h * of_head * queries <= _QUERY_BYTES]
+    per_row = pl.cdiv(of_head * max(fits) * queries, _QUERY_BYTES)
+    tile = pl.cdiv(queries, per_row)
+    part = min(tile, _PART)
+    room = _SLOT_BYTES // (max(fits) * wide * itemsize)
+    capacity = page_table.shape[1] * page_size
+    block = max(b for b in (128, 256, 512) if b == 128 or (b <= room and b <= capacity))
+    return Tiles(
+        heads=max(fits),
+        per_row=per_row,
+        rows=pl.cdiv(tile, part) * part,
+        part=part,
+        block=block,
+        copy=math.gcd(page_size, block),
+        least=32 // itemsize,
+    )
+
+
+def _check(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    page_table: jax.Array,
+    visible: jax.Array,
+    branches: jax.Array | None,
+    ancestor: jax.Array | None,
+) -> None:
+    batch, rows, heads, head_dim = q.shape
+    kv_heads, wide = kv_pages.shape[1], kv_pages.shape[3]
+    reason = why_not(head_dim, kv_pages)
+    if reason is not None:
+        raise ValueError(f"attention by Pallas on a TPU does not take {reason}")
+    problems = {
+        f"{heads} query heads are no multiple of {kv_heads} key/value heads": heads % kv_heads,
+        f"page_table {page_table.shape} has not {batch} rows": len(page_table) != batch,
+        f"page_table {page_table.shape} takes {4 * page_table.size} bytes; the limit is "
+        f"{_TABLE_BYTES}: use larger pages": 4 * page_table.size > _TABLE_BYTES,
+        f"visible {visible.shape} is not {(batch, rows)}": visible.shape != (batch, rows),
+        "branches and ancestor come together": (branches is None) != (ancestor is None),
+    }
+    if branches is not None and ancestor is not None:
+        of_branches = (batch, kv_heads, *branches.shape[2:4], wide)
+        entries = branches.shape[2] * branches.shape[3]
+        problems |= {
+            f"branches {branches.shape} are not {of_branches}": branches.shape != of_branches,
+            f"ancestor {ancestor.shape} is not {(batch, rows, 2)}": (
+                ancestor.shape != (batch, rows, 2)
+            ),
+            f"{rows} branch tokens a row for {entries} entries of branches {branches.shape}": (
+                rows > entries
+            ),
+        }
+    for problem, there in problems.items():
+        if there:
+            raise ValueError(problem)

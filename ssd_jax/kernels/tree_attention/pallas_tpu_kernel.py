@@ -1,0 +1,252 @@
+"""The Pallas kernel of `pallas_tpu.py`: one softmax over a sequence's pages and its branches.
+
+A step of the grid is (group of key/value heads, sequence, tile of its queries). It goes once over
+the positions that some query of the tile sees, block by block; meanwhile the next block is copied
+into the other of two slots, and during the last block the first one of the next step.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+_LOWEST = -1e30
+Ref = Any
+"""Of an array in one of a TPU's memories."""
+
+
+class Tiles(NamedTuple):
+    """Sizes that a kernel is compiled for.
+
+    Attributes:
+      heads: key/value heads a step.
+      per_row: tiles that the queries of a sequence are cut into.
+      rows: query rows a tile; `part` of them a product.
+      block: positions a product; a power of two.
+      copy: positions of the largest copy; divides `block` and a page.
+      least: positions of the smallest copy; divides `copy`.
+    """
+
+    heads: int
+    per_row: int
+    rows: int
+    part: int
+    block: int
+    copy: int
+    least: int
+
+
+class Options(NamedTuple):
+    """What scores depend on, beside queries and keys; see `pallas_tpu.tree_attention_pallas_tpu`.
+
+    Attributes:
+      branches: of a sequence; 0 without any.
+    """
+
+    head_dim: int
+    branches: int
+    soft_cap: float | None
+    window: int | None
+
+
+class Softmax(NamedTuple):
+    """Partial softmax-weighted sums over what was seen so far, in float32.
+
+    Attributes:
+      maximum, total: [heads, rows, 1].
+      output: [1, heads, rows, lanes], not normalised.
+    """
+
+    maximum: Ref
+    total: Ref
+    output: Ref
+
+
+def kernel(
+    table: Ref,
+    first: Ref,
+    length: Ref,
+    q: Ref,
+    limits: Ref,
+    *rest: Ref,
+    tiles: Tiles,
+    options: Options,
+) -> None:
+    """One step of the grid.
+
+    Args:
+      table: [B, P] int32 in scalar memory.
+      first, length: [steps + 1] int32 in scalar memory: a step sees positions [first, length). Each
+        ends with a 0.
+      q: [1, heads, rows, half of the pages' lanes, or all].
+      limits: [1, rows, 4] int32: a query sees positions [0] to [1] of the pages, and depths up to
+        [3] of branch [2].
+      rest: [1, heads, entries, lanes] of branches, if there are; pages in HBM; the result;
+        [2, heads, block, lanes], the slots; maxima and totals of the softmax; the next slot;
+        the slots' semaphores.
+    """
+    *of_branches, pages, output, slots, maximum, total, turn, copied = rest
+    group = pl.ds(pl.program_id(0) * tiles.heads, tiles.heads)
+    copies = functools.partial(_copies, table, first, length, pages, slots, copied, tiles, group)
+    step = pl.program_id(1) * tiles.per_row + pl.program_id(2)
+    begin, end = lax.div(first[step], tiles.block), pl.cdiv(length[step], tiles.block)
+    state = Softmax(maximum, total, output)
+    maximum[...] = jnp.full_like(maximum, _LOWEST)
+    total[...] = jnp.zeros_like(total)
+    output[...] = jnp.zeros_like(output)
+
+    @pl.when(step == 0)
+    def _():
+        turn[0] = 0
+        copies(step, begin, 0).start()
+
+    @pl.when(begin == end)
+    def _():
+        copies(step + 1, lax.div(first[step + 1], tiles.block), turn[0]).start()
+
+    def for_each_part(add: Any) -> None:
+        parts = tiles.rows // tiles.part
+
+        def one(index: jax.Array, _: None) -> None:
+            row = pl.multiple_of(lax.rem(index, parts) * tiles.part, tiles.part)
+            add(lax.div(index, parts), pl.ds(row, tiles.part))
+
+        lax.fori_loop(0, tiles.heads * parts, one, None, unroll=parts == 1)
+
+    def add_block(block: jax.Array, slot: jax.Array) -> jax.Array:
+        last = block + 1 == end
+        following = jnp.where(last, step + 1, step)
+        after = jnp.where(last, lax.div(first[following], tiles.block), block + 1)
+        copies(following, after, 1 - slot).start()
+        copies(step, block, slot).wait()
+        at = block * tiles.block
+
+        @pl.when((at < first[step]) | (at + tiles.block > length[step]))
+        def _():  # what no query sees may be NaN, which a weight of 0 would not take away
+            position = at + lax.broadcasted_iota(jnp.int32, slots.shape[1:], 1)
+            seen = (position >= first[step]) & (position < length[step])
+            slots[slot] = jnp.where(seen, slots[slot], jnp.zeros_like(slots[slot]))
+
+        def add(head: jax.Array, rows: Any) -> None:
+            limit = limits[0, rows]
+            position = at + lax.broadcasted_iota(jnp.int32, (tiles.part, tiles.block), 1)
+            mask = (position >= limit[:, 0:1]) & (position < limit[:, 1:2])
+            _accumulate(state, head, rows, q, slots[slot, head], mask, options)
+
+        for_each_part(add)
+        return 1 - slot
+
+    turn[0] = lax.fori_loop(begin, end, add_block, turn[0])
+
+    def add_branches(head: jax.Array, rows: Any) -> None:
+        [branches] = of_branches
+        limit = limits[0, rows]
+        entry = lax.broadcasted_iota(jnp.int32, (1, branches.shape[2]), 1)
+        depth = lax.div(entry, options.branches)
+        mask = (entry - depth * options.branches == limit[:, 2:3]) & (depth <= limit[:, 3:4])
+        if options.window is not None:
+            mask &= depth > limit[:, 3:4] - options.window
+        _accumulate(state, head, rows, q, branches[0, head], mask, options)
+
+    if of_branches:
+        for_each_part(add_branches)
+
+    def normalise(head: jax.Array, rows: Any) -> None:
+        sums = total[head, rows]
+        output[0, head, rows] /= jnp.where(sums == 0, 1.0, sums)
+
+    for_each_part(normalise)
+
+
+class _Copies(NamedTuple):
+    """The copies of one block; those that were started must be waited for."""
+
+    make: Any
+
+    def start(self) -> None:
+        self.make(lambda copy: copy.start())
+
+    def wait(self) -> None:
+        self.make(lambda copy: copy.wait())
+
+
+def _copies(
+    table: Ref,
+    first: Ref,
+    length: Ref,
+    pages: Ref,
+    slots: Ref,
+    copied: Ref,
+    tiles: Tiles,
+    heads: Any,
+    step: jax.Array,
+    block: jax.Array,
+    slot: Any,
+) -> _Copies:
+    """Of what a step sees of a block: whole copies, and what is left after them in halves."""
+    at = block * tiles.block
+    skipped = lax.div(jnp.maximum(first[step] - at, 0), tiles.copy)
+    seen = pl.cdiv(jnp.maximum(length[step] - at, 0), tiles.least) * tiles.least
+    seen = jnp.minimum(seen, tiles.block)
+
+    def make(act: Any) -> None:
+        def one(offset: jax.Array, size: int) -> None:
+            page_size = pages.shape[2]
+            page = table[lax.div(step, tiles.per_row), lax.div(at + offset, page_size)]
+            within = pl.multiple_of(lax.rem(at + offset, page_size), size)
+            act(
+                pltpu.make_async_copy(
+                    pages.at[page, heads, pl.ds(within, size)],
+                    slots.at[slot, :, pl.ds(pl.multiple_of(offset, size), size)],
+                    copied.at[slot],
+                )
+            )
+
+        def whole(index: jax.Array, _: None) -> None:
+            one(index * tiles.copy, tiles.copy)
+
+        lax.fori_loop(skipped, lax.div(seen, tiles.copy), whole, None)
+        size = tiles.copy // 2
+        while size >= tiles.least:
+            pl.when((seen & size) != 0)(functools.partial(one, seen & -(2 * size), size))
+            size //= 2
+
+    return _Copies(make)
+
+
+def _accumulate(
+    state: Softmax,
+    head: jax.Array,
+    rows: Any,
+    q: Ref,
+    kv: jax.Array,
+    mask: jax.Array,
+    options: Options,
+) -> None:
+    """Adds positions [T, lanes] under a mask [rows, T] to the softmax of some rows."""
+    half = kv.shape[1] // 2
+    # A query of all lanes is 0 in the values', and the keys' lanes of its result mean nothing.
+    k, v = (kv, kv) if q.shape[3] == kv.shape[1] else (kv[:, :half], kv[:, half:])
+    precision = lax.Precision.HIGHEST if kv.dtype == jnp.float32 else lax.Precision.DEFAULT
+    product = functools.partial(
+        lax.dot_general, precision=precision, preferred_element_type=jnp.float32
+    )
+    scores = product(q[0, head, rows], k, (((1,), (1,)), ((), ()))) * options.head_dim**-0.5
+    if options.soft_cap is not None:
+        scores = jnp.tanh(scores / options.soft_cap) * options.soft_cap
+    scores = jnp.where(mask, scores, _LOWEST)
+    before = state.maximum[head, rows]
+    maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.where(mask, jnp.exp(scores - maximum), 0.0)
+    kept = jnp.exp(before - maximum)
+    added = product(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())))
+    total = state.total[head, rows] * kept
+    state.maximum[head, rows] = maximum
+    state.total[head, rows] = total + jnp.sum(weights, axis=1, keepdims=True)
+    state.output[0, head, rows] = state.output[0, head, rows] * kept + added

@@ -1,0 +1,139 @@
+"""Random cases of attention over pages and branches, and what every backend must make of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+from ssd_jax.kernels.tree_attention.pallas_tpu import lanes
+
+TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """Of a case.
+
+    Attributes:
+      visible: of each row, positions that its queries see, in the order of queries.
+      branches, depths: 0 without any.
+    """
+
+    visible: tuple[tuple[int, ...], ...]
+    kv_heads: int = 1
+    group: int = 2
+    head_dim: int = 64
+    page_size: int = 128
+    branches: int = 0
+    depths: int = 0
+    dtype: str = "float32"
+    seed: int = 0
+
+
+class Case(NamedTuple):
+    """Arguments of attention, in NumPy. Pages that no row owns are full of NaN."""
+
+    q: np.ndarray
+    k_pages: np.ndarray
+    v_pages: np.ndarray
+    table: np.ndarray
+    visible: np.ndarray
+    branch_k: np.ndarray | None
+    branch_v: np.ndarray | None
+    ancestor: np.ndarray | None
+
+
+@st.composite
+def shapes(draw: st.DrawFn, page_sizes: tuple[int, ...] = (16, 48, 128, 256)) -> Shapes:
+    """Small ones, with lengths at the edges of pages, empty rows and single tokens."""
+    page_size = draw(st.sampled_from(page_sizes))
+    most = 2 * max(page_size, 128)
+    edges = [0, 1, page_size - 1, page_size, page_size + 1, most]
+    length = st.one_of(st.sampled_from(edges), st.integers(0, most))
+    batch, rows = draw(st.integers(1, 3)), draw(st.sampled_from([1, 3, 5]))
+    branches = draw(st.sampled_from([0, 1, 4, 6]))
+    return Shapes(
+        visible=tuple(tuple(draw(length) for _ in range(rows)) for _ in range(batch)),
+        kv_heads=draw(st.sampled_from([1, 2])),
+        group=draw(st.sampled_from([1, 2, 4])),
+        head_dim=draw(st.sampled_from([64, 80, 128, 256])),
+        page_size=page_size,
+        branches=branches,
+        depths=draw(st.integers(-(-rows // branches), 6)) if branches else 0,
+        dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+def make(shape: Shapes) -> Case:
+    """Values are normal; a row's pages lie anywhere, and its queries sit anywhere in its tree."""
+    rng = np.random.default_rng(shape.seed)
+    visible = np.array(shape.visible, np.int32)
+    batch, rows = visible.shape
+    per_row = max(1, -(-int(visible.max()) // shape.page_size))
+    count = batch * per_row + 2
+    table = rng.permutation(count)[: batch * per_row].reshape(batch, per_row).astype(np.int32)
+
+    def normal(*sizes: int) -> np.ndarray:
+        return rng.standard_normal(sizes).astype(jnp.dtype(shape.dtype))
+
+    heads, size = shape.kv_heads, shape.head_dim
+    k, v = (normal(count, heads, shape.page_size, size) for _ in "kv")
+    unowned = ~np.isin(np.arange(count), table)
+    k[unowned] = v[unowned] = np.nan
+    q = normal(batch, rows, heads * shape.group, size)
+    if not shape.branches:
+        return Case(q, k, v, table, visible, None, None, None)
+    branch_k, branch_v = (normal(batch, heads, shape.depths, shape.branches, size) for _ in "kv")
+    branch = rng.integers(0, shape.branches, visible.shape)
+    depth = rng.integers(-1, shape.depths, visible.shape)
+    ancestor = np.stack([branch, depth], axis=-1).astype(np.int32)
+    return Case(q, k, v, table, visible, branch_k, branch_v, ancestor)
+
+
+def hide_unseen(case: Case) -> Case:
+    """With NaN at positions that no query of their row sees."""
+    k, v = case.k_pages.copy(), case.v_pages.copy()
+    size = k.shape[2]
+    for row, pages in zip(case.visible, case.table, strict=True):
+        for index, page in enumerate(pages):
+            unseen = index * size + np.arange(size) >= row.max()
+            k[page][:, unseen] = v[page][:, unseen] = np.nan
+    return case._replace(k_pages=k, v_pages=v)
+
+
+def beside(k, v) -> jnp.ndarray:
+    """Keys and values as pages of the kernels for TPUs have them."""
+    half = lanes(k.shape[-1]) // 2
+    padding = [(0, 0)] * (k.ndim - 1) + [(0, half - k.shape[-1])]
+    return jnp.concatenate([jnp.pad(jnp.asarray(x), padding) for x in (k, v)], axis=-1)
+
+
+def expected(case: Case, *, soft_cap: float | None = None, window: int | None = None) -> np.ndarray:
+    """One query head after the other, in float64: [B, R, heads, head_dim]."""
+    group = case.q.shape[2] // case.k_pages.shape[1]
+    result = np.zeros(case.q.shape)
+    for b, r, h in np.ndindex(case.q.shape[:3]):
+        k, v = (
+            pages[case.table[b], h // group].reshape(-1, case.q.shape[3])[: case.visible[b, r]]
+            for pages in (case.k_pages, case.v_pages)
+        )
+        if case.ancestor is not None:
+            branch, depth = case.ancestor[b, r]
+            own = np.s_[b, h // group, : depth + 1, branch]
+            k = np.concatenate([k, case.branch_k[own]])
+            v = np.concatenate([v, case.branch_v[own]])
+        if window is not None:
+            k, v = k[-window:], v[-window:]
+        if not len(k):
+            continue
+        scores = k.astype(np.float64) @ case.q[b, r, h].astype(np.float64) * k.shape[1] ** -0.5
+        if soft_cap is not None:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        weights = np.exp(scores - scores.max())
+        result[b, r, h] = weights / weights.sum() @ v.astype(np.float64)
+    return result

@@ -1,0 +1,279 @@
+"""Attention by Pallas for TPUs, in the interpreter of JAX, where uninitialised memory is NaN."""
+
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+
+from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.head_shards import HeadShards
+from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.tree_attention import pallas_tpu
+from ssd_jax.kernels.tree_attention.api import BACKENDS
+from ssd_jax.kernels.tree_attention.pallas_tpu import lanes, tree_attention_pallas_tpu
+from tests.kernels.attention_cases import (
+    TOLERANCE,
+    Case,
+    Shapes,
+    beside,
+    expected,
+    hide_unseen,
+    make,
+)
+from tests.kernels.attention_cases import shapes as any_shapes
+from tests.kernels.test_tree_attention import COMPILED
+
+EVERYTHING = Shapes(  # several blocks, pages and steps; an empty row, and rows that end at edges
+    visible=((0, 0, 0), (300, 256, 1), (128, 127, 129), (0, 0, 0), (16, 17, 0)),
+    kv_heads=2,
+    page_size=32,
+    branches=4,
+    depths=3,
+    seed=1,
+)
+MORE_BRANCHES_THAN_POSITIONS = Shapes(
+    visible=((3, 4, 5),), page_size=16, branches=24, depths=1, seed=1
+)
+FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=30, deadline=None, derandomize=True, database=None)
+
+
+def small_tiles(slots=1, queries=1 << 13, part=8):
+    """Blocks of 128 positions; tiles of few queries and heads, as many of them have."""
+    return mock.patch.multiple(pallas_tpu, _SLOT_BYTES=slots, _QUERY_BYTES=queries, _PART=part)
+
+
+def pages_of(case):
+    return beside(case.k_pages, case.v_pages)
+
+
+def attend(case, *, interpret=None, page_table=None, jit=jax.jit, **options):
+    interpret = pltpu.InterpretParams() if interpret is None else interpret
+    table = jnp.asarray(case.table) if page_table is None else page_table
+    branches = ()
+    if case.ancestor is not None:
+        branches = (beside(case.branch_k, case.branch_v), jnp.asarray(case.ancestor))
+
+    def call(*arguments):
+        return tree_attention_pallas_tpu(*arguments, interpret=interpret, **options)
+
+    visible = jnp.asarray(case.visible)
+    return np.asarray(jit(call)(jnp.asarray(case.q), pages_of(case), table, visible, *branches))
+
+
+def assert_right(case, got, **options):
+    tolerance = TOLERANCE[case.q.dtype.name]
+    np.testing.assert_allclose(got, expected(case, **options), rtol=0, atol=tolerance)
+
+
+def check(shapes):
+    case = hide_unseen(make(shapes))
+    assert_right(case, attend(case))
+
+
+@FEW
+@given(any_shapes())
+@example(EVERYTHING)
+@example(MORE_BRANCHES_THAN_POSITIONS)
+def test_it_is_near_float64(shapes):
+    check(shapes)
+
+
+@pytest.mark.slow
+@MANY
+@given(any_shapes(), st.booleans())
+def test_it_is_near_float64_in_many_shapes(shapes, small):
+    with small_tiles() if small else mock.MagicMock():
+        check(shapes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [COMPILED if name == "cpu" else name for name in BACKENDS])
+@settings(MANY, max_examples=10)
+@given(shapes=any_shapes(page_sizes=(128, 256)))
+def test_other_backends_are_near_it_in_the_same_cases(backend, shapes):
+    case = make(shapes)
+    scratch = None
+    if case.ancestor is not None:
+        scratch = Scratch(*map(jnp.asarray, (case.branch_k, case.branch_v, case.ancestor)))
+    arguments = map(jnp.asarray, case[:5])
+    assert_right(case, jax.jit(BACKENDS[backend])(*arguments, scratch))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_steps_of_several_tiles_and_heads_do_not_race(cores):
+    case = hide_unseen(make(EVERYTHING))
+    interpret = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=cores)
+    with small_tiles(queries=1 << 14):
+        tiles = pallas_tpu._tiles(case.q, pages_of(case), case.table)
+        got = attend(case, interpret=interpret)
+    assert (tiles.heads, tiles.block) == (1, 128)
+    assert_right(case, got)
+    assert not interpreter.races.races_found
+
+
+def test_tiles_of_queries_read_what_they_see():
+    case = hide_unseen(make(Shapes(visible=(tuple(range(1, 41)), (0,) * 40), seed=2)))
+    with small_tiles(queries=40 << 10):
+        tiles = pallas_tpu._tiles(case.q, pages_of(case), case.table)
+        got = attend(case)
+    assert tiles.per_row > 1
+    assert tiles.part < tiles.rows
+    assert_right(case, got)
+
+
+@pytest.mark.parametrize("option", [{"soft_cap": 1.5}, {"window": 2}, {"window": 140}])
+def test_a_soft_cap_and_a_window(option):
+    case = hide_unseen(make(EVERYTHING))
+    assert_right(case, attend(case, **option), **option)
+
+
+def test_pages_behind_the_window_may_be_gone():
+    case = make(Shapes(visible=((300, 290),), page_size=16, seed=3))
+    right = expected(case, window=20)
+    gone = (290 - 20) // 16
+    freed = case.table[0, :gone].copy()
+    case.k_pages[freed] = case.v_pages[freed] = np.nan
+    case.table[0, :gone] = -1
+    np.testing.assert_allclose(attend(case, window=20), right, rtol=0, atol=2e-6)
+
+
+def test_one_page_a_row_needs_no_table():
+    case = make(Shapes(visible=((200,), (3,)), page_size=384, seed=4))
+    case.k_pages[:], case.v_pages[:] = (np.nan_to_num(pages) for pages in case[1:3])
+    own = case._replace(table=np.array([[1], [2]], np.int32))
+    got = attend(own, page_table=Contiguous(1))
+    assert_right(own, got)
+
+
+def test_a_row_does_not_depend_on_how_long_its_neighbour_is():
+    def first_row(neighbour):
+        case = make(Shapes(visible=((40, 41), (400, 400)), page_size=16, seed=5))
+        visible = np.array([[40, 41], [neighbour, neighbour]], np.int32)
+        return attend(case._replace(visible=visible))[0]
+
+    np.testing.assert_array_equal(first_row(1), first_row(400))
+
+
+def test_heads_on_eight_devices():
+    case = hide_unseen(make(Shapes(visible=((130, 7),), kv_heads=8, branches=2, depths=2)))
+    shards = HeadShards(Mesh(np.array(jax.devices()[:8]), ("model",)), "model")
+    got = attend(case, interpret=True, shards=shards)
+    assert_right(case, got)
+    whole = attend(case, interpret=True, shards=shards._replace(axis=None))
+    np.testing.assert_array_equal(got, whole)
+
+
+class _Counter:
+    """Bytes of pages that copies move, counted when they start."""
+
+    def __init__(self):
+        self.bytes = 0
+        self._make = pltpu.make_async_copy
+
+    def make_async_copy(self, source, target, semaphore):
+        copy = self._make(source, target, semaphore)
+        size = source.dtype.itemsize * int(np.prod(source.shape))
+
+        def start():
+            jax.debug.callback(self._add, size)
+            copy.start()
+
+        return mock.Mock(start=start, wait=copy.wait)
+
+    def _add(self, size):
+        self.bytes += int(size)
+
+
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_each_position_is_copied_once_for_all_queries_of_a_sequence(page_size):
+    lengths = (130, 301, 0, 700, 512)
+    shapes = Shapes(
+        visible=tuple((length, length // 2) for length in lengths),
+        kv_heads=2,
+        group=4,
+        page_size=page_size,
+        dtype="bfloat16",
+    )
+    case, counter = make(shapes), _Counter()
+    with mock.patch.object(pltpu, "make_async_copy", counter.make_async_copy):
+        assert_right(case, attend(case))
+    jax.effects_barrier()
+    least = sum(lengths) * 2 * lanes(64) * 2
+    assert least <= counter.bytes <= 1.02 * least
+
+
+def wrong(case, name, value):
+    arguments = case._asdict() | {name: value}
+    return Case(**arguments)
+
+
+SMALL = Shapes(visible=((5, 3),), branches=2, depths=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("table", lambda a: np.full_like(a, 3), "pages 0 to 2"),
+        ("table", lambda a: np.full_like(a, -1), "pages 0 to 2"),
+        ("visible", lambda a: np.full_like(a, 129), "up to 128"),
+        ("ancestor", lambda a: np.full_like(a, 2), "branches 0 to 1 and depths -1 to 1"),
+    ],
+)
+def test_what_is_out_of_range_is_an_error_or_nan(name, change, message):
+    case = make(SMALL)
+    bad = wrong(case, name, change(getattr(case, name)))
+    with pytest.raises(ValueError, match=message):
+        attend(bad, jit=lambda call: call)
+    assert np.isnan(attend(bad)).all()
+
+
+def test_only_queries_that_see_a_wrong_page_are_nan():
+    case = make(Shapes(visible=((5, 20), (16, 16)), page_size=16))
+    case.table[0, 1] = 99
+    np.testing.assert_array_equal(
+        np.isnan(attend(case)).all(axis=(2, 3)), [[False, True], [False, False]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "change", "message"),
+    [
+        (Shapes(visible=((1,),), page_size=24), {}, "page_size = 24: it needs a multiple of 16"),
+        (SMALL, {"visible": np.zeros((1, 3), np.int32)}, r"visible \(1, 3\) is not \(1, 2\)"),
+        (SMALL, {"table": np.zeros((2, 1), np.int32)}, r"page_table \(2, 1\) has not 1 rows"),
+        (SMALL, {"table": np.zeros((1, 1 << 18), np.int32)}, "the limit is 524288"),
+        (
+            Shapes(visible=((5, 3),), kv_heads=2),
+            {"q": np.zeros((1, 2, 3, 64), np.float32)},
+            "3 query heads",
+        ),
+        (
+            Shapes(visible=((1,) * 5,), branches=2, depths=2),
+            {},
+            "5 branch tokens a row for 4 entries",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_are_errors_with_limits(shapes, change, message):
+    case = make(shapes)._replace(**change)
+    branches = None if case.ancestor is None else beside(case.branch_k, case.branch_v)
+    arguments = case.q, pages_of(case), case.table, case.visible, branches, case.ancestor
+    with pytest.raises(ValueError, match=message):
+        pallas_tpu._check(*arguments)
+
+
+def test_pages_that_it_cannot_read():
+    bits = jax.ShapeDtypeStruct((1, 1, 128, 128), jnp.uint16)
+    assert pallas_tpu.why_not(64, bits) == "pages of uint16: it needs bfloat16 or float32"
+    narrow = jax.ShapeDtypeStruct((1, 1, 128, 160), jnp.bfloat16)
+    assert pallas_tpu.why_not(80, narrow) == "160 lanes for head_dim = 80: it needs 256"
+    assert [lanes(size) for size in (16, 64, 80, 128, 256)] == [128, 128, 256, 256, 512]
+    assert kv_pages.storage_dtype(jnp.dtype(jnp.bfloat16), "tpu") in pallas_tpu.DTYPES
