@@ -65,6 +65,7 @@ def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
 @pytest.mark.parametrize("devices", [0, 2])
 def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
     model = made("float32", devices)
+    gc.collect()
     source, seen, before = Random(model), [], live()
     assemble = FunctionalModel.assemble
 
@@ -74,7 +75,6 @@ def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
         return result
 
     monkeypatch.setattr(FunctionalModel, "assemble", watched)
-    gc.collect()
     load_parameters(source, model, where="here", progress=lambda *_: seen.append(live()))
     weights = sum(struct.size * 4 for struct in model.parameter_structs())
     largest = max(struct.size * 4 for struct in model.wanted().values())
