@@ -1,12 +1,13 @@
 # The two commands of a fresh machine. PYTHON may name any interpreter from 3.11 to 3.13.
 PYTHON ?= python3
+AOT_PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 PYTEST_FLAGS :=
 
-.PHONY: demo test test-fast check docs slow eval-draft clean
+.PHONY: demo test test-fast check docs slow aot eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
@@ -27,6 +28,15 @@ eval-draft: $(VENV)/.installed
 	  test -d "$$draft" || { echo "no draft comes with this version" >&2; exit 2; }; \
 	  $(BIN)/ssd-jax distill --config=configs/distill/evaluate.toml --draft="$$draft" || exit; \
 	done
+
+# Compiles every program for chips that are not there; needs JAX 0.12, so Python 3.12 or newer.
+aot: $(VENV)-aot/.test
+	JAX_PLATFORMS=cpu $(VENV)-aot/bin/python -m pytest -m aot $(PYTEST_FLAGS)
+
+$(VENV)-aot/.test: pyproject.toml
+	$(AOT_PYTHON) -m venv $(VENV)-aot
+	$(VENV)-aot/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,tpu]'
+	touch $@
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -57,4 +67,4 @@ $(VENV)/.docs: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-aot

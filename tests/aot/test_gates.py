@@ -1,0 +1,63 @@
+"""What the compilers of accelerators make of every program, on chips that are not there.
+
+`make aot` runs them; they need JAX 0.12 and libtpu.
+"""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from ssd_jax.aot import chips, hlo
+from tests.aot import specs
+
+pytestmark = pytest.mark.aot
+
+SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
+NAMES = sorted(specs.programs(specs.config(vocab_size=1024)))
+
+
+@pytest.fixture(scope="module", params=[(64, 1), (128, 4)], ids=["head 64", "head 128, 4 devices"])
+def pair(request):
+    """Programs by name, for a mesh of v5e, and the bytes of their pages."""
+    head_dim, count = request.param
+    about = specs.config(head_dim)
+    mesh = Mesh(np.array(chips.devices(chips.CHIPS["v5e"], count)), ("model",))
+    found = specs.programs(about, mesh=mesh, slots=SLOTS, context=CONTEXT)
+    heads = about.num_kv_heads // count
+    pages = about.num_layers * SLOTS * heads * CONTEXT * 2 * head_dim * 2
+    return mesh, found, pages
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def program(request, pair):
+    mesh, found, pages = pair
+    compiled = found[request.param].compile(mesh)
+    return compiled, hlo.read(compiled.as_text()), pages
+
+
+def test_the_host_is_never_waited_for(program):
+    _, module, _ = program
+    assert [loop for loop in module.loops() if loop.trips is None] == []
+    assert module.conditionals() == []
+
+
+def test_pages_are_changed_in_place(program):
+    compiled, module, pages = program
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * pages
+    assert module.copies(pages // 8) == []
+
+
+def test_no_weights_travel(program):
+    """Of logits [4, 5, 128256] and hidden states nothing is as large as a matrix."""
+    _, module, _ = program
+    assert [each for each in module.collectives() if each.nbytes > 1 << 20] == []
+
+
+@pytest.mark.parametrize("chip", sorted(chips.CHIPS))
+def test_every_chip_has_a_compiler(chip):
+    (device,) = chips.devices(chips.CHIPS[chip])
+    mesh = Mesh(np.array([device]), ("model",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    struct = jax.ShapeDtypeStruct((8, 128), np.float32, sharding=everywhere)
+    assert jax.jit(lambda x: x + 1).lower(struct).compile().as_text()
