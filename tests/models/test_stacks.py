@@ -78,7 +78,7 @@ def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
     load_parameters(source, model, where="here", progress=lambda *_: seen.append(live()))
     weights = sum(struct.size * 4 for struct in model.parameter_structs())
     largest = max(struct.size * 4 for struct in model.wanted().values())
-    assert weights <= max(seen) - before <= weights + 2 * largest < 1.2 * weights
+    assert 0.8 * weights < max(seen) - before <= weights + 2 * largest < 1.2 * weights
 
 
 def test_a_stack_stays_where_it_is_while_layers_come():
