@@ -102,8 +102,10 @@ def test_other_backends_are_near_it_in_the_same_cases(backend, shapes):
     case = make(shapes)
     scratch = None
     if case.ancestor is not None:
-        scratch = Scratch(*map(jnp.asarray, (case.branch_k, case.branch_v, case.ancestor)))
-    arguments = map(jnp.asarray, case[:5])
+        branches = np.concatenate([case.branch_k, case.branch_v], axis=-1)
+        scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.ancestor))
+    pages = np.concatenate([case.k_pages, case.v_pages], axis=-1)
+    arguments = map(jnp.asarray, (case.q, pages, case.table, case.visible))
     assert_right(case, jax.jit(BACKENDS[backend])(*arguments, scratch))
 
 

@@ -20,7 +20,13 @@ WAVES = {
 """Requests that run together, by the variant that they need."""
 MODES = {
     "sd": {"k": "3"},
-    "ssd": {"k": "2", "budget": "6", "verify": "coupled", "dtype": "float32"},
+    "ssd": {
+        "k": "2",
+        "budget": "6",
+        "verify": "coupled",
+        "dtype": "float32",
+        "draft_placement": "inline",
+    },
 }
 DRAWING = {"accept", "start", "step", "expand", "grow"}
 
