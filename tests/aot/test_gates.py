@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ssd_jax.aot import chips, hlo
 from tests.aot import specs
 
-pytestmark = pytest.mark.aot
+pytestmark = [pytest.mark.aot, pytest.mark.shipped]
 
 SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
 NAMES = sorted(specs.programs(specs.config(vocab_size=1024)))
@@ -45,13 +45,14 @@ def test_the_host_is_never_waited_for(program):
 def test_pages_are_changed_in_place(program):
     compiled, module, pages = program
     assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * pages
-    assert module.copies(pages // 8) == []
+    assert [each for each in module.copies(1 << 20) if CONTEXT in each.dims] == []
 
 
 def test_no_weights_travel(program):
-    """Of logits [4, 5, 128256] and hidden states nothing is as large as a matrix."""
+    """Logits [32, 128256] do, and are smaller than the head."""
     _, module, _ = program
-    assert [each for each in module.collectives() if each.nbytes > 1 << 20] == []
+    head = 128256 * 512 * 2
+    assert [each for each in module.collectives() if each.nbytes >= head // 4] == []
 
 
 @pytest.mark.parametrize("chip", sorted(chips.CHIPS))
