@@ -199,9 +199,10 @@ def overheads(job: BenchJob) -> SuiteReport:
     pages, prompt = programs.new_pages(), len(_OVERHEAD_PROMPT)
     length = prompt  # of the engine's sequences; the bare loop works at the same length
     settings = SamplingRows(programs.slots, programs.model.config.vocab_size)
-    needed = settings.needed(np.full(programs.slots, length))
     forward = programs["forward", 0]
-    accept = programs.fitting(("accept", programs.slots, 0), needed)
+    accept = programs.fitting(
+        ("accept", programs.slots, 0), lambda: settings.needed(np.full(programs.slots, length))
+    )
     nothing, rows = programs.verification.blank(programs.slots), settings.on_device()
     history = programs.new_history()
     pending = np.zeros(programs.slots, np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -148,7 +149,7 @@ class BranchDraft:
             asked,
             lowered.astype(np.int32),
             self._rows.on_device(),
-            self._rows.needed(np.where(rows, self._position, IDLE)),
+            partial(self._rows.needed, asked.lengths),
         )
         return limits
 
@@ -169,7 +170,7 @@ class BranchDraft:
         self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
     ) -> None:
         """See `protocols.BranchingDraft.expand`."""
-        sampling, needed = self._rows.on_device(), self._rows.needed(self._position)
+        sampling, needed = self._rows.on_device(), partial(self._rows.needed, self._position)
         most = counts.sum(axis=1).max()
         held = self._held = next(each for each in self._menu if each.programs.branches >= most)
         if follow.any():
@@ -199,7 +200,7 @@ class BranchDraft:
         self._forwards += 1
         held = self._held
         self._pages, held.scratch, held.expansion, self._told = device.run(
-            held.programs.fitting("grow", self._rows.needed(self._position)),
+            held.programs.fitting("grow", partial(self._rows.needed, self._position)),
             *self._text(),
             held.scratch,
             held.expansion,

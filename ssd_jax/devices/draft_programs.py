@@ -22,7 +22,7 @@ from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.outputs import Outputs
 from ssd_jax.sampling.penalties import GetHistory, History
 from ssd_jax.sampling.settings import Sampling
-from ssd_jax.sampling.variants import VARIANTS, Parts, named
+from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, named
 
 UNSEEN = 2
 """Most committed tokens whose keys and values a draft lacks after a round: the last token of a
@@ -192,11 +192,11 @@ class DraftPrograms(PagedPrograms):
         asked: Asked,
         lowered: np.ndarray,
         sampling: Sampling,
-        needed: Parts,
+        needed: Needed,
     ) -> tuple[Record, AllPages, History]:
         """Drafts records of so many tokens as are asked for; rows of none keep theirs.
 
-        `needed` are parts of the law of the others.
+        `needed` tells the parts of the law of the others.
         """
         rows, k = asked.lengths >= 0, self.drafting.k
         text = parameters, pages, history

@@ -10,6 +10,7 @@ every compiled width, forward and verification.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
     def run(width: int, length: int) -> list[np.ndarray]:
         lengths[0] = length
         every = np.broadcast_to(logits[: width + 1], (slots, width + 1, vocab))
-        accept = programs.fitting(("accept", slots, width), rows.needed(start))
+        accept = programs.fitting(("accept", slots, width), partial(rows.needed, start))
         packed, _, _, reported = accept(
             model.place(every.reshape(-1, vocab)),
             model.place(Proposal(tokens, lengths.copy(), support, q)),

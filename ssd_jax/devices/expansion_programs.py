@@ -36,7 +36,7 @@ from ssd_jax.sampling import drafting, penalties, prediction
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import Sampling, sampling_of
-from ssd_jax.sampling.variants import DECIDING, VARIANTS, Parts, fitting, named, when
+from ssd_jax.sampling.variants import DECIDING, VARIANTS, Needed, Parts, fitting, named, when
 
 _FOLLOWING = (DECIDING, "greedy", "full")
 """Variants of `follow`, which draws nothing."""
@@ -94,11 +94,10 @@ class ExpansionPrograms:
     def __getitem__(self, name: str) -> jax.stages.Compiled:
         return self._compiled[name, self._k]
 
-    def fitting(self, name: str, needed: Parts) -> jax.stages.Compiled:
+    def fitting(self, name: str, needed: Needed) -> jax.stages.Compiled:
         """See `PagedPrograms.fitting`."""
-        if name == "follow":
-            needed = Parts(adjusted=needed.adjusted)
-        return self._compiled[fitting(self._compiled, (name, self._k), needed)]
+        asked = (lambda: Parts(adjusted=needed().adjusted)) if name == "follow" else needed
+        return self._compiled[fitting(self._compiled, (name, self._k), asked)]
 
     @classmethod
     def menu(

@@ -91,7 +91,7 @@ class ModelDrafter(Drafter):
             Asked(committed, unseen, counts, lengths, limits),
             np.zeros((slots, self._room), np.int32),
             sampling,
-            self._rows.needed(np.where(rows, batch.position, IDLE)),
+            lambda: self._rows.needed(np.where(rows, batch.position, IDLE)),
         )
         proposal = self._record.proposal
         self._proposal = proposal if self._send is None else self._send(proposal)

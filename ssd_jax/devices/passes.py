@@ -19,7 +19,7 @@ from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
-from ssd_jax.sampling.variants import Parts, fitting
+from ssd_jax.sampling.variants import Needed, fitting
 from ssd_jax.system.cores import usable_cores
 
 
@@ -161,10 +161,10 @@ def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) ->
     """hidden [B, R, hidden] -> [B, R, outputs] float32, whole on every device: whoever draws from a
     row does so as on one device."""
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
-    if model.mesh is not None and model.everywhere is not None:
-        outputs = NamedSharding(model.mesh, PartitionSpec(None, model.rules.outputs))
-        flat = jax.lax.with_sharding_constraint(flat, outputs)  # else the head itself is gathered
-        flat = jax.lax.with_sharding_constraint(flat, model.everywhere)
+    if model.mesh is not None:
+        # Without the first constraint the head itself is gathered.
+        for spec in (PartitionSpec(None, model.rules.outputs), PartitionSpec()):
+            flat = jax.lax.with_sharding_constraint(flat, NamedSharding(model.mesh, spec))
     return flat.reshape(*hidden.shape[:-1], -1)
 
 
@@ -199,7 +199,7 @@ class PagedPrograms:
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
         return self._compiled[name]
 
-    def fitting(self, name: Name, needed: Parts) -> jax.stages.Compiled:
+    def fitting(self, name: Name, needed: Needed) -> jax.stages.Compiled:
         """The cheapest variant of a program that has the parts of the law that its rows need."""
         return self[fitting(self._compiled, name, needed)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -78,7 +79,7 @@ class DeviceTarget:
         logits = self._run_prefill(slot, tokens, offset)
         start = np.array([offset + len(tokens) - 1], np.int32)
         packed, bonus, self._history, logprobs = device.run(
-            self._programs.fitting(("accept", 1, 0), VARIANTS["full"]),
+            self._programs.fitting(("accept", 1, 0), lambda: VARIANTS["full"]),
             logits,
             self._nothing[1],
             self._rows.row(slot),
@@ -109,7 +110,7 @@ class DeviceTarget:
         """See `protocols.Target.accept`."""
         packed, bonus, self._history, logprobs = device.run(
             self._programs.fitting(
-                ("accept", self.slots, logits.width), self._rows.needed(logits.lengths)
+                ("accept", self.slots, logits.width), partial(self._rows.needed, logits.lengths)
             ),
             logits.logits,
             self._nothing[self.slots] if proposal is None else proposal,

@@ -57,11 +57,18 @@ def named(name: tuple[str | int, ...], variant: str) -> tuple[str | int, ...]:
     return name if variant == DECIDING else (*name, variant)
 
 
+Needed = Callable[[], Parts]
+"""Tells the parts that the rows of a batch need; asked only where programs differ in them."""
+
+
 def fitting(
-    programs: Container[tuple[str | int, ...]], name: tuple[str | int, ...], needed: Parts
+    programs: Container[tuple[str | int, ...]], name: tuple[str | int, ...], needed: Needed
 ) -> tuple[str | int, ...]:
     """The name of a program's cheapest variant, of those there are, for rows of some needs."""
-    fit = (named(name, variant) for variant, parts in VARIANTS.items() if parts.has(needed))
+    if name in programs:  # it decides by itself
+        return name
+    parts = needed()
+    fit = (named(name, variant) for variant, own in VARIANTS.items() if own.has(parts))
     return next(name for name in fit if name in programs)
 
 

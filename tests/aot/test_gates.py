@@ -22,7 +22,7 @@ def pair(request):
     """Programs by name, for a mesh of v5e, and the bytes of their pages."""
     head_dim, count = request.param
     about = specs.config(head_dim)
-    mesh = Mesh(np.array(chips.devices(chips.CHIPS["v5e"], count)), ("model",))
+    mesh = Mesh(np.array(chips.devices("v5e", count)), ("model",))
     found = specs.programs(about, mesh=mesh, slots=SLOTS, context=CONTEXT)
     heads = about.num_kv_heads // count
     pages = about.num_layers * SLOTS * heads * CONTEXT * 2 * head_dim * 2
@@ -57,7 +57,7 @@ def test_no_weights_travel(program):
 
 @pytest.mark.parametrize("chip", sorted(chips.CHIPS))
 def test_every_chip_has_a_compiler(chip):
-    (device,) = chips.devices(chips.CHIPS[chip])
+    (device,) = chips.devices(chip)
     mesh = Mesh(np.array([device]), ("model",))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     struct = jax.ShapeDtypeStruct((8, 128), np.float32, sharding=everywhere)
