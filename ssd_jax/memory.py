@@ -127,15 +127,24 @@ def check_fits(config: Config, context: int, parts: Parts) -> None:
     )
 
 
+def bytes_per_device(structs: Any) -> int:
+    """What each device holds of arrays of these structs, in bytes."""
+    return sum(_share(struct) for struct in jax.tree.leaves(structs))
+
+
 def _size(structs: Any) -> int:
     """Bytes of all devices together."""
-    total = 0
-    for struct in jax.tree.leaves(structs):
-        shape, devices = struct.shape, 1
-        if struct.sharding is not None:
-            shape, devices = struct.sharding.shard_shape(shape), len(struct.sharding.device_set)
-        total += devices * math.prod(shape) * struct.dtype.itemsize
-    return total
+    return sum(_share(struct) * _devices(struct) for struct in jax.tree.leaves(structs))
+
+
+def _share(struct: jax.ShapeDtypeStruct) -> int:
+    whole = struct.sharding is None
+    shape = struct.shape if whole else struct.sharding.shard_shape(struct.shape)
+    return math.prod(shape) * struct.dtype.itemsize
+
+
+def _devices(struct: jax.ShapeDtypeStruct) -> int:
+    return 1 if struct.sharding is None else len(struct.sharding.device_set)
 
 
 def _gib(size: int) -> str:

@@ -7,9 +7,7 @@ import json
 import logging
 
 import jax
-import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from ssd_jax import LLM, compat
 from ssd_jax.cli.main import main
@@ -18,7 +16,7 @@ from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.models.sharding import MODEL_AXIS
+from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 
@@ -28,7 +26,7 @@ class FakePrograms:
         execution = Execution.for_platform(
             "cpu", dtype, linear="xla" if dtype == "float32" else "cpu", attention="cpu"
         )
-        mesh = Mesh(np.array(jax.devices()[:devices]), (MODEL_AXIS,)) if devices else None
+        mesh = mesh_of(jax.devices()[:devices]) if devices else None
         config = ModelConfig.from_hf(tiny.config("llama", **changes))
         self.model = FunctionalModel(config, execution, mesh=mesh)
         self.widths = widths
@@ -83,7 +81,7 @@ def test_what_devices_do_not_divide_is_named_with_its_size():
     }
     first, second = result.lines
     assert "every device of the target has all of vocab (320)" in first
-    assert "kv_heads (2), which its 3 devices do not divide; give target_devices" in first
+    assert "kv_heads (2), which its 3 devices do not divide; give another" in first
     assert "every device of the draft has all of ffn (51)" in second
     assert found("law", FakePrograms(devices=2)).lines == ()
 

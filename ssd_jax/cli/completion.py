@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -40,7 +39,9 @@ def _flags(command: str) -> list[_Flag]:
     """What the command's help lists."""
     if command == "completion":
         return []
-    module = importlib.import_module(f"ssd_jax.cli.{command}")
+    from ssd_jax.cli.main import module_of
+
+    module = module_of(command)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             module.run(["--help"])

@@ -26,6 +26,7 @@ COMMANDS = {
     "distill": "train a small draft on a target's own text",
     "demo": "answer short prompts in every mode and show the speed",
     "trace": "draw what --trace wrote: target and draft, round by round",
+    "plan-mesh": "show which devices target and draft get, and what each holds",
     "models": "list the models that are on this machine",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
@@ -137,7 +138,12 @@ def _command(name: str):
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
         raise InputError(f"unknown command {name!r}; {hint}")
-    return importlib.import_module(f"ssd_jax.cli.{name}")
+    return module_of(name)
+
+
+def module_of(command: str) -> Any:
+    """The module of one of `COMMANDS`."""
+    return importlib.import_module(f"ssd_jax.cli.{command.replace('-', '_')}")
 
 
 def _usage() -> str:

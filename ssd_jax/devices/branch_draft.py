@@ -56,14 +56,14 @@ class BranchDraft:
         self._temperature = temperature
         self._pages = base.new_pages()
         model = base.model
-        self._history = model.place(base.new_history())
+        self._history = base.new_history()
         self._record = model.place(base.new_record())
         self._menu = [_Branches(programs) for programs in menu]
         self._held = self._menu[-1]  # that the last expansion made
         self._told: Any = None  # of the branches
         self._heard: BranchTokens | None = None  # the same on the host
         self._forwards = 0  # of the expansion
-        self._rows = SamplingRows(self.slots, model.config.vocab_size, model.everywhere)
+        self._rows = SamplingRows(self.slots, model.config.vocab_size, model.by_slots)
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
         self._tokens: np.ndarray | None = None  # of the records; None where only the device knows
 

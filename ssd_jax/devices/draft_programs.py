@@ -158,13 +158,13 @@ class DraftPrograms(PagedPrograms):
         self.tokens = tokens
         each, k = passes.ints(slots), drafting.k
         committed, unseen = passes.ints(slots, k + 1), passes.ints(slots, UNSEEN)
-        self.structs |= {
+        of_slots = {
             "kept": jax.eval_shape(self.new_record),
             "asked": Asked(committed, unseen, each, each, each),
             "lowered": passes.ints(slots, k),
             "rows": jax.ShapeDtypeStruct((slots,), jnp.bool_),
-            "index": passes.ints(),
         }
+        self.structs |= self.by_slots(of_slots) | {"index": passes.ints()}
         self._late: dict[Name, ProgramSpec] = {}
         for variant in drafting.variants(model.execution):
             parts = VARIANTS[variant]
@@ -225,7 +225,7 @@ class DraftPrograms(PagedPrograms):
             hidden, pages = self._run(parameters, pages, unseen, positions)
             last = (counts - 1)[:, None]
             hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1)[:, 0]
-            fresh = self.new_record()
+            fresh = self.drafting.empty(self.share, self.model.config)
             fresh = fresh._replace(
                 start=jnp.where(live, lengths + counts - 1, -1),
                 pending=jnp.take_along_axis(unseen, last, axis=1)[:, 0],
@@ -237,7 +237,8 @@ class DraftPrograms(PagedPrograms):
             )
             return record.where(live, fresh, kept), pages, history
 
-        return passes.spec(start, self.structs, ("pages", "history", "kept"))
+        results = ("kept", "pages", "history")
+        return self.spec(start, self.structs, ("pages", "history", "kept"), results)
 
     def _step_spec(self, parts: Parts) -> ProgramSpec:
         def step(parameters, pages, history, kept, index, rows, lowered, sampling):
@@ -250,7 +251,7 @@ class DraftPrograms(PagedPrograms):
             )
             return new, pages
 
-        return passes.spec(step, self.structs, ("pages", "kept"))
+        return self.spec(step, self.structs, ("pages", "kept"), ("kept", "pages"))
 
     def _run(self, parameters: Parameters, pages: AllPages, tokens, positions):
         return passes.step(self.model, parameters, pages, tokens, positions, self.page_size)
@@ -268,7 +269,7 @@ class DraftPrograms(PagedPrograms):
         parts: Parts,
     ) -> Record:
         """Puts token `index` of the live rows, which follows hidden [B, hidden], into records."""
-        every = jnp.arange(self.slots)
+        every = jnp.arange(self.share)
         place = jnp.broadcast_to(index, every.shape)
         outputs = self.model.output_ids
         drawn = self.drafting.draw(

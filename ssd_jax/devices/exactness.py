@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
+import jax
 import numpy as np
 
 from ssd_jax.devices.sampling_rows import SamplingRows
@@ -84,7 +85,7 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
     """
     *narrower, widest = programs.widths
     slots, vocab, model = programs.slots, logits.shape[1], programs.model
-    rows = SamplingRows(slots, vocab, model.everywhere)
+    rows = SamplingRows(slots, vocab, model.by_slots)
     rows.set(SlotOpening(0, params))
     start = np.full(slots, IDLE, np.int32)
     start[0] = widest
@@ -98,11 +99,11 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
         every = np.broadcast_to(logits[: width + 1], (slots, width + 1, vocab))
         accept = programs.fitting(("accept", slots, width), partial(rows.needed, start))
         packed, _, _, reported = accept(
-            model.place(every.reshape(-1, vocab)),
+            jax.device_put(every.reshape(-1, vocab), programs.logits_of(width).sharding),
             model.place(Proposal(tokens, lengths.copy(), support, q)),
             rows.on_device(),
             start,
-            model.place(programs.new_history()),
+            programs.new_history(),
             np.int32(0),
         )
         known = [np.asarray(packed)[0, 1:], *(np.asarray(each)[0] for each in reported or ())]

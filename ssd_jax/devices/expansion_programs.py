@@ -76,9 +76,9 @@ class ExpansionPrograms:
         self._outputs = base.model.output_ids
         self._structs = base.structs | {
             "scratch": self._model.branch_structs(base.slots, self._k, self.branches),
-            "expansion": jax.eval_shape(self.new_expansion),
-            "counts": passes.ints(base.slots, self._k + 1),
-            "promotion": jax.eval_shape(lambda: no_promotion(base.slots, self._k)),
+            "expansion": base.by_slots(jax.eval_shape(self.new_expansion)),
+            "counts": base.by_slots(passes.ints(base.slots, self._k + 1)),
+            "promotion": base.by_slots(jax.eval_shape(lambda: no_promotion(base.slots, self._k))),
         }
         specs: dict[Name, ProgramSpec] = {("promote", self._k): self._promote_spec()}
         for variant in base.drafting.variants(self._model.execution):
@@ -115,7 +115,10 @@ class ExpansionPrograms:
 
     def new_expansion(self) -> Expansion:
         """No branches."""
-        rows = self.base.slots * self.branches
+        return self._nothing(self.base.slots)
+
+    def _nothing(self, slots: int) -> Expansion:
+        rows = slots * self.branches
         path = jnp.full((rows, self._k + 1), -1, jnp.int32)
         return Expansion(self.base.drafting.empty(rows, self._model.config), path)
 
@@ -124,7 +127,7 @@ class ExpansionPrograms:
             length = jnp.asarray(kept.proposal.length)
             forks = branching.forks(counts, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
-            places = jnp.broadcast_to(jnp.arange(self._k), (self.base.slots, self._k))
+            places = jnp.broadcast_to(jnp.arange(self._k), (self.base.share, self._k))
             ranked = self._ranked(
                 lambda: passes.logits(self._model, parameters, kept.hidden),
                 kept,
@@ -154,7 +157,7 @@ class ExpansionPrograms:
             before = jnp.arange(self._k) < forks.k[:, :, None]
             said = jnp.where(before, jnp.asarray(kept.proposal.tokens)[:, None], -1)
             path = jnp.concatenate([said, bonus[:, :, None]], axis=-1).reshape(-1, self._k + 1)
-            grown = self.new_expansion().records._replace(
+            grown = self._nothing(self.base.share).records._replace(
                 start=position.reshape(-1), pending=bonus.reshape(-1)
             )
             logits = passes.logits(self._model, parameters, hidden)
@@ -179,11 +182,12 @@ class ExpansionPrograms:
             expansion = Expansion(records, path.at[:, -1].set(bonus.reshape(-1)))
             return pages, scratch, expansion, self._news(expansion)
 
-        return passes.spec(expand, self._structs, ("pages", "scratch"))
+        results = ("pages", "scratch", "expansion", "slots")
+        return self.base.spec(expand, self._structs, ("pages", "scratch"), results)
 
     def _grow_spec(self, parts: Parts) -> ProgramSpec:
         def grow(parameters, pages, history, scratch, expansion, lowered, sampling):
-            records, shape = expansion.records, (self.base.slots, self.branches)
+            records, shape = expansion.records, (self.base.share, self.branches)
             length = jnp.asarray(records.proposal.length)
             live = (records.start >= 0) & (length < self._k)
             index = jnp.maximum(length - 1, 0)[:, None]
@@ -206,7 +210,8 @@ class ExpansionPrograms:
             expansion = expansion._replace(records=records)
             return pages, scratch, expansion, self._news(expansion)
 
-        return passes.spec(grow, self._structs, ("pages", "scratch", "expansion"))
+        kept = ("pages", "scratch", "expansion")
+        return self.base.spec(grow, self._structs, kept, (*kept, "slots"))
 
     def _promote_spec(self) -> ProgramSpec:
         def promote(pages, history, scratch, expansion, promotion):
@@ -214,9 +219,9 @@ class ExpansionPrograms:
             history = penalties.add_output(history, promotion.committed)
             winner = jnp.asarray(promotion.winner)
             hit = winner >= 0
-            flat = jnp.arange(self.base.slots) * self.branches + jnp.maximum(winner, 0)
+            flat = jnp.arange(self.base.share) * self.branches + jnp.maximum(winner, 0)
             won = jax.tree.map(lambda array: array[flat], expansion.records)
-            given = self.base.new_record()
+            given = self.base.drafting.empty(self.base.share, self._model.config)
             given = given._replace(
                 proposal=as_point_mass_where(
                     given.proposal._replace(
@@ -238,7 +243,8 @@ class ExpansionPrograms:
             pages = passes.promote(self._model, pages, scratch, winner, positions)
             return pages, history, new
 
-        return passes.spec(promote, self._structs, ("pages", "history"))
+        results = ("pages", "history", "kept")
+        return self.base.spec(promote, self._structs, ("pages", "history"), results)
 
     def _follow_spec(self, parts: Parts) -> ProgramSpec:
         def follow(parameters, pages, history, kept, rows, sampling):
@@ -249,8 +255,8 @@ class ExpansionPrograms:
             positions = jnp.where(live, kept.start[:, None] + places, -1)
             size = self.base.page_size
             hidden, pages = passes.step(self._model, parameters, pages, run, positions, size)
-            row = jnp.repeat(jnp.arange(self.base.slots), self._k)
-            before = jnp.tile(places, self.base.slots)
+            row = jnp.repeat(jnp.arange(self.base.share), self._k)
+            before = jnp.tile(places, self.base.share)
             found = drafting.candidates(
                 passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
                 sampling_of(sampling, row),
@@ -266,7 +272,7 @@ class ExpansionPrograms:
             states = jnp.where(live, hidden[..., : kept.hidden.shape[2]], kept.hidden)
             return pages, kept._replace(candidates=candidates, hidden=states)
 
-        return passes.spec(follow, self._structs, ("pages",))
+        return self.base.spec(follow, self._structs, ("pages",), ("pages", "kept"))
 
     def _forward(
         self,
@@ -319,7 +325,7 @@ class ExpansionPrograms:
         if self.base.drafting.predict == "plain":
             return plain
         hot = sampling.temperature > 0
-        row = jnp.repeat(jnp.arange(self.base.slots), before.shape[1])
+        row = jnp.repeat(jnp.arange(self.base.share), before.shape[1])
         count = before.reshape(-1)
         tokens = jnp.asarray(kept.proposal.tokens)
 
@@ -358,7 +364,7 @@ class ExpansionPrograms:
         Returns: the records [B * M], and the candidates [B * M, W] of all, the tail's among them.
         """
         records, live = expansion.records, live.reshape(-1)
-        row = jnp.repeat(jnp.arange(self.base.slots), self.branches)
+        row = jnp.repeat(jnp.arange(self.base.share), self.branches)
         place = jnp.asarray(records.proposal.length)
         drawn_before = jnp.arange(self._k) < place[:, None]
 
@@ -389,4 +395,4 @@ class ExpansionPrograms:
         head = jnp.stack([expansion.path[:, -1], jnp.asarray(records.proposal.length)], axis=1)
         tokens = jnp.asarray(records.proposal.tokens)
         told = jnp.concatenate([head, tokens, records.confidence], axis=1)
-        return told.reshape(self.base.slots, self.branches, -1)
+        return told.reshape(self.base.share, self.branches, -1)

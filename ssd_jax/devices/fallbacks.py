@@ -10,7 +10,7 @@ import jax
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.models.sharding import MODEL_AXIS
+from ssd_jax.models.sharding import TENSOR_AXIS
 
 if TYPE_CHECKING:
     from ssd_jax.devices.target_programs import Programs
@@ -65,9 +65,11 @@ def find_fallbacks(
         )
     replicated = {}
     for role, model in (("target", programs.model), ("draft", draft)):
-        if model is not None and model.mesh is not None and model.rules.whole:
+        if model is None or model.mesh is None:
+            continue
+        if model.rules.whole:
             replicated[role] = list(model.rules.whole)
-            lines.append(_replicated_line(role, model))
+        lines += mesh_lines(role, model)
     return Fallbacks(
         exact="law" if held == "law" else "bitwise",
         metrics={"exact": held, "replicated": replicated or None},
@@ -92,8 +94,24 @@ def _uncompiled_lines(*models: FunctionalModel | None) -> list[str]:
     return []
 
 
-def _replicated_line(role: str, model: FunctionalModel) -> str:
-    assert model.mesh is not None
+def mesh_lines(role: str, model: FunctionalModel) -> list[str]:
+    """One on what every device has whole, one on what several have alike; as far as there is any.
+
+    Args:
+      role: "target" or "draft".
+    """
+    lines, copies = [], model.rules.kv_copies
+    if model.mesh is not None and model.rules.whole:
+        lines.append(_replicated_line(role, model, model.mesh.shape[TENSOR_AXIS]))
+    if copies > 1:
+        lines.append(
+            f"each of the {model.config.num_kv_heads} key/value heads of the {role} is on {copies} "
+            "devices, with a part of its query heads on each"
+        )
+    return lines
+
+
+def _replicated_line(role: str, model: FunctionalModel, count: int) -> str:
     sizes = {
         "vocab": model.config.vocab_size,
         "outputs": model.config.outputs,
@@ -101,9 +119,8 @@ def _replicated_line(role: str, model: FunctionalModel) -> str:
         "kv_heads": model.config.num_kv_heads,
         "ffn": model.config.intermediate_size,
     }
-    count = model.mesh.shape[MODEL_AXIS]
     what = ", ".join(f"{name} ({sizes[name]})" for name in model.rules.whole)
     return (
         f"every device of the {role} has all of {what}, which its {count} devices do not divide; "
-        f"give {role}_devices another number of devices"
+        "give another number of devices"
     )

@@ -43,9 +43,9 @@ class ModelDrafter(Drafter):
         self._temperature, self._send = temperature, send
         self._pages = programs.new_pages()
         model = programs.model
-        self._history = model.place(programs.new_history())
+        self._history = programs.new_history()
         self._record = model.place(programs.new_record())
-        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.everywhere)
+        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.by_slots)
         self._cached = np.zeros(programs.slots, np.int32)  # positions with right keys and values
         self._told = np.zeros(programs.slots, np.int32)  # tokens that the history has counted
         self._proposal: Any = None

@@ -17,6 +17,7 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
+from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.variants import Needed, fitting
@@ -24,17 +25,25 @@ from ssd_jax.system.cores import usable_cores
 
 
 class ProgramSpec(NamedTuple):
-    """A pure function to compile for arguments of known shapes; `donate` are reused in place."""
+    """A pure function to compile for arguments of known shapes.
+
+    On a mesh, each group of devices that shares a model runs it for the slots that it has: the
+    function sees these alone.
+
+    Attributes:
+      donate: arguments that are reused in place.
+      results: shardings of the results, each of a tree or for all of it; None without a mesh.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    donate: tuple[int, ...]
+    donate: tuple[int, ...] = ()
+    results: tuple[Any, ...] | None = None
 
     def compile(self, mesh: Mesh | None) -> jax.stages.Compiled:
         """The program, for the default device or for those of a mesh.
 
-        Arguments that name no sharding are whole on every device of the mesh, and so are results;
-        but one that takes the place of a donated argument is laid out as that is.
+        Arguments that name no sharding are whole on every device of the mesh.
         """
         if mesh is None:
             jitted = jax.jit(self.function, donate_argnums=self.donate)
@@ -46,35 +55,26 @@ class ProgramSpec(NamedTuple):
             return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
 
         arguments = jax.tree.map(placed, self.arguments)
-        donated = [arguments[index] for index in self.donate]
-        laid_out = {
-            _kind(tree): jax.tree.map(lambda struct: struct.sharding, tree) for tree in donated
-        }
-        results = jax.eval_shape(self.function, *arguments)
-        shardings = tuple(laid_out.get(_kind(result), everywhere) for result in results)
-        jitted = jax.jit(self.function, donate_argnums=self.donate, out_shardings=shardings)
+        shares = jax.shard_map(
+            self.function,
+            mesh=mesh,
+            in_specs=jax.tree.map(lambda struct: _of_slots(struct.sharding), arguments),
+            out_specs=jax.tree.map(_of_slots, self.results),
+            axis_names={DATA_AXIS},
+            check_vma=False,
+        )
+        jitted = jax.jit(shares, donate_argnums=self.donate, out_shardings=self.results)
         return jitted.lower(*arguments).compile()
 
 
-def spec(
-    function: Callable[..., Any], structs: Mapping[str, Any], donate: Sequence[str]
-) -> ProgramSpec:
-    """A function to compile for the `structs` that its parameters are named after."""
-    names = list(inspect.signature(function).parameters)
-    return ProgramSpec(
-        function, tuple(structs[name] for name in names), tuple(map(names.index, donate))
-    )
+def _of_slots(sharding: NamedSharding) -> PartitionSpec:
+    """What of a sharding is over slots."""
+    return PartitionSpec(*(axis if axis == DATA_AXIS else None for axis in sharding.spec))
 
 
 def ints(*shape: int) -> jax.ShapeDtypeStruct:
     """An int32 array."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def _kind(tree: Any) -> tuple[Any, ...]:
-    """What an argument and a result must share for one to be reused for the other."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 Name = tuple[str | int, ...]
@@ -158,13 +158,10 @@ def promote(
 
 
 def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:
-    """hidden [B, R, hidden] -> [B, R, outputs] float32, whole on every device: whoever draws from a
-    row does so as on one device."""
+    """hidden [B, R, hidden] -> [B, R, outputs] float32, cut between devices as the head is."""
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
     if model.mesh is not None:
-        # Without the first constraint the head itself is gathered.
-        for spec in (PartitionSpec(None, model.rules.outputs), PartitionSpec()):
-            flat = jax.lax.with_sharding_constraint(flat, NamedSharding(model.mesh, spec))
+        flat = jax.lax.with_sharding_constraint(flat, PartitionSpec(None, model.rules.outputs))
     return flat.reshape(*hidden.shape[:-1], -1)
 
 
@@ -181,18 +178,20 @@ class PagedPrograms:
       context: most positions a sequence may have.
 
     Attributes:
+      share: slots that a device has, which is what programs see of a mesh.
       structs: of the programs' arguments, by name.
     """
 
     def __init__(self, model: FunctionalModel, slots: int, context: int) -> None:
         self.model, self.slots, self.context = model, slots, context
+        self.share = slots // model.data_shards
         self.page_size = page_size(context)
         vocab = model.config.vocab_size
         self.structs: dict[str, Any] = {
             "parameters": model.parameter_structs(),
             "pages": model.page_structs(slots, self.page_size),
-            "history": jax.eval_shape(self.new_history),
-            "sampling": SamplingRows(slots, vocab).structs(),
+            "history": self._history_structs(),
+            "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
         }
         self._compiled: dict[Name, jax.stages.Compiled] = {}
 
@@ -203,13 +202,69 @@ class PagedPrograms:
         """The cheapest variant of a program that has the parts of the law that its rows need."""
         return self[fitting(self._compiled, name, needed)]
 
+    def by_slots(self, structs: Any) -> Any:
+        """Structs of arrays with the slots in front, on the model's devices."""
+        return jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self.model.by_slots), structs
+        )
+
+    def spec(
+        self,
+        function: Callable[..., Any],
+        structs: Mapping[str, Any],
+        donate: Sequence[str],
+        results: Sequence[str],
+    ) -> ProgramSpec:
+        """A function to compile for the `structs` that its parameters are named after.
+
+        Args:
+          results: what it returns: names of structs, "slots" for anything with the slots in front,
+            or "whole" for what every device has whole.
+        """
+        names = list(inspect.signature(function).parameters)
+        arguments = tuple(structs[name] for name in names)
+        laid_out = None
+        if self.model.mesh is not None:
+            usual = {"slots": self.model.by_slots, "whole": self.model.everywhere}
+            laid_out = tuple(
+                usual.get(name) or jax.tree.map(lambda struct: struct.sharding, structs[name])
+                for name in results
+            )
+        return ProgramSpec(function, arguments, tuple(map(names.index, donate)), laid_out)
+
+    def own(self, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Where a slot is among those that the device has, and whether it has it."""
+        if self.model.data_shards == 1:
+            return slot, jnp.array(True)
+        here = slot - jax.lax.axis_index(DATA_AXIS) * self.share
+        return jnp.clip(here, 0, self.share - 1), (here >= 0) & (here < self.share)
+
+    def of_owner(self, tree: Any, owner: jax.Array) -> Any:
+        """Arrays of the devices that have a slot, on all devices."""
+        if self.model.data_shards == 1:
+            return tree
+        return jax.tree.map(lambda x: jax.lax.psum(jnp.where(owner, x, 0), DATA_AXIS), tree)
+
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""
         return self.model.new_pages(self.slots, self.page_size)
 
     def new_history(self) -> History:
         """No tokens in any slot."""
-        return penalties.empty(self.slots, self.model.config.vocab_size)
+        return jax.tree.map(
+            lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding),
+            self.structs["history"],
+        )
+
+    def _history_structs(self) -> History:
+        """Tokens are cut between devices as rows of the embedding are."""
+        model, sharding = self.model, None
+        if model.mesh is not None:
+            sharding = NamedSharding(model.mesh, PartitionSpec(DATA_AXIS, model.rules.vocab))
+        whole = jax.eval_shape(lambda: penalties.empty(self.slots, model.config.vocab_size))
+        return jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), whole
+        )
 
     def prefill(
         self,
@@ -246,20 +301,33 @@ class PagedPrograms:
 
         def prefill(parameters, pages, history, tokens, where):
             slot, offset, count = where
+            slot, owner = self.own(slot)
             index = jnp.arange(width)[None]
-            real = index < count
+            real = (index < count) & owner
             positions = jnp.where(real, offset + index, self.page_size)
             visible = jnp.where(real, positions + 1, 0)
             module = model.module(parameters)
             table = kv_pages.Contiguous(slot)
             hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
             history = penalties.add_prompt(
-                history, slot, jnp.where(real, tokens, vocab)[0], offset == 0
+                history, slot, jnp.where(real, tokens, vocab)[0], (offset == 0) & owner
             )
             if not with_logits:
                 return pages, history, None
             last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
-            return pages, history, module.logits(last)
+            return pages, history, self.of_owner(logits(model, parameters, last), owner)
 
         structs = self.structs | {"tokens": ints(1, width), "where": ints(3)}
-        return spec(prefill, structs, ("pages", "history"))
+        structs["logits"] = self.logits_of_one()
+        kept = ("pages", "history")
+        return self.spec(prefill, structs, kept, (*kept, "logits" if with_logits else "whole"))
+
+    def logits_of_one(self) -> jax.ShapeDtypeStruct:
+        """Logits [1, outputs] of a `prefill`."""
+        return self._logits(1, None)
+
+    def _logits(self, rows: int, slots: str | None) -> jax.ShapeDtypeStruct:
+        model, sharding = self.model, None
+        if model.mesh is not None:
+            sharding = NamedSharding(model.mesh, PartitionSpec(slots, model.rules.outputs))
+        return jax.ShapeDtypeStruct((rows, model.config.outputs), jnp.float32, sharding=sharding)

@@ -60,11 +60,11 @@ class DeviceTarget:
         self._parameters = list(parameters)
         self._pages = programs.new_pages()
         model = programs.model
-        self._history = model.place(programs.new_history())
-        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.everywhere)
-        self._nothing = {
-            rows: model.place(programs.verification.blank(rows)) for rows in {1, self.slots}
-        }
+        self._history = programs.new_history()
+        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.by_slots)
+        blank = programs.verification.blank
+        self._nothing = model.place(blank(self.slots))
+        self._nothing_in_one = model.place_whole(blank(1))
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Target.open`."""
@@ -81,7 +81,7 @@ class DeviceTarget:
         packed, bonus, self._history, logprobs = device.run(
             self._programs.fitting(("accept", 1, 0), lambda: VARIANTS["full"]),
             logits,
-            self._nothing[1],
+            self._nothing_in_one,
             self._rows.row(slot),
             start,
             self._history,
@@ -95,7 +95,7 @@ class DeviceTarget:
         """See `protocols.Target.forward`."""
         most = 0 if drafted is None else int(drafted.lengths.max())
         width = min(width for width in self._programs.widths if width >= most)
-        tokens = self._nothing[self.slots].tokens if drafted is None else drafted.tokens
+        tokens = self._nothing.tokens if drafted is None else drafted.tokens
         logits, self._pages = device.run(
             self._programs["forward", width],
             self._parameters,
@@ -113,7 +113,7 @@ class DeviceTarget:
                 ("accept", self.slots, logits.width), partial(self._rows.needed, logits.lengths)
             ),
             logits.logits,
-            self._nothing[self.slots] if proposal is None else proposal,
+            self._nothing if proposal is None else proposal,
             self._rows.on_device(),
             logits.lengths,
             self._history,

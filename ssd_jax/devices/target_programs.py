@@ -12,6 +12,7 @@ from ssd_jax.devices import passes
 from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
 from ssd_jax.sampling.penalties import History
@@ -101,6 +102,10 @@ class Programs(PagedPrograms):
         """Runs every verification at the widest width, also those with fewer proposals."""
         self._widths = self._widths[-1:]
 
+    def logits_of(self, proposed: int) -> jax.ShapeDtypeStruct:
+        """Logits [slots * (proposed + 1), V] of a `forward`."""
+        return self._logits(self.slots * (proposed + 1), DATA_AXIS)
+
     def compile_forward(self, proposed: int) -> jax.stages.Compiled:
         """`forward` of a number of proposed tokens that is not among the programs."""
         return self._forward_spec(proposed).compile(self.model.mesh)
@@ -118,20 +123,23 @@ class Programs(PagedPrograms):
 
         room = max(proposed, self.verification.widths[-1])
         structs = self.structs | {
-            **dict.fromkeys(("pending", "lengths"), passes.ints(self.slots)),
-            "tokens": passes.ints(self.slots, room),
+            **self.by_slots(dict.fromkeys(("pending", "lengths"), passes.ints(self.slots))),
+            "tokens": self.by_slots(passes.ints(self.slots, room)),
+            "logits": self.logits_of(proposed),
         }
-        return passes.spec(forward, structs, ("pages",))
+        return self.spec(forward, structs, ("pages",), ("logits", "pages"))
 
     def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
         """`accept` of every slot, or of one slot whose number is an argument."""
         vocab, about = self.model.config.vocab_size, self.verification
         law = {"tokens": self._tokens, "parts": VARIANTS[variant]}
+        every = rows == self.slots
 
         def accept(logits, drafted, sampling, start, history, slot):
-            logits = logits.reshape(rows, proposed + 1, vocab)
+            logits = logits.reshape(-1, proposed + 1, vocab)
             drafted = proposal.narrow(drafted, proposed)
-            own = history if rows == self.slots else _row(history, slot)
+            slot, owner = self.own(slot)
+            own = history if every else _row(history, slot)
             outcome = verify(logits, drafted, sampling, start, own, rule=about.rule, **law)
             reported = None
             if about.logprobs is not None:
@@ -143,20 +151,24 @@ class Programs(PagedPrograms):
                 reported = logprobs(of, emitted(drafted, outcome), about.logprobs)
             said = history
             if VARIANTS[variant].adjusted is not False:
-                said = commit(own, drafted, outcome, start >= 0)
-                if rows != self.slots:
+                said = commit(own, drafted, outcome, (start >= 0) & (every | owner))
+                if not every:
                     said = history._replace(output=history.output.at[slot].set(said.output[0]))
             packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
-            return packed, outcome.bonus, said, reported
+            told = packed, outcome.bonus, reported
+            packed, bonus, reported = told if every else self.of_owner(told, owner)
+            return packed, bonus, said, reported
 
-        structs = self.structs | {
-            "logits": jax.ShapeDtypeStruct((rows * (proposed + 1), vocab), jnp.float32),
+        of_rows = {
             "drafted": jax.eval_shape(lambda: about.blank(rows)),
             "sampling": SamplingRows(rows, vocab).structs(),
             "start": passes.ints(rows),
-            "slot": passes.ints(),
         }
-        return passes.spec(accept, structs, ("history",))
+        structs = self.structs | (self.by_slots(of_rows) if every else of_rows)
+        structs["logits"] = self.logits_of(proposed) if every else self.logits_of_one()
+        structs["slot"] = passes.ints()
+        told = "slots" if every else "whole"
+        return self.spec(accept, structs, ("history",), (told, told, "history", told))
 
 
 def _row(history: History, slot: jax.Array) -> History:

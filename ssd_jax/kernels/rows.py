@@ -3,7 +3,9 @@ depend on the others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +16,8 @@ LONG = 4096
 """Rows of this many elements are large by themselves."""
 
 _BLOCK = 128
+_SHORT = 16  # the least worth making
+_SHARES = 8  # devices that may share columns without cutting a block
 _COLUMNS = 8  # of ones to sum with; one column would be turned back into a sum
 _ROWS = 2  # one row rounds in its own way
 
@@ -137,14 +141,25 @@ def largest(
     As `lax.top_k`, which is slow on long rows: the largest values lie in the blocks with the
     largest maxima, so only those are sorted through.
     """
-    rows, size = values.shape
+    size = values.shape[1]
     if size < 2 * count * _BLOCK:
         best, ids = jax.lax.top_k(values, count)
         return best, ids
-    padding = ((0, 0), (0, -size % _BLOCK))
-    blocks = jnp.pad(values, padding, constant_values=-jnp.inf).reshape(rows, -1, _BLOCK)
+    # Where several devices share the columns, none of these blocks lies on two of them.
+    even = math.gcd(size, _BLOCK * _SHARES) // _SHARES
+    return jax.lax.platform_dependent(
+        values,
+        cpu=partial(_largest, count=count, width=_BLOCK),
+        default=partial(_largest, count=count, width=even if even >= _SHORT else _BLOCK),
+    )
+
+
+def _largest(values: jax.Array, *, count: int, width: int) -> tuple[jax.Array, jax.Array]:
+    rows, size = values.shape
+    padding = ((0, 0), (0, -size % width))
+    blocks = jnp.pad(values, padding, constant_values=-jnp.inf).reshape(rows, -1, width)
     block = jnp.sort(jax.lax.top_k(jnp.max(blocks, axis=-1), count)[1])
     few = jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(rows, -1)
     best, place = jax.lax.top_k(few, count)
-    ids = jnp.take_along_axis(block, place // _BLOCK, axis=1) * _BLOCK + place % _BLOCK
+    ids = jnp.take_along_axis(block, place // width, axis=1) * width + place % width
     return best, ids.astype(jnp.int32)

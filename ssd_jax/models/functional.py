@@ -6,6 +6,7 @@ fraction of a module's own call overhead.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Axes, Embedding, Matrix
-from ssd_jax.models.sharding import PAGES_AXES, ShardingRules
+from ssd_jax.models.sharding import DATA_AXIS, PAGES_AXES, ShardingRules
 
 Parameters = Sequence[jax.Array]
 
@@ -38,6 +39,7 @@ class FunctionalModel:
       config: architecture.
       execution: platform choices.
       mesh, rules: where parameters and pages live; `mesh=None` is the default device.
+      kv_heads: key/value heads of all devices that share a model together; see `kv_copies`.
       output_ids: tokens of the head's rows, ascending, where `config.output_size` is their number;
         None where row v is token v. A draft's programs have them as constants.
       stored: kind of each weight that is packed as its checkpoint stores it, by tensor name, where
@@ -60,13 +62,16 @@ class FunctionalModel:
         self.execution = execution
         self.mesh = mesh
         self.rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
+        self.kv_heads = config.num_kv_heads * self.rules.kv_copies
         self.stored = dict(stored or {})
-        module = nnx.eval_shape(lambda: CausalLM(config, execution))
+        copied = dataclasses.replace(config, num_kv_heads=self.kv_heads)
+        module = nnx.eval_shape(lambda: CausalLM(copied, execution))
         self._packed = _pack(module, self.stored) if execution.linear == "cpu" else {}
         self._graph, state = nnx.split(module)
         self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
         self._quantized = self._int8_placement()
+        self._copied = self._copied_placement() if self.rules.kv_copies > 1 else {}
 
     def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
@@ -74,12 +79,14 @@ class FunctionalModel:
         for path, variable in self._flat:
             if str(path[-1]).endswith(_SCALE):
                 continue  # comes from its weight
-            value, names = variable.get_value(), self._names(path)
+            value, names, axes = variable.get_value(), self._names(path), variable.axes
             shape = value.shape if len(names) == 1 else value.shape[1:]
             shape = self._packed[names[0]].shape if names[0] in self._packed else shape
+            if names[0] in self._copied:
+                shape, axes = (shape[0] // self.rules.kv_copies, *shape[1:]), (None,) * len(shape)
             whole = not jnp.issubdtype(value.dtype, jnp.integer)
             dtype = value.dtype if whole else self.execution.floating
-            wanted |= dict.fromkeys(names, self._struct(shape, dtype, variable.axes))
+            wanted |= dict.fromkeys(names, self._struct(shape, dtype, axes))
         return wanted
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
@@ -90,6 +97,10 @@ class FunctionalModel:
         """
         if name in self._packed:
             return {name: _packing(self._packed[name].kind)(array)}
+        if name in self._copied:
+            heads = array.reshape(self.config.num_kv_heads, -1, *array.shape[1:])
+            copies = jax.jit(jnp.repeat, static_argnums=(1, 2))(heads, self.rules.kv_copies, 0)
+            array = jax.device_put(copies.reshape(-1, *array.shape[1:]), self._copied[name])
         placed = self._quantized.get(name)
         if placed is None:
             return {name: array}
@@ -111,8 +122,22 @@ class FunctionalModel:
         """Of what each device of the mesh holds whole; None without a mesh."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
+    @property
+    def by_slots(self) -> Sharding | None:
+        """Of arrays with a row, or as many rows, for each slot; None without a mesh."""
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec(DATA_AXIS))
+
+    @property
+    def data_shards(self) -> int:
+        """Groups of devices that share the slots."""
+        return 1 if self.mesh is None else self.mesh.shape[DATA_AXIS]
+
     def place(self, arrays: Any) -> Any:
-        """Arrays of any tree, on the model's devices; only dispatches."""
+        """Arrays of any tree with the slots in front, on the model's devices; only dispatches."""
+        return arrays if self.mesh is None else jax.device_put(arrays, self.by_slots)
+
+    def place_whole(self, arrays: Any) -> Any:
+        """Arrays of any tree, whole on every device of the model; only dispatches."""
         return arrays if self.mesh is None else jax.device_put(arrays, self.everywhere)
 
     def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
@@ -126,7 +151,7 @@ class FunctionalModel:
         """Structure of `AllPages`: `count` pages a layer, each of `page_size` positions."""
         c, e = self.config, self.execution
         per_array = count * c.num_layers if e.scan_layers else count
-        shape = (per_array, c.num_kv_heads, page_size, 2 * c.head_dim)
+        shape = (per_array, self.kv_heads, page_size, 2 * c.head_dim)
         struct = self._struct(shape, e.pages, PAGES_AXES)
         return struct if e.scan_layers else [struct] * c.num_layers
 
@@ -141,8 +166,8 @@ class FunctionalModel:
     def branch_structs(self, rows: int, depths: int, branches: int) -> Any:
         """Structure of `AllBranches`: room for `depths` tokens of each of the rows' branches."""
         c, e = self.config, self.execution
-        shape = (rows, c.num_kv_heads, depths, branches, 2 * c.head_dim)
-        axes = (None, "kv_heads", None, None, None)
+        shape = (rows, self.kv_heads, depths, branches, 2 * c.head_dim)
+        axes = ("slots", "kv_heads", None, None, None)
         if e.scan_layers:
             return self._struct((c.num_layers, *shape), e.pages, axes)
         return [self._struct(shape, e.pages, axes)] * c.num_layers
@@ -168,6 +193,15 @@ class FunctionalModel:
                 rows: Any = Quantized(values.sharding, scales.sharding)  # type: ignore[arg-type]
                 placed |= dict.fromkeys(self._names(path), rows)
         return placed
+
+    def _copied_placement(self) -> dict[str, Any]:
+        """Shardings of what each key/value head has rows of, by name."""
+        return {
+            name: self._struct((0,) * len(variable.axes), jnp.dtype("int8"), variable.axes).sharding
+            for path, variable in self._flat
+            for name in self._names(path)
+            if variable.axes[0] == "kv_heads"
+        }
 
     def _names(self, path: Sequence[Any]) -> list[str]:
         parts = [str(part) for part in path]

@@ -1,49 +1,71 @@
-"""Logical axis names of parameters and pages, and the one table that maps them to mesh axes."""
+"""Meshes, the logical axis names of arrays, and the one table that maps these to mesh axes."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from ssd_jax.models.config import ModelConfig
 
-MODEL_AXIS = "model"
+DATA_AXIS = "data"
+"""Mesh axis over which the slots of a batch are spread."""
+
+TENSOR_AXIS = "tensor"
 """Mesh axis of tensor parallelism."""
 
-PAGES_AXES = (None, "kv_heads", None, None)
+PAGES_AXES = ("slots", "kv_heads", None, None)
 """Logical axes of a page array [pages, kv_heads, page_size, 2 * head_dim]."""
+
+
+def mesh_of(devices: Sequence[Any], data: int = 1) -> Mesh:
+    """A grid: `data` groups share the slots, the neighbours in a group share a model."""
+    return Mesh(np.array(devices).reshape(data, -1), (DATA_AXIS, TENSOR_AXIS))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardingRules:
-    """Mesh axis of each logical axis; None replicates. The default is tensor parallelism."""
+    """Mesh axis of each logical axis; None replicates. The default is tensor parallelism.
 
-    vocab: str | None = MODEL_AXIS
-    outputs: str | None = MODEL_AXIS
-    heads: str | None = MODEL_AXIS
-    kv_heads: str | None = MODEL_AXIS
-    ffn: str | None = MODEL_AXIS
+    Attributes:
+      kv_copies: how many devices have the same key/value head, where there are fewer heads than
+        devices.
+    """
+
+    slots: str | None = DATA_AXIS
+    vocab: str | None = TENSOR_AXIS
+    outputs: str | None = TENSOR_AXIS
+    heads: str | None = TENSOR_AXIS
+    kv_heads: str | None = TENSOR_AXIS
+    ffn: str | None = TENSOR_AXIS
     embed: str | None = None
+    kv_copies: int = 1
 
     @classmethod
     def fitting(cls, config: ModelConfig, mesh: Mesh) -> ShardingRules:
         """Tensor parallelism of what the mesh divides evenly; all else is on every device.
 
-        Attention is cut between key/value heads, each with its query heads, or not at all.
+        Attention is cut between key/value heads, each with its query heads. Where these are fewer
+        than the devices, several have the same one, with their part of its query heads; where that
+        does not come out even, attention is not cut.
         """
-        count = mesh.shape[MODEL_AXIS]
+        count = mesh.shape[TENSOR_AXIS]
 
         def cut(size: int) -> str | None:
-            return None if size % count else MODEL_AXIS
+            return None if size % count else TENSOR_AXIS
 
-        heads = cut(config.num_kv_heads)
+        copies = 1 if count % config.num_kv_heads else count // config.num_kv_heads
+        heads = cut(config.num_heads) and cut(config.num_kv_heads * copies)
         return cls(
             vocab=cut(config.vocab_size),
             outputs=cut(config.outputs),
             heads=heads,
             kv_heads=heads,
             ffn=cut(config.intermediate_size),
+            kv_copies=copies if heads else 1,
         )
 
     @property

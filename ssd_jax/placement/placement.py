@@ -7,8 +7,9 @@ so that bad settings are refused at once.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.cores import RoleNumbers, shown
@@ -24,30 +25,77 @@ _REMEDY = (
 )
 
 
+class Grid(NamedTuple):
+    """Devices of the target: `data` groups share the slots, the `tensor` devices of a group share
+    the model."""
+
+    data: int
+    tensor: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From a setting such as "data=2,tensor=4"; an axis that is not named has one.
+
+        Raises:
+          InputError: not such a setting.
+        """
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            found = re.fullmatch(r"\s*(data|tensor)=([1-9]\d{0,4})\s*", part)
+            if found is None or found[1] in sizes:
+                raise InputError(
+                    f"mesh = {text!r} is not understood; give sizes of the axes data and tensor, "
+                    "such as tensor=4 or data=2,tensor=4"
+                )
+            sizes[found[1]] = int(found[2])
+        return cls(sizes.get("data", 1), sizes.get("tensor", 1))
+
+    @property
+    def devices(self) -> int:
+        """How many."""
+        return self.data * self.tensor
+
+    def __str__(self) -> str:
+        return f"data={self.data},tensor={self.tensor}"
+
+
 class DeviceGroups(RoleNumbers):
     """Devices of the two roles that the user gave, as indices; None is whatever is left."""
 
     of = "device"
 
-    @property
-    def given(self) -> bool:
-        """Whether the user said anything."""
-        return self.target is not None or self.draft is not None
-
-    def split(self, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def split(
+        self, count: int, grid: Grid | None = None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The devices of target and draft, of `count` that there are.
 
-        Where the user says nothing the target gets the largest power of two below `count`, which
-        heads and channels can usually be divided by, and the draft the rest.
+        Where the user says nothing the target gets as many as its grid has, or the largest power of
+        two below `count`, which heads and channels can usually be divided by; the draft gets the
+        rest.
 
         Raises:
-          InputError: fewer than two devices, one that does not exist, or none left for a role.
+          InputError: fewer than two devices, one that does not exist, none left for a role, or
+            others than the grid has.
         """
         if count < 2:
             raise InputError(
                 "draft_placement = 'submesh' needs two devices, one for each role, and there is "
                 f"{count}; {_REMEDY}"
             )
+        if self.target is None and self.draft is None and grid is None:
+            share = 1 << ((count - 1).bit_length() - 1)
+            return tuple(range(share)), tuple(range(share, count))
+        target = self.of_target(count, grid)
+        draft = self.draft or _rest(range(count), target, "target_devices", "draft")
+        return target, draft
+
+    def of_target(self, count: int, grid: Grid | None) -> tuple[int, ...]:
+        """The target's devices, of `count` that there are: those that were given, or the first of
+        those that are left.
+
+        Raises:
+          InputError: see `split`.
+        """
         every = range(count)
         for name, group in (("target_devices", self.target), ("draft_devices", self.draft)):
             missing = {*(group or ())} - {*every}
@@ -56,12 +104,15 @@ class DeviceGroups(RoleNumbers):
                     f"{name} = {shown(group or ())}: there is no device {shown(missing)}; there "
                     f"are 0 to {count - 1}"
                 )
-        if self.target is None and self.draft is None:
-            share = 1 << ((count - 1).bit_length() - 1)
-            return tuple(every[:share]), tuple(every[share:])
         target = self.target or _rest(every, self.draft or (), "draft_devices", "target")
-        draft = self.draft or _rest(every, target, "target_devices", "draft")
-        return target, draft
+        if grid is None:
+            return target
+        if grid.devices > len(target) or (self.target and grid.devices < len(target)):
+            have = "target_devices are" if self.target else "the target can have"
+            raise InputError(
+                f"mesh = {grid} has {grid.devices} devices, and {have} {len(target)}; change one"
+            )
+        return target[: grid.devices]
 
 
 def _rest(every: range, taken: Sequence[int], name: str, role: str) -> tuple[int, ...]:
@@ -79,8 +130,7 @@ class Placement:
     """Where the draft runs, and on which devices both roles do.
 
     Attributes:
-      target, draft: the devices of each role in one mesh axis, where they are in groups; None is
-        the default device.
+      target, draft: the devices of each role, see `sharding.mesh_of`; None is the default one.
       why: what `auto` chose it for; None where the user did.
     """
 
@@ -99,49 +149,64 @@ class Placement:
     def __str__(self) -> str:
         """One line for the user."""
         where = "" if self.why is None else f" ({self.why})"
-        if self.target is not None and self.draft is not None:
-            where += f": target on {_named(self.target)}, draft on {_named(self.draft)}"
+        if self.target is not None:
+            where += f": target on {_named(self.target)}"
+        if self.draft is not None and self.draft != self.target:
+            where += f", draft on {_named(self.draft)}"
         return f"draft_placement = {self.kind}{where}"
 
 
-def place(kind: Kind | Literal["auto"], groups: DeviceGroups) -> Placement:
-    """The placement of a draft model, as the user wants it; `groups` are those of `submesh`.
+def place(
+    kind: Kind | Literal["auto"], groups: DeviceGroups, grid: Grid | None = None
+) -> Placement:
+    """The placement of both roles, as the user wants it.
+
+    Args:
+      kind: of the draft.
+      groups: devices of the roles.
+      grid: of the target's devices; None is one device, or a row of all that it has.
 
     Raises:
       InputError: devices that there are not.
     """
     why = None
     if kind == "auto":
-        kind, why = _chosen()
-    if kind != "submesh":
+        kind, why = _chosen(groups, grid)
+    if kind != "submesh" and groups.target is None and grid is None:
         return Placement(kind=kind, why=why)
     import jax
 
-    devices = jax.devices()
-    target, draft = groups.split(len(devices))
-    return Placement(
-        kind="submesh", target=_mesh(devices, target), draft=_mesh(devices, draft), why=why
-    )
+    devices, others = jax.devices(), None
+    if kind == "submesh":
+        indices, others = groups.split(len(devices), grid)
+    else:
+        indices = groups.of_target(len(devices), grid)
+    target = _mesh(devices, indices, grid)
+    draft = target if kind == "inline" else None
+    if others is not None:
+        draft = _mesh(devices, others)
+    return Placement(kind=kind, target=target, draft=draft, why=why)
 
 
-def _chosen() -> tuple[Kind, str]:
+def _chosen(groups: DeviceGroups, grid: Grid | None) -> tuple[Kind, str]:
     import jax
 
     count, platform = len(jax.devices()), jax.default_backend()
+    taken = 1 if grid is None else grid.devices
+    if groups.target is not None:
+        taken = len(groups.target)
     if platform == "cpu":
         return "process", "auto: a process for each role hides more than devices of one process"
-    if count > 1:
+    if taken < count:
         return "submesh", f"auto: there are {count} devices"
-    return "process", f"auto: there is one {platform} device, so the draft gets the processor"
+    has = f"there is one {platform} device" if count == 1 else f"the target has all {count} devices"
+    return "process", f"auto: {has}, so the draft gets the processor"
 
 
-def _mesh(devices: Sequence[Any], indices: Sequence[int]) -> Mesh:
-    import numpy as np
-    from jax.sharding import Mesh
+def _mesh(devices: Sequence[Any], indices: Sequence[int], grid: Grid | None = None) -> Mesh:
+    from ssd_jax.models.sharding import mesh_of
 
-    from ssd_jax.models.sharding import MODEL_AXIS
-
-    return Mesh(np.array([devices[index] for index in indices]), (MODEL_AXIS,))
+    return mesh_of([devices[index] for index in indices], 1 if grid is None else grid.data)
 
 
 def _named(mesh: Mesh) -> str:

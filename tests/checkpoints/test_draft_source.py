@@ -30,7 +30,7 @@ from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.llm import LLM
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.sharding import MODEL_AXIS
+from ssd_jax.models.sharding import mesh_of
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts, tiny_gguf, tiny_models
 from tests.checkpoints.tiny_drafts import EMBEDDING, open_target
@@ -159,7 +159,7 @@ def test_a_mesh_gets_the_rows_that_one_device_gets(
 ):
     monkeypatch.setattr(products, "backend", lambda *_, **__: "xla")  # a mesh packs no weights
     path = tiny_drafts.write(tmp_path / "draft", target, IDS[-count:])
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[1:3]), (MODEL_AXIS,))
+    mesh = mesh_of(jax.devices()[1:3])
     one = open_model(str(path), dtype, target=target)
     two = open_model(str(path), dtype, target=target, mesh=mesh)
     head = [struct for struct in two.model.parameter_structs() if struct.shape == (count, 32)]

@@ -36,6 +36,7 @@ OWN = {
     "distill": ["stage", "out", "data", "draft", "compile_cache"],
     "demo": ["prompt"],
     "trace": ["output", "from", "rounds", "engine"],
+    "plan-mesh": ["devices"],
     "models": ["json"],
     "completion": ["help"],
 }
@@ -132,6 +133,7 @@ def starts(command, place, target):
         "distill": [[f"--config={place}/distill.toml"]],
         "demo": [[]],
         "trace": [[answers[0]]],
+        "plan-mesh": [[], ["--mesh=tensor=2"]],
         "models": [[]],
         "completion": [["bash"], ["zsh"], ["csh"]],
     }[command]

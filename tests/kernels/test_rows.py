@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.kernels.rows import LONG, first_best, largest, map_rows, row_sum
+from ssd_jax.kernels.rows import LONG, _largest, first_best, largest, map_rows, row_sum
 
 pytestmark = pytest.mark.shipped
 
@@ -146,3 +146,14 @@ def test_largest_is_top_k_and_takes_the_lowest_of_equals(size, count):
 def test_largest_may_take_all_there_are():
     x = rows_of_size(40)
     np.testing.assert_array_equal(largest(jnp.asarray(x), 40)[1], ordered(x, 40)[1])
+
+
+@pytest.mark.parametrize("width", [16, 32, 128])
+@pytest.mark.parametrize("size", [4096, 4101, 8016])
+def test_blocks_of_any_width_have_the_largest(width, size):
+    rng = np.random.default_rng(size)
+    values = rng.integers(0, 300, (3, size)).astype(np.float32)  # many are equal
+    best, ids = _largest(jnp.asarray(values), count=9, width=width)
+    expected, order = jax.lax.top_k(values, 9)
+    np.testing.assert_array_equal(best, expected)
+    np.testing.assert_array_equal(ids, order)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
 from tests.models.golden import FLOAT32, ON_ACCELERATORS, Runner, our_logits, runner
 
 GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
@@ -95,7 +95,7 @@ def test_bfloat16_on_cpu_is_close_and_pads_rows_without_effect():
 def test_a_sharded_model_gives_the_same_logits(changes):
     tokens, expected = golden("llama3-scaled")
     checkpoint = open_checkpoint(str(GOLDENS / "llama3-scaled"))
-    mesh = Mesh(np.array(jax.devices()[:2]), ("model",))
+    mesh = mesh_of(jax.devices()[:2])
     execution = dataclasses.replace(FLOAT32, **changes)
     model = FunctionalModel(checkpoint.config, execution, mesh=mesh)
     parameters = load_parameters(checkpoint.tensors, model, where="golden")

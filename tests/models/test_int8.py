@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
 from tests.models.golden import Runner, parameters, runner
 
 GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
@@ -88,8 +88,7 @@ def test_a_row_alone_is_the_same_bits_as_among_others():
 def test_a_sharded_model_gives_the_same_logits(name, scan_layers):
     tokens, _ = golden(name)
     whole = runner(GOLDENS / name, slots=2, execution=INT8, scan_layers=scan_layers)(tokens)
-    mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("data", "model"))
-    assert mesh.size == 8
+    mesh = mesh_of(jax.devices()[:2])
     checkpoint = open_checkpoint(str(GOLDENS / name))
     execution = Execution(
         compute=INT8.compute, pages=INT8.pages, min_rows=INT8.min_rows, scan_layers=scan_layers
@@ -105,7 +104,7 @@ def test_a_sharded_model_gives_the_same_logits(name, scan_layers):
 
 
 def test_scales_are_cut_like_the_outputs_of_their_weights():
-    _, model = int8_model("qwen2", mesh=Mesh(np.array(jax.devices()[:2]), ("model",)))
+    _, model = int8_model("qwen2", mesh=mesh_of(jax.devices()[:2]))
     structs = dict(zip(names_of(model), model.parameter_structs(), strict=True))
     up = structs["model.layers.0.mlp.up_proj.weight_scale"]
     down = structs["model.layers.0.mlp.down_proj.weight_scale"]

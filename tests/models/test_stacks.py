@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.tensors import TensorSource
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
 from ssd_jax.models.stacks import Stacks
 
 LAYERS = 12
@@ -35,7 +35,7 @@ def made(dtype, devices):
         num_heads=4, num_kv_heads=2, head_dim=32, rms_norm_eps=1e-5, rope_theta=1e4,
         max_context=512, tie_embeddings=True, qk_norm=True,
     )  # fmt: skip
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("model",)) if devices else None
+    mesh = mesh_of(jax.devices()[:devices]) if devices else None
     return FunctionalModel(config, Execution.for_platform("tpu", dtype), mesh=mesh)
 
 

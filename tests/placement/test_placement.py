@@ -12,7 +12,7 @@ from ssd_jax import LLM
 from ssd_jax.cli import loading
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.placement.placement import DeviceGroups
+from ssd_jax.placement.placement import DeviceGroups, Grid
 
 SSD = {"mode": "ssd", "draft": "a path"}
 
@@ -67,16 +67,68 @@ def test_groups_that_cannot_be_are_refused_with_values_and_remedy(count, target,
 
 
 @pytest.mark.parametrize("placement", [None, "inline", "process", "auto"])
-@pytest.mark.parametrize("name", ["target_devices", "draft_devices"])
-def test_devices_are_for_the_submesh_placement_alone(placement, name):
-    with pytest.raises(InputError, match=f"{name} = '1' is for draft_placement = 'submesh'"):
-        Config(**SSD, draft_placement=placement, **{name: "1"})
+def test_devices_of_a_draft_are_for_the_submesh_placement_alone(placement):
+    with pytest.raises(InputError, match="draft_devices = '1' is for draft_placement = 'submesh'"):
+        Config(**SSD, draft_placement=placement, draft_devices="1")
+
+
+def grid(text):
+    return Grid.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "tensor"),
+    [("tensor=4", 1, 4), ("data=2", 2, 1), ("data=2,tensor=4", 2, 4), ("tensor=3, data=1", 1, 3)],
+)
+def test_a_grid_is_written_by_its_axes(text, data, tensor):
+    assert grid(text) == (data, tensor)
+    assert grid(str(grid(text))) == grid(text)
+
+
+@pytest.mark.parametrize("text", ["", "4", "model=2", "tensor=0", "tensor=2,tensor=2", "data=-1"])
+def test_what_is_no_grid_is_refused_with_an_example(text):
+    with pytest.raises(InputError, match=r"mesh = .* is not understood; .* such as tensor=4"):
+        Config(mesh=text)
+
+
+def test_slots_that_groups_cannot_share_are_refused():
+    with pytest.raises(InputError, match="slots = 3 cannot be shared evenly by the 2 groups"):
+        Config(mesh="data=2", slots=3)
+
+
+def test_the_target_gets_as_many_devices_as_its_grid_has():
+    groups = DeviceGroups.parse
+    assert groups(None, None).split(8, grid("tensor=2")) == ((0, 1), (2, 3, 4, 5, 6, 7))
+    assert groups(None, "0").split(4, grid("data=2")) == ((1, 2), (0,))
+    assert groups("4-7", None).of_target(8, grid("data=2,tensor=2")) == (4, 5, 6, 7)
+    with pytest.raises(InputError, match="has 4 devices, and the target can have 2"):
+        groups(None, None).of_target(2, grid("tensor=4"))
+    with pytest.raises(InputError, match="has 2 devices, and target_devices are 3; change one"):
+        groups("0-2", None).of_target(8, grid("tensor=2"))
+    with pytest.raises(InputError, match="target_devices = 0,1 are all devices there are, which"):
+        groups(None, None).split(2, grid("tensor=2"))
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "sd", "draft": "a path"}])
+def test_a_target_has_a_grid_in_every_mode_and_a_draft_beside_it_the_same(mode):
+    placement = Config(**mode, mesh="data=2,tensor=2", slots=2).place_draft()
+    assert placement.kind == "inline"
+    assert placement.target.shape == {"data": 2, "tensor": 2}
+    assert placement.draft == placement.target
+    assert str(placement) == "draft_placement = inline: target on cpu:0, cpu:1, cpu:2, cpu:3"
+    row = Config(**mode, target_devices="2-3").place_draft()
+    assert [device.id for device in row.target.devices.flat] == [2, 3]
+
+
+def test_a_draft_in_a_process_leaves_its_target_all_devices():
+    placement = Config(**SSD, draft_placement="process", mesh="tensor=4").place_draft()
+    assert (placement.target.shape["tensor"], placement.draft) == (4, None)
 
 
 @pytest.mark.parametrize("mode", [{}, {"mode": "sd", "draft": "ngram"}])
-def test_devices_mean_nothing_without_ssd(mode):
-    with pytest.raises(InputError, match="target_devices = '1' means nothing with mode"):
-        Config(**mode, target_devices="1")
+def test_devices_of_a_draft_mean_nothing_without_ssd(mode):
+    with pytest.raises(InputError, match="draft_devices = '1' means nothing with mode"):
+        Config(**mode, draft_devices="1")
 
 
 def test_bad_devices_are_refused_before_a_model_is_looked_for():

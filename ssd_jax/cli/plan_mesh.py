@@ -1,0 +1,146 @@
+"""`ssd-jax plan-mesh`: which devices target and draft get, and what each holds, before anything is
+loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ssd_jax.bench.table import Column, build_table
+from ssd_jax.cli import settings
+from ssd_jax.cli.loading import open_llm
+from ssd_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from ssd_jax.llm import LLM
+    from ssd_jax.models.functional import FunctionalModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """What each device of a role holds, of how much.
+
+    Attributes:
+      weights, kv: bytes.
+    """
+
+    role: str
+    devices: int
+    slots: tuple[int, int]
+    heads: tuple[int, int]
+    kv_heads: tuple[int, int]
+    ffn: tuple[int, int]
+    vocab: tuple[int, int]
+    weights: int
+    kv: int
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    text = "plan for so many devices that are not here; default: those of this host"
+    values = settings.new_flags({"devices": ("int", None, text)})
+    given = settings.parse(values, "plan-mesh", arguments)
+    config = settings.config_of(given)
+    if given["devices"] is not None:
+        settings.at_least(given, devices=1)
+        _pretend(given["devices"])
+    with open_llm(config) as llm:
+        _show(llm)
+    return 0
+
+
+def _pretend(devices: int) -> None:
+    """Has JAX believe in so many devices, all of this processor."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError as error:
+        raise InputError(f"devices = {devices} comes too late: {error}") from None
+
+
+def _show(llm: LLM) -> None:
+    console, placement = Console(), llm.placement
+    roles = [("target", llm.target.model)]
+    if llm.draft is not None and placement.kind != "process":
+        roles.append(("draft", llm.draft.model))
+    console.print(Text(f"{placement}\n", style="bold"), soft_wrap=True)
+    for role, model in roles:
+        if model.mesh is not None and (role == "target" or placement.kind == "submesh"):
+            console.print(_grid(role, model.mesh))
+    if llm.draft is not None and placement.kind == "process":
+        console.print("draft: a process on this host's processor\n")
+    shares = [share_of(role, model, llm.config.slots, llm.context) for role, model in roles]
+    console.print(build_table(_COLUMNS, shares, title="each device holds", notes=_notes(roles)))
+
+
+def share_of(role: str, model: FunctionalModel, slots: int, context: int) -> Share:
+    """What each device of a model's mesh holds, for so many slots of so many positions."""
+    from ssd_jax.devices.passes import page_size
+    from ssd_jax.memory import bytes_per_device
+    from ssd_jax.models.sharding import TENSOR_AXIS
+
+    config, rules = model.config, model.rules
+    tensor = 1 if model.mesh is None else model.mesh.shape[TENSOR_AXIS]
+
+    def part(whole: int, axis: str | None) -> tuple[int, int]:
+        return (whole if axis is None else whole // tensor), whole
+
+    kv_heads, _ = part(model.kv_heads, rules.kv_heads)
+    return Share(
+        role=role,
+        devices=1 if model.mesh is None else model.mesh.size,
+        slots=(slots // model.data_shards, slots),
+        heads=part(config.num_heads, rules.heads),
+        kv_heads=(kv_heads, config.num_kv_heads),
+        ffn=part(config.intermediate_size, rules.ffn),
+        vocab=part(config.outputs, rules.outputs),
+        weights=bytes_per_device(model.parameter_structs()),
+        kv=bytes_per_device(model.page_structs(slots, page_size(context))),
+    )
+
+
+def _grid(role: str, mesh: Mesh) -> Table:
+    """The devices, a row for each group that shares a model."""
+    title = f"devices of the {role}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    data, tensor = mesh.devices.shape
+    for index in range(tensor):
+        table.add_column(f"tensor {index}")
+    for index in range(data):
+        names = [f"{device.platform}:{device.id}" for device in mesh.devices[index]]
+        table.add_row(f"data {index}", *names)
+    return table
+
+
+def _notes(roles: Sequence[tuple[str, FunctionalModel]]) -> list[str]:
+    from ssd_jax.devices.fallbacks import mesh_lines
+
+    return [line for role, model in roles for line in mesh_lines(role, model)]
+
+
+def _of(part: tuple[int, int]) -> str:
+    return f"{part[0]} of {part[1]}"
+
+
+_COLUMNS: list[Column[Share]] = [
+    Column("role", lambda share: share.role, "left"),
+    Column("devices", lambda share: str(share.devices)),
+    Column("slots", lambda share: _of(share.slots)),
+    Column("query heads", lambda share: _of(share.heads)),
+    Column("key/value heads", lambda share: _of(share.kv_heads)),
+    Column("channels", lambda share: _of(share.ffn)),
+    Column("vocabulary", lambda share: _of(share.vocab)),
+    Column("weights, MiB", lambda share: f"{share.weights / 2**20:.1f}"),
+    Column("keys and values, MiB", lambda share: f"{share.kv / 2**20:.1f}"),
+]

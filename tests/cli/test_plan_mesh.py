@@ -1,0 +1,62 @@
+"""`ssd-jax plan-mesh`: what each device would hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from ssd_jax.cli import plan_mesh
+from ssd_jax.cli.main import main
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
+from ssd_jax.testing import tiny
+from tests.models.golden import FLOAT32
+
+
+def test_shares_are_those_of_the_arrays():
+    config = ModelConfig.from_hf(tiny.config("llama", num_attention_heads=8, num_key_value_heads=2))
+    model = FunctionalModel(config, FLOAT32, mesh=mesh_of(jax.devices()[:8], 2))
+    share = plan_mesh.share_of("target", model, 4, 300)
+    assert (share.devices, share.slots) == (8, (2, 4))
+    assert (share.heads, share.kv_heads) == ((2, 8), (1, 2))
+    held = sum(
+        x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(model.new_pages(4, 384))
+    )
+    assert share.kv == held
+    alone = plan_mesh.share_of("target", FunctionalModel(config, FLOAT32), 4, 300)
+    assert alone.weights == sum(s.size * 4 for s in alone_structs(config))
+    assert (alone.slots, alone.heads, alone.kv_heads) == ((4, 4), (8, 8), (2, 2))
+
+
+def alone_structs(config):
+    return FunctionalModel(config, FLOAT32).parameter_structs()
+
+
+def test_devices_that_are_not_here_are_drawn(tiny_checkpoint):
+    command = [sys.executable, "-m", "ssd_jax", "plan-mesh", f"--target={tiny_checkpoint}"]
+    flags = ["--devices=6", "--mesh=data=3,tensor=2", "--slots=6"]
+    shown = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    first, *lines = shown.stdout.splitlines()
+    assert first == (
+        "draft_placement = inline: target on " + ", ".join(f"cpu:{index}" for index in range(6))
+    )
+    rows = [line.split() for line in lines]
+    assert ["data", "2", "cpu:4", "cpu:5"] in rows
+    assert any(row[:5] == ["target", "6", "2", "of", "6"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--devices=0"], "devices = 0 is out of range; give 1 or more"),
+        (["--mesh=tensor=99"], "has 99 devices, and the target can have"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(tiny_checkpoint, capsys, flags, message):
+    assert main(["plan-mesh", f"--target={tiny_checkpoint}", *flags]) == 2
+    assert message in capsys.readouterr().err

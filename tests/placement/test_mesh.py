@@ -1,0 +1,121 @@
+"""Every mode on a grid of devices says what it says on one; virtual CPU devices stand for
+accelerators."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ssd_jax.devices import passes
+from ssd_jax.llm import LLM
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.testing import tiny
+from tests.llm.test_speculative import outputs, requests
+from tests.models.golden import ON_ACCELERATORS
+
+SHAPE = {"num_attention_heads": 8, "intermediate_size": 48, "vocab_size": 320}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Target and draft of a family with so many key/value heads."""
+    root = tmp_path_factory.mktemp("mesh")
+
+    @functools.cache
+    def pair(family, heads):
+        shape = SHAPE | {"num_key_value_heads": heads}
+        names = {noise: root / f"{family}-{heads}-{noise}" for noise in (0.0, 0.04)}
+        for noise, path in names.items():
+            tiny.write_checkpoint(path, family, noise=noise, **shape)
+        return tuple(map(str, names.values()))
+
+    return pair
+
+
+def opened(pair, mesh, *, there, **settings):
+    """Any mode of a pair; `there` with all choices but the dtype as on accelerators."""
+    usual = Execution.for_platform
+
+    def as_there(platform, compute, **choices):
+        return dataclasses.replace(usual(platform, compute, **choices), **ON_ACCELERATORS)
+
+    defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
+    defaults |= {"context": 320, "slots": 4, "k": "3", "budget": "8", "dtype": "float32"}
+    with pytest.MonkeyPatch.context() as patch:
+        if there:
+            patch.setattr(Execution, "for_platform", as_there)
+        return LLM(pair[0], mesh=mesh, compile_cache="off", logprobs=2, **defaults | settings)
+
+
+def said(llm, mode, verify="coupled"):
+    """Tokens, and the likeliest ones beside each."""
+    found = outputs(llm, requests(llm, verify, logprobs=2), mode)
+    return [
+        (output.token_ids, [[token for token, _ in beside.top] for beside in output.logprobs])
+        for output in found
+    ]
+
+
+EVEN = [("llama", 2, "tensor=2"), ("qwen3", 4, "tensor=4"), ("qwen2", 2, "data=2")]
+SHARED = [("qwen2", 2, "data=2,tensor=4"), ("qwen3", 1, "tensor=8"), ("llama", 2, "tensor=8")]
+ODD = [("llama", 3, "data=4,tensor=2")]  # attention is whole on every device
+SLOW = [
+    pytest.param(*case, there, verify, marks=pytest.mark.slow)
+    for case in (*EVEN, *SHARED, *ODD)
+    for there in (False, True)
+    for verify in ("ratio", "coupled")
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "heads", "mesh", "there", "verify"),
+    [(*SHARED[0], True, "coupled"), (*EVEN[0], False, "ratio"), *SLOW],
+)
+def test_every_mode_says_what_one_device_says(pairs, family, heads, mesh, there, verify):
+    pair = pairs(family, heads)
+    alone = opened(pair, None, there=there, verify=verify)
+    spread = opened(pair, mesh, there=there, verify=verify)
+    for mode in spread.modes:
+        assert said(spread, mode, verify) == said(alone, mode, verify), mode
+
+
+def test_a_target_in_groups_takes_proposals_of_a_draft_elsewhere(pairs):
+    pair = pairs("qwen3", 1)
+    spread = opened(pair, "data=2,tensor=2", there=True, draft_placement="submesh")
+    assert said(spread, "ssd") == said(spread, "ar")
+
+
+def written_by_all(_self, slot):
+    return slot, jnp.array(True)
+
+
+def counted_by_all(self, tree, _owner):
+    return jax.tree.map(lambda x: jax.lax.psum(x, "data"), tree)
+
+
+def heads_in_turns(self, name, array):
+    copies = self.rules.kv_copies if name in self._copied else 1
+    shape = (copies, *(1,) * (array.ndim - 1))
+    return {name: jax.device_put(jnp.tile(array, shape), self._copied.get(name, array.sharding))}
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "fault"),
+    [
+        (passes.PagedPrograms, "own", written_by_all),
+        pytest.param(passes.PagedPrograms, "of_owner", counted_by_all, marks=pytest.mark.slow),
+        pytest.param(FunctionalModel, "prepare", heads_in_turns, marks=pytest.mark.slow),
+    ],
+)
+def test_planted_faults_are_seen(pairs, where, name, fault, monkeypatch):
+    pair = pairs("qwen2", 2)
+    ar = {"mode": "ar", "there": True, "draft": None, "draft_placement": None}
+    ar |= {"k": None, "budget": None}
+    right = said(opened(pair, None, **ar), "ar")
+    monkeypatch.setattr(where, name, fault)
+    assert said(opened(pair, "data=2,tensor=4", **ar), "ar") != right
