@@ -26,7 +26,7 @@ from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.keywords import Settings, config_of
 from ssd_jax.loaded import Loaded, Status, load
-from ssd_jax.memory import check_fits, fitting_context, host_parts
+from ssd_jax.memory import check_fits, fitting_context, needs
 from ssd_jax.prompting import (
     Params,
     Prompt,
@@ -287,8 +287,8 @@ class LLM:
 
     def _engine(self, mode: str, k: int) -> Engine:
         if (mode, k) not in self._engines:
-            if self._engines:  # one was looked at when loading
-                self._check_memory([*self._engines, (mode, k)])
+            self.loaded  # noqa: B018 (tells what its programs need)
+            self._check_memory([*self._engines, (mode, k)])
             self._use_store()  # some programs are compiled when they are first asked for
             roles = self.loaded.roles(mode, k)
             trace = None
@@ -329,15 +329,17 @@ class LLM:
         return draft
 
     def _check_memory(self, engines: Sequence[tuple[str, int]]) -> None:
-        parts = host_parts(
+        found = needs(
             self.config,
             self.target,
             self.draft,
             self.context,
             placement=self.placement,
             engines=engines,
+            programs=0 if self._loaded is None else self._loaded.programs.room,
         )
-        check_fits(self.config, self.context, parts)
+        for need in found:
+            check_fits(self.config, self.context, need)
 
     def _use_store(self) -> Path | None:
         """Keeps compiled programs where this model's are; another model may have changed it.

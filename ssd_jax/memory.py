@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config
 from ssd_jax.devices.passes import page_size
 from ssd_jax.errors import InputError
+from ssd_jax.sampling import penalties
 from ssd_jax.system.host_memory import memory_limit
 
 if TYPE_CHECKING:
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 Parts = dict[str, int]
 """Bytes by what they are for."""
+
+
+class Need(NamedTuple):
+    """What one memory is to hold.
+
+    Attributes:
+      limit: bytes that it may hold.
+      whose: which it is, for messages.
+    """
+
+    parts: Parts
+    limit: int
+    whose: str
 
 
 def fitting_context(config: Config, models: Sequence[OpenedModel], ks: Sequence[int]) -> int:
@@ -51,7 +65,86 @@ def fitting_context(config: Config, models: Sequence[OpenedModel], ks: Sequence[
     return context
 
 
-def host_parts(
+def needs(
+    config: Config,
+    target: OpenedModel,
+    draft: OpenedModel | None,
+    context: int,
+    *,
+    placement: Placement,
+    engines: Sequence[tuple[str, int]],
+    programs: int = 0,
+) -> list[Need]:
+    """What engines need of this machine's memory, and of that of every device that tells how much
+    it has.
+
+    Args:
+      config, target, draft, context: as they are loaded.
+      placement: of the draft; a process of its own is on this machine, too.
+      engines: (mode, K) of each; each has slots of its own.
+      programs: bytes that the target's programs take on a device while they run, if that is known.
+    """
+    roles = config, target, draft, context
+    limit, whose = memory_limit()
+    found = [Need(_host_parts(*roles, placement=placement, engines=engines), limit, whose)]
+    for role, parts in _device_parts(*roles, placement=placement, engines=engines).items():
+        if role == "target" and programs:
+            parts["its programs"] = programs
+        opened = target if role == "target" else draft
+        limit = None if opened is None else _device_limit(opened)
+        if limit is not None:
+            found.append(Need(parts, limit, f"each device of the {role}"))
+    return found
+
+
+def _device_limit(opened: OpenedModel) -> int | None:
+    """Bytes that each of a model's devices may hold, where they tell."""
+    mesh = opened.model.mesh
+    devices = jax.local_devices()[:1] if mesh is None else mesh.local_devices
+    told = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
+    return min((limit for limit in told if limit), default=None)
+
+
+def _device_parts(
+    config: Config,
+    target: OpenedModel,
+    draft: OpenedModel | None,
+    context: int,
+    *,
+    placement: Placement,
+    engines: Sequence[tuple[str, int]],
+) -> dict[str, Parts]:
+    """By role, what each accelerator of it holds; a draft on the target's is counted there."""
+    if jax.default_backend() == "cpu":
+        return {}
+    size = page_size(context)
+    pages = bytes_per_device(target.model.page_structs(config.slots, size))
+    vocab = target.model.config.vocab_size
+    records = jax.eval_shape(lambda: penalties.empty(config.slots, vocab))
+    parts = {
+        "weights of the target": bytes_per_device(target.model.parameter_structs()),
+        "its keys and values": len(engines) * pages,
+        "its records of past tokens": len(engines) * bytes_per_device(records),
+    }
+    found = {"target": parts}
+    here = [
+        (mode, k)
+        for mode, k in engines
+        if mode == "sd" or (mode == "ssd" and placement.kind != "process")
+    ]
+    if draft is None or not here:
+        return found
+    own = found.setdefault("draft", {}) if placement.kind == "submesh" else parts
+    pages = bytes_per_device(draft.model.page_structs(config.slots, size))
+    own["weights of the draft"] = bytes_per_device(draft.model.parameter_structs())
+    own["the draft's keys and values"] = len(here) * pages
+    ks = [k for mode, k in here if mode == "ssd"]
+    if config.branches and ks:
+        own["branches"] = len(ks) * bytes_per_device(_branches(config, draft, max(ks)))
+    return found
+
+
+def _host_parts(
     config: Config,
     target: OpenedModel,
     draft: OpenedModel | None,
@@ -60,13 +153,6 @@ def host_parts(
     placement: Placement,
     engines: Sequence[tuple[str, int]],
 ) -> Parts:
-    """What engines need of this machine's memory; what lies on accelerators is not counted.
-
-    Args:
-      config, target, draft, context: as they are loaded.
-      placement: of the draft; a process of its own is on this machine, too.
-      engines: (mode, K) of each; each has slots of its own.
-    """
     on_host = jax.default_backend() == "cpu"
     size = page_size(context)
     parts: Parts = {}
@@ -102,16 +188,13 @@ def _branches(config: Config, draft: OpenedModel, k: int) -> Any:
     ]
 
 
-def check_fits(config: Config, context: int, parts: Parts) -> None:
+def check_fits(config: Config, context: int, need: Need) -> None:
     """Refuses what does not fit.
 
-    Args:
-      parts: see `host_parts`.
-
     Raises:
-      InputError: the parts together are more than this process may have.
+      InputError: the parts together are more than the memory may hold.
     """
-    limit, whose = memory_limit()
+    parts, limit, whose = need
     needed = sum(parts.values())
     if needed <= limit:
         return

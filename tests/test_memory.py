@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from ssd_jax import LLM, InputError, memory
-from ssd_jax.memory import host_parts
+from ssd_jax.memory import needs
 from ssd_jax.placement.placement import Placement
 
 SMALL = {"dtype": "float32", "context": 64, "slots": 2, "compile_cache": "off"}
@@ -23,15 +23,32 @@ def ssd(tiny_checkpoint):
     return LLM(target, mode="ssd", load=False, **draft, **SMALL)
 
 
-def parts(llm, engines, kind="inline"):
-    return host_parts(
+def needed(llm, engines, kind="inline", programs=0):
+    return needs(
         llm.config,
         llm.target,
         llm.draft,
         llm.context,
         placement=Placement(kind=kind),
         engines=engines,
+        programs=programs,
     )
+
+
+def parts(llm, engines, kind="inline"):
+    """Of this machine's memory."""
+    return needed(llm, engines, kind)[0].parts
+
+
+@pytest.fixture
+def accelerators(monkeypatch):
+    """Devices that have so many bytes each."""
+
+    def have(limit):
+        monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+        monkeypatch.setattr(memory, "_device_limit", lambda _opened: limit)
+
+    return have
 
 
 def test_weights_and_every_engines_slots_are_counted(ssd):
@@ -66,10 +83,10 @@ def test_on_an_accelerator_only_the_draft_process_counts(ssd, monkeypatch):
 
 def test_what_does_not_fit_is_refused_before_weights_load(tiny_checkpoint, monkeypatch):
     llm = LLM(str(tiny_checkpoint), load=False, **SMALL)
-    needed = sum(parts(llm, [("ar", 0)]).values())
+    least = sum(parts(llm, [("ar", 0)]).values())
     weights = size(llm.target.model.parameter_structs())
-    assert weights < needed
-    monkeypatch.setattr(memory, "memory_limit", lambda: (needed - 1, "the control group of /x"))
+    assert weights < least
+    monkeypatch.setattr(memory, "memory_limit", lambda: (least - 1, "the control group of /x"))
     monkeypatch.setattr("ssd_jax.llm.load", lambda *_args, **_kw: pytest.fail("loads"))
     with pytest.raises(
         InputError,
@@ -89,4 +106,63 @@ def test_an_engine_of_another_mode_is_refused_where_it_does_not_fit_beside(
     with pytest.raises(InputError, match=r"slots = 2 .* GiB of memory"):
         llm.engine_of("ar")
     monkeypatch.setattr(memory, "memory_limit", lambda: (both, "this machine"))
+    assert llm.engine_of("ar")
+
+
+def test_each_device_holds_its_role(ssd, accelerators):
+    accelerators(1 << 40)
+    weights = size(ssd.target.model.parameter_structs())
+    pages = size(ssd.target.model.page_structs(2, 128))
+    _, one = needed(ssd, [("ssd", 2), ("ar", 0)], programs=5)
+    assert one.whose == "each device of the target"
+    assert one.parts["weights of the target"] == one.parts["weights of the draft"] == weights
+    assert one.parts["its keys and values"] == 2 * pages
+    assert one.parts["the draft's keys and values"] == pages
+    assert one.parts["its programs"] == 5
+    _, target, draft = needed(ssd, [("ssd", 2), ("ar", 0)], "submesh")
+    assert draft.whose == "each device of the draft"
+    assert {**target.parts, **draft.parts} == {k: v for k, v in one.parts.items() if v != 5}
+    _, alone = needed(ssd, [("ssd", 2)], "process")
+    assert "weights of the draft" not in alone.parts
+
+
+def test_devices_that_do_not_tell_are_not_asked_again(ssd, accelerators):
+    accelerators(None)
+    assert len(needed(ssd, [("ssd", 2)])) == 1
+
+
+def test_shares_of_a_mesh_are_counted_per_device(tiny_checkpoint, accelerators):
+    mesh = {"mesh": "data=2,tensor=2"}
+    spread = LLM(str(tiny_checkpoint), load=False, **SMALL, **mesh)
+    alone = LLM(str(tiny_checkpoint), load=False, **SMALL)
+    accelerators(1 << 40)
+    (_, each), (_, whole) = (needed(llm, [("ar", 0)]) for llm in (spread, alone))
+    assert each.parts["its keys and values"] * 4 == whole.parts["its keys and values"]
+    assert each.parts["weights of the target"] < whole.parts["weights of the target"]
+
+
+def test_a_device_that_is_too_small_is_refused_before_weights_load(
+    tiny_checkpoint, accelerators, monkeypatch
+):
+    llm = LLM(str(tiny_checkpoint), load=False, **SMALL)
+    accelerators(1 << 10)
+    monkeypatch.setattr("ssd_jax.llm.load", lambda *_args, **_kw: pytest.fail("loads"))
+    with pytest.raises(
+        InputError, match=r"keys and values .*\), each device of the target has 0\.0"
+    ):
+        llm.load()
+
+
+def test_programs_that_need_too_much_are_refused_before_anything_is_decoded(
+    tiny_checkpoint, accelerators
+):
+    llm = LLM(str(tiny_checkpoint), **SMALL)
+    room = llm.loaded.programs.room
+    assert room > 0
+    accelerators(1 << 40)
+    _, need = needed(llm, [("ar", 0)])
+    accelerators(sum(need.parts.values()) + room - 1)
+    with pytest.raises(InputError, match=r"its programs 0\.0"):
+        llm.engine_of("ar")
+    accelerators(sum(need.parts.values()) + room)
     assert llm.engine_of("ar")

@@ -245,6 +245,17 @@ class PagedPrograms:
             return tree
         return jax.tree.map(lambda x: jax.lax.psum(jnp.where(owner, x, 0), DATA_AXIS), tree)
 
+    @property
+    def room(self) -> int:
+        """Bytes that a program takes on a device while it runs, beside its arguments, at most."""
+        room = 0
+        for program in self._compiled.values():
+            about = program.memory_analysis()
+            if about is not None:
+                fresh = about.output_size_in_bytes - about.alias_size_in_bytes
+                room = max(room, about.temp_size_in_bytes + fresh)
+        return room
+
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""
         return self.model.new_pages(self.slots, self.page_size)
