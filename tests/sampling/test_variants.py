@@ -44,7 +44,8 @@ NEEDS = {
 def settings_for(variant: str) -> list[dict]:
     """Of a mixed batch that a variant serves."""
     served = [*NEEDS] if variant == "any" else [*NEEDS][: [*NEEDS].index(variant) + 1]
-    return [settings for name in served for settings in NEEDS[name]] * 4
+    found = [settings for name in served for settings in NEEDS[name]]
+    return found * max(1, 12 // len(found))
 
 
 def batch(settings: list[dict]):
