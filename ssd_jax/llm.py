@@ -26,7 +26,7 @@ from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.keywords import Settings, config_of
 from ssd_jax.loaded import Loaded, Status, load
-from ssd_jax.memory import check_fits, fitting_context, needs
+from ssd_jax.memory import check_fits, fitting_context, needs, paging_of
 from ssd_jax.prompting import (
     Params,
     Prompt,
@@ -134,6 +134,7 @@ class LLM:
                 self.config.fan_out_of(k)
         models = [self.target] if self.draft is None else [self.target, self.draft]
         self.context = fitting_context(self.config, models, self._ks)
+        self._paging = paging_of(self.config, self.context, self.target, self.draft)
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
         weakref.finalize(self, self._sharing.freeze)
@@ -164,6 +165,7 @@ class LLM:
             self.context,
             ks=self._ks,
             placement=self.placement,
+            paging=self._paging,
             store=self._store,
             draft_cores=self._draft_cores,
             progress=progress,
@@ -305,6 +307,7 @@ class LLM:
                 mode=mode,
                 occurrences=self._occurrences,
                 setup=self.loaded.fallbacks.metrics,
+                pages=self.loaded.new_stock(),
             )
         return self._engines[mode, k]
 
@@ -337,6 +340,7 @@ class LLM:
             placement=self.placement,
             engines=engines,
             programs=0 if self._loaded is None else self._loaded.programs.room,
+            paging=self._paging,
         )
         for need in found:
             check_fits(self.config, self.context, need)

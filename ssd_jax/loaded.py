@@ -22,8 +22,10 @@ from ssd_jax.devices.fallbacks import Fallbacks, find_fallbacks
 from ssd_jax.devices.model_drafter import ModelDrafter
 from ssd_jax.devices.ngram_drafter import NgramDrafter
 from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.passes import Paging
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.supervisor import WorkerSettings
@@ -90,6 +92,20 @@ class Loaded:
     def exact(self) -> str:
         """The exactness that holds, "bitwise" or "law"."""
         return self.fallbacks.exact
+
+    def new_stock(self) -> PageStock | None:
+        """Free pages for an engine whose slots share them."""
+        programs = self.programs
+        if programs.paging is None:
+            return None
+        return PageStock(
+            slots=programs.slots,
+            count=programs.paging.total,
+            size=programs.paging.size,
+            beyond=programs.verification.widths[-1] + 1,
+            context=programs.context,
+            groups=programs.model.data_shards,
+        )
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode, with up to k proposed tokens a round."""
@@ -178,6 +194,7 @@ def load(
     *,
     ks: Sequence[int],
     placement: Placement,
+    paging: Paging | None = None,
     store: ProgramStore | None = None,
     draft_cores: tuple[int, ...] | None = None,
     progress: Progress | None = None,
@@ -191,6 +208,7 @@ def load(
       context: most positions of a sequence.
       ks: numbers of proposed tokens to prepare for; empty without a draft.
       placement: of the draft.
+      paging: see `PagedPrograms`.
       store: where a draft in a process of its own keeps compiled programs.
       draft_cores: of such a draft.
       progress: of the target's weights.
@@ -220,7 +238,7 @@ def load(
             from ssd_jax.placement.process.placement import DraftWorker  # gRPC takes time to import
 
             worker = DraftWorker(
-                _worker_settings(config, draft, room, drafting, store, draft_cores)
+                _worker_settings(config, draft, room, drafting, store, draft_cores, paging)
             )
             on_failure.callback(worker.close)
             worker.supervisor.start()
@@ -236,6 +254,7 @@ def load(
                 logprobs=config.logprobs,
                 logprobs_of=config.logprobs_of,
             ),
+            paging=paging,
             progress=_compiling("target", status),
         )
         if worker is not None:
@@ -243,7 +262,8 @@ def load(
         inline = None
         if draft is not None:
             weights = draft_loads or draft.load
-            inline = _inline(draft, room, drafting, config.budgets, weights, status)
+            made = {**room, "paging": paging}
+            inline = _inline(draft, made, drafting, config.budgets, weights, status)
             if not elsewhere:
                 (inline.branching if config.prepared == "ssd" else inline.plain)()
                 inline.parameters()
@@ -303,7 +323,9 @@ def _worker_settings(
     drafting: Drafting,
     store: ProgramStore | None,
     cores: tuple[int, ...] | None,
+    paging: Paging | None,
 ) -> WorkerSettings:
+    size, pages = (0, 0) if paging is None else paging
     hello = Hello(
         model=draft.fingerprint,
         **room,
@@ -311,6 +333,8 @@ def _worker_settings(
         branches=drafting.branches,
         support=1 if drafting.rule == "coupled" else drafting.support,
         rule=drafting.rule,
+        page_size=size,
+        pages=pages,
     )
     return WorkerSettings(
         token=secrets.token_hex(),

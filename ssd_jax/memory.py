@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config
-from ssd_jax.devices.passes import page_size
+from ssd_jax.devices.passes import Paging, page_size
 from ssd_jax.errors import InputError
+from ssd_jax.kernels import kv_pages
 from ssd_jax.sampling import penalties
 from ssd_jax.system.host_memory import memory_limit
 
@@ -74,6 +75,7 @@ def needs(
     placement: Placement,
     engines: Sequence[tuple[str, int]],
     programs: int = 0,
+    paging: Paging | None = None,
 ) -> list[Need]:
     """What engines need of this machine's memory, and of that of every device that tells how much
     it has.
@@ -83,8 +85,9 @@ def needs(
       placement: of the draft; a process of its own is on this machine, too.
       engines: (mode, K) of each; each has slots of its own.
       programs: bytes that the target's programs take on a device while they run, if that is known.
+      paging: see `PagedPrograms`.
     """
-    roles = config, target, draft, context
+    roles = config, target, draft, paging or Paging(page_size(context), config.slots)
     limit, whose = memory_limit()
     found = [Need(_host_parts(*roles, placement=placement, engines=engines), limit, whose)]
     for role, parts in _device_parts(*roles, placement=placement, engines=engines).items():
@@ -109,7 +112,7 @@ def _device_parts(
     config: Config,
     target: OpenedModel,
     draft: OpenedModel | None,
-    context: int,
+    paging: Paging,
     *,
     placement: Placement,
     engines: Sequence[tuple[str, int]],
@@ -117,8 +120,8 @@ def _device_parts(
     """By role, what each accelerator of it holds; a draft on the target's is counted there."""
     if jax.default_backend() == "cpu":
         return {}
-    size = page_size(context)
-    pages = bytes_per_device(target.model.page_structs(config.slots, size))
+    size, count = paging
+    pages = bytes_per_device(target.model.page_structs(count, size))
     vocab = target.model.config.vocab_size
     records = jax.eval_shape(lambda: penalties.empty(config.slots, vocab))
     parts = {
@@ -135,7 +138,7 @@ def _device_parts(
     if draft is None or not here:
         return found
     own = found.setdefault("draft", {}) if placement.kind == "submesh" else parts
-    pages = bytes_per_device(draft.model.page_structs(config.slots, size))
+    pages = bytes_per_device(draft.model.page_structs(count, size))
     own["weights of the draft"] = bytes_per_device(draft.model.parameter_structs())
     own["the draft's keys and values"] = len(here) * pages
     ks = [k for mode, k in here if mode == "ssd"]
@@ -148,17 +151,17 @@ def _host_parts(
     config: Config,
     target: OpenedModel,
     draft: OpenedModel | None,
-    context: int,
+    paging: Paging,
     *,
     placement: Placement,
     engines: Sequence[tuple[str, int]],
 ) -> Parts:
     on_host = jax.default_backend() == "cpu"
-    size = page_size(context)
+    size, count = paging
     parts: Parts = {}
     if on_host:
         parts["weights of the target"] = _size(target.model.parameter_structs())
-        pages = target.model.page_structs(config.slots, size)
+        pages = target.model.page_structs(count, size)
         parts["its keys and values"] = len(engines) * _size(pages)
     drafting = [mode for mode, _ in engines if mode != "ar"]
     if draft is None or not (drafting or config.prepared == "ssd"):
@@ -166,7 +169,7 @@ def _host_parts(
     apart = placement.kind == "process"
     copies = apart + (on_host and (not apart or "sd" in drafting))
     counted = drafting if on_host else [mode for mode in drafting if mode == "ssd" and apart]
-    pages = draft.model.page_structs(config.slots, size)
+    pages = draft.model.page_structs(count, size)
     parts["weights of the draft"] = copies * _size(draft.model.parameter_structs())
     parts["the draft's keys and values"] = len(counted) * _size(pages)
     ks = [k for mode, k in engines if mode == "ssd"]
@@ -186,6 +189,38 @@ def _branches(config: Config, draft: OpenedModel, k: int) -> Any:
         jax.ShapeDtypeStruct((rows, k, 2 * ids), np.float32),
         jax.ShapeDtypeStruct((rows, outputs), np.float32),
     ]
+
+
+def paging_of(
+    config: Config, context: int, target: OpenedModel, draft: OpenedModel | None
+) -> Paging | None:
+    """The pages that slots share, as configured; None where each has one.
+
+    Raises:
+      InputError: too little memory for one sequence.
+    """
+    if config.kv_memory is None and config.page_size is None:
+        return None
+    size, groups = config.page_size or kv_pages.BLOCK, target.model.data_shards
+    each = -(-context // size)
+    if config.kv_memory is None:
+        return Paging(size, config.slots * each)
+    models = [opened.model for opened in (target, draft) if opened is not None]
+    of_one = sum(_whole(model.page_structs(1, size)) for model in models)
+    count = config.kv_bytes // of_one // groups * groups
+    if count // groups < each:
+        shared = f", {count // groups} for each of {groups} groups of devices" * (groups > 1)
+        raise InputError(
+            f"kv_memory = {config.kv_memory} holds {count} pages of {size} positions{shared}, and "
+            f"a sequence of context = {context} needs {each} ({_gib(each * of_one)} GiB); raise "
+            "it, or lower --context"
+        )
+    return Paging(size, count)
+
+
+def _whole(structs: Any) -> int:
+    """Bytes of arrays, each byte counted once."""
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(structs))
 
 
 def check_fits(config: Config, context: int, need: Need) -> None:

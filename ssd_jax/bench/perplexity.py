@@ -115,7 +115,9 @@ class TeacherForced:
 
         def chunk(parameters: Parameters, pages, tokens, start):
             positions = (start + jnp.arange(width))[None]
-            hidden, pages = passes.step(model, parameters, pages, tokens[None], positions, room)
+            hidden, pages = passes.step(
+                model, parameters, pages, None, tokens[None], positions, room
+            )
             return passes.logits(model, parameters, hidden)[0], pages
 
         arguments = (

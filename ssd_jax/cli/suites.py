@@ -153,7 +153,7 @@ def steps(job: BenchJob) -> SuiteReport:
 
     llm = job.llm
     programs, parameters = llm.loaded.programs, llm.loaded.parameters
-    pages = programs.new_pages()
+    pages, table = programs.new_pages(), programs.any_table()
     lengths = np.full(programs.slots, programs.context // 8, np.int32)
     pending = np.zeros(programs.slots, np.int32)
 
@@ -164,7 +164,7 @@ def steps(job: BenchJob) -> SuiteReport:
 
         def run_once() -> None:
             nonlocal pages
-            logits, pages = compiled(parameters, pages, pending, tokens, lengths)
+            logits, pages = compiled(parameters, pages, table, pending, tokens, lengths)
             jax.block_until_ready(logits)
 
         return run_once
@@ -196,7 +196,7 @@ def overheads(job: BenchJob) -> SuiteReport:
 
     llm = job.llm
     programs, parameters = llm.loaded.programs, llm.loaded.parameters
-    pages, prompt = programs.new_pages(), len(_OVERHEAD_PROMPT)
+    pages, table, prompt = programs.new_pages(), programs.any_table(), len(_OVERHEAD_PROMPT)
     length = prompt  # of the engine's sequences; the bare loop works at the same length
     settings = SamplingRows(programs.slots, programs.model.config.vocab_size)
     forward = programs["forward", 0]
@@ -222,7 +222,7 @@ def overheads(job: BenchJob) -> SuiteReport:
     def bare_step() -> None:
         nonlocal pages, history
         lengths = np.full(programs.slots, length, np.int32)
-        logits, pages = forward(parameters, pages, pending, nothing.tokens, lengths)
+        logits, pages = forward(parameters, pages, table, pending, nothing.tokens, lengths)
         outcome, _, history, _ = accept(logits, nothing, rows, lengths, history, np.int32(0))
         np.asarray(outcome)
 

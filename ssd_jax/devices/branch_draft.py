@@ -13,6 +13,7 @@ from ssd_jax.devices import device
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import UNSEEN, Asked
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.page_table import SlotPages
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
@@ -55,6 +56,7 @@ class BranchDraft:
         self._parameters = list(parameters)
         self._temperature = temperature
         self._pages = base.new_pages()
+        self._seats = SlotPages(base)
         model = base.model
         self._history = base.new_history()
         self._record = model.place(base.new_record())
@@ -85,6 +87,7 @@ class BranchDraft:
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.BranchingDraft.open`."""
         self._rows.set(opening, self._temperature)
+        self._seats.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""
@@ -125,8 +128,8 @@ class BranchDraft:
             promotion,
         )
 
-    def _text(self) -> tuple[Any, Any, Any]:
-        return self._parameters, self._pages, self._history
+    def _text(self) -> tuple[Any, Any, Any, Any]:
+        return self._parameters, self._pages, self._history, self._seats.table
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
         """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""

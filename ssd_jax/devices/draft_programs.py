@@ -11,7 +11,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, record
-from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
+from ssd_jax.devices.passes import Name, PagedPrograms, Paging, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -148,12 +148,13 @@ class DraftPrograms(PagedPrograms):
         context: int,
         tokens: int,
         drafting: Drafting,
+        paging: Paging | None = None,
         late: bool = False,
         progress: Progress | None = None,
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
-        super().__init__(model, slots, context)
+        super().__init__(model, slots, context, paging)
         self.drafting = drafting
         self.tokens = tokens
         each, k = passes.ints(slots), drafting.k
@@ -188,6 +189,7 @@ class DraftPrograms(PagedPrograms):
         parameters: Parameters,
         pages: AllPages,
         history: History,
+        table: np.ndarray | None,
         kept: Record,
         asked: Asked,
         lowered: np.ndarray,
@@ -199,12 +201,12 @@ class DraftPrograms(PagedPrograms):
         `needed` tells the parts of the law of the others.
         """
         rows, k = asked.lengths >= 0, self.drafting.k
-        text = parameters, pages, history
+        text = parameters, pages, history, table
         kept, pages, history = self.fitting(("start", k), needed)(
             *text, kept, asked, lowered, sampling
         )
         for index in range(1, int(asked.limits.max())):
-            text = parameters, pages, history
+            text = parameters, pages, history, table
             at = np.int32(index)
             step = self.fitting(("step", k), needed)
             kept, pages = step(*text, kept, at, rows, lowered, sampling)
@@ -215,14 +217,14 @@ class DraftPrograms(PagedPrograms):
         return self.drafting.empty(self.slots, self.model.config)
 
     def _start_spec(self, parts: Parts) -> ProgramSpec:
-        def start(parameters, pages, history, kept, asked, lowered, sampling):
+        def start(parameters, pages, history, table, kept, asked, lowered, sampling):
             committed, unseen, counts, lengths, limits = asked
             if parts.adjusted is not False:
                 history = penalties.add_output(history, committed)
             live = lengths >= 0
             known = live[:, None] & (jnp.arange(UNSEEN) < counts[:, None])
             positions = jnp.where(known, lengths[:, None] + jnp.arange(UNSEEN), -1)
-            hidden, pages = self._run(parameters, pages, unseen, positions)
+            hidden, pages = self._run(parameters, pages, table, unseen, positions)
             last = (counts - 1)[:, None]
             hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1)[:, 0]
             fresh = self.drafting.empty(self.share, self.model.config)
@@ -241,11 +243,11 @@ class DraftPrograms(PagedPrograms):
         return self.spec(start, self.structs, ("pages", "history", "kept"), results)
 
     def _step_spec(self, parts: Parts) -> ProgramSpec:
-        def step(parameters, pages, history, kept, index, rows, lowered, sampling):
+        def step(parameters, pages, history, table, kept, index, rows, lowered, sampling):
             live = rows & (index < kept.proposal.length)
             last = jnp.take(jnp.asarray(kept.proposal.tokens), index - 1, axis=1)[:, None]
             positions = jnp.where(live, kept.start + index, -1)[:, None]
-            hidden, pages = self._run(parameters, pages, last, positions)
+            hidden, pages = self._run(parameters, pages, table, last, positions)
             new = self._draw(
                 parameters, hidden[:, 0], sampling, index, lowered, history, kept, live, parts
             )
@@ -253,8 +255,8 @@ class DraftPrograms(PagedPrograms):
 
         return self.spec(step, self.structs, ("pages", "kept"), ("kept", "pages"))
 
-    def _run(self, parameters: Parameters, pages: AllPages, tokens, positions):
-        return passes.step(self.model, parameters, pages, tokens, positions, self.page_size)
+    def _run(self, parameters: Parameters, pages: AllPages, table, tokens, positions):
+        return passes.step(self.model, parameters, pages, table, tokens, positions, self.capacity)
 
     def _draw(
         self,

@@ -62,7 +62,7 @@ def widths_agree(programs: Programs, parameters: Parameters) -> bool:
         lengths = np.full(programs.slots, IDLE, np.int32)
         pending[0], tokens[0, :width], lengths[0] = text[0], text[1:], begin
         logits, pages = programs["forward", width](
-            list(parameters), pages, pending, tokens, lengths
+            list(parameters), pages, programs.any_table(), pending, tokens, lengths
         )
         return np.asarray(logits[: width + 1])
 

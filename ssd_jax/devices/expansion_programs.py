@@ -27,7 +27,6 @@ from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.passes import Name, ProgramSpec
 from ssd_jax.devices.record import Record
-from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.roles.records import Promotion
@@ -123,7 +122,7 @@ class ExpansionPrograms:
         return Expansion(self.base.drafting.empty(rows, self._model.config), path)
 
     def _expand_spec(self, parts: Parts) -> ProgramSpec:
-        def expand(parameters, pages, history, scratch, kept, counts, lowered, sampling):
+        def expand(parameters, pages, history, table, scratch, kept, counts, lowered, sampling):
             length = jnp.asarray(kept.proposal.length)
             forks = branching.forks(counts, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
@@ -147,6 +146,7 @@ class ExpansionPrograms:
             hidden, pages, scratch = self._forward(
                 parameters,
                 pages,
+                table,
                 scratch,
                 tokens=jnp.where(tail, last, bonus),
                 positions=position,
@@ -186,7 +186,7 @@ class ExpansionPrograms:
         return self.base.spec(expand, self._structs, ("pages", "scratch"), results)
 
     def _grow_spec(self, parts: Parts) -> ProgramSpec:
-        def grow(parameters, pages, history, scratch, expansion, lowered, sampling):
+        def grow(parameters, pages, history, table, scratch, expansion, lowered, sampling):
             records, shape = expansion.records, (self.base.share, self.branches)
             length = jnp.asarray(records.proposal.length)
             live = (records.start >= 0) & (length < self._k)
@@ -196,6 +196,7 @@ class ExpansionPrograms:
             hidden, pages, scratch = self._forward(
                 parameters,
                 pages,
+                table,
                 scratch,
                 tokens=last.reshape(shape),
                 positions=(records.start + length).reshape(shape),
@@ -214,7 +215,7 @@ class ExpansionPrograms:
         return self.base.spec(grow, self._structs, kept, (*kept, "slots"))
 
     def _promote_spec(self) -> ProgramSpec:
-        def promote(pages, history, scratch, expansion, promotion):
+        def promote(pages, history, table, scratch, expansion, promotion):
             promotion = Promotion(*(jnp.asarray(array) for array in promotion))
             history = penalties.add_output(history, promotion.committed)
             winner = jnp.asarray(promotion.winner)
@@ -239,22 +240,22 @@ class ExpansionPrograms:
             )
             places = jnp.arange(self._k)
             moved = hit[:, None] & (places < length[:, None])
-            positions = jnp.where(moved, promotion.position[:, None] + places, self.base.page_size)
-            pages = passes.promote(self._model, pages, scratch, winner, positions)
+            positions = jnp.where(moved, promotion.position[:, None] + places, self.base.capacity)
+            pages = passes.promote(self._model, pages, table, scratch, winner, positions)
             return pages, history, new
 
         results = ("pages", "history", "kept")
         return self.base.spec(promote, self._structs, ("pages", "history"), results)
 
     def _follow_spec(self, parts: Parts) -> ProgramSpec:
-        def follow(parameters, pages, history, kept, rows, sampling):
+        def follow(parameters, pages, history, table, kept, rows, sampling):
             places = jnp.arange(self._k)
             tokens = jnp.asarray(kept.proposal.tokens)
             run = jnp.concatenate([kept.pending[:, None], tokens[:, :-1]], axis=1)
             live = rows[:, None] & (places < jnp.asarray(kept.proposal.length)[:, None])
             positions = jnp.where(live, kept.start[:, None] + places, -1)
-            size = self.base.page_size
-            hidden, pages = passes.step(self._model, parameters, pages, run, positions, size)
+            size = self.base.capacity
+            hidden, pages = passes.step(self._model, parameters, pages, table, run, positions, size)
             row = jnp.repeat(jnp.arange(self.base.share), self._k)
             before = jnp.tile(places, self.base.share)
             found = drafting.candidates(
@@ -278,6 +279,7 @@ class ExpansionPrograms:
         self,
         parameters: Parameters,
         pages: AllPages,
+        table: jax.Array | None,
         scratch: AllBranches,
         *,
         tokens: jax.Array,
@@ -287,7 +289,7 @@ class ExpansionPrograms:
         depth: jax.Array,
     ) -> tuple[jax.Array, AllPages, AllBranches]:
         """Runs [B, M] tokens; a negative `written` goes nowhere, a depth of -1 is no branch's."""
-        size = self.base.page_size
+        size = self.base.capacity
         branch = jnp.broadcast_to(jnp.arange(self.branches), depth.shape)
         tree = Tree(
             scratch,
@@ -300,7 +302,7 @@ class ExpansionPrograms:
             jnp.maximum(positions, 0),
             jnp.clip(visible, 0, size),
             pages,
-            kv_pages.Contiguous(),
+            passes.rows_of(table),
             tree,
         )
         assert grown is not None

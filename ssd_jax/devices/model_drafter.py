@@ -9,6 +9,7 @@ import numpy as np
 
 from ssd_jax.devices import device
 from ssd_jax.devices.draft_programs import UNSEEN, Asked, DraftPrograms
+from ssd_jax.devices.page_table import SlotPages
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.protocols import Drafter
@@ -42,6 +43,7 @@ class ModelDrafter(Drafter):
         self._parameters = list(parameters)
         self._temperature, self._send = temperature, send
         self._pages = programs.new_pages()
+        self._seats = SlotPages(programs)
         model = programs.model
         self._history = programs.new_history()
         self._record = model.place(programs.new_record())
@@ -53,11 +55,12 @@ class ModelDrafter(Drafter):
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Drafter.open`."""
         self._rows.set(opening, self._temperature)
+        self._seats.open(opening)
         self._cached[opening.slot] = 0
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
-        text = self._parameters, self._pages, self._history
+        text = self._parameters, self._pages, self._history, self._seats.table
         self._pages, self._history, _ = device.run(
             self._programs.prefill, *text, slot, tokens, offset
         )
@@ -87,6 +90,7 @@ class ModelDrafter(Drafter):
             self._parameters,
             self._pages,
             self._history,
+            self._seats.table,
             self._record,
             Asked(committed, unseen, counts, lengths, limits),
             np.zeros((slots, self._room), np.int32),

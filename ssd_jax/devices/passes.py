@@ -97,15 +97,40 @@ def compile_all(
         return {name: future.result() for name, future in futures.items()}
 
 
+class Paging(NamedTuple):
+    """Pages that slots take from a common stock, the same ones for both roles.
+
+    Attributes:
+      size: positions of a page.
+      total: pages of all slots together.
+    """
+
+    size: int
+    total: int
+
+
 def page_size(context: int) -> int:
     """Positions of a page that holds a whole context."""
     return -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
+
+
+def row_of(table: jax.Array | None, slot: jax.Array) -> kv_pages.PageTable:
+    """The page table of one slot, of that of all; None where each has one page."""
+    if table is None:
+        return kv_pages.Contiguous(slot)
+    return jax.lax.dynamic_slice_in_dim(table, slot, 1)
+
+
+def rows_of(table: jax.Array | None) -> kv_pages.PageTable:
+    """The page table of all slots; None where each has one page."""
+    return kv_pages.Contiguous() if table is None else table
 
 
 def step(
     model: FunctionalModel,
     parameters: Parameters,
     pages: AllPages,
+    table: jax.Array | None,
     tokens: jax.Array,
     positions: jax.Array,
     size: int,
@@ -113,46 +138,50 @@ def step(
     """Runs tokens [B, R] at positions [B, R]; negative ones are idle and see nothing.
 
     Args:
-      size: positions of a slot's page; what lies beyond is not written.
+      table: see `rows_of`.
+      size: positions of a slot's pages; what lies beyond is not written.
 
     Returns: hidden states [B, R, hidden], pages.
     """
     visible = jnp.clip(positions + 1, 0, size)
     positions = jnp.where(positions < 0, size, positions)
     module = model.module(parameters)
-    hidden, pages, _ = module.hidden(tokens, positions, visible, pages, kv_pages.Contiguous())
+    hidden, pages, _ = module.hidden(tokens, positions, visible, pages, rows_of(table))
     return hidden, pages
 
 
 def promote(
     model: FunctionalModel,
     pages: AllPages,
+    table: jax.Array | None,
     scratch: AllBranches,
     winner: jax.Array,
     positions: jax.Array,
 ) -> AllPages:
-    """Copies the keys and values of one branch a row into its page.
+    """Copies the keys and values of one branch a row into its pages.
 
     Args:
+      table: see `rows_of`.
       scratch: of M branches a row.
       winner: [B] int32, the branch.
       positions: [B, depths] int32, where each of its tokens belongs; outside the page: nowhere.
     """
     rows = jnp.arange(winner.shape[0])
 
-    def copy(array: jax.Array, branches: jax.Array, first: jax.Array | int) -> jax.Array:
+    def copy(array: jax.Array, branches: jax.Array, table: kv_pages.PageTable) -> jax.Array:
         own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, 2 D]
-        table, windows = kv_pages.Contiguous(first), model.execution.window_writes
+        windows = model.execution.window_writes
         return kv_pages.write(array, table, positions, own, windows=windows)
 
     if isinstance(pages, list):
-        return [copy(layer, own, 0) for layer, own in zip(pages, scratch, strict=True)]
+        own = rows_of(table)
+        return [copy(layer, branch, own) for layer, branch in zip(pages, scratch, strict=True)]
     assert not isinstance(scratch, list)
-    count = winner.shape[0]  # scanned layers lie one after another
+    count = pages.shape[0] // scratch.shape[0]  # scanned layers lie one after another
 
     def body(pages: jax.Array, layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, branches = layer
-        return copy(pages, branches, index * count), None
+        return copy(pages, branches, kv_pages.of_layer(rows_of(table), index, count)), None
 
     return jax.lax.scan(body, pages, (jnp.arange(scratch.shape[0]), scratch))[0]
 
@@ -176,20 +205,31 @@ class PagedPrograms:
       model: static description.
       slots: rows of a batched forward.
       context: most positions a sequence may have.
+      paging: pages that slots share; None gives each slot one page.
 
     Attributes:
+      capacity: positions of a slot's pages.
       share: slots that a device has, which is what programs see of a mesh.
       structs: of the programs' arguments, by name.
     """
 
-    def __init__(self, model: FunctionalModel, slots: int, context: int) -> None:
+    def __init__(
+        self, model: FunctionalModel, slots: int, context: int, paging: Paging | None = None
+    ) -> None:
         self.model, self.slots, self.context = model, slots, context
         self.share = slots // model.data_shards
-        self.page_size = page_size(context)
+        self.paging = paging
+        self.capacity = page_size(context)
+        pages, table = Paging(self.capacity, slots), None
+        if paging is not None:
+            pages, in_a_row = paging, -(-context // paging.size)
+            self.capacity = in_a_row * paging.size
+            table = self.by_slots(ints(slots, in_a_row))
         vocab = model.config.vocab_size
         self.structs: dict[str, Any] = {
             "parameters": model.parameter_structs(),
-            "pages": model.page_structs(slots, self.page_size),
+            "pages": model.page_structs(pages.total, pages.size),
+            "table": table,
             "history": self._history_structs(),
             "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
         }
@@ -258,7 +298,16 @@ class PagedPrograms:
 
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""
-        return self.model.new_pages(self.slots, self.page_size)
+        pages = self.paging or Paging(self.capacity, self.slots)
+        return self.model.new_pages(pages.total, pages.size)
+
+    def any_table(self) -> np.ndarray | None:
+        """A page table [B, P] int32 with pages for the first slot, which others may have, too."""
+        if self.paging is None:
+            return None
+        in_a_row = self.capacity // self.paging.size
+        count = self.paging.total // self.model.data_shards
+        return np.arange(self.slots * in_a_row, dtype=np.int32).reshape(self.slots, -1) % count
 
     def new_history(self) -> History:
         """No tokens in any slot."""
@@ -282,6 +331,7 @@ class PagedPrograms:
         parameters: Parameters,
         pages: AllPages,
         history: History,
+        table: np.ndarray | None,
         slot: int,
         tokens: Sequence[int],
         offset: int,
@@ -299,7 +349,7 @@ class PagedPrograms:
             padded[0, : len(part)] = part
             where = np.array([slot, offset + begin, len(part)], np.int32)
             program = self["prefill", width]
-            pages, history, logits = program(parameters, pages, history, padded, where)
+            pages, history, logits = program(parameters, pages, history, table, padded, where)
         return pages, history, logits
 
     def prefill_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
@@ -310,16 +360,16 @@ class PagedPrograms:
     def _prefill_spec(self, width: int, with_logits: bool) -> ProgramSpec:
         model, vocab = self.model, self.model.config.vocab_size
 
-        def prefill(parameters, pages, history, tokens, where):
+        def prefill(parameters, pages, history, table, tokens, where):
             slot, offset, count = where
             slot, owner = self.own(slot)
             index = jnp.arange(width)[None]
             real = (index < count) & owner
-            positions = jnp.where(real, offset + index, self.page_size)
+            positions = jnp.where(real, offset + index, self.capacity)
             visible = jnp.where(real, positions + 1, 0)
             module = model.module(parameters)
-            table = kv_pages.Contiguous(slot)
-            hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
+            own = row_of(table, slot)
+            hidden, pages, _ = module.hidden(tokens, positions, visible, pages, own)
             history = penalties.add_prompt(
                 history, slot, jnp.where(real, tokens, vocab)[0], (offset == 0) & owner
             )

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ssd_jax.devices import device
+from ssd_jax.devices.page_table import SlotPages
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.functional import Parameters
@@ -59,6 +60,7 @@ class DeviceTarget:
         self._programs = programs
         self._parameters = list(parameters)
         self._pages = programs.new_pages()
+        self._seats = SlotPages(programs)
         model = programs.model
         self._history = programs.new_history()
         self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.by_slots)
@@ -69,6 +71,7 @@ class DeviceTarget:
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Target.open`."""
         self._rows.set(opening)
+        self._seats.open(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.Target.prefill`."""
@@ -100,6 +103,7 @@ class DeviceTarget:
             self._programs["forward", width],
             self._parameters,
             self._pages,
+            self._seats.table,
             pending,
             tokens,
             lengths,
@@ -122,7 +126,7 @@ class DeviceTarget:
         return PendingOutcome(packed, bonus, logprobs)
 
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
-        text = self._parameters, self._pages, self._history
+        text = self._parameters, self._pages, self._history, self._seats.table
         self._pages, self._history, logits = device.run(
             self._programs.prefill, *text, slot, tokens, offset
         )

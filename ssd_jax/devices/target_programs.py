@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes
-from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec
+from ssd_jax.devices.passes import Name, PagedPrograms, Paging, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS
@@ -49,7 +49,7 @@ class Programs(PagedPrograms):
     """The target's compiled programs for one model, batch and context.
 
     With w proposed tokens of a proposal that has room for K:
-    `forward`: (parameters, pages, pending [B], tokens [B, K], lengths [B]) -> logits
+    `forward`: (parameters, pages, table, pending [B], tokens [B, K], lengths [B]) -> logits
     [B * (w + 1), V], pages. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
     outcome [rows, w + 2] int32 (k, then the emitted tokens), bonus [rows], history,
     log-probabilities or None. It has variants (`sampling/variants.py`); those that adjust no logits
@@ -63,6 +63,7 @@ class Programs(PagedPrograms):
       context: most positions a sequence may have.
       tokens: how many ids exist; logits beyond are vocabulary padding.
       verification: proposals, rule and log-probabilities.
+      paging: see `PagedPrograms`.
       progress: see `passes.compile_all`.
     """
 
@@ -74,9 +75,10 @@ class Programs(PagedPrograms):
         context: int,
         tokens: int,
         verification: Verification | None = None,
+        paging: Paging | None = None,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(model, slots, context)
+        super().__init__(model, slots, context, paging)
         self.verification = verification or Verification()
         self._tokens = tokens
         *_, dearest = variants = model.execution.variants
@@ -111,12 +113,13 @@ class Programs(PagedPrograms):
         return self._forward_spec(proposed).compile(self.model.mesh)
 
     def _forward_spec(self, proposed: int) -> ProgramSpec:
-        def forward(parameters, pages, pending, tokens, lengths):
+        def forward(parameters, pages, table, pending, tokens, lengths):
             tokens = jnp.concatenate([pending[:, None], tokens[:, :proposed]], axis=1)
             positions = lengths[:, None] + jnp.arange(proposed + 1)
             positions = jnp.where(lengths[:, None] < 0, -1, positions)
-            size = self.page_size
-            hidden, pages = passes.step(self.model, parameters, pages, tokens, positions, size)
+            hidden, pages = passes.step(
+                self.model, parameters, pages, table, tokens, positions, self.capacity
+            )
             logits = passes.logits(self.model, parameters, hidden)
             # Flat: on a TPU arrays of three dimensions lie in another order.
             return logits.reshape(-1, logits.shape[-1]), pages

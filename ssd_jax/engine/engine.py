@@ -27,6 +27,7 @@ import numpy as np
 
 from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
@@ -45,6 +46,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.interrupts import Deferred
 
 _LOG = logging.getLogger(__name__)
+Pages = tuple[int, ...]
 
 
 class Engine:
@@ -61,6 +63,7 @@ class Engine:
       mode: its name, for the metrics.
       occurrences: of the requests of all engines that share a clock; None are those of this one.
       setup: metrics that are the same for every request.
+      pages: that slots share; None where each has its own.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Engine:
         mode: str | None = None,
         occurrences: Occurrences | None = None,
         setup: Mapping[str, Any] | None = None,
+        pages: PageStock | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -85,6 +89,7 @@ class Engine:
         self._mode = mode
         self._occurrences = occurrences or Occurrences()
         self._setup = setup or {}
+        self._pages = pages
         self._ids = itertools.count()
         self._waiting: deque[RequestState] = deque()
         self._running: dict[int, RequestState] = {}  # by slot
@@ -105,11 +110,14 @@ class Engine:
         """Queues a request; it enters a free slot between rounds.
 
         Raises:
-          InputError: an empty prompt, one that leaves no room in the context, or too many stop ids.
+          InputError: an empty prompt, one that leaves no room in the context, too many stop ids, or
+            more tokens than there are pages for.
           DeviceError: the engine is broken.
         """
         self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
+        if self._pages is not None:
+            self._pages.check(_most_tokens(request))
         state = RequestState(
             request_id=next(self._ids),
             request=request,
@@ -273,13 +281,21 @@ class Engine:
             self._log.idle()
         free = [slot for slot in range(self._target.slots) if slot not in self._running]
         for slot in free:
+            if self._pages is not None:
+                self._pages.give_back(slot)
+        for slot in free:
             if not self._waiting:
                 return
             state, context = self._waiting[0], self._target.context
+            pages: Pages | None = ()
+            if self._pages is not None:
+                pages = self._pages.take(slot, _most_tokens(state.request))
+            if pages is None:
+                continue  # requests enter in their order: this one waits for those that run
             params = self._keyed(state.request)
             banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
             ban_before = min(len(state.request.prompt_ids) + params.min_tokens, context)
-            opening = SlotOpening(slot, params, state.request.index, banned, ban_before)
+            opening = SlotOpening(slot, params, state.request.index, banned, ban_before, pages)
             try:
                 for role in self._roles():
                     role.open(opening)
@@ -398,3 +414,8 @@ class Engine:
     def _refuse_broken(self) -> None:
         if self.broken is not None:
             raise DeviceError(self.broken)
+
+
+def _most_tokens(request: Request) -> int:
+    """Of a request, prompt and output."""
+    return len(request.prompt_ids) + request.params.max_tokens

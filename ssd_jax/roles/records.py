@@ -28,6 +28,7 @@ class SlotOpening:
       params: how it is sampled.
       index: of the request; with `params.seed` it names its noise.
       banned: ids that are impossible at positions below `ban_before`.
+      pages: of its keys and values, where slots share a stock of them.
     """
 
     slot: int
@@ -35,6 +36,7 @@ class SlotOpening:
     index: int = 0
     banned: Sequence[int] = ()
     ban_before: int = 0
+    pages: Sequence[int] = ()
 
 
 class TopLogprobs(NamedTuple):

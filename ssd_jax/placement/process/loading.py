@@ -14,6 +14,7 @@ from ssd_jax.devices.branch_draft import BranchDraft, run_once
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.opened import open_model
+from ssd_jax.devices.passes import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
 from ssd_jax.placement.process.server import MakeSession
@@ -46,6 +47,7 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
             context=about.context,
             tokens=about.tokens,
             drafting=Drafting(**settings.drafting),
+            paging=Paging(about.page_size, about.pages) if about.pages else None,
             late=settings.urgent,
         )
         *fewer, most = sorted(settings.budgets)

@@ -102,6 +102,7 @@ class Hello(DraftMessage, frozen=True):
       slots, context, tokens: B, most positions of a sequence, how many ids exist.
       k, branches, support: K, M and N of the worker's programs.
       rule: of the verification, "ratio" or "coupled".
+      page_size, pages: positions of a page, and how many pages slots share; 0 where each has one.
     """
 
     model: Text
@@ -112,6 +113,8 @@ class Hello(DraftMessage, frozen=True):
     branches: Count
     support: Count
     rule: Text
+    page_size: Annotated[int, Meta(ge=0, lt=_MOST)] = 0
+    pages: Annotated[int, Meta(ge=0, lt=_MOST)] = 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -154,6 +157,11 @@ class Open(DraftMessage, frozen=True):
         _within("number of banned ids", len(opening.banned), MAX_STOP_IDS + 1)
         _within("index", opening.index, 2**32)
         _within("ban_before", opening.ban_before, about.context + 1)
+        for page in opening.pages:
+            _within("page", page, about.pages)
+        if about.pages:
+            most = -(-about.context // about.page_size)
+            _within("number of pages", len(opening.pages) - 1, most)
 
 
 class Prefill(DraftMessage, frozen=True):

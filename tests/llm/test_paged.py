@@ -1,0 +1,146 @@
+"""Slots that share pages say what slots with room of their own say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ssd_jax import LLM, InputError, SamplingParams
+from ssd_jax.devices.page_table import SlotPages
+from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.models.execution import Execution
+from ssd_jax.testing import tiny
+from tests.llm.test_speculative import outputs, requests
+from tests.models.golden import ON_ACCELERATORS
+from tests.placement.test_submesh import ids
+
+CONTEXT = 512
+SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 2}
+LONG = "The quick brown fox jumps over the lazy dog. " * 6
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Target and draft."""
+    root = tmp_path_factory.mktemp("paged")
+    for noise in (0.0, 0.04):
+        tiny.write_checkpoint(root / str(noise), "qwen3", noise=noise, **SHAPE)
+    return [str(root / "0.0"), str(root / "0.04")]
+
+
+def opened(pair, *, there=False, **settings):
+    usual = Execution.for_platform
+
+    def as_there(platform, compute, **choices):
+        return dataclasses.replace(usual(platform, compute, **choices), **ON_ACCELERATORS)
+
+    defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
+    defaults |= {"context": CONTEXT, "slots": 3, "k": "3", "budget": "8", "dtype": "float32"}
+    with pytest.MonkeyPatch.context() as patch:
+        if there:
+            patch.setattr(Execution, "for_platform", as_there)
+        return LLM(pair[0], compile_cache="off", **defaults | settings)
+
+
+def asked(llm):
+    """Requests of one page and of several, more than there are slots."""
+    long = [
+        llm.request(LONG, SamplingParams(max_tokens=most, ignore_eos=True), index)
+        for index, most in ((7, 150), (8, 40), (9, 200))
+    ]
+    return [*requests(llm, "coupled"), *long]
+
+
+@pytest.fixture(scope="module")
+def expected(pair):
+    llm = opened(pair)
+    return ids(outputs(llm, asked(llm), "ar"))
+
+
+# Bytes of a page of both models: two layers, two heads, K beside V of 8, float32.
+PAGE = 2 * 2 * 2 * 128 * 2 * 8 * 4
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_every_mode_says_what_slots_of_their_own_say(pair, expected, there):
+    """With pages for one long request and two short ones at a time."""
+    llm = opened(pair, there=there, kv_memory=str(7 * PAGE))
+    assert llm.loaded.programs.paging == (128, 7)
+    for mode in llm.modes:
+        assert ids(outputs(llm, asked(llm), mode)) == expected, mode
+
+
+ELSEWHERE = {
+    "process": {"draft_placement": "process"},
+    "submesh": {"draft_placement": "submesh", "target_devices": "1", "draft_devices": "4"},
+    "groups": {"draft_placement": "submesh", "mesh": "data=2", "draft_devices": "4", "slots": 4},
+}
+"""With groups, the target's devices number their own pages from 0, and the draft's do not."""
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_draft_elsewhere_has_the_same_pages(pair, expected, where):
+    with opened(pair, kv_memory=str(9 * PAGE), **ELSEWHERE[where]) as llm:
+        assert llm.loaded.programs.paging.total == (8 if where == "groups" else 9)
+        assert ids(outputs(llm, asked(llm), "ssd")) == expected
+
+
+def test_pages_come_back_from_requests_that_are_cancelled_and_pages_are_bigger(pair, expected):
+    llm = opened(pair, mode="ar", draft=None, draft_placement=None, k=None, budget=None,
+                 page_size=256)  # fmt: skip
+    engine = llm.engine
+    for request in asked(llm)[-3:]:
+        engine.cancel(engine.add(request))
+    first = [engine.add(request) for request in asked(llm)[:3]]
+    for _ in range(4):
+        engine.step()
+    for each in first:
+        engine.cancel(each)
+    while engine.has_work:
+        engine.step()
+    assert ids(outputs(llm, asked(llm), "ar")) == expected
+
+
+def test_too_little_memory_for_a_sequence_is_refused_before_weights_load(pair):
+    with pytest.raises(InputError, match=r"holds 3 pages of 128 .* context = 512 needs 4 .* raise"):
+        opened(pair, kv_memory=str(3 * PAGE))
+    for text in ("much", "-1", "4GB"):
+        with pytest.raises(InputError, match=r"kv_memory = .* is not understood; .* such as 4GiB"):
+            opened(pair, kv_memory=text)
+    with pytest.raises(InputError, match="page_size = 100 is no multiple of 128; give one"):
+        opened(pair, page_size=100)
+
+
+class Greedy(PageStock):
+    """Gives the same pages to everybody."""
+
+    def take(self, slot, tokens):
+        del slot
+        return tuple(range(self.needed(tokens)))
+
+
+def forgotten(self, opening):
+    if opening.slot != 1:
+        usual_open(self, opening)
+
+
+def tail_of_another(self, opening):
+    usual_open(self, opening)
+    self.table[opening.slot, len(opening.pages) - 1 :] = 0
+
+
+usual_open = SlotPages.open
+
+
+@pytest.mark.parametrize("fault", ["shared", "forgotten", "tail"])
+def test_planted_faults_are_seen(pair, expected, fault, monkeypatch):
+    if fault == "shared":
+        monkeypatch.setattr("ssd_jax.loaded.PageStock", Greedy)
+    else:
+        monkeypatch.setattr(
+            SlotPages, "open", forgotten if fault == "forgotten" else tail_of_another
+        )
+    alone = {"mode": "ar", "draft": None, "draft_placement": None, "k": None, "budget": None}
+    llm = opened(pair, kv_memory=str(7 * PAGE // 2), **alone)
+    assert ids(outputs(llm, asked(llm), "ar")) != expected
