@@ -68,7 +68,7 @@ class Forwards:
             tokens[slot] = 0
             tokens[slot, : len(part) - 1] = part[1:]
             logits, pages = self.programs["forward", now](
-                self.parameters, pages, pending, tokens, lengths
+                self.parameters, pages, None, pending, tokens, lengths
             )
             first_row = slot * (now + 1)
             rows.append(np.asarray(logits[first_row : first_row + len(part)]))

@@ -38,9 +38,9 @@ def loaded(checkpoint, forwards):
     """Programs that count the forwards they run, and the draft's parameters."""
     step = passes.step
 
-    def counted(model, weights, pages, tokens, *rest):
+    def counted(model, weights, pages, table, tokens, *rest):
         jax.debug.callback(lambda: forwards.append(tokens.shape[1]))
-        return step(model, weights, pages, tokens, *rest)
+        return step(model, weights, pages, table, tokens, *rest)
 
     model = FunctionalModel(checkpoint.config, FLOAT32)
     drafting = Drafting(k=K, support=SUPPORT, rule="ratio")

@@ -75,11 +75,11 @@ def drawn(programs):
 
     def run(parameters):
         pages, scratch, expansion, _ = programs["expand"].function(
-            parameters, base.new_pages(), heard, programs.new_scratch(), kept,
+            parameters, base.new_pages(), heard, None, programs.new_scratch(), kept,
             jnp.asarray(COUNTS), lowered, sampling,
         )  # fmt: skip
         *_, expansion, _ = programs["grow"].function(
-            parameters, pages, heard, scratch, expansion, lowered, sampling
+            parameters, pages, heard, None, scratch, expansion, lowered, sampling
         )
         return expansion, passes.logits(base.model, parameters, expansion.records.hidden)
 
