@@ -28,20 +28,20 @@ class Share:
 
     Attributes:
       what: whose they are.
-      beside: the most that a program needs for itself while it runs.
+      running: the most that a program needs for itself while it runs.
       code: of all programs that were compiled.
     """
 
     what: str
     weights: int
     pages: int
-    beside: int
+    running: int
     code: int
 
     @property
     def total(self) -> int:
         """Of all of them."""
-        return self.weights + self.pages + self.beside + self.code
+        return self.weights + self.pages + self.running + self.code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def _share(what: str, parts: Sequence[Part]) -> Share:
         what=what,
         weights=sum(part.weights for part in parts),
         pages=sum(part.pages for part in parts),
-        beside=max((program.beside for program in programs), default=0),
+        running=max((each.beside + each.temporaries for each in programs), default=0),
         code=sum(program.code for program in programs),
     )
 

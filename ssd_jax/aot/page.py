@@ -59,7 +59,7 @@ def build_page(
                     f"{len(part.devices)} devices do not divide"
                 )
             )
-    said += ["", Text(verdict(fitting, rates, where), style="bold")]
+    said.append(Text(verdict(fitting, rates, where), style="bold"))
     return Group(*said)
 
 
@@ -81,7 +81,7 @@ def _memory(shares: Sequence[Share], chip: Chip) -> RenderableType:
         Column("mode and devices", lambda row: row.what, "left"),
         Column("weights", lambda row: _gib(row.weights)),
         Column("pages", lambda row: _gib(row.pages)),
-        Column("while running", lambda row: _gib(row.beside) if row.code else None),
+        Column("while running", lambda row: _gib(row.running) if row.code else None),
         Column("programs", lambda row: _gib(row.code) if row.code else None),
         Column("all", lambda row: _gib(row.total)),
         Column("fits", lambda row: "yes" if row.total <= chip.memory else "no"),

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from ssd_jax.aot import chips, hlo, programs, traffic
 from ssd_jax.aot.chips import Chip, Roofline
+from ssd_jax.aot.hlo import Module
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.aot.traffic import Work
 from ssd_jax.devices.passes import Name, ProgramSpec, page_size
@@ -45,8 +46,9 @@ class Compiled:
 
     Attributes:
       work, bounds: of one run.
-      beside: bytes that it needs beside weights and pages: other arguments, temporaries, and
-        results that take the place of no argument.
+      beside: bytes of arguments other than weights and pages, and of results that take the place
+        of none.
+      temporaries: bytes that it needs beside these while it runs.
       code: bytes of the program itself.
       seconds: of a core, to trace and to compile it.
     """
@@ -54,6 +56,7 @@ class Compiled:
     work: Work
     bounds: Roofline
     beside: int
+    temporaries: int
     code: int
     seconds: float
 
@@ -180,7 +183,7 @@ def build(
     compiled = {}
     for name in names:
         try:
-            compiled[name] = compile_program(specs[name], model, chip, passes)
+            compiled[name], _ = compile_program(specs[name], model, chip, passes)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -199,8 +202,13 @@ def _too_large(held: int, chip: Chip) -> str:
 
 def compile_program(
     spec: ProgramSpec, model: FunctionalModel, chip: Chip, passes: int = 1
-) -> Compiled:
+) -> tuple[Compiled, Module]:
     """Compiles a program for its model's devices, and reads what the compiler made of it.
+
+    Args:
+      spec, model: of the program.
+      chip: that it is compiled for.
+      passes: see `chips.roofline`.
 
     Raises:
       JaxRuntimeError: the compiler refuses it.
@@ -216,12 +224,15 @@ def compile_program(
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
-    said = memory.argument_size_in_bytes - held + memory.temp_size_in_bytes
-    work = traffic.count(hlo.read(text), count)
-    return Compiled(
+    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    module = hlo.read(text)
+    work = traffic.count(module, count)
+    compiled = Compiled(
         work=work,
         bounds=chips.roofline(chip, work, passes),
-        beside=said + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        beside=memory.argument_size_in_bytes - held + fresh,
+        temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
         seconds=seconds,
     )
+    return compiled, module

@@ -19,6 +19,8 @@ _FREE = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("partition-id", "replica-id", "opt-barrier"),
 )
+_LAYOUTS = ("bitcast", "copy", "convert")
+_CALLS = ("call", "call-start", "async-start")
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Which operand is written into the first one."""
@@ -90,8 +92,8 @@ def _run(module: Module, name: str, runs: int) -> Iterator[tuple[Instruction, Sh
     for each in shapes.values():
         if each.opcode == "while":
             yield from _run(module, each.called("body"), runs * (module.trips(each) or 1))
-        elif each.opcode == "call":
-            yield from _run(module, each.called("to_apply"), runs)
+        elif each.opcode in _CALLS:
+            yield from _run(module, each.called("to_apply") or each.called("calls"), runs)
         elif each.opcode == "conditional":
             for side in re.findall(r"%([\w.\-]+)", each.rest.split("branch_computations=")[-1]):
                 if side in module.computations:
@@ -109,7 +111,7 @@ def _collective(each: Instruction, devices: int, runs: int) -> Collective:
 
 def _moved(module: Module, each: Instruction, shapes: Shapes) -> int:
     """Bytes to and from memory of one instruction."""
-    if each.opcode in _FREE or each.opcode.endswith("-done"):
+    if each.opcode in _FREE or each.opcode.endswith(("-done", "-update")):
         return 0
     if estimate := _estimated(each).get("bytes_accessed"):
         return estimate
@@ -148,7 +150,7 @@ def _read(module: Module, inside: tuple[Instruction, ...], value: Instruction) -
         place = each.operands.index(value.name)
         if each.opcode in _SLICES and place == 0:
             total += each.nbytes
-        elif each.opcode == "bitcast" and not each.root:
+        elif _passed_on(module, each) and not each.root:
             total += _read(module, inside, each)
         elif each.opcode == "fusion":
             called = module.computations[each.called("calls")]
@@ -157,6 +159,14 @@ def _read(module: Module, inside: tuple[Instruction, ...], value: Instruction) -
         elif each.opcode not in _UPDATES or place != 0:
             return value.nbytes
     return total
+
+
+def _passed_on(module: Module, each: Instruction) -> bool:
+    """Whether an instruction within a fusion gives its operand on, in another layout or type."""
+    if each.opcode != "fusion":
+        return each.opcode in _LAYOUTS
+    inside = module.computations[each.called("calls")]
+    return all(one.opcode in ("parameter", *_LAYOUTS) for one in inside)
 
 
 def _written(module: Module, inside: tuple[Instruction, ...]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.compat import require_whole_programs
-from ssd_jax.config import Config
+from ssd_jax.config import DEFAULT_TARGET, Config
 from ssd_jax.errors import InputError
 
 _USED = (
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "aot", arguments, hidden=hidden)
     settings.require_used(values, "aot", (*_USED, *_OWN))
     for name in ("target", "draft", "chip", "devices"):
-        if given[name] is None or (name == "target" and not values[name].present):
+        if given[name] in (None, DEFAULT_TARGET):
             raise InputError(f"give --{name}, as in {_EXAMPLE}")
     settings.at_least(given, devices=1)
     placement = "submesh" if given["target_devices"] or given["draft_devices"] else None
@@ -41,7 +41,6 @@ def run(arguments: Sequence[str]) -> int:
     for name, value in (("k", config.k), ("budget", config.budget)):
         if value == "auto":
             raise InputError(f"{name} = 'auto' needs measured costs; give a number")
-    require_whole_programs("ssd-jax aot")
     return _show(config, draft_dtype, given)
 
 
@@ -81,6 +80,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     )
     groups = config.device_groups
     split = groups.split(count) if groups.given else None
+    require_whole_programs("ssd-jax aot")
     slice_ = Slice(name=name, devices=devices(name, count))
     with progress_bar("compiling", unit="programs") as progress:
         modes = modes_of(pair, slice_, sizes, split, progress)

@@ -52,5 +52,5 @@ def test_a_chip_that_nobody_knows_is_refused_with_those_that_there_are():
 
 
 def test_more_devices_than_a_slice_has_are_refused():
-    with pytest.raises(InputError, match="devices = 17 are more than .* v6e .* at most 16"):
+    with pytest.raises(InputError, match=r"devices = 17 are more than .* v6e .* at most 16"):
         chips.devices("v6e", 17)

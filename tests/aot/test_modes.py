@@ -21,14 +21,13 @@ DRAFT = {"start 4 sampled": 1.5, "step 4 sampled": 1.0, "promote 4": 0.1}
 BRANCHES = {"expand 4 sampled": 2.0, "grow 4 sampled": 1.2}
 
 
-def part(role, devices, seconds, *, beside=0, code=0, **changes):
+def part(role, devices, seconds, *, beside=5, code=0, **changes):
     """Of programs that take so many seconds."""
 
     def compiled(each):
         bounds = Roofline(memory=each, arithmetic=0.0, links=0.0)
-        return Compiled(
-            work=Work(0, 0, ()), bounds=bounds, beside=beside, code=code, seconds=1.0
-        )
+        sizes = {"beside": beside - 5, "temporaries": 5, "code": code}
+        return Compiled(work=Work(0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
 
     def name(text):
         return tuple(int(word) if word.isdigit() else word for word in text.split())
@@ -72,7 +71,7 @@ def test_memory_is_shared_by_models_on_the_same_devices_and_by_no_others():
     target = part("target", 8, TARGET, beside=30, code=1)
     draft = part("draft", 8, DRAFT, beside=50, code=2)
     (both,) = Mode(name="sd", target=target, draft=draft).shares()
-    assert (both.weights, both.pages, both.beside) == (200, 20, 50)
+    assert (both.weights, both.pages, both.running) == (200, 20, 50)
     assert both.code == len(TARGET) + 2 * len(DRAFT)
     assert both.total == 270 + both.code
     apart = Mode(name="ssd", target=target, draft=draft).shares()

@@ -1,4 +1,5 @@
 """What a program moves and computes, on texts whose answers are known."""
+# ruff: noqa: E501 (an instruction of HLO is a line)
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,20 @@ def test_a_fault_in_the_count_of_trips_is_seen():
     assert counted(LOOP.replace('"7"', '"1"'), 8).moved < counted(LOOP, 8).moved / 6
 
 
+def test_a_slice_of_what_a_fusion_only_turns_is_a_slice():
+    turned = LOOP.replace("dynamic-slice(%stack, %i", "dynamic-slice(%turned, %i").replace(
+        "  %cut = ",
+        "  %turned = bf16[7,256,256]{2,1,0:T(16,128)(2,1)} fusion(%stack), kind=kLoop, calls=%turn\n  %cut = ",
+    )
+    turn = """%turn (y: bf16[7,256,256]) -> bf16[7,256,256] {
+  %y = bf16[7,256,256]{2,1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %z = bf16[7,256,256]{2,1,0:T(16,128)(2,1)} copy(%y)
+}
+
+"""
+    assert counted(turn + turned, 8) == counted(LOOP, 8)
+
+
 UPDATE = """%put (pages: bf16[64,512], new: bf16[1,512], at: s32[]) -> bf16[64,512] {
   %pages = bf16[64,512]{1,0} parameter(0)
   %new = bf16[1,512]{1,0} parameter(1)
@@ -118,7 +133,10 @@ def test_what_is_updated_in_place_counts_by_its_update():
             "dim_labels=0bf_0oi->0bf | bf16[2,20,128] | bf16[2,512,128]",
             2 * 2 * 20 * 512 * 128,
         ),
-        ("f32[5,64] dot(%x, %w), lhs_contracting_dims={1} | f32[5,32] | f32[32,64]", 2 * 5 * 64 * 32),
+        (
+            "f32[5,64] dot(%x, %w), lhs_contracting_dims={1} | f32[5,32] | f32[32,64]",
+            2 * 5 * 64 * 32,
+        ),
     ],
 )
 def test_products_are_counted_once(line, flops):
@@ -149,3 +167,24 @@ def test_the_devices_of_a_collective(groups, devices):
 }}
 """
     assert counted(text, 8).collectives == (Collective(64, devices, 1, reduces=True),)
+
+
+CALLED = """%sum (x: f32[64,128]) -> f32[64,128] {
+  %x = f32[64,128]{1,0} parameter(0)
+  ROOT %y = f32[64,128]{1,0} all-reduce(%x), replica_groups=[1,8]<=[8], to_apply=%add
+}
+
+ENTRY %m (x: f32[64,128]) -> f32[64,128] {
+  %x = f32[64,128]{1,0} parameter(0)
+  %s = ((), (), (s32[1]{0:S(2)})) call-start(), async_execution_thread="sparsecore", to_apply=%sum
+  %u = ((f32[64,128]{1,0}), f32[64,128]{1,0}) call-update(%s, %x)
+  ROOT %y = f32[64,128]{1,0} call-done(%u)
+}
+"""
+
+
+def test_what_runs_beside_counts_once():
+    """As TPU7x has it: other cores of the chip copy and reduce."""
+    size = 64 * 128 * 4
+    work = counted(CALLED, 8)
+    assert (work.moved, work.collectives) == (2 * size, (Collective(size, 8, 1, reduces=True),))
