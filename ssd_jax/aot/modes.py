@@ -30,6 +30,7 @@ class Share:
       what: whose they are.
       running: the most that a program needs for itself while it runs.
       code: of all programs that were compiled.
+      refused: whether one of the models cannot run there, whatever the sum.
     """
 
     what: str
@@ -37,11 +38,16 @@ class Share:
     pages: int
     running: int
     code: int
+    refused: bool
 
     @property
     def total(self) -> int:
         """Of all of them."""
         return self.weights + self.pages + self.running + self.code
+
+    def fits(self, chip: Chip) -> bool:
+        """Whether a device holds it all."""
+        return not self.refused and self.total <= chip.memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +82,7 @@ class Mode:
             if part is not None and part.refused is not None:
                 return f"{part.role} on {len(part.devices)}: {part.refused}"
         for share in self.shares():
-            if share.total > chip.memory:
+            if not share.fits(chip):
                 return (
                     f"{share.what} takes {share.total / 2**30:.1f} GiB of a device, which has "
                     f"{chip.memory / 2**30:.0f}"
@@ -138,6 +144,7 @@ def _share(what: str, parts: Sequence[Part]) -> Share:
         pages=sum(part.pages for part in parts),
         running=max((each.beside + each.temporaries for each in programs), default=0),
         code=sum(program.code for program in programs),
+        refused=any(part.refused is not None for part in parts),
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.table import Table
 
 from ssd_jax.aot.chips import Chip
 from ssd_jax.aot.modes import ACCEPTANCES, Mode, Share, verdict
@@ -29,8 +28,8 @@ class _Row(NamedTuple):
 
 def build_page(
     modes: Sequence[Mode], chip: Chip, sizes: Sizes, fan_out: FanOut, *, title: str, where: str
-) -> RenderableType:
-    """Everything that is known of a pair.
+) -> list[Table | str]:
+    """Everything that is known of a pair: tables, and lines between them.
 
     Args:
       modes: all that were asked about.
@@ -43,24 +42,21 @@ def build_page(
     fitting = [mode for mode in modes if refused[str(mode)] is None]
     rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
     parts = _parts(modes)
-    said: list[RenderableType] = [Text(title, style="bold"), ""]
+    said: list[Table | str] = [f"{title}\n"]
     said += [_memory([share for mode in modes for share in mode.shares()], chip), ""]
     rows = [_Row(p, " ".join(map(str, name)), c) for p in parts for name, c in p.programs.items()]
     if rows:
         said += [_programs(rows), ""]
     if fitting:
         said += [_speeds(fitting, rates), ""]
-    said += [Text(f"{mode} does not fit: {why}") for mode, why in refused.items() if why]
-    for part in parts:
-        if part.whole:
-            said.append(
-                Text(
-                    f"{_where(part)}: {', '.join(part.whole)} whole on every device, which "
-                    f"{len(part.devices)} devices do not divide"
-                )
-            )
-    said.append(Text(verdict(fitting, rates, where), style="bold"))
-    return Group(*said)
+    said += [f"{mode} does not fit: {why}" for mode, why in refused.items() if why]
+    said += [
+        f"{_where(part)}: {', '.join(part.whole)} whole on every device, which "
+        f"{len(part.devices)} devices do not divide"
+        for part in parts
+        if part.whole
+    ]
+    return [*said, verdict(fitting, rates, where)]
 
 
 def _parts(modes: Sequence[Mode]) -> list[Part]:
@@ -76,7 +72,7 @@ def _where(part: Part) -> str:
     return f"{part.role} on {len(part.devices)}"
 
 
-def _memory(shares: Sequence[Share], chip: Chip) -> RenderableType:
+def _memory(shares: Sequence[Share], chip: Chip) -> Table:
     columns: list[Column[Share]] = [
         Column("mode and devices", lambda row: row.what, "left"),
         Column("weights", lambda row: _gib(row.weights)),
@@ -84,13 +80,13 @@ def _memory(shares: Sequence[Share], chip: Chip) -> RenderableType:
         Column("while running", lambda row: _gib(row.running) if row.code else None),
         Column("programs", lambda row: _gib(row.code) if row.code else None),
         Column("all", lambda row: _gib(row.total)),
-        Column("fits", lambda row: "yes" if row.total <= chip.memory else "no"),
+        Column("fits", lambda row: "yes" if row.fits(chip) else "no"),
     ]
     title = f"GiB of a device, which has {_gib(chip.memory)}"
     return build_table(columns, shares, title=title)
 
 
-def _programs(rows: Sequence[_Row]) -> RenderableType:
+def _programs(rows: Sequence[_Row]) -> Table:
     columns: list[Column[_Row]] = [
         Column("model", lambda row: _where(row.part), "left"),
         Column("program", lambda row: row.name, "left"),
@@ -104,7 +100,7 @@ def _programs(rows: Sequence[_Row]) -> RenderableType:
     return build_table(columns, rows, title="one run of a program, on each device", notes=_NOTES)
 
 
-def _speeds(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> RenderableType:
+def _speeds(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> Table:
     rows = list(zip(modes, rates, strict=True))
     columns: list[Column[tuple[Mode, Sequence[float]]]] = [
         Column("mode and devices", lambda row: str(row[0]), "left")

@@ -91,5 +91,9 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
         f"budget = {sizes.branches}"
     )
     fan_out = config.fan_out_of(sizes.k)
-    Console().print(build_page(modes, chip, sizes, fan_out, title=title, where=where))
+    for each in build_page(modes, chip, sizes, fan_out, title=title, where=where):
+        if isinstance(each, str):  # one line of any width
+            print(each)
+        else:
+            Console().print(each)
     return 0

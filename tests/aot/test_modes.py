@@ -38,7 +38,7 @@ def part(role, devices, seconds, *, beside=5, code=0, **changes):
 
 
 AR = Mode(name="ar", target=part("target", 8, TARGET))
-SD = Mode(name="sd", target=part("target", 8, TARGET), draft=part("draft", 8, DRAFT))
+SD = Mode(name="sd", target=AR.target, draft=part("draft", 8, DRAFT))
 SSD = Mode(name="ssd", target=part("target", 4, TARGET), draft=part("draft", 4, DRAFT | BRANCHES))
 
 
