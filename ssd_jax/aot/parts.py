@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 
 from ssd_jax.aot import chips, hlo, programs, traffic
 from ssd_jax.aot.chips import Chip, Roofline
@@ -20,11 +18,11 @@ from ssd_jax.devices.passes import Name, ProgramSpec, page_size
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.tree_attention import api as attention
-from ssd_jax.memory import size_of
+from ssd_jax.memory import bytes_per_device
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.models.sharding import MODEL_AXIS
+from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.variants import named
 
 VARIANT = "sampled"
@@ -129,7 +127,7 @@ class Slice:
           InputError: nothing of it can be shared out.
         """
         count = len(places)
-        mesh = Mesh(np.array([self.devices[place] for place in places]), (MODEL_AXIS,))
+        mesh = mesh_of([self.devices[place] for place in places])
         execution = Execution.for_platform(
             "tpu",
             dtype,
@@ -169,8 +167,8 @@ def build(
     part = Part(
         role=role,
         devices=places,
-        weights=size_of(model.parameter_structs()) // count,
-        pages=size_of(model.page_structs(sizes.slots, page_size(sizes.context))) // count,
+        weights=bytes_per_device(model.parameter_structs()),
+        pages=bytes_per_device(model.page_structs(sizes.slots, page_size(sizes.context))),
         whole=model.rules.whole if count > 1 else (),
     )
     held = part.weights + part.pages
@@ -220,7 +218,7 @@ def compile_program(
     count = model.mesh.size
     names = inspect.signature(spec.function).parameters
     arguments = zip(names, spec.arguments, strict=True)
-    held = size_of([struct for name, struct in arguments if name in _HELD]) // count
+    held = bytes_per_device([struct for name, struct in arguments if name in _HELD])
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None

@@ -79,7 +79,8 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
         branches=config.branches,
     )
     groups = config.device_groups
-    split = groups.split(count) if groups.given else None
+    given_groups = groups.target is not None or groups.draft is not None
+    split = groups.split(count) if given_groups else None
     require_whole_programs("ssd-jax aot")
     slice_ = Slice(name=name, devices=devices(name, count))
     with progress_bar("compiling", unit="programs") as progress:

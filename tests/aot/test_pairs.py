@@ -14,7 +14,7 @@ from ssd_jax.aot.configurations import read_configuration
 from ssd_jax.aot.parts import Slice, build, compile_program
 from ssd_jax.aot.programs import Sizes, of_draft, of_target
 from ssd_jax.devices.passes import page_size
-from ssd_jax.memory import size_of
+from ssd_jax.memory import bytes_per_device
 
 pytestmark = [pytest.mark.aot, pytest.mark.shipped]
 
@@ -74,10 +74,8 @@ class Case:
     def held(self):
         """Bytes of weights and of pages on each device."""
         size = page_size(self.sizes.context)
-        pages = size_of(self.model.page_structs(self.sizes.slots, size))
-        return tuple(
-            each // len(self.places) for each in (size_of(self.model.parameter_structs()), pages)
-        )
+        pages = bytes_per_device(self.model.page_structs(self.sizes.slots, size))
+        return bytes_per_device(self.model.parameter_structs()), pages
 
 
 def gates(case):
@@ -91,11 +89,13 @@ def gates(case):
         "fits": max(0, weights + pages + own - case.chip.memory),
         "no loop waits for the host": [each for each in module.loops() if each.trips is None],
         "no conditional": module.conditionals(),
-        "no copy of the pages": [e for e in module.copies(1 << 20) if page <= {*e.dims}],
+        "no copy of the pages": [
+            each
+            for each in module.copies(1 << 20)
+            if page <= {*each.dims} and each.shape.startswith("bf16")
+        ],
         "no temporary of their size": compiled.temporaries // (pages // 10 + 3 * case.logits),
-        "nothing larger than logits is sent": _sent(case, 1.01),
-        "logits are sent at most once": _sent(case, 0.9)[1:],
-        "logits stay where they are made": _sent(case, 0.9),
+        "logits stay where they are made": _sent(case, 0.9 / len(case.places)),
     }
     if case.name[0] in ("forward", "start", "grow"):
         c, count = case.about, len(case.places)
@@ -103,7 +103,7 @@ def gates(case):
         # Where keys are no whole lanes, they are read beside values for both products.
         least = weights - looked_up + pages * (1 + (c.head_dim % 128 != 0))
         moved = compiled.work.moved
-        most = 1.15 * least + 6 * case.logits
+        most = 1.15 * least + 8 * case.logits
         found["reads weights and pages once"] = 0 if least <= moved < most else moved / least
     return {name: wrong for name, wrong in found.items() if wrong}
 
@@ -116,9 +116,6 @@ def _sent(case, share):
 def known_weaknesses(case):
     """Gates that are known to fail, and why."""
     found = {}
-    if case.name[0] in ("forward", "start", "grow"):
-        why = "logits are gathered before accept and before draws"
-        found["logits stay where they are made"] = why
     if case.slice_.name == "tpu7x" and case.name[0] != "accept":
         why = "arguments come in tiles of 8 rows, and products there take bfloat16 in tiles of 16"
         found |= dict.fromkeys(_OF_TILES, why)
