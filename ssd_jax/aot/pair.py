@@ -30,10 +30,13 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job:
+    """Programs of a model to compile, unless the target that they are for does not fit."""
+
     role: str
     places: tuple[int, ...]
     model: FunctionalModel
     names: list[Name]
+    beside: tuple[int, ...]  # places of the target
 
 
 def modes_of(
@@ -48,38 +51,36 @@ def modes_of(
     Args:
       pair, slice_, sizes: what is asked about.
       split: the only one to look at; None looks at several.
-      progress: called with programs done, programs in all, and the next one.
+      progress: called with programs done, programs in all, and the last one.
 
     Raises:
       InputError: a number of devices that divides nothing of a model; before any compile.
     """
     every = tuple(range(len(slice_.devices)))
-    found = splits(len(every), split)
-    wanted = [("target", every, False), ("draft", every, False)]
-    for target, draft in found:
-        wanted += [("target", target, False), ("draft", draft, True)]
-    jobs = [_job(pair, slice_, sizes, *each) for each in dict.fromkeys(wanted)]
+    groups = [(every, every), *splits(len(every), split)]
+    targets = dict.fromkeys(target for target, _ in groups)
+    jobs = [_target(pair, slice_, sizes, places) for places in targets]
+    jobs += [_draft(pair, slice_, sizes, *group) for group in groups]
     parts = _built(jobs, slice_, sizes, progress)
-    target = parts["target", every]
-    modes = [
-        Mode(name="ar", target=target),
-        Mode(name="sd", target=target, draft=parts["draft", every]),
-    ]
-    return modes + [
-        Mode(name="ssd", target=parts["target", of_target], draft=parts["draft", of_draft])
-        for of_target, of_draft in found
-    ]
+    modes = [Mode(name="ar", target=parts["target", every])]
+    for target, draft in groups:
+        name = "sd" if target == draft else "ssd"
+        modes.append(Mode(name=name, target=parts["target", target], draft=parts["draft", draft]))
+    return modes
 
 
-def _job(
-    pair: Pair, slice_: Slice, sizes: Sizes, role: str, places: tuple[int, ...], branches: bool
+def _target(pair: Pair, slice_: Slice, sizes: Sizes, places: tuple[int, ...]) -> _Job:
+    model = slice_.model(pair.target, pair.target_dtype, places)
+    names = target_names(sizes, model)
+    return _Job(role="target", places=places, model=model, names=names, beside=places)
+
+
+def _draft(
+    pair: Pair, slice_: Slice, sizes: Sizes, target: tuple[int, ...], places: tuple[int, ...]
 ) -> _Job:
-    if role == "target":
-        model = slice_.model(pair.target, pair.target_dtype, places)
-        return _Job(role=role, places=places, model=model, names=target_names(sizes, model))
     model = slice_.model(pair.draft, pair.draft_dtype, places)
-    names = draft_names(sizes, branches=branches)
-    return _Job(role=role, places=places, model=model, names=names)
+    names = draft_names(sizes, branches=target != places)
+    return _Job(role="draft", places=places, model=model, names=names, beside=target)
 
 
 def _built(
@@ -90,11 +91,12 @@ def _built(
 ) -> dict[tuple[str, tuple[int, ...]], Part]:
     total = sum(len(job.names) for job in jobs)
     done = 0
-    parts = {}
+    parts: dict[tuple[str, tuple[int, ...]], Part] = {}
     for job in jobs:
-        where = f"{job.role} on {len(job.places)}"
+        target = parts.get(("target", job.beside))
+        wanted = target is None or target.refused is None
 
-        def tell(name: Name, where: str = where) -> None:
+        def tell(name: Name, where: str = f"{job.role} on {len(job.places)}") -> None:
             nonlocal done
             done += 1
             progress(done, total, f"{where}: {' '.join(map(str, name))}")
@@ -102,7 +104,7 @@ def _built(
         parts[job.role, job.places] = build(
             job.role,
             job.model,
-            job.names,
+            job.names if wanted else [],
             chip=slice_.chip,
             places=job.places,
             sizes=sizes,
