@@ -32,7 +32,7 @@ QUICK = {
     ("v4", "llama-3.1-8b", 1, 8192, "forward"),
     ("v5p", "llama-3.1-70b", 16, 32768, "promote"),
 }
-SLACK = {"v5p": 3.0}
+SLACK = {"v4": 3.0, "v5p": 3.0}
 """Bytes moved over those of weights and pages: there attention in XLA keeps scores in memory."""
 
 CASES = [
@@ -71,7 +71,7 @@ class Case:
         self.name = full.get(name, (name, K, "sampled"))
         self.spec = specs[self.name]
         rows = slots * {"start": 1, "grow": BRANCHES}.get(name, K + 1)
-        self.logits = rows * self.about.outputs * 4
+        self.logits = rows * self.about.outputs * 4 // len(self.places)
 
     @property
     def held(self):
@@ -98,7 +98,7 @@ def gates(case):
             if page <= {*each.dims} and each.shape.startswith("bf16")
         ],
         "no temporary of their size": compiled.temporaries // (pages // 10 + 3 * case.logits),
-        "logits stay where they are made": _sent(case, 0.9 / len(case.places)),
+        "logits stay where they are made": _sent(case),
     }
     if case.name[0] in ("forward", "start", "grow"):
         c, count = case.about, len(case.places)
@@ -111,15 +111,15 @@ def gates(case):
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
-def _sent(case, share):
-    """Collectives of at least a share of the logits."""
-    return [each for each in case.module.collectives() if each.nbytes > share * case.logits]
+def _sent(case):
+    """Collectives as large as the logits of a device."""
+    return [each for each in case.module.collectives() if each.nbytes >= case.logits]
 
 
 def known_weaknesses(case):
     """Gates that are known to fail, and why."""
     found = {}
-    if case.slice_.name == "tpu7x" and case.name[0] != "accept":
+    if case.slice_.name == "tpu7x" and case.name[0] in ("forward", "start", "grow"):
         why = "arguments come in tiles of 8 rows, and products there take bfloat16 in tiles of 16"
         found |= dict.fromkeys(_OF_TILES, why)
     return found
@@ -192,7 +192,7 @@ def test_gates_fail_on_what_they_are_for():
         "no copy of the pages": "%c = bf16[32,1,8192,256]{3,2,1,0} copy(%p)",
         "no conditional": "%c = f32[] conditional(%p)",
         "no loop waits for the host": "%w = f32[] while(%p), condition=%none, body=%none",
-        "nothing larger than logits is sent": "%g = bf16[128256,4096]{1,0} all-gather(%p)",
+        "logits stay where they are made": "%g = bf16[128256,4096]{1,0} all-gather(%p)",
     }
     none = "%none (p: f32[]) -> pred[] {\n  ROOT %r = pred[] parameter(0)\n}\n"
     for gate, line in flawed.items():
