@@ -39,13 +39,12 @@ def read_configuration(source: str) -> ModelConfig:
     table = _known()
     if source.lower() in table:
         return ModelConfig.from_hf(table[source.lower()], where=source)
-    named = ":" not in source and "/" not in source and not user_path(source).exists()
-    if named:
+    if ":" not in source and "/" not in source and not user_path(source).exists():
         near = difflib.get_close_matches(source.lower(), table, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "name one of them"
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise InputError(
-            f"{source!r} is neither a file or directory nor one of {', '.join(table)}; {hint} Or "
-            "give a config.json, a GGUF file, or hf:org/name"
+            f"{source!r} is neither a file or directory nor one of {', '.join(table)}{hint}; give "
+            "one of these, a config.json, a GGUF file, or hf:org/name"
         )
     path = resolve_configuration(source)
     with reading(path):

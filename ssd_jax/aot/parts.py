@@ -87,7 +87,7 @@ class Part:
 
 
 def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
-    """Programs of a target that decides over AR, SD and SSD: K = 0 is AR."""
+    """Programs of a target: those of AR, which proposes nothing, and those that verify K tokens."""
     widths = (0, sizes.k)
     accepts = [named(("accept", sizes.slots, width), VARIANT) for width in widths]
     prefill = "prefill", max(model.execution.prefill_chunks)

@@ -54,3 +54,12 @@ def test_a_chip_that_nobody_knows_is_refused_with_those_that_there_are():
 def test_more_devices_than_a_slice_has_are_refused():
     with pytest.raises(InputError, match=r"devices = 17 are more than .* v6e .* at most 16"):
         chips.devices("v6e", 17)
+
+
+def test_without_a_compiler_the_error_says_what_has_it(monkeypatch):
+    def missing(*_args, **_options):
+        raise RuntimeError("libtpu.so not found")
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", missing)
+    with pytest.raises(InputError, match=r"no compiler for v5e: libtpu.so not found; .*\[tpu\]"):
+        chips.devices("v5e", 4)
