@@ -58,8 +58,7 @@ class ExpansionPrograms:
       base: programs of the records.
       branches: M; None is what the records have candidates for.
       others: programs of another M over the same base, whose `follow` serves these, too.
-      progress: see `passes.compile_all`.
-      compiler: gets the programs instead of `passes.compile_all`.
+      progress, compiler: see `passes.compile_all`, instead of which a compiler gets the programs.
     """
 
     def __init__(
