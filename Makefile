@@ -7,7 +7,7 @@ PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 PYTEST_FLAGS :=
 
-.PHONY: demo test test-fast check docs slow aot eval-draft clean
+.PHONY: demo test test-fast check docs slow aot aot-quick eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
@@ -20,7 +20,7 @@ test-fast: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) --fast $(PYTEST_FLAGS)
 
 slow: $(VENV)/.test
-	$(PYTEST) -m slow $(PYTEST_FLAGS)
+	$(PYTEST) -m 'slow and not aot' $(PYTEST_FLAGS)
 
 # Figures of the drafts that come with the package, as their model cards have them.
 eval-draft: $(VENV)/.installed
@@ -32,6 +32,10 @@ eval-draft: $(VENV)/.installed
 # Compiles every program for chips that are not there; needs JAX 0.12, so Python 3.12 or newer.
 aot: $(VENV)-aot/.test
 	JAX_PLATFORMS=cpu $(VENV)-aot/bin/python -m pytest -m aot $(PYTEST_FLAGS)
+
+# A few of them, in a minute or two.
+aot-quick: $(VENV)-aot/.test
+	JAX_PLATFORMS=cpu $(VENV)-aot/bin/python -m pytest -m 'aot and not slow' $(PYTEST_FLAGS)
 
 $(VENV)-aot/.test: pyproject.toml
 	$(AOT_PYTHON) -m venv $(VENV)-aot

@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 
-from ssd_jax.errors import SsdError
+from ssd_jax.errors import InputError, SsdError
 
 _OPTION = "--xla_cpu_experimental_ynn_fusion_type"
 _PRODUCTS = f"{_OPTION}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
@@ -78,3 +78,19 @@ def widths_can_agree(compute: str) -> bool:
     import jax
 
     return jax.default_backend() != "cpu" or compute == "bfloat16" or jax.__version_info__ < (0, 11)
+
+
+def require_whole_programs(what: str) -> None:
+    """Refuses what compiles whole programs for chips that are not there.
+
+    Raises:
+      InputError: JAX is older than 0.12, whose compilers take kernels alone.
+    """
+    import jax
+
+    if jax.__version_info__ < (0, 12):
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise InputError(
+            f"{what} needs JAX 0.12, so Python 3.12 or newer, and this is JAX {jax.__version__} of "
+            f"Python {version}; install ssd-jax[tpu] there"
+        )

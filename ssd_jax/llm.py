@@ -133,7 +133,8 @@ class LLM:
             for k in self._ks:
                 self.config.fan_out_of(k)
         models = [self.target] if self.draft is None else [self.target, self.draft]
-        self.context = fitting_context(self.config, models, self._ks)
+        limits = {each.source: each.checkpoint.config.max_context for each in models}
+        self.context = fitting_context(self.config, limits, self._ks)
         self._paging = paging_of(self.config, self.context, self.target, self.draft)
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()

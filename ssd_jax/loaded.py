@@ -221,7 +221,11 @@ def load(
     status = status or (lambda _line: None)
     check_sums()
     support = _support(config, target, draft)
-    room = {"slots": config.slots, "context": context, "tokens": target.tokenizer.size}
+    room: dict[str, Any] = {
+        "slots": config.slots,
+        "context": context,
+        "tokens": target.tokenizer.size,
+    }
     drafting = Drafting(
         k=max(ks, default=0),
         support=support,

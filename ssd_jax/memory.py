@@ -4,7 +4,7 @@ branches in memory, since a process that asks for more than there is ends withou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -38,24 +38,24 @@ class Need(NamedTuple):
     whose: str
 
 
-def fitting_context(config: Config, models: Sequence[OpenedModel], ks: Sequence[int]) -> int:
+def fitting_context(config: Config, limits: Mapping[str, int], ks: Sequence[int]) -> int:
     """Positions of a sequence: as configured, or what all models were made for.
 
     Args:
       config: settings.
-      models: target and draft, as they are opened.
+      limits: positions that each model was made for, by its source.
       ks: values of K to prepare.
 
     Raises:
       InputError: more than a model was made for, or too few for a K.
     """
-    least = min(models, key=lambda opened: opened.checkpoint.config.max_context)
-    limit = least.checkpoint.config.max_context
+    least = min(limits, key=lambda source: limits[source])
+    limit = limits[least]
     context = config.context or min(DEFAULT_CONTEXT, limit)
     if context > limit:
         raise InputError(
             f"context = {context} is more than the {limit} positions that "
-            f"{least.source} was made for; lower --context"
+            f"{least} was made for; lower --context"
         )
     most = max(ks, default=0)
     if most > context - 2:

@@ -1,22 +1,87 @@
-"""Devices to compile for without having them."""
+"""Devices to compile for without having them, and what they can do.
+
+Memory, bandwidth and arithmetic are those that Google publishes for each chip
+(https://cloud.google.com/tpu/docs/system-architecture-tpu-vm); links, those of "How to scale your
+model" (https://jax-ml.github.io/scaling-book/tpus), which also says what a hop takes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from jax.experimental import topologies
 
+from ssd_jax.aot.traffic import Collective, Work
 from ssd_jax.errors import InputError
 
-CHIPS = {
-    "v4": {8: "v4:2x2x1", 16: "v4:2x2x2"},
-    "v5e": {4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4"},
-    "v5p": {4: "v5p:2x2x1", 8: "v5p:2x2x2"},
-    "v6e": {4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
-    "tpu7x": {2: "tpu7x:1x1x1", 8: "tpu7x:2x2x1", 16: "tpu7x:2x2x2"},
+_GIB = 2**30
+_HOP = 1e-6  # seconds from a device to its neighbour
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+    """A kind of device, as JAX counts devices: a whole chip, of tpu7x one of its two halves.
+
+    Attributes:
+      slices: the compiler's names of sets of devices, by their number.
+      memory: bytes.
+      bandwidth: of the memory, bytes/s.
+      flops: multiplications and additions a second, in bfloat16.
+      link: bytes/s that a link carries in one direction.
+      options: of the topology.
+    """
+
+    slices: Mapping[int, str]
+    memory: int
+    bandwidth: float
+    flops: float
+    link: float
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+CHIPS: Mapping[str, Chip] = {
+    # Without the option libtpu has a device for each of the two cores of a chip, as no VM has.
+    "v4": Chip(
+        slices={4: "v4:2x2x1", 8: "v4:2x2x2", 16: "v4:2x2x4"},
+        options={"chip_config_name": "megacore"},
+        memory=32 * _GIB,
+        bandwidth=1228e9,
+        flops=275e12,
+        link=45e9,
+    ),
+    "v5e": Chip(
+        slices={4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4"},
+        memory=16 * _GIB,
+        bandwidth=819e9,
+        flops=197e12,
+        link=45e9,
+    ),
+    "v5p": Chip(
+        slices={4: "v5p:2x2x1", 8: "v5p:2x2x2", 16: "v5p:2x2x4"},
+        memory=95 * _GIB,
+        bandwidth=2765e9,
+        flops=459e12,
+        link=90e9,
+    ),
+    "v6e": Chip(
+        slices={4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
+        memory=32 * _GIB,
+        bandwidth=1640e9,
+        flops=918e12,
+        link=90e9,
+    ),
+    "tpu7x": Chip(
+        slices={2: "tpu7x:1x1x1", 8: "tpu7x:2x2x1", 16: "tpu7x:2x2x2"},
+        memory=96 * _GIB,
+        bandwidth=3690e9,
+        flops=1153e12,
+        link=100e9,
+    ),
 }
-"""libtpu's names of slices, by their number of devices; a chip of v4 and tpu7x has two."""
 
 # Without them libtpu looks for the machine's own chips, and a second process waits for the first.
 _OFFLINE = {
@@ -28,24 +93,78 @@ _OFFLINE = {
 }
 
 
-def devices(chip: str, count: int = 1) -> list[Any]:
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """Seconds that a program takes at least, by what it waits for.
+
+    Attributes:
+      memory, arithmetic: the one hides behind the other.
+      links: nothing hides what devices send each other, for the next product waits for it.
+    """
+
+    memory: float
+    arithmetic: float
+    links: float
+
+    @property
+    def seconds(self) -> float:
+        """Of all together."""
+        return max(self.memory, self.arithmetic) + self.links
+
+    @property
+    def bound(self) -> str:
+        """What takes longest."""
+        times = {"memory": self.memory, "arithmetic": self.arithmetic, "links": self.links}
+        return max(times, key=lambda name: times[name])
+
+
+def roofline(chip: Chip, work: Work, passes: int = 1) -> Roofline:
+    """Bounds of a program.
+
+    Args:
+      chip, work: of one device.
+      passes: products of bfloat16 that a product of the program's dtype takes.
+    """
+    links = sum(each.runs * _seconds(chip, each) for each in work.collectives)
+    return Roofline(work.moved / chip.bandwidth, passes * work.flops / chip.flops, links)
+
+
+def _seconds(chip: Chip, each: Collective) -> float:
+    """Of one collective around a ring, both ways at once: of small arrays the hops take longest. A
+    sum goes around twice."""
+    if each.devices < 2:
+        return 0.0
+    sent = each.nbytes * (each.devices - 1) / each.devices / (2 * chip.link)
+    return (1 + each.reduces) * max(sent, each.devices / 2 * _HOP)
+
+
+def chip_named(name: str) -> Chip:
+    """Raises: InputError: no chip of this name is known."""
+    if name not in CHIPS:
+        near = difflib.get_close_matches(name, CHIPS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(CHIPS)}"
+        raise InputError(f"chip = {name!r} is unknown; {hint}")
+    return CHIPS[name]
+
+
+def devices(name: str, count: int = 1) -> list[Any]:
     """Devices to compile for, of the smallest slice that has so many; nothing can run on them.
 
     Raises:
-      InputError: no slice of this chip has so many, or libtpu is not installed.
+      InputError: no such chip, no slice of it has so many, or libtpu is not installed.
     """
-    slices = CHIPS[chip]
-    sizes = [size for size in slices if size >= count]
+    chip = chip_named(name)
+    sizes = [size for size in chip.slices if size >= count]
     if not sizes:
         raise InputError(
-            f"{count} devices of {chip} are more than the largest slice that is compiled for "
-            f"has, {max(slices)}"
+            f"devices = {count} are more than the largest slice of {name} that is compiled for "
+            f"has; give at most {max(chip.slices)}"
         )
-    os.environ.update({name: os.environ.get(name, value) for name, value in _OFFLINE.items()})
+    os.environ.update({key: os.environ.get(key, value) for key, value in _OFFLINE.items()})
     try:
-        slice_ = topologies.get_topology_desc(slices[sizes[0]], platform="tpu")
+        slice_ = topologies.get_topology_desc(chip.slices[sizes[0]], platform="tpu", **chip.options)
     except Exception as error:
         raise InputError(
-            f"no compiler for {chip}: {error}; `pip install 'ssd-jax[tpu]'` has it"
+            f"no compiler for {name}: {error}; `pip install 'ssd-jax[tpu]'` has it"
         ) from None
     return list(slice_.devices[:count])

@@ -1,7 +1,7 @@
 """Reads the text of an optimised HLO module: loops, conditionals, copies, collectives.
 
-Only what the compile gates ask is read. XLA prints an instruction a line, and the computations that
-fusions and loops call as blocks before the entry.
+Only what `traffic` and the compile gates ask is read. XLA prints an instruction a line, and the
+computations that fusions and loops call as blocks before the entry.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import re
 from collections.abc import Iterator
 
 _BYTES = {"pred": 1, "bf16": 2, **{f"{kind}{8 * n}": n for kind in "suf" for n in (1, 2, 4, 8)}}
-_SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+)\[([\d,]*)\]")
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+)\[([\d,]*)\](\{[^}]*\})?")
+_ON_CHIP = re.compile(r"S\([1-9]")  # of a layout: the memory that it is in; 0, the device's own
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
+_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_AXIS = re.compile(r"'([^']*)'(?:=(\d+))?")
+_GROUPS = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})")
 _SAID = re.compile(r'op_name="([^"]*)"')
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
@@ -43,10 +47,22 @@ class Instruction:
     @property
     def nbytes(self) -> int:
         """Of the result, without padding."""
-        return sum(
+        return sum(self.parts)
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes of those parts of the result that are in the device's memory, not on the chip."""
+        layouts = [layout for *_, layout in _SHAPE.findall(self.shape)]
+        parts = zip(self.parts, layouts, strict=True)
+        return sum(size for size, layout in parts if not _ON_CHIP.search(layout))
+
+    @property
+    def parts(self) -> list[int]:
+        """Bytes of the result, or of each part of a tuple."""
+        return [
             math.prod(map(int, filter(None, dims.split(",")))) * _BYTES.get(kind, 1)
-            for kind, dims in _SHAPE.findall(self.shape)
-        )
+            for kind, dims, _ in _SHAPE.findall(self.shape)
+        ]
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -59,6 +75,17 @@ class Instruction:
         """What JAX calls it: "jit(forward)/while/body/dot_general"."""
         found = _SAID.search(self.rest)
         return "" if found is None else found[1]
+
+    @property
+    def group(self) -> int | None:
+        """Devices that a collective joins; None where the text does not say."""
+        if found := _AXES.search(self.rest):
+            sizes = {name: int(size) for name, size in _AXIS.findall(found[1])}
+            return math.prod(sizes[name] for name, _ in _AXIS.findall(found[2]))
+        found = _GROUPS.search(self.rest)
+        if found is None:
+            return None
+        return int(found[1]) if found[1] else found[2].count(",") + 1
 
     def called(self, attribute: str) -> str:
         """The computation that an attribute names, such as `body`."""
@@ -82,9 +109,10 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """The computations of a program, by name."""
+    """The computations of a program, by name, and which of them is run."""
 
     computations: dict[str, tuple[Instruction, ...]]
+    entry: str
 
     def instructions(self, *opcodes: str) -> Iterator[Instruction]:
         """All of them, or those with one of these opcodes."""
@@ -95,7 +123,7 @@ class Module:
 
     def loops(self) -> list[Loop]:
         """All while loops, nested ones too."""
-        return [Loop(self._trips(each), each.said) for each in self.instructions("while")]
+        return [Loop(self.trips(each), each.said) for each in self.instructions("while")]
 
     def conditionals(self) -> list[str]:
         """What JAX calls each."""
@@ -112,8 +140,9 @@ class Module:
         starts = (*_COLLECTIVES, *(f"{name}-start" for name in _COLLECTIVES))
         return list(self.instructions(*starts))
 
-    def _trips(self, loop: Instruction) -> int | None:
-        """A loop that counts up to a constant says so in its configuration or its condition."""
+    def trips(self, loop: Instruction) -> int | None:
+        """See `Loop`. One that counts up to a constant says so in its configuration or its
+        condition."""
         said = _TRIPS.search(loop.rest)
         if said is not None:
             return int(said[1])
@@ -130,11 +159,13 @@ def read(text: str) -> Module:
     """Reads `compiled.as_text()`."""
     computations: dict[str, list[Instruction]] = {}
     current: list[Instruction] = []
+    entry = ""
     for line in text.splitlines():
         if found := _COMPUTATION.match(line):
-            current = computations.setdefault(found[1], [])
+            current = computations.setdefault(found[2], [])
+            entry = found[2] if found[1] else entry
         elif found := _INSTRUCTION.match(line):
             root, name, shape, opcode, rest = found.groups()
             operands = tuple(_OPERAND.findall(rest.split("), ")[0]))
             current.append(Instruction(name, shape, opcode, operands, rest, root is not None))
-    return Module({name: tuple(body) for name, body in computations.items()})
+    return Module({name: tuple(body) for name, body in computations.items()}, entry)

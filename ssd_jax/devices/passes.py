@@ -81,6 +81,10 @@ Name = tuple[str | int, ...]
 """What a program does, for which sizes, and its variant where there is more than one."""
 
 
+Compiler = Callable[[Mapping[Name, ProgramSpec], Mesh | None, Progress | None], Mapping[Name, Any]]
+"""See `compile_all`, which is the usual one."""
+
+
 def compile_all(
     specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None = None
 ) -> dict[Name, jax.stages.Compiled]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes
-from ssd_jax.devices.passes import Name, PagedPrograms, Paging, ProgramSpec
+from ssd_jax.devices.passes import Compiler, Name, PagedPrograms, Paging, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS
@@ -65,6 +65,7 @@ class Programs(PagedPrograms):
       verification: proposals, rule and log-probabilities.
       paging: see `PagedPrograms`.
       progress: see `passes.compile_all`.
+      compiler: gets the programs instead of `passes.compile_all`.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Programs(PagedPrograms):
         verification: Verification | None = None,
         paging: Paging | None = None,
         progress: Progress | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         super().__init__(model, slots, context, paging)
         self.verification = verification or Verification()
@@ -92,7 +94,8 @@ class Programs(PagedPrograms):
                 specs[named(("accept", slots, width), variant)] = accept
             specs["forward", width] = self._forward_spec(width)
         specs |= self.prefill_specs(with_logits=True)
-        self._compiled = passes.compile_all(specs, model.mesh, progress)
+        compiler = compiler or passes.compile_all
+        self._compiled = dict(compiler(specs, model.mesh, progress))
         self._widths = self.verification.widths
 
     @property

@@ -1,19 +1,13 @@
-"""Every program of a pair, as functions and shapes, not compiled."""
+"""A small decoder, and every program of a pair of it, by names such as "target forward 4"."""
 
-from __future__ import annotations
-
-from unittest import mock
-
-from ssd_jax.devices import passes
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.aot import programs as aot_programs
+from ssd_jax.aot.programs import Sizes
 from ssd_jax.devices.passes import ProgramSpec
-from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
-K, BRANCHES, SUPPORT = 4, 8, 64
+K, BRANCHES = 4, 8
 
 
 def config(head_dim=64, **changes):
@@ -38,20 +32,15 @@ def config(head_dim=64, **changes):
 def programs(
     about: ModelConfig, *, platform="tpu", dtype="bfloat16", mesh=None, slots=4, context=2048
 ) -> dict[str, ProgramSpec]:
-    """Those of a target and of a draft of the same architecture, by "target forward 4"."""
+    """Those of a target and of a draft of the same architecture."""
     model = FunctionalModel(about, Execution.for_platform(platform, dtype), mesh=mesh)
-    found = {}
-
-    def take(specs, mesh, progress=None):
-        found.update({(role, *name): spec for name, spec in specs.items()})
-        return dict.fromkeys(specs)
-
-    with mock.patch.object(passes, "compile_all", take):
-        role, sizes = "target", {"slots": slots, "context": context, "tokens": about.vocab_size}
-        Programs(model, **sizes, verification=Verification(widths=(0, K), support=SUPPORT))
-        role = "draft"
-        drafting = Drafting(
-            k=K, support=SUPPORT, rule="ratio", branches=BRANCHES, predict="noise", confident=True
-        )
-        ExpansionPrograms(DraftPrograms(model, **sizes, drafting=drafting))
-    return {" ".join(map(str, name)): spec for name, spec in found.items()}
+    sizes = Sizes(slots=slots, context=context, k=K, branches=BRANCHES)
+    found = {
+        "target": aot_programs.of_target(model, sizes),
+        "draft": aot_programs.of_draft(model, sizes),
+    }
+    return {
+        " ".join(map(str, (role, *name))): spec
+        for role, specs in found.items()
+        for name, spec in specs.items()
+    }

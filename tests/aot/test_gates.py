@@ -1,6 +1,6 @@
 """What the compilers of accelerators make of every program, on chips that are not there.
 
-`make aot` runs them; they need JAX 0.12 and libtpu.
+`make aot` runs them; they need JAX 0.12 and libtpu. Those of real pairs are in `test_pairs.py`.
 """
 
 import jax
@@ -12,6 +12,7 @@ from ssd_jax.models.sharding import mesh_of
 from tests.aot import specs
 
 pytestmark = [pytest.mark.aot, pytest.mark.shipped]
+of_every_program = pytest.mark.slow
 
 SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
 NAMES = sorted(specs.programs(specs.config(vocab_size=1024)))
@@ -36,18 +37,21 @@ def program(request, pair):
     return compiled, hlo.read(compiled.as_text()), pages
 
 
+@of_every_program
 def test_the_host_is_never_waited_for(program):
     _, module, _ = program
     assert [loop for loop in module.loops() if loop.trips is None] == []
     assert module.conditionals() == []
 
 
+@of_every_program
 def test_pages_are_changed_in_place(program):
     compiled, module, pages = program
     assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * pages
     assert [each for each in module.copies(1 << 20) if CONTEXT in each.dims] == []
 
 
+@of_every_program
 def test_neither_weights_nor_logits_travel(program):
     """Nothing as large as the logits of two positions does."""
     _, module, _ = program

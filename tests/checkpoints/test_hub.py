@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import constants
 
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.sources import resolve
+from ssd_jax.checkpoints.sources import resolve, resolve_configuration
 from ssd_jax.errors import InputError
 from tests.checkpoints import tiny_models as tiny
 
@@ -97,6 +97,23 @@ def test_a_cached_index_without_its_shards_is_incomplete(cache):
     next(cache.rglob("model-00002-of-00003.safetensors")).unlink()
     with pytest.raises(InputError, match=r"model-00002-of-00003.safetensors is missing"):
         open_checkpoint("hf:org/tiny")
+
+
+def test_a_configuration_needs_no_weights(cache):
+    put(cache, "org/tiny", shards=3)
+    for path in cache.rglob("*.safetensors*"):
+        path.unlink()
+    path = resolve_configuration("hf:org/tiny") / "config.json"
+    assert json.loads(path.read_text())["model_type"]
+
+
+def test_no_weights_are_asked_for_where_the_configuration_will_do(cache, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda repo, **said: asked.update(said) or "there"
+    )
+    assert resolve_configuration("hf:org/tiny@v1") == Path("there")
+    assert (asked["allow_patterns"], asked["revision"]) == (["config.json"], "v1")
 
 
 @contextlib.contextmanager

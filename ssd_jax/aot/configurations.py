@@ -1,0 +1,72 @@
+"""The shape of a model, from its configuration alone."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.checkpoints.draft_checkpoint import KEY
+from ssd_jax.checkpoints.gguf import GGUFFile
+from ssd_jax.checkpoints.sources import resolve_configuration
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.system.files import read_json, reading
+from ssd_jax.system.paths import user_path
+
+_CONFIG = "config.json"
+
+
+def known() -> list[str]:
+    """Names of well-known models, whose configurations come with the package."""
+    return [*_known()]
+
+
+def read_configuration(source: str) -> ModelConfig:
+    """The shape of a model.
+
+    Args:
+      source: one of `known`; a config.json, or a directory that has one; a GGUF file, of which the
+        header is read; or `hf:org/name[@revision]`, of which config.json alone is fetched.
+
+    Raises:
+      InputError: there is no such configuration, it cannot be read, or it is of a model that is not
+        supported.
+    """
+    table = _known()
+    if source.lower() in table:
+        return ModelConfig.from_hf(table[source.lower()], where=source)
+    if ":" not in source and "/" not in source and not user_path(source).exists():
+        near = difflib.get_close_matches(source.lower(), table, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise InputError(
+            f"{source!r} is neither a file or directory nor one of {', '.join(table)}{hint}; give "
+            "one of these, a config.json, a GGUF file, or hf:org/name"
+        )
+    path = resolve_configuration(source)
+    with reading(path):
+        return _read(path)
+
+
+def _read(path: Path) -> ModelConfig:
+    if path.is_dir():
+        path = path / _CONFIG
+        if not path.exists():
+            raise InputError(f"{path} does not exist; give a directory with a {_CONFIG}")
+    if path.suffix == ".gguf":
+        return GGUFFile(path).config
+    config = read_json(path, remedy="give a config.json, or a GGUF file, whose name ends so")
+    if KEY in config:
+        raise InputError(
+            f"{path} is of a draft that was made for its target, and without its tensors says not "
+            "how many words it knows; give the configuration of a whole model"
+        )
+    return ModelConfig.from_hf(config, where=str(path))
+
+
+@functools.cache
+def _known() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,205 @@
+"""AR, SD and SSD on a slice: whether each fits, and how fast it could be at best.
+
+Pure arithmetic over what the compiler said of the programs; the estimate is that of `tuning`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ssd_jax.aot.chips import Chip
+from ssd_jax.aot.parts import Part
+from ssd_jax.aot.programs import Sizes
+from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.tuning import throughput
+from ssd_jax.tuning.throughput import Costs, Guess
+
+Split = tuple[tuple[int, ...], tuple[int, ...]]
+"""Places of the target's devices in a slice, and of the draft's."""
+
+ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """Bytes of a device's memory, by what they are for.
+
+    Attributes:
+      what: whose they are.
+      running: the most that a program needs for itself while it runs.
+      code: of all programs that were compiled.
+      refused: whether one of the models cannot run there, whatever the sum.
+    """
+
+    what: str
+    weights: int
+    pages: int
+    running: int
+    code: int
+    refused: bool
+
+    @property
+    def total(self) -> int:
+        """Of all of them."""
+        return self.weights + self.pages + self.running + self.code
+
+    def fits(self, chip: Chip) -> bool:
+        """Whether a device holds it all."""
+        return not self.refused and self.total <= chip.memory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mode:
+    """A mode and where its models are.
+
+    Attributes:
+      name: "ar", "sd" or "ssd".
+      target, draft: of sd on the same devices, of ssd on others.
+    """
+
+    name: str
+    target: Part
+    draft: Part | None = None
+
+    def __str__(self) -> str:
+        """With the numbers of devices: "ssd 4 + 1"."""
+        counts = [str(len(self.target.devices))]
+        if self.draft is not None and self.name == "ssd":
+            counts.append(str(len(self.draft.devices)))
+        return f"{self.name} {' + '.join(counts)}"
+
+    def shares(self) -> list[Share]:
+        """What a device holds: one of each group of devices."""
+        parts = [self.target] if self.draft is None else [self.target, self.draft]
+        groups = [[part] for part in parts] if self.name == "ssd" else [parts]
+        return [_share(f"{self}: {' and '.join(p.role for p in group)}", group) for group in groups]
+
+    def refused(self, chip: Chip) -> str | None:
+        """Why it does not fit; None where it does."""
+        for part in (self.target, self.draft):
+            if part is not None and part.refused is not None:
+                return f"{part.role} on {len(part.devices)}: {part.refused}"
+        for share in self.shares():
+            if not share.fits(chip):
+                return (
+                    f"{share.what} takes {share.total / 2**30:.1f} GiB of a device, which has "
+                    f"{chip.memory / 2**30:.0f}"
+                )
+        return None
+
+    def rate(self, acceptance: float, sizes: Sizes, fan_out: FanOut) -> float:
+        """Tokens per second of all sequences, at most.
+
+        Args:
+          acceptance: how often a proposed token is accepted.
+          sizes: of the programs.
+          fan_out: divides the branches.
+        """
+        seen, k, rows = Guess(acceptance=acceptance), sizes.k, sizes.slots
+        costs = self.costs(sizes)
+        if self.name == "ar":
+            return throughput.ar(costs, rows=rows)
+        if self.name == "sd":
+            return throughput.sd(costs, seen, SpeculationPlan(k=k), rows=rows)
+        found = throughput.best_ssd(
+            costs,
+            seen,
+            fan_out,
+            ks=(k,),
+            budgets=(sizes.branches,),
+            waits=(True, False),
+            rows=rows,
+        )
+        return found.rate
+
+    def costs(self, sizes: Sizes) -> Costs:
+        """Seconds of the parts of a round, at least; models on devices of their own take nothing
+        from each other."""
+        k = sizes.k
+        verify = {
+            width: self.target.seconds("forward", width)
+            + self.target.seconds("accept", sizes.slots, width)
+            for width in (0, k)
+        }
+        if self.draft is None:
+            return Costs(verify=verify)
+        draft = self.draft
+        drafted = (draft.seconds("start", k) + (k - 1) * draft.seconds("step", k)) / k
+        if self.name == "sd":
+            return Costs(verify=verify, draft=drafted)
+        forwards = SpeculationPlan.of_branches(k, sizes.branches).forwards
+        branching = draft.seconds("promote", k) + draft.seconds("expand", k)
+        branching += (forwards - 1) * draft.seconds("grow", k)
+        return Costs(verify=verify, backup=drafted, step={sizes.branches: branching / forwards})
+
+
+def _share(what: str, parts: Sequence[Part]) -> Share:
+    """Of parts on the same devices, whose programs run one after the other."""
+    programs = [program for part in parts for program in part.programs.values()]
+    return Share(
+        what=what,
+        weights=sum(part.weights for part in parts),
+        pages=sum(part.pages for part in parts),
+        running=max((each.beside + each.temporaries for each in programs), default=0),
+        code=sum(program.code for program in programs),
+        refused=any(part.refused is not None for part in parts),
+    )
+
+
+def splits(count: int, given: Split | None = None) -> list[Split]:
+    """Devices of target and draft to compare: those given, or the target on the largest power of
+    two below `count`, which heads and channels can be divided by, and the draft on the rest, or on
+    one of it."""
+    if given is not None:
+        return [given]
+    if count < 2:
+        return []
+    share = 1 << ((count - 1).bit_length() - 1)
+    ends = dict.fromkeys((count, share + 1))
+    return [(tuple(range(share)), tuple(range(share, end))) for end in ends]
+
+
+def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str) -> str:
+    """One line: whether SSD pays, and in which split.
+
+    Args:
+      modes: those that fit.
+      rates: tokens per second of each mode at each of `ACCEPTANCES`.
+      where: the slice, in words.
+    """
+    best: dict[bool, list[tuple[float, Mode]]] = {}
+    for ssd in (False, True):
+        kind = [place for place, mode in enumerate(modes) if (mode.name == "ssd") is ssd]
+        if not kind:
+            continue
+        best[ssd] = [
+            max(((rates[place][at], modes[place]) for place in kind), key=lambda each: each[0])
+            for at in range(len(ACCEPTANCES))
+        ]
+    if not best:
+        return f"nothing fits {where}: take more devices, fewer slots, less context or int8"
+    if False not in best:
+        return f"SSD is all that fits {where}: {best[True][-1][1]}"
+    if True not in best:
+        return f"SSD does not pay on {where}: no split of it holds both models"
+    gains = [ssd[0] / other[0] for ssd, other in zip(best[True], best[False], strict=True)]
+    at = max(range(len(gains)), key=lambda place: gains[place])
+    split, other = best[True][at][1], best[False][at][1]
+    gain = f"{gains[at]:.2f} times {other} at an acceptance of {ACCEPTANCES[at]}"
+    where_split = f"target on {_counted(split.target)}, draft on {_counted(split.draft)}"
+    if gains[at] <= 1:
+        return (
+            f"SSD does not pay on {where}: at best {gain}, with the {where_split}; take "
+            f"{best[False][at][1].name}"
+        )
+    paying = [str(a) for a, gain in zip(ACCEPTANCES, gains, strict=True) if gain > 1]
+    return (
+        f"SSD pays on {where} at acceptances of {', '.join(paying)}: {gain}, with the {where_split}"
+    )
+
+
+def _counted(part: Part | None) -> str:
+    count = len(part.devices) if part is not None else 0
+    return f"{count} device{'s' * (count != 1)}"

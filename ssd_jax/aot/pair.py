@@ -1,0 +1,113 @@
+"""Everything that is asked of a pair on a slice: its modes, with the programs of each compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from ssd_jax.aot.modes import Mode, Split, splits
+from ssd_jax.aot.parts import Part, Slice, build, draft_names, target_names
+from ssd_jax.aot.programs import Sizes
+from ssd_jax.devices.passes import Name
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.functional import FunctionalModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two models, not loaded.
+
+    Attributes:
+      target, draft: their configurations.
+      target_dtype, draft_dtype: what they compute in.
+    """
+
+    target: ModelConfig
+    draft: ModelConfig
+    target_dtype: str
+    draft_dtype: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Job:
+    """Programs of a model to compile, unless the target that they are for does not fit."""
+
+    role: str
+    places: tuple[int, ...]
+    model: FunctionalModel
+    names: list[Name]
+    beside: tuple[int, ...]  # places of the target
+
+
+def modes_of(
+    pair: Pair,
+    slice_: Slice,
+    sizes: Sizes,
+    split: Split | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, text: None,
+) -> list[Mode]:
+    """AR and SD on all devices, and SSD in every split; nothing is compiled twice.
+
+    Args:
+      pair, slice_, sizes: what is asked about.
+      split: the only one to look at; None looks at several.
+      progress: called with programs done, programs in all, and the last one.
+
+    Raises:
+      InputError: a number of devices that divides nothing of a model; before any compile.
+    """
+    every = tuple(range(len(slice_.devices)))
+    groups = [(every, every), *splits(len(every), split)]
+    targets = dict.fromkeys(target for target, _ in groups)
+    jobs = [_target(pair, slice_, sizes, places) for places in targets]
+    jobs += [_draft(pair, slice_, sizes, *group) for group in groups]
+    parts = _built(jobs, slice_, sizes, progress)
+    modes = [Mode(name="ar", target=parts["target", every])]
+    for target, draft in groups:
+        name = "sd" if target == draft else "ssd"
+        modes.append(Mode(name=name, target=parts["target", target], draft=parts["draft", draft]))
+    return modes
+
+
+def _target(pair: Pair, slice_: Slice, sizes: Sizes, places: tuple[int, ...]) -> _Job:
+    model = slice_.model(pair.target, pair.target_dtype, places)
+    names = target_names(sizes, model)
+    return _Job(role="target", places=places, model=model, names=names, beside=places)
+
+
+def _draft(
+    pair: Pair, slice_: Slice, sizes: Sizes, target: tuple[int, ...], places: tuple[int, ...]
+) -> _Job:
+    model = slice_.model(pair.draft, pair.draft_dtype, places)
+    names = draft_names(sizes, branches=target != places)
+    return _Job(role="draft", places=places, model=model, names=names, beside=target)
+
+
+def _built(
+    jobs: Sequence[_Job],
+    slice_: Slice,
+    sizes: Sizes,
+    progress: Callable[[int, int, str], None],
+) -> dict[tuple[str, tuple[int, ...]], Part]:
+    total = sum(len(job.names) for job in jobs)
+    done = 0
+    parts: dict[tuple[str, tuple[int, ...]], Part] = {}
+    for job in jobs:
+        target = parts.get(("target", job.beside))
+        wanted = target is None or target.refused is None
+
+        def tell(name: Name, where: str = f"{job.role} on {len(job.places)}") -> None:
+            nonlocal done
+            done += 1
+            progress(done, total, f"{where}: {' '.join(map(str, name))}")
+
+        parts[job.role, job.places] = build(
+            job.role,
+            job.model,
+            job.names if wanted else [],
+            chip=slice_.chip,
+            places=job.places,
+            sizes=sizes,
+            done=tell,
+        )
+    return parts

@@ -1,0 +1,236 @@
+"""A model on some devices: what it takes of each, and what one run of its programs costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+
+from ssd_jax.aot import chips, hlo, programs, traffic
+from ssd_jax.aot.chips import Chip, Roofline
+from ssd_jax.aot.hlo import Module
+from ssd_jax.aot.programs import Sizes
+from ssd_jax.aot.traffic import Work
+from ssd_jax.devices.passes import Name, ProgramSpec, page_size
+from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear import api as products
+from ssd_jax.kernels.tree_attention import api as attention
+from ssd_jax.memory import bytes_per_device
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
+from ssd_jax.sampling.variants import named
+
+VARIANT = "sampled"
+"""Of programs that draw: rows at any temperature, without truncation and penalties."""
+
+_PASSES = {"float32": 6}
+"""Products of bfloat16 that one of another dtype takes; int8 counts as bfloat16."""
+
+_SHARED = ("vocab", "outputs", "heads", "ffn")
+"""Logical axes of which at least one is to be cut."""
+
+_HELD = ("parameters", "pages")
+"""Arguments of programs that stay on the devices, whatever runs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A program, on one device.
+
+    Attributes:
+      work, bounds: of one run.
+      beside: bytes of arguments other than weights and pages, and of results that take the place
+        of none.
+      temporaries: bytes that it needs beside these while it runs.
+      code: bytes of the program itself.
+      seconds: of a core, to trace and to compile it.
+    """
+
+    work: Work
+    bounds: Roofline
+    beside: int
+    temporaries: int
+    code: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A model on some of the devices of a slice.
+
+    Attributes:
+      role: "target" or "draft".
+      devices: their places in the slice.
+      weights, pages: bytes on each.
+      programs: by name; none where it was refused.
+      refused: why it cannot run there; None where it can.
+      whole: what each device holds whole that is usually shared out, see `ShardingRules.whole`.
+    """
+
+    role: str
+    devices: tuple[int, ...]
+    weights: int
+    pages: int
+    programs: Mapping[Name, Compiled] = dataclasses.field(default_factory=dict)
+    refused: str | None = None
+    whole: tuple[str, ...] = ()
+
+    def seconds(self, *name: str | int) -> float:
+        """At least, of one run of a program, in the variant that was compiled of it."""
+        known = self.programs
+        return known[name if name in known else named(name, VARIANT)].bounds.seconds
+
+
+def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
+    """Programs of a target: those of AR, which proposes nothing, and those that verify K tokens."""
+    widths = (0, sizes.k)
+    accepts = [named(("accept", sizes.slots, width), VARIANT) for width in widths]
+    prefill = "prefill", max(model.execution.prefill_chunks)
+    return [*(("forward", width) for width in widths), *accepts, prefill]
+
+
+def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
+    """Programs of a draft: what SD runs, and what it takes to branch."""
+    names: list[Name] = [named((name, sizes.k), VARIANT) for name in ("start", "step")]
+    if branches:
+        names += [named((name, sizes.k), VARIANT) for name in ("expand", "grow")]
+        names.append(("promote", sizes.k))
+    return names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Devices that are not there.
+
+    Attributes:
+      name: of the chip.
+      devices: as JAX has them.
+    """
+
+    name: str
+    devices: Sequence[object]
+
+    @property
+    def chip(self) -> Chip:
+        """What one device can do."""
+        return chips.chip_named(self.name)
+
+    def model(self, about: ModelConfig, dtype: str, places: Sequence[int]) -> FunctionalModel:
+        """A model over some of the devices, shared out between them.
+
+        Raises:
+          InputError: nothing of it can be shared out.
+        """
+        count = len(places)
+        mesh = mesh_of([self.devices[place] for place in places])
+        execution = Execution.for_platform(
+            "tpu",
+            dtype,
+            linear=products.backend("tpu", dtype, devices=count),
+            attention=attention.backend("tpu", devices=count),
+        )
+        model = FunctionalModel(about, execution, mesh=mesh)
+        if count > 1 and not any(getattr(model.rules, name) for name in _SHARED):
+            raise InputError(
+                f"{count} devices divide nothing of a model with {about.num_kv_heads} key/value "
+                f"heads, {about.intermediate_size} channels and {about.vocab_size} words, so each "
+                "would hold it whole; give another number of devices"
+            )
+        return model
+
+
+def build(
+    role: str,
+    model: FunctionalModel,
+    names: Sequence[Name],
+    *,
+    chip: Chip,
+    places: tuple[int, ...],
+    sizes: Sizes,
+    done: Callable[[Name], None] = lambda name: None,
+) -> Part:
+    """Compiles programs of a model, if its weights and pages leave them any room.
+
+    Args:
+      role: "target" or "draft".
+      model, names: which programs of it.
+      chip, places: of its devices.
+      sizes: what programs are made for.
+      done: told of each program.
+    """
+    count = len(places)
+    part = Part(
+        role=role,
+        devices=places,
+        weights=bytes_per_device(model.parameter_structs()),
+        pages=bytes_per_device(model.page_structs(sizes.slots, page_size(sizes.context))),
+        whole=model.rules.whole if count > 1 else (),
+    )
+    held = part.weights + part.pages
+    if held > chip.memory:
+        return dataclasses.replace(part, refused=_too_large(held, chip))
+    specs = (
+        programs.of_target(model, sizes) if role == "target" else programs.of_draft(model, sizes)
+    )
+    passes = _PASSES.get(model.execution.compute.name, 1)
+    compiled = {}
+    for name in names:
+        try:
+            compiled[name], _ = compile_program(specs[name], model, chip, passes)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            said = " ".join(str(error).split("\n", 1)[0].split())
+            return dataclasses.replace(part, refused=f"{' '.join(map(str, name))}: {said}")
+        done(name)
+    return dataclasses.replace(part, programs=compiled)
+
+
+def _too_large(held: int, chip: Chip) -> str:
+    return (
+        f"weights and pages are {held / 2**30:.1f} GiB a device, which has "
+        f"{chip.memory / 2**30:.0f}"
+    )
+
+
+def compile_program(
+    spec: ProgramSpec, model: FunctionalModel, chip: Chip, passes: int = 1
+) -> tuple[Compiled, Module]:
+    """Compiles a program for its model's devices, and reads what the compiler made of it.
+
+    Args:
+      spec, model: of the program.
+      chip: that it is compiled for.
+      passes: see `chips.roofline`.
+
+    Raises:
+      JaxRuntimeError: the compiler refuses it.
+    """
+    assert model.mesh is not None
+    began = time.process_time()
+    program = spec.compile(model.mesh)
+    seconds = time.process_time() - began
+    count = model.mesh.size
+    names = inspect.signature(spec.function).parameters
+    arguments = zip(names, spec.arguments, strict=True)
+    held = bytes_per_device([struct for name, struct in arguments if name in _HELD])
+    memory, text = program.memory_analysis(), program.as_text()
+    assert memory is not None
+    assert text is not None
+    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    module = hlo.read(text)
+    work = traffic.count(module, count)
+    compiled = Compiled(
+        work=work,
+        bounds=chips.roofline(chip, work, passes),
+        beside=memory.argument_size_in_bytes - held + fresh,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        seconds=seconds,
+    )
+    return compiled, module

@@ -1,0 +1,256 @@
+"""What a program moves and computes, counted from its optimised HLO.
+
+XLA's own `cost_analysis` counts the body of a loop once, and with it one layer of all that are
+scanned. Here bodies count as often as they run, and only what goes to or comes from the device's
+memory counts as moved: what XLA keeps on the chip does not. Of an array that a fusion only slices,
+the slices count; of one that is updated in place, the update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+from ssd_jax.aot.hlo import Instruction, Module
+
+_FREE = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "opt-barrier"),
+)
+_LAYOUTS = ("bitcast", "copy", "convert")
+_CALLS = ("call", "call-start", "async-start")
+_SLICES = ("dynamic-slice", "slice", "gather")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Which operand is written into the first one."""
+
+_REDUCES = ("all-reduce", "reduce-scatter")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
+_NUMBER = re.compile(r'"(\w+)":"?(\d+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """What devices send each other at one place of a program.
+
+    Attributes:
+      nbytes: of the whole array that they share in the end.
+      devices: how many take part.
+      runs: how often.
+      reduces: whether what they have is summed, too.
+    """
+
+    nbytes: int
+    devices: int
+    runs: int
+    reduces: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one run of a program is for one device.
+
+    Attributes:
+      flops: of products, two for each multiply-add.
+      moved: bytes to and from the device's memory.
+      collectives: what it sends and gets.
+    """
+
+    flops: int
+    moved: int
+    collectives: tuple[Collective, ...]
+
+
+def count(module: Module, devices: int) -> Work:
+    """The work of a program of a mesh of so many devices.
+
+    A loop whose trips are unknown counts once, and of a conditional all sides do.
+    """
+    flops = moved = 0
+    collectives = []
+    for each, shapes, runs in _run(module, module.entry, 1):
+        if each.opcode.removesuffix("-start") in _COLLECTIVE:
+            collectives.append(_collective(each, devices, runs))
+        moved += runs * _moved(module, each, shapes)
+        flops += runs * _flops(module, each, shapes)
+    return Work(flops, moved, tuple(collectives))
+
+
+Shapes = dict[str, Instruction]
+"""The instructions of a computation, by name."""
+
+_COLLECTIVE = (*_REDUCES, "all-gather", "all-to-all", "collective-permute")
+
+
+def _run(module: Module, name: str, runs: int) -> Iterator[tuple[Instruction, Shapes, int]]:
+    """Instructions that run on their own, not within a fusion, and how often."""
+    shapes = {each.name: each for each in module.computations[name]}
+    for each in shapes.values():
+        if each.opcode == "while":
+            yield from _run(module, each.called("body"), runs * (module.trips(each) or 1))
+        elif each.opcode in _CALLS:
+            yield from _run(module, each.called("to_apply") or each.called("calls"), runs)
+        elif each.opcode == "conditional":
+            for side in re.findall(r"%([\w.\-]+)", each.rest.split("branch_computations=")[-1]):
+                if side in module.computations:
+                    yield from _run(module, side, runs)
+        else:
+            yield each, shapes, runs
+
+
+def _collective(each: Instruction, devices: int, runs: int) -> Collective:
+    kind = each.opcode.removesuffix("-start")
+    group = each.group or devices
+    whole = max(each.parts) * (group if kind == "reduce-scatter" else 1)
+    return Collective(whole, group, runs, kind in _REDUCES)
+
+
+def _moved(module: Module, each: Instruction, shapes: Shapes) -> int:
+    """Bytes to and from memory of one instruction."""
+    if each.opcode in _FREE or each.opcode.endswith(("-done", "-update")):
+        return 0
+    if estimate := _estimated(each).get("bytes_accessed"):
+        return estimate
+    inside = module.computations.get(each.called("calls"))
+    operands = [shapes[name] for name in each.operands if name in shapes]
+    if inside is None:
+        return _alone(each, operands)
+    parameters = {_number(one): one for one in inside if one.opcode == "parameter"}
+    read = sum(
+        min(_read(module, inside, parameters[place]), operand.in_memory)
+        for place, operand in enumerate(operands)
+        if operand.in_memory and place in parameters
+    )
+    return read + min(_written(module, inside), each.in_memory)
+
+
+def _alone(each: Instruction, operands: list[Instruction]) -> int:
+    """Of an instruction outside of fusions."""
+    read = [operand.in_memory for operand in operands]
+    if each.opcode in _SLICES and read:
+        return min(read[0], each.nbytes) + each.in_memory + sum(read[1:])
+    if each.opcode in _UPDATES and len(operands) > _UPDATES[each.opcode]:
+        written = operands[_UPDATES[each.opcode]].nbytes if each.in_memory else 0
+        return sum(read[1:]) + written
+    if each.opcode == "copy-start":  # where to, where from, and a flag
+        return min(sum(read), each.parts[0]) + (each.in_memory - sum(read))
+    return sum(read) + each.in_memory
+
+
+def _read(module: Module, inside: tuple[Instruction, ...], value: Instruction) -> int:
+    """Bytes of a value that a fused computation looks at: all, or what it cuts out of it."""
+    total = 0
+    for each in inside:
+        if value.name not in each.operands:
+            continue
+        place = each.operands.index(value.name)
+        if each.opcode in _SLICES and place == 0:
+            total += each.nbytes
+        elif _passed_on(module, each) and not each.root:
+            total += _read(module, inside, each)
+        elif each.opcode == "fusion":
+            called = module.computations[each.called("calls")]
+            found = next(one for one in called if _number(one) == place)
+            total += _read(module, called, found)
+        elif each.opcode not in _UPDATES or place != 0:
+            return value.nbytes
+    return total
+
+
+def _passed_on(module: Module, each: Instruction) -> bool:
+    """Whether an instruction within a fusion gives its operand on, in another layout or type."""
+    if each.opcode != "fusion":
+        return each.opcode in _LAYOUTS
+    inside = module.computations[each.called("calls")]
+    return all(one.opcode in ("parameter", *_LAYOUTS) for one in inside)
+
+
+def _written(module: Module, inside: tuple[Instruction, ...]) -> int:
+    """Bytes that a fused computation writes: its result, or what of it is new."""
+    own = {each.name: each for each in inside}
+    root = next(each for each in inside if each.root)
+    parts = [own[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    total = 0
+    for part in parts:
+        while part.opcode == "bitcast":
+            part = own[part.operands[0]]
+        if part.opcode in _UPDATES:
+            total += own[part.operands[_UPDATES[part.opcode]]].nbytes
+        elif part.opcode == "fusion":
+            total += _written(module, module.computations[part.called("calls")])
+        else:
+            total += part.in_memory
+    return total
+
+
+def _flops(module: Module, each: Instruction, shapes: Shapes) -> int:
+    """Of an instruction and of all that is fused into it."""
+    if each.opcode == "dot":
+        return _of_dot(each, shapes)
+    if each.opcode == "convolution":
+        return _of_convolution(each, shapes)
+    if estimate := _estimated(each).get("flops"):
+        return estimate
+    inside = {one.name: one for one in module.computations.get(each.called("calls"), ())}
+    return sum(_flops(module, one, inside) for one in inside.values())
+
+
+def _of_dot(each: Instruction, shapes: Shapes) -> int:
+    found = _CONTRACTED.search(each.rest)
+    dims = [int(place) for place in found[1].split(",") if place] if found else []
+    left = shapes[each.operands[0]].dims
+    return 2 * math.prod(each.dims) * math.prod(left[place] for place in dims)
+
+
+def _of_convolution(each: Instruction, shapes: Shapes) -> int:
+    """TPU compilers have products as convolutions, whose windows stand for dimensions of batches:
+    only where a window meets a value is anything multiplied."""
+    labels = _LABELS.search(each.rest)
+    assert labels is not None
+    left, right = (shapes[name].dims for name in each.operands[:2])
+    of_left, of_right, of_result = labels.groups()
+    found = _WINDOW.search(each.rest)
+    window = dict(item.split("=") for item in found[1].split()) if found else {}
+    met = 1
+    for place in range(len(of_left) - 2):
+        size = left[of_left.index(str(place))]
+        met *= _met(window, place, size, each.dims[of_result.index(str(place))])
+    rows, outputs = (each.dims[of_result.index(name)] for name in "bf")
+    return 2 * rows * outputs * right[of_right.index("i")] * met
+
+
+def _met(window: dict[str, str], place: int, size: int, results: int) -> int:
+    """Pairs of a result and a place of its window, along a dimension, that meet a value."""
+
+    def numbers(name: str, default: str) -> list[int]:
+        parts = window[name].split("x") if name in window else [default] * (place + 1)
+        return [int(number) for number in parts[place].split("_")]
+
+    (width,), (stride,) = numbers("size", "1"), numbers("stride", "1")
+    (spread,), (between,) = numbers("lhs_dilate", "1"), numbers("rhs_dilate", "1")
+    before = numbers("pad", "0_0")[0]
+    last = (size - 1) * spread
+    met = 0
+    for result in range(results):
+        first = result * stride - before
+        if spread == 1 and between == 1:
+            met += max(0, min(width - 1, last - first) - max(0, -first) + 1)
+            continue
+        places = (first + step * between for step in range(width))
+        met += sum(0 <= at <= last and at % spread == 0 for at in places)
+    return met
+
+
+def _estimated(each: Instruction) -> dict[str, int]:
+    """What a kernel says of itself."""
+    found = _COST.search(each.rest) if each.opcode == "custom-call" else None
+    return {name: int(value) for name, value in _NUMBER.findall(found[1])} if found else {}
+
+
+def _number(parameter: Instruction) -> int:
+    """Place of a parameter among those of its computation; -1 of what is none."""
+    return int(parameter.rest.split(")")[0]) if parameter.opcode == "parameter" else -1

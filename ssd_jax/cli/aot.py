@@ -1,0 +1,100 @@
+"""`ssd-jax aot`: what a pair of models would be on chips that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ssd_jax.cli import settings
+from ssd_jax.cli.loading import progress_bar
+from ssd_jax.compat import require_whole_programs
+from ssd_jax.config import DEFAULT_TARGET, Config
+from ssd_jax.errors import InputError
+
+_USED = (
+    *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
+    *("target_devices", "draft_devices", "config"),
+)
+_OWN: settings.OwnFlags = {
+    "chip": ("str", None, "what to compile for: v4, v5e, v5p, v6e or tpu7x"),
+    "devices": ("int", None, "devices of the slice"),
+}
+_DTYPES = ("bfloat16", "int8", "float32")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags(_OWN)
+    hidden = [name for name in values if name not in (*_USED, *_OWN)]
+    given = settings.parse(values, "aot", arguments, hidden=hidden)
+    settings.require_used(values, "aot", (*_USED, *_OWN))
+    for name in ("target", "draft", "chip", "devices"):
+        if given[name] in (None, DEFAULT_TARGET):
+            raise InputError(f"give --{name}, as in {_EXAMPLE}")
+    settings.at_least(given, devices=1)
+    placement = "submesh" if given["target_devices"] or given["draft_devices"] else None
+    config = settings.config_of({**given, "mode": "ssd", "draft_placement": placement})
+    draft_dtype = config.draft_dtype or config.dtype
+    for name, dtype in (("dtype", config.dtype), ("draft_dtype", draft_dtype)):
+        if dtype not in _DTYPES:
+            raise InputError(f"{name} = {dtype!r} is for processors; give one of {list(_DTYPES)}")
+    for name, value in (("k", config.k), ("budget", config.budget)):
+        if value == "auto":
+            raise InputError(f"{name} = 'auto' needs measured costs; give a number")
+    return _show(config, draft_dtype, given)
+
+
+_EXAMPLE = "ssd-jax aot --target=llama-3.1-8b --draft=llama-3.2-1b --chip=v6e --devices=8"
+
+
+def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
+    import jax
+    from rich.console import Console
+
+    # Before anything asks for devices: those of this machine are not to be taken.
+    jax.config.update("jax_platforms", "cpu")
+
+    from ssd_jax.aot.chips import chip_named, devices
+    from ssd_jax.aot.configurations import read_configuration
+    from ssd_jax.aot.page import build_page
+    from ssd_jax.aot.pair import Pair, modes_of
+    from ssd_jax.aot.parts import Slice
+    from ssd_jax.aot.programs import Sizes
+    from ssd_jax.memory import fitting_context
+
+    name, count = given["chip"], given["devices"]
+    chip = chip_named(name)
+    assert config.draft is not None
+    pair = Pair(
+        target=read_configuration(config.target),
+        draft=read_configuration(config.draft),
+        target_dtype=config.dtype,
+        draft_dtype=draft_dtype,
+    )
+    limits = {config.target: pair.target.max_context, config.draft: pair.draft.max_context}
+    sizes = Sizes(
+        slots=config.slots,
+        context=fitting_context(config, limits, [config.speculated]),
+        k=config.speculated,
+        branches=config.branches,
+    )
+    groups = config.device_groups
+    given_groups = groups.target is not None or groups.draft is not None
+    split = groups.split(count) if given_groups else None
+    require_whole_programs("ssd-jax aot")
+    slice_ = Slice(name=name, devices=devices(name, count))
+    with progress_bar("compiling", unit="programs") as progress:
+        modes = modes_of(pair, slice_, sizes, split, progress)
+    where = f"{count} {name}"
+    title = (
+        f"{config.target} ({config.dtype}) with {config.draft} ({draft_dtype}) on {where}: "
+        f"slots = {sizes.slots}, context = {sizes.context}, k = {sizes.k}, "
+        f"budget = {sizes.branches}"
+    )
+    fan_out = config.fan_out_of(sizes.k)
+    for each in build_page(modes, chip, sizes, fan_out, title=title, where=where):
+        if isinstance(each, str):  # one line of any width
+            print(each)
+        else:
+            Console().print(each)
+    return 0
