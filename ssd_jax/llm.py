@@ -135,7 +135,7 @@ class LLM:
         models = [self.target] if self.draft is None else [self.target, self.draft]
         limits = {each.source: each.checkpoint.config.max_context for each in models}
         self.context = fitting_context(self.config, limits, self._ks)
-        self._paging = paging_of(self.config, self.context, self.target, self.draft)
+        self.paging = paging_of(self.config, self.context, self.target, self.draft)
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
         weakref.finalize(self, self._sharing.freeze)
@@ -166,7 +166,7 @@ class LLM:
             self.context,
             ks=self._ks,
             placement=self.placement,
-            paging=self._paging,
+            paging=self.paging,
             store=self._store,
             draft_cores=self._draft_cores,
             progress=progress,
@@ -341,7 +341,7 @@ class LLM:
             placement=self.placement,
             engines=engines,
             programs=0 if self._loaded is None else self._loaded.programs.room,
-            paging=self._paging,
+            paging=self.paging,
         )
         for need in found:
             check_fits(self.config, self.context, need)

@@ -20,6 +20,7 @@ from ssd_jax.errors import InputError
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from ssd_jax.devices.passes import Paging
     from ssd_jax.llm import LLM
     from ssd_jax.models.functional import FunctionalModel
 
@@ -69,6 +70,8 @@ def _pretend(devices: int) -> None:
 
 
 def _show(llm: LLM) -> None:
+    from ssd_jax.devices.passes import Paging, page_size
+
     console, placement = Console(), llm.placement
     roles = [("target", llm.target.model)]
     if llm.draft is not None and placement.kind != "process":
@@ -79,13 +82,13 @@ def _show(llm: LLM) -> None:
             console.print(_grid(role, model.mesh))
     if llm.draft is not None and placement.kind == "process":
         console.print("draft: a process on this host's processor\n")
-    shares = [share_of(role, model, llm.config.slots, llm.context) for role, model in roles]
+    paging = llm.paging or Paging(page_size(llm.context), llm.config.slots)
+    shares = [share_of(role, model, llm.config.slots, paging) for role, model in roles]
     console.print(build_table(_COLUMNS, shares, title="each device holds", notes=_notes(roles)))
 
 
-def share_of(role: str, model: FunctionalModel, slots: int, context: int) -> Share:
-    """What each device of a model's mesh holds, for so many slots of so many positions."""
-    from ssd_jax.devices.passes import page_size
+def share_of(role: str, model: FunctionalModel, slots: int, paging: Paging) -> Share:
+    """What each device of a model's mesh holds, for so many slots and pages of all together."""
     from ssd_jax.memory import bytes_per_device
     from ssd_jax.models.sharding import TENSOR_AXIS
 
@@ -105,7 +108,7 @@ def share_of(role: str, model: FunctionalModel, slots: int, context: int) -> Sha
         ffn=part(config.intermediate_size, rules.ffn),
         vocab=part(config.outputs, rules.outputs),
         weights=bytes_per_device(model.parameter_structs()),
-        kv=bytes_per_device(model.page_structs(slots, page_size(context))),
+        kv=bytes_per_device(model.page_structs(paging.total, paging.size)),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from ssd_jax.cli import plan_mesh
 from ssd_jax.cli.main import main
+from ssd_jax.devices.passes import Paging
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
@@ -20,14 +21,14 @@ from tests.models.golden import FLOAT32
 def test_shares_are_those_of_the_arrays():
     config = ModelConfig.from_hf(tiny.config("llama", num_attention_heads=8, num_key_value_heads=2))
     model = FunctionalModel(config, FLOAT32, mesh=mesh_of(jax.devices()[:8], 2))
-    share = plan_mesh.share_of("target", model, 4, 300)
+    share = plan_mesh.share_of("target", model, 4, Paging(384, 4))
     assert (share.devices, share.slots) == (8, (2, 4))
     assert (share.heads, share.kv_heads) == ((2, 8), (1, 2))
     held = sum(
         x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(model.new_pages(4, 384))
     )
     assert share.kv == held
-    alone = plan_mesh.share_of("target", FunctionalModel(config, FLOAT32), 4, 300)
+    alone = plan_mesh.share_of("target", FunctionalModel(config, FLOAT32), 4, Paging(384, 4))
     assert alone.weights == sum(s.size * 4 for s in alone_structs(config))
     assert (alone.slots, alone.heads, alone.kv_heads) == ((4, 4), (8, 8), (2, 2))
 
