@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -344,7 +345,8 @@ class Config:
                 f"kv_memory = {self.kv_memory!r} is not understood; give bytes, or a number with "
                 "MiB or GiB, such as 4GiB"
             )
-        return int(float(found[1]) * 1024 ** ["", "KiB", "MiB", "GiB", "TiB"].index(found[2] or ""))
+        units = ["", "KiB", "MiB", "GiB", "TiB"]
+        return int(Fraction(found[1]) * 1024 ** units.index(found[2] or ""))
 
     @property
     def grid(self) -> Grid | None:

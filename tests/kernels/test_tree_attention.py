@@ -25,10 +25,11 @@ def _random(shape, seed):
 
 
 def _pages(k, v, storage, page_size, table):
-    """Pages holding k and v [B, kv_heads, T, D] under a page table [B, P]; the rest is garbage."""
+    """Pages holding k and v [B, kv_heads, T, D] under a page table [B, P]; the rest is NaN, as an
+    earlier request may have left it."""
     values = np.concatenate([k, v], axis=-1)
     batch, heads, length, width = values.shape
-    pages = jnp.asarray(_random((int(table.max()) + 1, heads, page_size, width), 99) * 100)
+    pages = jnp.full((int(table.max()) + 1, heads, page_size, width), jnp.nan)
     pages = encode(pages, jnp.dtype(storage))
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
     values = jnp.asarray(values.transpose(0, 2, 1, 3))

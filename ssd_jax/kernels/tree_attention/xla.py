@@ -130,8 +130,12 @@ def _accumulate(
     mask: Bool[Array, "B _ T"],
     scale: float,
 ) -> _Softmax:
-    """Adds keys under a mask to the running softmax; `q` is as wide as a key, or as both."""
+    """Adds keys under a mask to the running softmax; `q` is as wide as a key, or as both.
+
+    What no query sees may be NaN, as an earlier request may have left it.
+    """
     k, v = kv[..., : q.shape[-1]], kv[..., -q.shape[-1] :]
+    v = jnp.where(jnp.any(mask, axis=1)[:, None, :, None], v, jnp.zeros((), v.dtype))
     product = functools.partial(
         jnp.einsum, precision=precision(kv), preferred_element_type=jnp.float32
     )
