@@ -304,7 +304,7 @@ class Engine:
             except Exception as error:
                 self._fail(state, error)
                 continue
-            state.slot = slot
+            state.slot, state.times.kv_pages = slot, len(pages) or None
             self._running[slot] = self._waiting.popleft()
 
     def _keyed(self, request: Request) -> SamplingParams:

@@ -39,6 +39,7 @@ REQUEST_KEYS = (
     "bytes_per_round",
     "exact",
     "replicated",
+    "kv_pages",
 )
 
 
@@ -110,6 +111,7 @@ class RequestTimes:
       shared_device: the drafter keeps the target's device busy, so that the time from dispatch to
         outcome is not the verification's alone.
       setup: metrics that are the same for every request.
+      kv_pages: that it has, where slots share them.
     """
 
     arrived: float
@@ -117,6 +119,7 @@ class RequestTimes:
     speculative: bool = False
     shared_device: bool = False
     setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kv_pages: int | None = None
     tokens: list[float] = dataclasses.field(default_factory=list)
     rounds: list[RoundRecord] = dataclasses.field(default_factory=list)
 
@@ -149,7 +152,7 @@ class RequestTimes:
         Of n tokens the first belongs to the prefill, so decode speed is (n - 1) tokens over the
         time since the first.
         """
-        metrics = empty() | {"mode": self.mode, **self.setup}
+        metrics = empty() | {"mode": self.mode, "kv_pages": self.kv_pages, **self.setup}
         if not self.tokens:
             return metrics
         metrics["ttft_ms"] = 1e3 * (self.tokens[0] - self.arrived)

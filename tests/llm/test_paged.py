@@ -99,7 +99,9 @@ def test_pages_come_back_from_requests_that_are_cancelled_and_pages_are_bigger(p
         engine.cancel(each)
     while engine.has_work:
         engine.step()
-    assert ids(outputs(llm, asked(llm), "ar")) == expected
+    found = outputs(llm, asked(llm), "ar")
+    assert ids(found) == expected
+    assert {output.metrics["kv_pages"] for output in found} == {1, 2}
 
 
 def test_too_little_memory_for_a_sequence_is_refused_before_weights_load(pair):
