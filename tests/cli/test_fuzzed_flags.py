@@ -15,6 +15,7 @@ import sys
 import pytest
 
 from ssd_jax import llm
+from ssd_jax.aot import pair
 from ssd_jax.bench import accounting
 from ssd_jax.checkpoints import orbax
 from ssd_jax.cli.main import COMMANDS, main
@@ -37,6 +38,7 @@ OWN = {
     "demo": ["prompt"],
     "trace": ["output", "from", "rounds", "engine"],
     "plan-mesh": ["devices"],
+    "aot": ["draft", "chip", "devices", "target_devices", "draft_devices"],
     "models": ["json"],
     "completion": ["help"],
 }
@@ -104,6 +106,7 @@ def shallow(monkeypatch, tmp_path):
         (orbax, "write_checkpoint"),
         (stages, "run"),
         (accounting, "measure"),
+        (pair, "modes_of"),
     ):
         monkeypatch.setattr(owner, name, load)
     monkeypatch.setattr(cores, "pin", lambda _cores: lambda: None)
@@ -134,6 +137,7 @@ def starts(command, place, target):
         "demo": [[]],
         "trace": [[answers[0]]],
         "plan-mesh": [[], ["--mesh=tensor=2"]],
+        "aot": [["--draft=llama-3.2-1b", "--chip=v5e", "--devices=4"]],
         "models": [[]],
         "completion": [["bash"], ["zsh"], ["csh"]],
     }[command]

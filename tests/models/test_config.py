@@ -96,6 +96,6 @@ def test_llama3_scaling_keeps_short_and_divides_long_wavelengths():
 
 
 def test_two_logical_axes_may_not_share_a_mesh_axis():
-    rules = ShardingRules(embed="model")
+    rules = ShardingRules(embed="tensor")
     with pytest.raises(ValueError, match="map one mesh axis twice"):
         rules.spec(("vocab", "embed"))

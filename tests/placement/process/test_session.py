@@ -25,7 +25,8 @@ from ssd_jax.sampling.params import SamplingParams
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)
-OPEN = Open(number=1, epoch=1, opening=SlotOpening(slot=1, params=PARAMS, banned=[1], ban_before=9))
+OPENING = SlotOpening(slot=1, params=PARAMS, banned=[1], ban_before=9, pages=[])
+OPEN = Open(number=1, epoch=1, opening=OPENING)
 PREFILL = Prefill(
     number=2,
     slot=1,
