@@ -188,6 +188,7 @@ def params(**changes):
 @pytest.mark.parametrize(
     "message",
     [
+        opening(pages=[0]),
         opening(slot=2),
         opening(slot=-1),
         opening(params=params(temperature=-1.0)),
