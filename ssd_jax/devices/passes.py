@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.kv_write import write
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import penalties
@@ -142,8 +143,9 @@ def promote(
 
     def copy(array: jax.Array, branches: jax.Array, first: jax.Array | int) -> jax.Array:
         own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, 2 D]
-        table, windows = kv_pages.Contiguous(first), model.execution.window_writes
-        return kv_pages.write(array, table, positions, own, windows=windows)
+        table, execution = kv_pages.Contiguous(first), model.execution
+        windows, kernels = execution.window_writes, execution.kernels
+        return write(array, table, positions, own, windows=windows, kernels=kernels)
 
     if isinstance(pages, list):
         return [copy(layer, own, 0) for layer, own in zip(pages, scratch, strict=True)]

@@ -16,10 +16,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.head_shards import HeadShards
-from ssd_jax.kernels.kv_pages import Contiguous, PageTable
+from ssd_jax.kernels.kv_pages import LANES, Contiguous, PageTable, lanes
 from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
 
-LANES = 128
 POSITIONS = 16
 """Pages have a multiple of these: the least that a copy of bfloat16 moves."""
 DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
@@ -28,12 +27,6 @@ _TABLE_BYTES = 512 << 10  # of scalar memory
 _SLOT_BYTES = 2 << 20  # of one block of positions; two are in memory
 _QUERY_BYTES = 8 << 20  # of queries, results and states of the softmax
 _PART = 256
-
-
-def lanes(head_dim: int) -> int:
-    """Of pages that the kernel reads: keys and values side by side, each padded with zeros where
-    both would not fill vectors. XLA lays out other arrays with the positions as lanes."""
-    return pl.cdiv(2 * head_dim, LANES) * LANES
 
 
 def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
