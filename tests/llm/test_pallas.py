@@ -6,9 +6,12 @@ import dataclasses
 
 import pytest
 
+from ssd_jax.errors import InputError
+from ssd_jax.kernels import kv_write_tpu
 from ssd_jax.kernels.head_shards import TpuKernels
 from ssd_jax.llm import LLM
 from ssd_jax.models.execution import Execution
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs
 
@@ -39,8 +42,6 @@ def opened(pair, *, pallas, **settings):
 
 
 def said(llm, mode):
-    from ssd_jax import SamplingParams
-
     each = [{}, {"temperature": 0.8, "seed": 5}]
     requests = [
         llm.request(prompt, SamplingParams(max_tokens=8, ignore_eos=True, **settings), index)
@@ -49,14 +50,36 @@ def said(llm, mode):
     return [output.token_ids for output in outputs(llm, requests, mode)]
 
 
-MESHES = [None, pytest.param("data=2,tensor=2", marks=pytest.mark.slow)]
+def ar(pair, **settings):
+    """What the target says alone, by an engine without a draft."""
+    none = {"mode": "ar", "k": None, "budget": None, "draft_placement": None}
+    return said(opened([pair[0], None], **none | settings), "ar")
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_ssd_says_what_the_target_says(pair, mesh):
+def test_ssd_says_what_the_target_says(pair):
     """Greedy and coupled, beside each other; XLA is the judge of what the target says."""
-    llm = opened(pair, pallas=True, mesh=mesh)
+    llm = opened(pair, pallas=True)
     assert llm.target.model.execution.attention == "pallas_tpu"
-    ssd = said(llm, "ssd")
-    assert ssd == said(llm, "ar")
-    assert ssd == said(opened(pair, pallas=False, mesh=mesh), "ar")
+    assert said(llm, "ssd") == ar(pair, pallas=False)
+
+
+@pytest.mark.slow
+def test_devices_that_share_the_heads_say_what_one_says(pair):
+    assert ar(pair, pallas=True, mesh="tensor=2") == ar(pair, pallas=False)
+
+
+def one_late(kv_pages, page_table, positions, places=kv_write_tpu._places):
+    return places(kv_pages, page_table, positions + 1)
+
+
+@pytest.mark.slow
+def test_a_token_that_is_written_one_late_is_seen(pair, monkeypatch):
+    monkeypatch.setattr(kv_write_tpu, "_places", one_late)
+    assert ar(pair, pallas=True) != ar(pair, pallas=False)
+
+
+def test_a_kernel_that_is_not_there_is_an_error_before_anything_is_read():
+    with pytest.raises(
+        InputError, match="attention = 'pallas_tpu' is not possible: it needs a TPU"
+    ):
+        LLM("no/such/model", attention="pallas_tpu", compile_cache="off")
