@@ -202,6 +202,13 @@ class Config:
         "does without, auto is bitwise where that costs nothing",
         ("auto", "law", "bitwise"),
     )
+    attention: str = _field(
+        "auto",
+        "what computes attention of the target, and of a draft in its process: cpu (a kernel for "
+        "processors), pallas_tpu (one for TPUs), xla; auto takes the platform's own, or xla where "
+        "there is none; a given one that is not possible is an error",
+        ("auto", "cpu", "pallas_tpu", "xla"),
+    )
     logprobs: int | None = _field(
         None,
         f"most log-probabilities a token that requests may ask for, 0 to {MAX_LOGPROBS}",

@@ -117,6 +117,7 @@ class LLM:
             self.config.target,
             self.config.dtype,
             bitwise=bitwise,
+            attention=self.config.attention,
             mesh=self.placement.target,
             progress=progress,
         )
@@ -323,6 +324,7 @@ class LLM:
         draft = open_model(
             source,
             dtype,
+            attention=self.config.attention,
             mesh=self.placement.draft,
             target=self.target.checkpoint,
             progress=progress,

@@ -10,6 +10,7 @@ import jax
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.kernels.tree_attention.api import choice_line
 from ssd_jax.models.sharding import TENSOR_AXIS
 
 if TYPE_CHECKING:
@@ -86,7 +87,12 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
 
 
 def _uncompiled_lines(*models: FunctionalModel | None) -> list[str]:
-    """One if attention, and with it products, is XLA's where it is usually compiled."""
+    """One if attention, and with it products, is XLA's where it is usually compiled; elsewhere
+    one on which attention was chosen."""
+    platform = jax.default_backend()
+    if platform != "cpu":
+        found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models if m]
+        return [choice_line(name, platform, size) for name, size in dict.fromkeys(found)]
     for model in models:
         alone = model is not None and (model.mesh is None or model.mesh.size == 1)
         if alone and jax.default_backend() == "cpu" and why_missing() is not None:

@@ -17,7 +17,7 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent
 from ssd_jax.kernels.linear import api as products
-from ssd_jax.kernels.tree_attention import api as attention
+from ssd_jax.kernels.tree_attention.api import backend
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
@@ -64,6 +64,7 @@ def open_model(
     dtype: str,
     *,
     bitwise: bool = False,
+    attention: str = "auto",
     mesh: Mesh | None = None,
     target: Checkpoint | None = None,
     progress: Progress | None = None,
@@ -74,20 +75,20 @@ def open_model(
       source: see `Config.target`.
       dtype: compute dtype.
       bitwise: see `devices.exactness`.
+      attention: see `Config.attention`.
       mesh: devices of the model; None is the default one.
       target: of a draft, see `open_checkpoint`.
       progress: of the download.
 
     Raises:
-      InputError: a checkpoint that cannot be used.
+      InputError: a checkpoint that cannot be used, or attention that is not possible here.
     """
-    checkpoint = open_checkpoint(source, target=target, progress=progress)
     platform = jax.default_backend()
     devices = 1 if mesh is None else mesh.size
+    chosen = backend(platform, devices=devices, asked=attention)
+    checkpoint = open_checkpoint(source, target=target, progress=progress)
     linear = products.backend(platform, dtype, devices=devices)
-    execution = Execution.for_platform(
-        platform, dtype, linear=linear, attention=attention.backend(platform, devices=devices)
-    )
+    execution = Execution.for_platform(platform, dtype, linear=linear, attention=chosen)
     if bitwise:
         execution = row_independent(execution)
     stored = {}

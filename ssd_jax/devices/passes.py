@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.kv_write import write
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import penalties
@@ -174,8 +175,8 @@ def promote(
 
     def copy(array: jax.Array, branches: jax.Array, table: kv_pages.PageTable) -> jax.Array:
         own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, 2 D]
-        windows = model.execution.window_writes
-        return kv_pages.write(array, table, positions, own, windows=windows)
+        windows, kernels = model.execution.window_writes, model.execution.kernels
+        return write(array, table, positions, own, windows=windows, kernels=kernels)
 
     if isinstance(pages, list):
         own = rows_of(table)

@@ -10,15 +10,17 @@ from jax.sharding import Mesh, PartitionSpec
 
 
 class HeadShards(NamedTuple):
-    """How heads lie on devices.
+    """How heads lie on the devices that share a model.
 
     Attributes:
-      axis: of the mesh, which cuts key/value heads, each with its query heads; None where every
-        device has all of them.
+      axis: of the mesh, along which these devices lie.
+      cut: whether each has a part of the key/value heads, with its query heads; else all have all.
+      mesh: None is that of the program being traced, which has cut all other axes itself.
     """
 
-    mesh: Mesh
-    axis: str | None
+    axis: str
+    cut: bool = True
+    mesh: Mesh | None = None
 
     def map(
         self, function: Callable[..., jax.Array], heads: Sequence[int | None], result: int
@@ -34,10 +36,23 @@ class HeadShards(NamedTuple):
             mesh=self.mesh,
             in_specs=tuple(map(self._spec, heads)),
             out_specs=self._spec(result),
+            axis_names={self.axis},
             check_vma=False,  # a kernel of Pallas says nothing of it
         )
 
     def _spec(self, dimension: int | None) -> Any:
-        if dimension is None:
+        if dimension is None or not self.cut:
             return PartitionSpec()
         return PartitionSpec(*[None] * dimension, self.axis)
+
+
+class TpuKernels(NamedTuple):
+    """How kernels of Pallas for TPUs are called.
+
+    Attributes:
+      shards: where several devices have the heads.
+      interpret: whether a processor runs them, as an interpreter.
+    """
+
+    shards: HeadShards | None = None
+    interpret: bool = False

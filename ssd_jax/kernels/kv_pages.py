@@ -2,7 +2,7 @@
 branches, which are not yet part of any page.
 
 A position's key and value lie side by side, in the first and the second half of the last axis,
-whose width is twice the head size.
+whose width is twice the head size, or `lanes` of it where kernels for TPUs read them.
 
 A page table says which pages hold a row's positions, in order: either an array, or
 `Contiguous(first)` when row b owns the single page first + b, which lets reads be slices instead of
@@ -21,6 +21,9 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped
 BLOCK = 128
 """Positions that attention reduces at a time. Fixed by absolute position, so that a query's result
 does not depend on how long its neighbours are. `page_size` is a multiple of it."""
+
+LANES = 128
+"""Of a TPU's vectors."""
 
 
 class Contiguous(NamedTuple):
@@ -50,6 +53,22 @@ def storage_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
     if platform == "cpu" and dtype == jnp.bfloat16:
         return jnp.dtype(jnp.uint16)
     return jnp.dtype(dtype)
+
+
+def lanes(head_dim: int) -> int:
+    """The width of pages that kernels for TPUs read: keys and values side by side, each padded with
+    zeros where both would not fill vectors. XLA lays out other arrays with the positions as
+    lanes."""
+    return -(-2 * head_dim // LANES) * LANES
+
+
+def beside(
+    k: Float[Array, "*shape head_dim"], v: Float[Array, "*shape head_dim"], width: int
+) -> Float[Array, "*shape {width}"]:
+    """Keys and values as pages of this width have them: each at the start of a half, then zeros."""
+    padding = [(0, 0)] * (k.ndim - 1) + [(0, width // 2 - k.shape[-1])]
+    halves = (k, v) if padding[-1] == (0, 0) else (jnp.pad(k, padding), jnp.pad(v, padding))
+    return jnp.concatenate(halves, axis=-1)
 
 
 def encode(values: Shaped[Array, "*shape"], storage: jnp.dtype) -> Shaped[Array, "*shape"]:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float32, Int32, Shaped
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.kv_write import write
 from ssd_jax.kernels.linear.api import products
 from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.models.config import ModelConfig
@@ -222,8 +223,9 @@ def _layer(
     execution = layer.self_attn.execution
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-        kv, windows = jnp.concatenate([k, v], axis=-1), execution.window_writes
-        written = kv_pages.write(pages, step.page_table, step.written, kv, windows=windows)
+        kv, windows = kv_pages.beside(k, v, pages.shape[-1]), execution.window_writes
+        kernels = execution.kernels
+        written = write(pages, step.page_table, step.written, kv, windows=windows, kernels=kernels)
         scratch = None
         if branches is not None:
             assert step.ancestor is not None
@@ -235,6 +237,7 @@ def _layer(
             step.visible,
             scratch,
             backend=execution.attention,
+            kernels=kernels,
         )
         return attended, (written, None if scratch is None else scratch.kv)
 

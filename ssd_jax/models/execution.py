@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.head_shards import TpuKernels
 from ssd_jax.kernels.tree_attention.api import in_xla
 
 
@@ -20,7 +21,8 @@ class Execution:
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
-      attention: backend of `tree_attention`, one of `tree_attention.api.BACKENDS`.
+      attention: backend of `tree_attention`, see there.
+      kernels: how kernels for TPUs are called, where they read and write pages.
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       variants: programs of the sampling law that there are, by names of `sampling/variants.py`.
@@ -33,6 +35,7 @@ class Execution:
     min_rows: int = 1
     scan_layers: bool = False
     attention: str = "xla"
+    kernels: TpuKernels | None = None
     window_writes: bool = False
     linear: str = "xla"
     variants: tuple[str, ...] = ("any",)
@@ -43,6 +46,10 @@ class Execution:
         """dtype of what is not quantised: attention's operands, an embedding that is no output
         head, and weights on their way to int8."""
         return _floating(self.compute)
+
+    def page_width(self, head_dim: int) -> int:
+        """Of a key beside its value, as pages have them."""
+        return 2 * head_dim if self.kernels is None else kv_pages.lanes(head_dim)
 
     @classmethod
     def for_platform(
@@ -58,17 +65,19 @@ class Execution:
         Args:
           platform: JAX's name of it.
           dtype: a floating type, int8, or "native" (see `Config.dtype`).
-          linear, attention: see above; None is XLA's.
+          linear, attention: see above; attention None is Pallas's on TPUs, else XLA's.
         """
         compute = jnp.dtype("bfloat16" if dtype == "native" else dtype)
         cpu = platform == "cpu"
+        attention = attention or ("pallas_tpu" if platform == "tpu" else in_xla(platform))
         padded = cpu and linear == "xla" and compute != jnp.float32
         return cls(
             compute=compute,
             pages=kv_pages.storage_dtype(_floating(compute), platform),
             min_rows=3 if padded else 1,
             scan_layers=not cpu,
-            attention=attention or in_xla(platform),
+            attention=attention,
+            kernels=TpuKernels() if attention == "pallas_tpu" else None,
             window_writes=not cpu,
             linear=linear,
             variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),

@@ -18,13 +18,14 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int32
 
+from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Axes, Embedding, Matrix
-from ssd_jax.models.sharding import DATA_AXIS, PAGES_AXES, ShardingRules
+from ssd_jax.models.sharding import DATA_AXIS, PAGES_AXES, TENSOR_AXIS, ShardingRules
 
 Parameters = Sequence[jax.Array]
 
@@ -37,7 +38,7 @@ class FunctionalModel:
 
     Attributes:
       config: architecture.
-      execution: platform choices.
+      execution: platform choices, kernels with how the mesh has heads.
       mesh, rules: where parameters and pages live; `mesh=None` is the default device.
       kv_heads: key/value heads of all devices that share a model together; see `kv_copies`.
       output_ids: tokens of the head's rows, ascending, where `config.output_size` is their number;
@@ -59,9 +60,13 @@ class FunctionalModel:
             raise ValueError(f"{len(output_ids)} ids for output_size = {config.output_size}")
         self.output_ids = output_ids
         self.config = config
-        self.execution = execution
         self.mesh = mesh
         self.rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
+        if mesh is not None and execution.kernels is not None:
+            shards = HeadShards(TENSOR_AXIS, cut=self.rules.kv_heads is not None)
+            kernels = execution.kernels._replace(shards=shards)
+            execution = dataclasses.replace(execution, kernels=kernels)
+        self.execution = execution
         self.kv_heads = config.num_kv_heads * self.rules.kv_copies
         self.stored = dict(stored or {})
         copied = dataclasses.replace(config, num_kv_heads=self.kv_heads)
@@ -151,7 +156,7 @@ class FunctionalModel:
         """Structure of `AllPages`: `count` pages a layer, each of `page_size` positions."""
         c, e = self.config, self.execution
         per_array = count * c.num_layers if e.scan_layers else count
-        shape = (per_array, self.kv_heads, page_size, 2 * c.head_dim)
+        shape = (per_array, self.kv_heads, page_size, e.page_width(c.head_dim))
         struct = self._struct(shape, e.pages, PAGES_AXES)
         return struct if e.scan_layers else [struct] * c.num_layers
 
@@ -166,7 +171,7 @@ class FunctionalModel:
     def branch_structs(self, rows: int, depths: int, branches: int) -> Any:
         """Structure of `AllBranches`: room for `depths` tokens of each of the rows' branches."""
         c, e = self.config, self.execution
-        shape = (rows, self.kv_heads, depths, branches, 2 * c.head_dim)
+        shape = (rows, self.kv_heads, depths, branches, e.page_width(c.head_dim))
         axes = ("slots", "kv_heads", None, None, None)
         if e.scan_layers:
             return self._struct((c.num_layers, *shape), e.pages, axes)

@@ -18,7 +18,7 @@ TENSOR_AXIS = "tensor"
 """Mesh axis of tensor parallelism."""
 
 PAGES_AXES = ("slots", "kv_heads", None, None)
-"""Logical axes of a page array [pages, kv_heads, page_size, 2 * head_dim]."""
+"""Logical axes of a page array [pages, kv_heads, page_size, width]."""
 
 
 def mesh_of(devices: Sequence[Any], data: int = 1) -> Mesh:

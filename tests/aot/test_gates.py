@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.aot import chips, hlo
+from ssd_jax.kernels.kv_pages import lanes
 from ssd_jax.models.sharding import mesh_of
 from tests.aot import specs
 
@@ -18,7 +19,11 @@ SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
 NAMES = sorted(specs.programs(specs.config(vocab_size=1024)))
 
 
-@pytest.fixture(scope="module", params=[(64, 1), (128, 4)], ids=["head 64", "head 128, 4 devices"])
+@pytest.fixture(
+    scope="module",
+    params=[(64, 1), (80, 1), (128, 4)],
+    ids=["head 64", "head 80", "head 128, 4 devices"],
+)
 def pair(request):
     """Programs by name, for a mesh of v5e, and the bytes of their pages."""
     head_dim, count = request.param
@@ -26,7 +31,7 @@ def pair(request):
     mesh = mesh_of(chips.devices("v5e", count))
     found = specs.programs(about, mesh=mesh, slots=SLOTS, context=CONTEXT)
     heads = about.num_kv_heads // count
-    pages = about.num_layers * SLOTS * heads * CONTEXT * 2 * head_dim * 2
+    pages = about.num_layers * SLOTS * heads * CONTEXT * lanes(head_dim) * 2
     return mesh, found, pages
 
 

@@ -92,12 +92,16 @@ def shallow(monkeypatch, tmp_path):
 
     @functools.cache
     def opened(*args):
-        source, dtype, bitwise, mesh, target = args
-        return open_model(source, dtype, bitwise=bitwise, mesh=mesh, target=target)
+        source, dtype, bitwise, attention, mesh, target = args
+        return open_model(
+            source, dtype, bitwise=bitwise, attention=attention, mesh=mesh, target=target
+        )
 
-    def open_once(source, dtype, *, bitwise=False, mesh=None, target=None, progress=None):
+    def open_once(
+        source, dtype, *, bitwise=False, attention="auto", mesh=None, target=None, progress=None
+    ):
         del progress
-        return opened(source, dtype, bitwise, mesh, target)
+        return opened(source, dtype, bitwise, attention, mesh, target)
 
     open_model = llm.open_model
     monkeypatch.setattr(llm, "open_model", open_once)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from ssd_jax.kernels.tree_attention.pallas_tpu import lanes
+from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.kv_pages import lanes
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2}
 
@@ -108,9 +109,7 @@ def hide_unseen(case: Case) -> Case:
 
 def beside(k, v) -> jnp.ndarray:
     """Keys and values as pages of the kernels for TPUs have them."""
-    half = lanes(k.shape[-1]) // 2
-    padding = [(0, 0)] * (k.ndim - 1) + [(0, half - k.shape[-1])]
-    return jnp.concatenate([jnp.pad(jnp.asarray(x), padding) for x in (k, v)], axis=-1)
+    return kv_pages.beside(jnp.asarray(k), jnp.asarray(v), lanes(k.shape[-1]))
 
 
 def expected(case: Case, *, soft_cap: float | None = None, window: int | None = None) -> np.ndarray:

@@ -121,6 +121,6 @@ def test_a_page_that_there_is_not_is_not_written():
 def test_heads_on_eight_devices():
     pages, table = normal(2, 8, 16, 128), jnp.array([[1]])
     k, v = normal(1, 2, 8, 64, seed=1), normal(1, 2, 8, 64, seed=2)
-    shards = HeadShards(Mesh(np.array(jax.devices()[:8]), ("model",)), "model")
+    shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
     got = write(pages, table, [[3, 9]], k, v, interpret=True, shards=shards)
     np.testing.assert_array_equal(got, expected(pages, table, np.array([[3, 9]]), k, v))

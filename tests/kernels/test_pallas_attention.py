@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.head_shards import HeadShards
-from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.kv_pages import Contiguous, Scratch, lanes
 from ssd_jax.kernels.tree_attention import pallas_tpu
 from ssd_jax.kernels.tree_attention.api import BACKENDS
-from ssd_jax.kernels.tree_attention.pallas_tpu import lanes, tree_attention_pallas_tpu
+from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 from tests.kernels.attention_cases import (
     TOLERANCE,
     Case,
@@ -166,10 +166,10 @@ def test_a_row_does_not_depend_on_how_long_its_neighbour_is():
 
 def test_heads_on_eight_devices():
     case = hide_unseen(make(Shapes(visible=((130, 7),), kv_heads=8, branches=2, depths=2)))
-    shards = HeadShards(Mesh(np.array(jax.devices()[:8]), ("model",)), "model")
+    shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
     got = attend(case, interpret=True, shards=shards)
     assert_right(case, got)
-    whole = attend(case, interpret=True, shards=shards._replace(axis=None))
+    whole = attend(case, interpret=True, shards=shards._replace(cut=False))
     np.testing.assert_array_equal(got, whole)
 
 

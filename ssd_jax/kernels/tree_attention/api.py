@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Float32, Int32
 
+from ssd_jax.errors import InputError
 from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.kernels.head_shards import TpuKernels
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
 from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu
 from ssd_jax.kernels.tree_attention.reference import tree_attention_reference
@@ -27,15 +29,45 @@ def in_xla(platform: str) -> str:
     return "xla" if platform == "cpu" else "xla_static"
 
 
-def backend(platform: str, *, devices: int = 1) -> str:
-    """ "cpu", or XLA's on other platforms and where `handlers.why_missing` says why not.
+def why_not(name: str, platform: str, devices: int = 1) -> str | None:
+    """What a backend lacks here, in one line, or None; see `backend`."""
+    if name == "pallas_tpu" and platform != "tpu":
+        return f"it needs a TPU, and JAX has the platform {platform}"
+    if name == "cpu":
+        if platform != "cpu":
+            return f"it needs a processor, and JAX has the platform {platform}"
+        return f"it runs on one device, not {devices}" if devices > 1 else why_missing()
+    return None
+
+
+def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
+    """A name of `BACKENDS`: the platform's own kernel, or XLA's where `why_not` says why there is
+    none.
 
     Args:
       platform: JAX's name of it.
       devices: that share the heads of a model.
+      asked: see `Config.attention`.
+
+    Raises:
+      InputError: what is asked for by name is not there.
     """
-    compiled = platform == "cpu" and devices == 1 and why_missing() is None
-    return "cpu" if compiled else in_xla(platform)
+    if asked == "auto":
+        own = [name for name in ("cpu", "pallas_tpu") if why_not(name, platform, devices) is None]
+        return own[0] if own else in_xla(platform)
+    reason = why_not(asked, platform, devices)
+    if reason is not None:
+        raise InputError(
+            f"attention = {asked!r} is not possible: {reason}; give auto, or leave it out"
+        )
+    return in_xla(platform) if asked == "xla" else asked
+
+
+def choice_line(name: str, platform: str, devices: int = 1) -> str:
+    """Which backend computes attention, and why others do not, for a user."""
+    reasons = {each: why_not(each, platform, devices) for each in ("cpu", "pallas_tpu")}
+    others = [f"not {each}: {why or 'another was asked for'}" for each, why in reasons.items()]
+    return "; ".join([f"attention is {name}", *(o for o in others if f"not {name}:" not in o)])
 
 
 def tree_attention(
@@ -46,6 +78,7 @@ def tree_attention(
     scratch: Scratch | None = None,
     *,
     backend: str = "xla",
+    kernels: TpuKernels | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
     """Softmax attention of R query tokens per row, RoPE already applied, grouped-query heads.
 
@@ -54,6 +87,21 @@ def tree_attention(
     Verification and prefill have no scratch and visible = length + i + 1: a token sees itself,
     its key having been written before. A query that sees nothing gets zeros.
 
-    `backend` is one of `BACKENDS`.
+    `backend` is one of `BACKENDS`, or "pallas_tpu", which is called as `kernels` says.
     """
+    if backend == "pallas_tpu":
+        from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
+
+        branches, ancestor = (None, None) if scratch is None else scratch
+        shards, interpret = kernels or TpuKernels()
+        return tree_attention_pallas_tpu(
+            q,
+            kv_pages,
+            page_table,
+            visible,
+            branches,
+            ancestor,
+            shards=shards,
+            interpret=interpret,
+        )
     return BACKENDS[backend](q, kv_pages, page_table, visible, scratch)

@@ -16,10 +16,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.head_shards import HeadShards
-from ssd_jax.kernels.kv_pages import Contiguous, PageTable
+from ssd_jax.kernels.kv_pages import LANES, Contiguous, PageTable, lanes
 from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
 
-LANES = 128
 POSITIONS = 16
 """Pages have a multiple of these: the least that a copy of bfloat16 moves."""
 DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
@@ -28,12 +27,6 @@ _TABLE_BYTES = 512 << 10  # of scalar memory
 _SLOT_BYTES = 2 << 20  # of one block of positions; two are in memory
 _QUERY_BYTES = 8 << 20  # of queries, results and states of the softmax
 _PART = 256
-
-
-def lanes(head_dim: int) -> int:
-    """Of pages that the kernel reads: keys and values side by side, each padded with zeros where
-    both would not fill vectors. XLA lays out other arrays with the positions as lanes."""
-    return pl.cdiv(2 * head_dim, LANES) * LANES
 
 
 def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
@@ -96,6 +89,21 @@ def tree_attention_pallas_tpu(
     return jnp.where(valid[:, :, None, None], attended, jnp.nan)
 
 
+def _cost(
+    grouped: Float[Array, "B kv_heads Q _"],
+    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
+    page_table: Int32[Array, "B P"],
+) -> pl.CostEstimate:
+    """As if all pages of the table were seen, for who counts without knowing lengths."""
+    positions = page_table.size * kv_pages.shape[2]
+    keys = positions * kv_pages.shape[1] * kv_pages.shape[3]
+    scores = positions * grouped.shape[1] * grouped.shape[2]
+    moved = keys * kv_pages.dtype.itemsize + grouped.size * (grouped.dtype.itemsize + 4)
+    return pl.CostEstimate(
+        flops=2 * grouped.shape[2] * keys, bytes_accessed=moved, transcendentals=scores
+    )
+
+
 def _attend(
     q: Float[Array, "B R heads head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
@@ -153,6 +161,7 @@ def _attend(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary")
         ),
+        cost_estimate=_cost(grouped, kv_pages, page_table),
         interpret=interpret,
         name="tree_attention",
     )(page_table, first, length, *operands, kv_pages)

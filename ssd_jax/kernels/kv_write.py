@@ -1,0 +1,32 @@
+"""The one call that writes keys and values to pages, and the choice of its implementation."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Int32, Shaped
+
+from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.head_shards import TpuKernels
+from ssd_jax.kernels.kv_pages import PageArray, PageTable
+
+
+def write(
+    pages: PageArray,
+    page_table: PageTable,
+    positions: Int32[Array, "B R"],
+    values: Shaped[Array, "B R kv_heads width"],
+    *,
+    windows: bool = False,
+    kernels: TpuKernels | None = None,
+) -> PageArray:
+    """See `kv_pages.write`.
+
+    Args:
+      kernels: where Pallas reads the pages. It then writes them, too: beside its kernels XLA would
+        copy all pages into another layout and back.
+    """
+    if kernels is None:
+        return kv_pages.write(pages, page_table, positions, values, windows=windows)
+    from ssd_jax.kernels.kv_write_tpu import write_tpu
+
+    shards, interpret = kernels
+    return write_tpu(pages, page_table, positions, values, shards=shards, interpret=interpret)

@@ -1,0 +1,85 @@
+"""Engines whose attention and pages are Pallas's, for TPUs, in the interpreter of JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.kernels import kv_write_tpu
+from ssd_jax.kernels.head_shards import TpuKernels
+from ssd_jax.llm import LLM
+from ssd_jax.models.execution import Execution
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.testing import tiny
+from tests.llm.test_speculative import outputs
+
+SETTINGS = {"slots": 2, "context": 128, "compile_cache": "off", "dtype": "float32"}
+SSD = {"mode": "ssd", "k": "2", "budget": "4", "draft_placement": "inline", "verify": "coupled"}
+PROMPTS = ["to be or not to be, that is", "xyxyxyxy"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root, shape = tmp_path_factory.mktemp("pallas"), {"vocab_size": 320}
+    names = {"target": 0.0, "draft": 0.04}
+    return [str(tiny.write_checkpoint(root / n, noise=x, **shape)) for n, x in names.items()]
+
+
+def opened(pair, *, pallas, **settings):
+    usual = Execution.for_platform
+
+    def as_on_tpus(platform, compute, **choices):
+        there = {"scan_layers": True, "window_writes": True, "attention": "xla_static"}
+        if pallas:
+            there |= {"attention": "pallas_tpu", "kernels": TpuKernels(interpret=True)}
+        return dataclasses.replace(usual(platform, compute, **choices), **there)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Execution, "for_platform", as_on_tpus)
+        return LLM(pair[0], draft=pair[1], **SETTINGS | SSD | settings)
+
+
+def said(llm, mode):
+    each = [{}, {"temperature": 0.8, "seed": 5}]
+    requests = [
+        llm.request(prompt, SamplingParams(max_tokens=8, ignore_eos=True, **settings), index)
+        for index, (prompt, settings) in enumerate(zip(PROMPTS, each, strict=True))
+    ]
+    return [output.token_ids for output in outputs(llm, requests, mode)]
+
+
+def ar(pair, **settings):
+    """What the target says alone, by an engine without a draft."""
+    none = {"mode": "ar", "k": None, "budget": None, "draft_placement": None}
+    return said(opened([pair[0], None], **none | settings), "ar")
+
+
+def test_ssd_says_what_the_target_says(pair):
+    """Greedy and coupled, beside each other; XLA is the judge of what the target says."""
+    llm = opened(pair, pallas=True)
+    assert llm.target.model.execution.attention == "pallas_tpu"
+    assert said(llm, "ssd") == ar(pair, pallas=False)
+
+
+@pytest.mark.slow
+def test_devices_that_share_the_heads_say_what_one_says(pair):
+    assert ar(pair, pallas=True, mesh="tensor=2") == ar(pair, pallas=False)
+
+
+def one_late(kv_pages, page_table, positions, places=kv_write_tpu._places):
+    return places(kv_pages, page_table, positions + 1)
+
+
+@pytest.mark.slow
+def test_a_token_that_is_written_one_late_is_seen(pair, monkeypatch):
+    monkeypatch.setattr(kv_write_tpu, "_places", one_late)
+    assert ar(pair, pallas=True) != ar(pair, pallas=False)
+
+
+def test_a_kernel_that_is_not_there_is_an_error_before_anything_is_read():
+    with pytest.raises(
+        InputError, match="attention = 'pallas_tpu' is not possible: it needs a TPU"
+    ):
+        LLM("no/such/model", attention="pallas_tpu", compile_cache="off")
