@@ -45,6 +45,7 @@ class Settings(TypedDict, total=False):
     predict: str | None
     verify: str
     exact: str
+    attention: str
     logprobs: int | None
     logprobs_of: str
     trace: str | Path | None

@@ -103,8 +103,7 @@ def gates(case):
     if case.name[0] in ("forward", "start", "grow"):
         c, count = case.about, len(case.places)
         looked_up = 0 if c.tie_embeddings else c.vocab_size * c.hidden_size * 2 / count
-        # Where keys are no whole lanes, they are read beside values for both products.
-        least = weights - looked_up + pages * (1 + (c.head_dim % 128 != 0))
+        least = weights - looked_up + pages
         moved = compiled.work.moved
         most = SLACK.get(case.slice_.name, 1.15) * least + 8 * case.logits
         found["reads weights and pages once"] = 0 if least <= moved < most else moved / least
