@@ -1,0 +1,85 @@
+"""What the compiler for CUDA makes of every program, on a GPU that is not there."""
+
+import importlib.util
+import time
+
+import jax
+import pytest
+
+from ssd_jax.aot import gpus, hlo
+from ssd_jax.errors import InputError
+from ssd_jax.models.sharding import mesh_of
+from tests.aot import specs
+
+SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
+LOGITS = SLOTS * specs.BRANCHES * 128256 * 4
+NAMES = sorted(specs.programs(specs.config(vocab_size=1024), platform="gpu"))
+MISSING = [
+    name
+    for name in ("jax_plugins.xla_cuda13", "nvidia.cu13")
+    if importlib.util.find_spec(name.split(".")[0]) is None or not importlib.util.find_spec(name)
+]
+compiles = [
+    pytest.mark.aot,
+    pytest.mark.slow,
+    pytest.mark.shipped,
+    pytest.mark.skipif(
+        bool(MISSING) or jax.__version_info__ < (0, 12),
+        reason=f"no compiler for CUDA ({', '.join(MISSING) or 'JAX 0.12'} missing): "
+        "pip install 'ssd-jax[cuda-aot]' with Python 3.12",
+    ),
+]
+
+
+def gates(program, module, pages):
+    """Each gate by name: what is wrong, nothing where all is well."""
+    found = {
+        "no loop waits for the host": [each for each in module.loops() if each.trips is None],
+        "no conditional": module.conditionals(),
+        "no copy of the pages": [each for each in module.copies(1 << 20) if CONTEXT in each.dims],
+        "no temporary of their size": program // (pages // 10 + 3 * LOGITS),
+    }
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=compiles, id=name) for name in NAMES])
+def test_a_program_passes_every_gate(name):
+    about = specs.config()
+    mesh = mesh_of(gpus.devices("h100"))
+    spec = specs.programs(about, platform="gpu", mesh=mesh, slots=SLOTS, context=CONTEXT)[name]
+    began = time.process_time()
+    compiled = spec.compile(mesh)
+    print(f"{name}: {time.process_time() - began:.1f} s of a core")
+    pages = about.num_layers * SLOTS * about.num_kv_heads * CONTEXT * 2 * about.head_dim * 2
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    assert gates(temporaries, hlo.read(compiled.as_text()), pages) == {}
+
+
+FLAWS = {
+    "no copy of the pages": f"%c = bf16[4,4,{CONTEXT},128]{{3,2,1,0}} copy(%p)",
+    "no conditional": "%c = f32[] conditional(%p)",
+    "no loop waits for the host": "%w = f32[] while(%p), condition=%none, body=%none",
+    "": "%a = f32[] add(%p, %p)",
+}
+
+
+@pytest.mark.parametrize("gate", FLAWS)
+def test_gates_fail_on_what_they_are_for(gate):
+    none = "%none (p: f32[]) -> pred[] {\n  ROOT %r = pred[] parameter(0)\n}\n"
+    module = hlo.read(f"{none}ENTRY %m (p: f32[]) -> f32[] {{\n  {FLAWS[gate]}\n}}\n")
+    assert [*gates(0, module, 1 << 28)] == ([gate] if gate else [])
+    assert "no temporary of their size" in gates(1 << 28, module, 1 << 28)
+
+
+def test_what_cannot_be_compiled_for_is_refused(monkeypatch):
+    with pytest.raises(InputError, match="gpu = 'h10' is unknown; did you mean 'h100'"):
+        gpus.devices("h10")
+    with pytest.raises(InputError, match="devices = 9; give 1 to 8"):
+        gpus.devices("h200", 9)
+
+    def missing(*_args, **_options):
+        raise RuntimeError("Unknown backend cuda")
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", missing)
+    with pytest.raises(InputError, match=r"no compiler for h100: Unknown backend.*cuda-aot"):
+        gpus.devices("h100")
