@@ -253,6 +253,14 @@ class LLM:
         return self._chooser.line
 
     @property
+    def predicted(self) -> dict[str, float]:
+        """Tokens per second that mode auto expects of each mode with all slots busy; empty in other
+        modes and before `load`."""
+        if self._chooser is None or self.config.mode != "auto":
+            return {}
+        return {mode: found.rate for mode, found in self._chooser.predicted.items()}
+
+    @property
     def fallbacks(self) -> tuple[str, ...]:
         """A line on each thing that holds in place of what was to be expected, such as law for
         exact = auto; empty before `load`."""

@@ -29,6 +29,7 @@ class Checkpoint:
       output_ids: [N] int32, ascending: tokens of the head's rows, where it has not all (see
         `ModelConfig.output_size`).
       made_for: of a draft checkpoint, the digest of its target (`draft_checkpoint.identity_of`).
+      acceptance: of a draft checkpoint, see `draft_checkpoint.DraftOrigin`.
       digest: of a draft checkpoint, reads its own tensors and gives a digest of them.
     """
 
@@ -39,6 +40,7 @@ class Checkpoint:
     load_tokenizer: Callable[[], Tokenizer]
     output_ids: np.ndarray | None = None
     made_for: str | None = None
+    acceptance: float | None = None
     digest: Callable[[], str] | None = None
 
     @functools.cached_property

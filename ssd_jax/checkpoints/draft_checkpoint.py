@@ -3,7 +3,7 @@
   config.json         architecture, as Hugging Face spells it (`vocab_size` is the target's), and
                       under `ssd_jax_draft`: format version, the target it was made for, tied
                       tensors (own name -> the target's), the name of the tensor of output ids or
-                      null
+                      null, and where known the acceptance
   model.safetensors   own tensors: bfloat16, float32, or int8 rows with their scales (float32 [out]
                       as `NAME_scale`); `output_ids` int32 [N], ascending, of a reduced vocabulary
 
@@ -72,11 +72,14 @@ class DraftOrigin(NamedTuple):
     Attributes:
       tied: the draft's tensor name -> the target's.
       output_ids: name of the tensor of output ids, None where there is none.
+      acceptance: share of its likeliest tokens that are the target's, on text that it was not
+        trained on; None where nobody has looked.
     """
 
     target: Identity
     tied: Mapping[str, str]
     output_ids: str | None
+    acceptance: float | None = None
 
     @classmethod
     def parse(cls, said: Any, where: str) -> DraftOrigin:
@@ -100,12 +103,17 @@ class DraftOrigin(NamedTuple):
                 raise TypeError("'tied' must map names of tensors to names of tensors")
             if not isinstance(ids, str | None):
                 raise TypeError("'output_ids' must be the name of a tensor or null")
+            acceptance = said.get("acceptance")
+            if acceptance is not None and not (
+                isinstance(acceptance, int | float) and 0 <= acceptance <= 1
+            ):
+                raise TypeError("'acceptance' must be a number from 0 to 1")
         except (KeyError, TypeError) as error:
             raise InputError(
                 f"{where}: {KEY} is malformed ({type(error).__name__}: {error}); write the draft "
                 "again"
             ) from None
-        return cls(made_for, tied, ids)
+        return cls(made_for, tied, ids, acceptance)
 
     @property
     def remedy(self) -> str:
@@ -178,6 +186,7 @@ def write_draft(
     output_ids: np.ndarray | None,
     target: Identity,
     tokenizer: Tokenizer | None = None,
+    acceptance: float | None = None,
     replace: bool = False,
 ) -> None:
     """Writes a draft checkpoint: all of it or nothing.
@@ -194,6 +203,7 @@ def write_draft(
       output_ids: [N] ids of the head's rows, ascending; None is the whole vocabulary.
       target: see `identity_of`.
       tokenizer: of the target, against which output ids are checked as the reader does.
+      acceptance: see `DraftOrigin`.
       replace: whether a draft that is there already is replaced; it stays until the new one is
         whole.
 
@@ -222,6 +232,8 @@ def write_draft(
         "tied": dict(sorted(tied.items())),
         "output_ids": None if output_ids is None else OUTPUT_IDS,
     }
+    if acceptance is not None:
+        about["acceptance"] = round(acceptance, 3)
     with new_directory(directory, durable=True) as partial:
         (partial / TENSORS).write_bytes(save(written))
         text = json.dumps(config.to_hf() | {KEY: about}, indent=1)

@@ -93,6 +93,7 @@ def open_draft(
         load_tokenizer=lambda: target.tokenizer,
         output_ids=None if output_ids is None else output_ids.astype(np.int32),
         made_for=about.target.sha256,
+        acceptance=about.acceptance,
         digest=tensors.digest,
     )
 

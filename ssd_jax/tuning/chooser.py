@@ -125,11 +125,18 @@ def open_chooser(
     file = CostFile(directory, _about(loaded, target, draft, context))
     known = file.read(widths=loaded.programs.widths, budgets=config.budgets)
     if known is None:
-        guess = _NGRAM if config.draft == "ngram" else Guess()
-        known = KnownCosts(measure(loaded, context), guess)
+        known = KnownCosts(measure(loaded, context), first_guess(draft))
         file.write(known)
     drafting = functools.partial(measure_draft, loaded, context) if config.draft_model else None
     return Chooser(config, known, file=file, drafting=drafting)
+
+
+def first_guess(draft: OpenedModel | None) -> Guess:
+    """Before anything was observed: what a draft says of itself; None is n-grams."""
+    if draft is None:
+        return _NGRAM
+    acceptance = draft.checkpoint.acceptance
+    return Guess() if acceptance is None else Guess(acceptance=acceptance)
 
 
 def _about(

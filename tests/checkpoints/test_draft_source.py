@@ -226,6 +226,8 @@ def changed(draft, change):
         (lambda c: c[KEY].update(tied=[[HEAD, EMBEDDING]]), "'tied' must map names"),
         (lambda c: c[KEY].update(tied={HEAD: 3}), "'tied' must map names"),
         (lambda c: c[KEY].update(output_ids=["output_ids"]), "'output_ids' must be the name"),
+        (lambda c: c[KEY].update(acceptance="0.5"), "'acceptance' must be a number from 0 to 1"),
+        (lambda c: c[KEY].update(acceptance=1.5), "'acceptance' must be a number from 0 to 1"),
         (lambda c: c[KEY]["tied"].update({Q_PROJ: Q_PROJ}), "q_proj.weight' is both stored and"),
         (lambda c: c[KEY]["tied"].pop(HEAD), "'lm_head.weight' is missing"),
         (lambda c: c[KEY]["tied"].update({HEAD: NORM}), r"'lm_head.weight' has shape \(9,\)"),

@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.config import AUTO_BUDGETS, AUTO_K, Config
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import VerificationStats
-from ssd_jax.tuning.chooser import Chooser, open_chooser
+from ssd_jax.tuning.chooser import Chooser, first_guess, open_chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.throughput import Costs, Guess
 
@@ -65,6 +65,16 @@ def test_with_n_grams_it_is_sd_or_ar():
     assert (found.mode, set(found.predicted)) == ("sd", {"ar", "sd"})
     dear = Costs(verify={0: 1.0, 2: 2.0, 4: 3.0, 8: 5.0})
     assert chosen(dear, Guess(acceptance=0.4), draft="ngram").mode == "ar"
+
+
+def test_the_first_guess_is_what_a_draft_says_of_itself():
+    def opened(acceptance):
+        return SimpleNamespace(checkpoint=SimpleNamespace(acceptance=acceptance))
+
+    assert first_guess(opened(0.485)).acceptance == 0.485
+    assert first_guess(opened(0.0)).acceptance == 0.0
+    assert first_guess(opened(None)) == Guess()
+    assert first_guess(None).acceptance == 0.4  # n-grams
 
 
 def test_what_was_given_is_not_chosen():

@@ -216,6 +216,7 @@ def run(
         store=draft.store,
         target=identity,
         tokenizer=tokenizer,
+        acceptance=journal.last_look().get("agreement"),
     )
     stopped = "" if step == settings.steps else stop.why
     return Result(step, stopped, journal.last_look(), work / DRAFT)

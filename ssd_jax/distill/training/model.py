@@ -195,6 +195,7 @@ def export(
     store: str,
     target: Identity,
     tokenizer: Tokenizer,
+    acceptance: float | None,
 ) -> None:
     """Writes the draft; one that lies there already is replaced once the new one is whole.
 
@@ -203,6 +204,7 @@ def export(
       store: "bfloat16" or "int8", of matrices; vectors stay float32, and an embedding, whose rows
         are only looked up, is at least bfloat16.
       target: see `draft_checkpoint.identity_of`.
+      acceptance: see `draft_checkpoint.DraftOrigin`.
     """
     tensors: dict[str, np.ndarray] = {}
     for name, array in trained.items():
@@ -223,5 +225,6 @@ def export(
         output_ids=draft.output_ids,
         target=target,
         tokenizer=tokenizer,
+        acceptance=acceptance,
         replace=True,
     )

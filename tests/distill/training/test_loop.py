@@ -165,9 +165,16 @@ def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_pat
     trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
     identity = identity_of(target, made.tied)
     export(
-        tmp_path / "draft", made, trained, store=store, target=identity, tokenizer=target.tokenizer
+        tmp_path / "draft",
+        made,
+        trained,
+        store=store,
+        target=identity,
+        tokenizer=target.tokenizer,
+        acceptance=0.51249,
     )
     opened = open_model(str(tmp_path / "draft"), "float32", target=target)
+    assert opened.checkpoint.acceptance == 0.512
     tokens = np.stack([text.tokens for text in texts[:8]])
     engine = Runner(opened.model, opened.load(), slots=8)(tokens)
     stored = {

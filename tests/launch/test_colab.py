@@ -1,0 +1,47 @@
+"""The notebook: as it lies there, and run from top to bottom on this machine."""
+
+import base64
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "launch" / "colab" / "ssd_demo.ipynb"
+SECONDS = 900
+
+
+@pytest.fixture
+def notebook():
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def test_it_is_valid_and_holds_no_output_of_a_run(notebook):
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+
+
+def test_its_picture_is_that_of_the_readme(notebook):
+    picture = notebook.cells[0].attachments["timeline.svg"]["image/svg+xml"]
+    assert base64.b64decode(picture) == (ROOT / "docs" / "figures" / "timeline.svg").read_bytes()
+    assert "(attachment:timeline.svg)" in notebook.cells[0].source
+
+
+@pytest.mark.slow
+def test_it_runs_from_top_to_bottom(notebook, tmp_path):
+    client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": tmp_path}})
+    client.execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    said = ["".join(out.get("text", "") for out in cell.outputs) for cell in code]
+    assert "mode auto takes" in said[1]
+    assert "All three are the same, 128 tokens." in said[2]
+    table = [line.split() for line in said[3].splitlines()[1:]]
+    assert [row[0] for row in table] == ["ar", "sd", "ssd"]
+    assert all(float(row[1]) > 0 for row in table)
+    assert 0 < float(table[2][3]) <= 1  # hit rate
+    assert "SSD pays here" in said[4] or "SSD is not worth it here" in said[4]
+    pictures = [out for cell in code for out in cell.outputs if "image/png" in out.get("data", {})]
+    assert len(pictures) == 2
