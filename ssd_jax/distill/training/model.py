@@ -195,7 +195,7 @@ def export(
     store: str,
     target: Identity,
     tokenizer: Tokenizer,
-    acceptance: float | None,
+    acceptance: float | None = None,
 ) -> None:
     """Writes the draft; one that lies there already is replaced once the new one is whole.
 
