@@ -14,6 +14,7 @@ from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config
 from ssd_jax.devices.passes import Paging, page_size
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from ssd_jax.sampling import penalties
 from ssd_jax.system.host_memory import memory_limit
 
@@ -197,15 +198,20 @@ def paging_of(
     """The pages that slots share, as configured; None where each has one.
 
     Raises:
-      InputError: too little memory for one sequence.
+      InputError: too little memory for one sequence, or pages that attention cannot read.
     """
     if config.kv_memory is None and config.page_size is None:
         return None
     size, groups = config.page_size or kv_pages.BLOCK, target.model.data_shards
     each = -(-context // size)
+    models = [opened.model for opened in (target, draft) if opened is not None]
+    if size % POSITIONS and any(model.execution.attention == "cpu" for model in models):
+        raise InputError(
+            f"page_size = {size} is no multiple of {POSITIONS}, which attention on this processor "
+            "takes together; give one, or --attention=xla"
+        )
     if config.kv_memory is None:
         return Paging(size, config.slots * each)
-    models = [opened.model for opened in (target, draft) if opened is not None]
     of_one = sum(_whole(model.page_structs(1, size)) for model in models)
     count = config.kv_bytes // of_one // groups * groups
     if count // groups < each:

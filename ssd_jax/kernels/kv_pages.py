@@ -20,7 +20,8 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 BLOCK = 128
 """Positions that attention reduces at a time. Fixed by absolute position, so that a query's result
-does not depend on how long its neighbours are. `page_size` is a multiple of it."""
+does not depend on how long its neighbours are; in pages that this does not divide, the most that
+divides both."""
 
 LANES = 128
 """Of a TPU's vectors."""

@@ -1,5 +1,7 @@
 """Every backend of `tree_attention` passes this one suite."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch, encode, write
 from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention, why_missing
+from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "bfloat16 bits": 2e-6}
@@ -48,25 +51,32 @@ def _rounded(x, storage):
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("contiguous", [True, False])
-def test_each_query_sees_its_visible_prefix(backend, storage, contiguous):
+@pytest.mark.parametrize("page_size", [3 * BLOCK, BLOCK, 16, 32, 64, 192])
+def test_each_query_sees_its_visible_prefix(backend, storage, page_size):
     batch, rows, heads, kv_heads, head_dim, length = 3, 4, 6, 2, 8, 300
     k, v = (
         _random((batch, kv_heads, length, head_dim), 1),
         _random((batch, kv_heads, length, head_dim), 2),
     )
-    if contiguous:
-        page_size, table = 3 * BLOCK, np.array([[1], [2], [3]])
-        page_table = Contiguous(1)
+    if page_size == 3 * BLOCK:
+        table, page_table = np.array([[1], [2], [3]]), Contiguous(1)
     else:
-        page_size, table = BLOCK, np.array([[4, 0, 7], [1, 2, 3], [8, 6, 5]])
+        in_a_row = -(-length // page_size)
+        table = np.random.default_rng(4).permutation(batch * in_a_row).reshape(batch, -1)
         page_table = jnp.asarray(table)
     kv_pages = _pages(k, v, STORAGE[storage], page_size, table)
     q = _random((batch, rows, heads, head_dim), 3)
     visible = np.array([[1, 2, 3, 4], [300, 127, 128, 129], [0, 256, 257, 5]])
-    got = jax.jit(tree_attention, static_argnames="backend")(
-        jnp.asarray(q), kv_pages, page_table, jnp.asarray(visible), backend=backend
+    attend = functools.partial(
+        jax.jit(tree_attention, static_argnames="backend"),
+        *(jnp.asarray(q), kv_pages, page_table, jnp.asarray(visible)),
+        backend=backend,
     )
+    if backend == "cpu" and page_size % POSITIONS:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="page_size is no multiple of 64"):
+            attend()
+        return
+    got = attend()
     k, v = _rounded(k, storage), _rounded(v, storage)
     for b, r, h in np.ndindex(batch, rows, heads):
         seen, group = visible[b, r], h // (heads // kv_heads)

@@ -9,6 +9,9 @@ from jaxtyping import Array, Float, Float32, Int32
 from ssd_jax.kernels.handlers import ATTENTION
 from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch
 
+POSITIONS = 64
+"""Pages have a multiple of these, which `cpu.cc` takes together."""
+
 
 def tree_attention_cpu(
     q: Float[Array, "B R heads head_dim"],

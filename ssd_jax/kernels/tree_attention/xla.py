@@ -54,8 +54,9 @@ def tree_attention_xla(
 
     Blocks beyond every query's `visible` are never read.
     """
-    blocks = (jnp.max(visible) + BLOCK - 1) // BLOCK
-    return _attend(q, kv_pages, page_table, visible, scratch, blocks, BLOCK, whole=False)
+    size = math.gcd(kv_pages.shape[2], BLOCK)
+    blocks = (jnp.max(visible) + size - 1) // size
+    return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, whole=False)
 
 
 def tree_attention_xla_static(
