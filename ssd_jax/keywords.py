@@ -11,7 +11,12 @@ from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.system.toml_settings import check_names
 
-VLLM = {"max_num_seqs": "slots", "max_model_len": "context", "num_speculative_tokens": "k"}
+VLLM = {
+    "max_num_seqs": "slots",
+    "max_model_len": "context",
+    "num_speculative_tokens": "k",
+    "enable_prefix_caching": "prefix_caching",
+}
 """Names that vLLM has for settings, which are accepted for them."""
 
 
@@ -28,6 +33,7 @@ class Settings(TypedDict, total=False):
     context: int | None
     kv_memory: int | str | None
     page_size: int | None
+    prefix_caching: bool | None
     chat_template: bool | None
     generation_config: str
     draft_temperature: float | None
@@ -53,6 +59,7 @@ class Settings(TypedDict, total=False):
     max_num_seqs: int
     max_model_len: int
     num_speculative_tokens: int
+    enable_prefix_caching: bool | None
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:

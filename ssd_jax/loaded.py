@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -95,9 +96,13 @@ class Loaded:
 
     def new_stock(self) -> PageStock | None:
         """Free pages for an engine whose slots share them."""
-        programs = self.programs
+        programs, grain = self.programs, 0
         if programs.paging is None:
             return None
+        if self.config.prefix_caching is not False:
+            # In whole chunks a prompt is run by the same programs, whatever others have filled.
+            chunk = 1 if self.exact == "law" else max(programs.model.execution.prefill_chunks)
+            grain = math.lcm(programs.paging.size, chunk)
         return PageStock(
             slots=programs.slots,
             count=programs.paging.total,
@@ -105,6 +110,7 @@ class Loaded:
             beyond=programs.verification.widths[-1] + 1,
             context=programs.context,
             groups=programs.model.data_shards,
+            grain=grain,
         )
 
     def roles(self, mode: str, k: int) -> Roles:
@@ -160,6 +166,7 @@ class Loaded:
             self.programs.model.place,
             support=draft.proposal().q.shape[-1],
             tokens=self.tokens,
+            page_size=0 if self.programs.paging is None else self.programs.paging.size,
             patience=PATIENCE if patience is None else patience,
         )
 

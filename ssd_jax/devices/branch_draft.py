@@ -92,7 +92,7 @@ class BranchDraft:
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""
         self._pages, self._history, _ = device.run(
-            self._base.prefill, *self._text(), slot, tokens, offset
+            self._base.prefill, *self._text(), slot, tokens, offset, self._seats.reused[slot]
         )
 
     def promote(self, promotion: Promotion) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, record
 from ssd_jax.devices.passes import Compiler, Name, PagedPrograms, Paging, ProgramSpec
+from ssd_jax.devices.prompt_programs import prompt_specs
 from ssd_jax.devices.record import Record
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -174,7 +175,7 @@ class DraftPrograms(PagedPrograms):
             self._late[named(("start", k), variant)] = self._start_spec(parts)
             self._late[named(("step", k), variant)] = self._step_spec(parts)
         specs = {} if late else dict(self._late)
-        specs |= self.prefill_specs(with_logits=False)
+        specs |= prompt_specs(self, with_logits=False)
         compiler = compiler or passes.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
 

@@ -62,7 +62,7 @@ class ModelDrafter(Drafter):
         """See `protocols.Drafter.prefill`."""
         text = self._parameters, self._pages, self._history, self._seats.table
         self._pages, self._history, _ = device.run(
-            self._programs.prefill, *text, slot, tokens, offset
+            self._programs.prefill, *text, slot, tokens, offset, self._seats.reused[slot]
         )
         self._cached[slot] = self._told[slot] = offset + len(tokens)
 

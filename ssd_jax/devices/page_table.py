@@ -14,16 +14,19 @@ class SlotPages:
 
     Attributes:
       table: None where each slot has one page.
+      reused: see `SlotOpening.reused`, of each slot.
     """
 
     def __init__(self, programs: PagedPrograms) -> None:
         self.table: Int32[np.ndarray, "B P"] | None = programs.any_table()
+        self.reused = [0] * programs.slots
         self._programs = programs
 
     def open(self, opening: SlotOpening) -> None:
         """Gives a slot the pages of its request; the last one stands in for all behind it, so that
         nothing reaches pages of others. Without an engine, which shares them out, it has any."""
         programs = self._programs
+        self.reused[opening.slot] = opening.reused
         if programs.paging is None or self.table is None or not opening.pages:
             return
         # A program on its way may still read the old one.

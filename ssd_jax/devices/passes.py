@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Int32
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
@@ -204,7 +205,8 @@ class PagedPrograms:
 
     `prefill` of [1, width] tokens -> pages, history, logits. `where` is [slot, offset, number of
     tokens that are not padding]; the logits [1, V] are of the last token, None without
-    `with_logits`.
+    `with_logits`. `remember`, where slots share pages, runs no tokens, of the widest width alone ->
+    history.
 
     Args:
       model: static description.
@@ -340,53 +342,25 @@ class PagedPrograms:
         slot: int,
         tokens: Sequence[int],
         offset: int,
+        reused: int = 0,
     ) -> tuple[AllPages, History, Any]:
-        """Writes the keys and values of any number of prompt tokens of a slot, in chunks.
+        """Writes the keys and values of any number of prompt tokens of a slot, in chunks. Tokens
+        below `reused` enter the history alone.
 
         Returns: pages, history, and the logits of the last token, if the programs give any.
         """
         chunks, logits = self.model.execution.prefill_chunks, None
-        most = max(chunks)
-        for begin in range(0, len(tokens), most):
+        most, known = max(chunks), min(max(reused - offset, 0), len(tokens))
+        for begin in range(0, known, most):
+            told = _padded(tokens[begin : min(begin + most, known)], most, slot, offset + begin)
+            (history,) = self["remember", most](history, *told)
+        for begin in range(known, len(tokens), most):
             part = tokens[begin : begin + most]
             width = min(chunk for chunk in chunks if chunk >= len(part))
-            padded = np.zeros((1, width), np.int32)
-            padded[0, : len(part)] = part
-            where = np.array([slot, offset + begin, len(part)], np.int32)
+            told = _padded(part, width, slot, offset + begin)
             program = self["prefill", width]
-            pages, history, logits = program(parameters, pages, history, table, padded, where)
+            pages, history, logits = program(parameters, pages, history, table, *told)
         return pages, history, logits
-
-    def prefill_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
-        """`prefill` of every width."""
-        widths = self.model.execution.prefill_chunks
-        return {("prefill", width): self._prefill_spec(width, with_logits) for width in widths}
-
-    def _prefill_spec(self, width: int, with_logits: bool) -> ProgramSpec:
-        model, vocab = self.model, self.model.config.vocab_size
-
-        def prefill(parameters, pages, history, table, tokens, where):
-            slot, offset, count = where
-            slot, owner = self.own(slot)
-            index = jnp.arange(width)[None]
-            real = (index < count) & owner
-            positions = jnp.where(real, offset + index, self.capacity)
-            visible = jnp.where(real, positions + 1, 0)
-            module = model.module(parameters)
-            own = row_of(table, slot)
-            hidden, pages, _ = module.hidden(tokens, positions, visible, pages, own)
-            history = penalties.add_prompt(
-                history, slot, jnp.where(real, tokens, vocab)[0], (offset == 0) & owner
-            )
-            if not with_logits:
-                return pages, history, None
-            last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
-            return pages, history, self.of_owner(logits(model, parameters, last), owner)
-
-        structs = self.structs | {"tokens": ints(1, width), "where": ints(3)}
-        structs["logits"] = self.logits_of_one()
-        kept = ("pages", "history")
-        return self.spec(prefill, structs, kept, (*kept, "logits" if with_logits else "whole"))
 
     def logits_of_one(self) -> jax.ShapeDtypeStruct:
         """Logits [1, outputs] of a `prefill`."""
@@ -397,3 +371,12 @@ class PagedPrograms:
         if model.mesh is not None:
             sharding = NamedSharding(model.mesh, PartitionSpec(slots, model.rules.outputs))
         return jax.ShapeDtypeStruct((rows, model.config.outputs), jnp.float32, sharding=sharding)
+
+
+def _padded(
+    tokens: Sequence[int], width: int, slot: int, offset: int
+) -> tuple[Int32[np.ndarray, "1 {width}"], Int32[np.ndarray, "3"]]:
+    """Tokens of a slot from a position on, and `where`, as `prefill` takes them."""
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return padded, np.array([slot, offset, len(tokens)], np.int32)

@@ -128,6 +128,6 @@ class DeviceTarget:
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
         text = self._parameters, self._pages, self._history, self._seats.table
         self._pages, self._history, logits = device.run(
-            self._programs.prefill, *text, slot, tokens, offset
+            self._programs.prefill, *text, slot, tokens, offset, self._seats.reused[slot]
         )
         return logits

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes
 from ssd_jax.devices.passes import Compiler, Name, PagedPrograms, Paging, ProgramSpec
+from ssd_jax.devices.prompt_programs import prompt_specs
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS
@@ -93,7 +94,7 @@ class Programs(PagedPrograms):
                 accept = self._accept_spec(slots, width, variant)
                 specs[named(("accept", slots, width), variant)] = accept
             specs["forward", width] = self._forward_spec(width)
-        specs |= self.prefill_specs(with_logits=True)
+        specs |= prompt_specs(self, with_logits=True)
         compiler = compiler or passes.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
         self._widths = self.verification.widths

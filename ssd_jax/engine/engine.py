@@ -27,7 +27,7 @@ import numpy as np
 
 from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
-from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.page_stock import PageStock, Taken
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
@@ -46,7 +46,6 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.interrupts import Deferred
 
 _LOG = logging.getLogger(__name__)
-Pages = tuple[int, ...]
 
 
 class Engine:
@@ -116,8 +115,10 @@ class Engine:
         """
         self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
+        names: tuple[bytes, ...] = ()
         if self._pages is not None:
             self._pages.check(_most_tokens(request))
+            names = self._pages.names(request.prompt_ids)
         state = RequestState(
             request_id=next(self._ids),
             request=request,
@@ -130,6 +131,7 @@ class Engine:
                 shared_device=self._drafter is not None and self._drafter.on_device,
                 setup=self._setup,
             ),
+            page_names=names,
         )
         self._waiting.append(state)
         return state.request_id
@@ -187,6 +189,7 @@ class Engine:
         self._admit()
         self._prefill()
         self._prompt_drafter()
+        self._share()
         self._log.mark("admit")
 
         rows = self._decoding()
@@ -284,18 +287,18 @@ class Engine:
             if self._pages is not None:
                 self._pages.give_back(slot)
         for slot in free:
-            if not self._waiting:
+            if not self._waiting or self._fills_shared():
                 return
             state, context = self._waiting[0], self._target.context
-            pages: Pages | None = ()
+            taken: Taken | None = Taken((), 0)
             if self._pages is not None:
-                pages = self._pages.take(slot, _most_tokens(state.request))
-            if pages is None:
+                taken = self._pages.take(slot, _most_tokens(state.request), state.page_names)
+            if taken is None:
                 continue  # requests enter in their order: this one waits for those that run
             params = self._keyed(state.request)
             banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
             ban_before = min(len(state.request.prompt_ids) + params.min_tokens, context)
-            opening = SlotOpening(slot, params, state.request.index, banned, ban_before, pages)
+            opening = SlotOpening(slot, params, state.request.index, banned, ban_before, *taken)
             try:
                 for role in self._roles():
                     role.open(opening)
@@ -304,8 +307,23 @@ class Engine:
             except Exception as error:
                 self._fail(state, error)
                 continue
-            state.slot, state.times.kv_pages = slot, len(pages) or None
+            state.slot, state.reused = slot, taken.reused
+            if self._pages is not None:
+                state.times.kv_pages, state.times.cached_tokens = len(taken.pages), taken.reused
             self._running[slot] = self._waiting.popleft()
+
+    def _fills_shared(self) -> bool:
+        """Whether a request runs its prompt into pages that the next one may come to share; that
+        one's prompt would wait for this anyway."""
+        shares = self._pages is not None and self._pages.shares
+        return shares and not all(state.sequence.prefilled for state in self._running.values())
+
+    def _share(self) -> None:
+        """Lets others have the pages of prompts that the target was asked to fill, when the drafter
+        was, too."""
+        if self._pages is not None:
+            for slot, state in self._running.items():
+                self._pages.fill(slot, state.sequence.cached)
 
     def _keyed(self, request: Request) -> SamplingParams:
         """How a request that begins is sampled: with noise of its own where lengths are timed."""
@@ -317,7 +335,8 @@ class Engine:
         return dataclasses.replace(params, seed=seed) if timed else params
 
     def _prefill(self) -> None:
-        """One chunk a step, oldest request first, so that running requests are not held up."""
+        """One chunk a step, oldest request first, so that running requests are not held up; with
+        the first one comes what is in the pages already."""
         unfinished = [
             (state.request_id, slot)
             for slot, state in self._running.items()
@@ -328,7 +347,8 @@ class Engine:
         _, slot = min(unfinished)
         state = self._running[slot]
         sequence, prompt = state.sequence, state.request.prompt_ids
-        end = min(sequence.cached + self._target.max_chunk, len(prompt))
+        begin = max(sequence.cached, state.reused)
+        end = min(begin + self._target.max_chunk, len(prompt))
         chunk = prompt[sequence.cached : end]
         self._log.dispatched()
         if end < len(prompt):

@@ -40,6 +40,7 @@ REQUEST_KEYS = (
     "exact",
     "replicated",
     "kv_pages",
+    "cached_tokens",
 )
 
 
@@ -112,6 +113,7 @@ class RequestTimes:
         outcome is not the verification's alone.
       setup: metrics that are the same for every request.
       kv_pages: that it has, where slots share them.
+      cached_tokens: of its prompt whose keys and values were in them already.
     """
 
     arrived: float
@@ -120,6 +122,7 @@ class RequestTimes:
     shared_device: bool = False
     setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     kv_pages: int | None = None
+    cached_tokens: int | None = None
     tokens: list[float] = dataclasses.field(default_factory=list)
     rounds: list[RoundRecord] = dataclasses.field(default_factory=list)
 
@@ -152,7 +155,8 @@ class RequestTimes:
         Of n tokens the first belongs to the prefill, so decode speed is (n - 1) tokens over the
         time since the first.
         """
-        metrics = empty() | {"mode": self.mode, "kv_pages": self.kv_pages, **self.setup}
+        pages = {"kv_pages": self.kv_pages, "cached_tokens": self.cached_tokens}
+        metrics = empty() | {"mode": self.mode, **pages, **self.setup}
         if not self.tokens:
             return metrics
         metrics["ttft_ms"] = 1e3 * (self.tokens[0] - self.arrived)

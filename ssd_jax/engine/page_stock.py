@@ -1,15 +1,87 @@
-"""Pages of keys and values that slots take from a common stock: which request has which."""
+"""Pages of keys and values that slots take from a common stock: which request has which, and whose
+prompts begin alike."""
 
 from __future__ import annotations
 
-from collections import deque
+import dataclasses
+import hashlib
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from ssd_jax.errors import InputError
+
+Digest = bytes
+
+
+class Taken(NamedTuple):
+    """What a request gets.
+
+    Attributes:
+      pages: in the order of their positions.
+      reused: positions of the first ones that have the right keys and values already.
+    """
+
+    pages: tuple[int, ...]
+    reused: int
+
+
+@dataclasses.dataclass
+class _Held:
+    """What a slot has; the first `filled` pages named by `names` have what these say."""
+
+    pages: tuple[int, ...]
+    names: Sequence[Digest]
+    filled: int
+
+
+class _Group:
+    """Pages of slots that have them in common.
+
+    A page is in use by one request or more, or `kept`: in use by none, but still known by what is
+    in it, in the order in which it is forgotten; or `free`.
+    """
+
+    def __init__(self, pages: range) -> None:
+        self.free = deque(pages)
+        self.kept: dict[int, None] = {}
+        self.users: Counter[int] = Counter()
+        self.by_name: dict[Digest, int] = {}
+        self.names: dict[int, Digest] = {}
+
+    def take(self) -> int:
+        """A page for other keys and values: one of which nothing is known, if there is any."""
+        if self.free:
+            return self.free.popleft()
+        page = next(iter(self.kept))
+        del self.kept[page], self.by_name[self.names.pop(page)]
+        return page
+
+    def use(self, page: int) -> None:
+        """Counts another request that has a page."""
+        self.kept.pop(page, None)
+        self.users[page] += 1
+
+    def leave(self, page: int) -> None:
+        """One of them is gone."""
+        self.users[page] -= 1
+        if self.users[page]:
+            return
+        if page in self.names:
+            self.kept[page] = None
+        else:
+            self.free.append(page)
 
 
 class PageStock:
     """Free and taken pages. A request gets all that it may come to need when it enters a slot, so
     that none waits for pages in the middle of its text; the same ones for target and draft.
+
+    Full pages of prompts are known by the tokens up to their end. Requests whose prompts begin
+    alike have these pages in common, which nobody writes; the last token of a prompt is never in
+    one, as it must run for its logits.
 
     Args:
       slots: of the engine.
@@ -18,6 +90,7 @@ class PageStock:
       beyond: positions that rounds may write behind the last token of a request.
       context: most positions of a request.
       groups: of slots whose devices have pages of their own.
+      grain: positions that are reused together, whole pages; 0 reuses none.
     """
 
     def __init__(
@@ -29,14 +102,20 @@ class PageStock:
         beyond: int,
         context: int,
         groups: int = 1,
+        grain: int = 0,
     ) -> None:
         self._size, self._beyond, self._context = size, beyond, context
         self._each = count // groups
         self._share = slots // groups
-        self._free = [
-            deque(range(group * self._each, (group + 1) * self._each)) for group in range(groups)
-        ]
-        self._taken: dict[int, tuple[int, ...]] = {}
+        each = self._each
+        self._groups = [_Group(range(index * each, (index + 1) * each)) for index in range(groups)]
+        self._grain = grain // size  # pages
+        self._held: dict[int, _Held] = {}
+
+    @property
+    def shares(self) -> bool:
+        """Whether requests whose prompts begin alike have pages in common."""
+        return self._grain > 0
 
     def needed(self, tokens: int) -> int:
         """Pages of a request of so many tokens, prompt and output."""
@@ -57,15 +136,64 @@ class PageStock:
                 "--kv_memory"
             )
 
-    def take(self, slot: int, tokens: int) -> tuple[int, ...] | None:
-        """The pages of a request in a free slot, in the order of their positions; None where there
-        are not enough."""
-        free, needed = self._free[slot // self._share], self.needed(tokens)
-        if needed > len(free):
+    def names(self, prompt: Sequence[int]) -> tuple[Digest, ...]:
+        """What tells the pages of a prompt that may be shared from those of all others: a digest of
+        all tokens up to the end of each."""
+        if not self._grain:
+            return ()
+        count = (len(prompt) - 1) // (self._grain * self._size) * self._grain
+        ids = np.asarray(prompt[: count * self._size], "<i8").reshape(count, self._size)
+        names, name = [], b""
+        for page in ids:
+            name = hashlib.blake2b(name + page.tobytes(), digest_size=32).digest()
+            names.append(name)
+        return tuple(names)
+
+    def take(self, slot: int, tokens: int, names: Sequence[Digest] = ()) -> Taken | None:
+        """The pages of a request in a free slot; None where there are not enough.
+
+        Args:
+          tokens: prompt and output.
+          names: of its prompt's pages.
+        """
+        group, needed = self._group(slot), self.needed(tokens)
+        known = self._known(group, names)
+        kept = len(group.kept) - sum(page in group.kept for page in known)
+        if needed - len(known) > len(group.free) + kept:
             return None
-        self._taken[slot] = tuple(free.popleft() for _ in range(needed))
-        return self._taken[slot]
+        for page in known:  # before others are forgotten
+            group.use(page)
+        fresh = [group.take() for _ in range(needed - len(known))]
+        for page in fresh:
+            group.use(page)
+        self._held[slot] = _Held((*known, *fresh), names, len(known))
+        return Taken((*known, *fresh), len(known) * self._size)
+
+    def fill(self, slot: int, positions: int) -> None:
+        """Both roles were asked to fill these first positions of a slot: others may reuse them."""
+        held = self._held[slot]
+        group, end = self._group(slot), min(positions // self._size, len(held.names))
+        for index in range(held.filled, end):
+            page, name = held.pages[index], held.names[index]
+            if name not in group.by_name:
+                group.by_name[name], group.names[page] = page, name
+        held.filled = max(held.filled, end)
 
     def give_back(self, slot: int) -> None:
-        """Frees what a slot has, if anything."""
-        self._free[slot // self._share].extend(self._taken.pop(slot, ()))
+        """Takes back what a slot has, if anything. Of what stays known, the end of a text is
+        forgotten before its beginning."""
+        held = self._held.pop(slot, None)
+        for page in () if held is None else reversed(held.pages):
+            self._group(slot).leave(page)
+
+    def _group(self, slot: int) -> _Group:
+        return self._groups[slot // self._share]
+
+    def _known(self, group: _Group, names: Sequence[Digest]) -> list[int]:
+        """Pages that have the beginning of a prompt."""
+        known: list[int] = []
+        for name in names:
+            if name not in group.by_name:
+                break
+            known.append(group.by_name[name])
+        return known[: len(known) // self._grain * self._grain] if known else known

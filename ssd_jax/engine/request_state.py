@@ -17,6 +17,8 @@ from ssd_jax.roles.records import Outcomes, TopLogprobs
 class RequestState:
     """Attributes:
     slot: row of the batch that it occupies; -1 before that.
+    page_names: of its prompt, see `PageStock.names`.
+    reused: positions whose keys and values were in its pages when it began.
     prompted: tokens of the prompt that the drafter knows.
     last: tokens that its last round has committed.
     logprobs: of the committed tokens, if asked for.
@@ -29,6 +31,8 @@ class RequestState:
     times: RequestTimes
     sequence: Sequence
     slot: int = -1
+    page_names: tuple[bytes, ...] = ()
+    reused: int = 0
     prompted: int = 0
     last: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None

@@ -24,6 +24,7 @@ from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.roles.protocols import BranchingDraft
 from ssd_jax.roles.records import Absence, BranchTokens, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.speculation.filled_pages import FilledPages
 from ssd_jax.speculation.known_text import KnownText, promoted
 
 PATIENCE = 1.0
@@ -48,6 +49,7 @@ class SubmeshDraft:
       send: moves arrays to the target's devices without waiting for them.
       support: ids of a proposal's q.
       tokens: how many ids the tokenizer has.
+      page_size: positions of a page; 0 where slots share none.
       patience: seconds to wait for the branches.
       clock, sleep: of time, in seconds.
 
@@ -63,6 +65,7 @@ class SubmeshDraft:
         *,
         support: int,
         tokens: int,
+        page_size: int = 0,
         patience: float = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -73,6 +76,8 @@ class SubmeshDraft:
         self._draft, self._send = draft, send
         self._clock, self._sleep = clock, sleep
         self._texts: dict[int, KnownText] = {}
+        self._openings: dict[int, SlotOpening] = {}
+        self._filled = FilledPages(page_size)
         self._overdue = False  # branches that were waited for did not come
         self._serving = True  # the draft has this round's records
         self._awaited = False  # and expands them
@@ -82,8 +87,9 @@ class SubmeshDraft:
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.BranchingDraft.open`."""
-        self._texts[opening.slot] = KnownText()
-        self._draft.open(opening)
+        self._texts[opening.slot], self._openings[opening.slot] = KnownText(), opening
+        self._filled.open(opening)
+        self._draft.open(self._filled.known(opening))
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""
@@ -169,4 +175,6 @@ class SubmeshDraft:
 
     def _teach(self, slot: int) -> None:
         """Gives the draft what it lacks of a text."""
-        self._texts[slot].teach(lambda tokens, offset: self._draft.prefill(slot, tokens, offset))
+        text = self._texts[slot]
+        text.teach(lambda tokens, offset: self._draft.prefill(slot, tokens, offset))
+        self._filled.taught(self._openings[slot], len(text.tokens))

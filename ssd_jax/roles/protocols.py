@@ -59,7 +59,8 @@ class Drafter(Protocol):
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """Takes prompt tokens, at most the target's `max_chunk` at a time."""
+        """Takes prompt tokens, at most the target's `max_chunk` at a time; see
+        `SlotOpening.reused`."""
         ...
 
     def gather(self, until: Callable[[], bool]) -> None:
@@ -100,7 +101,7 @@ class BranchingDraft(Protocol):
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """Takes prompt tokens, the last one too."""
+        """Takes prompt tokens, the last one too; see `SlotOpening.reused`."""
         ...
 
     def promote(self, promotion: Promotion) -> None:
@@ -162,7 +163,7 @@ class Target(Protocol):
     Attributes:
       slots: rows of a batched forward.
       context: most positions a sequence may have, prompt and output together.
-      max_chunk: most prompt tokens one prefill takes.
+      max_chunk: most prompt tokens one prefill runs.
     """
 
     slots: int
@@ -174,7 +175,8 @@ class Target(Protocol):
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """Writes the keys and values of prompt tokens that others will follow."""
+        """Writes the keys and values of prompt tokens that others will follow; see
+        `SlotOpening.reused`."""
         ...
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:

@@ -29,6 +29,8 @@ class SlotOpening:
       index: of the request; with `params.seed` it names its noise.
       banned: ids that are impossible at positions below `ban_before`.
       pages: of its keys and values, where slots share a stock of them.
+      reused: positions whose keys and values are in the first of these pages already. `prefill` is
+        given their tokens, too, and runs none of them.
     """
 
     slot: int
@@ -37,6 +39,7 @@ class SlotOpening:
     banned: Sequence[int] = ()
     ban_before: int = 0
     pages: Sequence[int] = ()
+    reused: int = 0
 
 
 class TopLogprobs(NamedTuple):

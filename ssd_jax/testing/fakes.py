@@ -51,15 +51,16 @@ class FakeTarget:
         self._script = script
         self._pages = [[-1] * context for _ in range(slots)]
         self._prompts: list[list[int]] = [[] for _ in range(slots)]
+        self._reused = [0] * slots
         self.opened: list[SlotOpening] = []
         self.calls: list[str] = []
 
     def open(self, opening: SlotOpening) -> None:
-        self._prompts[opening.slot] = []
+        self._prompts[opening.slot], self._reused[opening.slot] = [], opening.reused
         self.opened.append(opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        assert 0 < len(tokens) <= self.max_chunk
+        assert 0 < len(tokens) - max(self._reused[slot] - offset, 0) <= self.max_chunk
         assert offset == len(self._prompts[slot])
         self._prompts[slot] += tokens
         self._pages[slot][offset : offset + len(tokens)] = tokens

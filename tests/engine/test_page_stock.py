@@ -1,11 +1,13 @@
-"""Which request has which pages: none has another's, none waits for ever, all come back."""
+"""Which request has which pages: none writes another's, none waits for ever, all come back."""
 
 from __future__ import annotations
+
+import hashlib
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.errors import InputError
@@ -13,9 +15,15 @@ from ssd_jax.errors import InputError
 SIZE, BEYOND, CONTEXT = 4, 3, 40
 
 
-def stock(count, slots=4, groups=1):
-    return PageStock(
-        slots=slots, count=count, size=SIZE, beyond=BEYOND, context=CONTEXT, groups=groups
+def stock(count, slots=4, groups=1, grain=0, kind=PageStock):
+    return kind(
+        slots=slots,
+        count=count,
+        size=SIZE,
+        beyond=BEYOND,
+        context=CONTEXT,
+        groups=groups,
+        grain=grain,
     )
 
 
@@ -25,7 +33,7 @@ def stock(count, slots=4, groups=1):
 def test_a_request_gets_room_for_all_that_rounds_may_write(tokens, pages):
     """No more than its context has: nothing is written behind that."""
     assert stock(10).needed(tokens) == pages
-    assert len(stock(10).take(0, tokens)) == pages
+    assert len(stock(10).take(0, tokens).pages) == pages
 
 
 def test_a_request_that_no_stock_can_serve_is_refused_with_figures():
@@ -37,46 +45,236 @@ def test_a_request_that_no_stock_can_serve_is_refused_with_figures():
 
 def test_groups_have_pages_of_their_own():
     both = stock(8, slots=4, groups=2)
-    assert set(both.take(0, 13)) == {0, 1, 2, 3}
+    assert set(both.take(0, 13).pages) == {0, 1, 2, 3}
     assert both.take(1, 1) is None
-    assert set(both.take(2, 13)) == {4, 5, 6, 7}
+    assert set(both.take(2, 13).pages) == {4, 5, 6, 7}
     both.give_back(0)
     both.give_back(1)  # has nothing
     assert both.take(1, 13) is not None
 
 
-class Requests(RuleBasedStateMachine):
-    """Requests enter free slots and leave them, in any order."""
+def enter(some, slot, prompt, output=1, filled=None):
+    """Takes pages for a prompt; fills all of it, or as many positions."""
+    taken = some.take(slot, len(prompt) + output, some.names(prompt))
+    if taken is not None:
+        some.fill(slot, len(prompt) if filled is None else filled)
+    return taken
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stock, self.held = stock(24, slots=6, groups=2), {}
 
-    @rule(slot=st.integers(0, 5), tokens=st.integers(1, 60))
-    def enter(self, slot, tokens):
-        if slot in self.held:
+def test_the_beginning_of_a_prompt_is_reused_but_never_its_last_token():
+    some, text = stock(24, grain=SIZE), [*range(12)]
+    first = enter(some, 0, text)
+    same = enter(some, 1, text)
+    assert (first.reused, same.reused) == (0, 8)
+    assert same.pages[:2] == first.pages[:2]
+    assert not {*same.pages[2:]} & {*first.pages}
+    assert enter(some, 2, [*text[:8], 99]).reused == 8
+    assert enter(some, 3, [*text[:6], 99, 99, 99]).reused == 4
+    for slot in range(4):
+        some.give_back(slot)
+    assert enter(some, 0, [*text, 12]).reused == 8, "the page of the last token is its own"
+    assert enter(some, 1, [99, *text[1:]]).reused == 0
+    assert enter(some, 2, [99, 99, 99, 99, *text[4:]]).reused == 0, "the same page elsewhere"
+
+
+def test_only_what_was_filled_is_reused_and_none_without_a_grain():
+    some, text = stock(24, grain=SIZE), [*range(12)]
+    enter(some, 0, text, filled=7)
+    assert enter(some, 1, text, filled=0).reused == 4
+    assert stock(24).names(text) == ()
+    assert not stock(24).shares
+
+
+def test_pages_are_reused_in_grains():
+    some, text = stock(40, slots=5, grain=2 * SIZE), [*range(20)]
+    assert len(some.names(text)) == 4
+    enter(some, 0, text, filled=12)
+    assert enter(some, 1, text, filled=0).reused == 8
+    assert enter(some, 2, text[:8], filled=8).reused == 0
+    assert enter(some, 3, text[:9]).reused == 8
+
+
+def test_what_nobody_has_is_forgotten_last_and_the_oldest_first():
+    some = stock(7, slots=2, grain=SIZE)
+    old, young = [1] * 9, [2] * 5
+    enter(some, 0, old)  # four pages, two of them known
+    enter(some, 1, young)  # three, one of them known
+    some.give_back(0)
+    some.give_back(1)
+    taken = enter(some, 0, [3] * 5, output=4)  # three that nobody knows
+    assert taken.reused == 0
+    some.give_back(0)
+    assert enter(some, 0, young).reused == 4
+    some.give_back(0)
+    assert enter(some, 0, [4], output=12).reused == 0  # four, the oldest known one among them
+    some.give_back(0)
+    assert enter(some, 0, old).reused == 4, "the end of a text goes before its beginning"
+
+
+def test_groups_reuse_none_of_each_other():
+    both, text = stock(16, slots=4, groups=2, grain=SIZE), [*range(9)]
+    enter(both, 0, text)
+    assert enter(both, 2, text).reused == 0
+    assert enter(both, 1, text).reused == 8
+
+
+class Life:
+    """Requests with prompts and pages.
+
+    `written` is what devices would have in each page: the tokens up to its end, or None where a
+    request has not filled it.
+    """
+
+    def __init__(self, kind=PageStock, each=8) -> None:
+        self.stock = stock(2 * each, slots=6, groups=2, grain=SIZE, kind=kind)
+        self.each, self.held, self.prompts, self.filled = each, {}, {}, {}
+        self.written = dict.fromkeys(range(2 * each))
+
+    def enter(self, slot, prompt, output=1):
+        tokens = len(prompt) + output
+        taken = self.stock.take(slot, tokens, self.stock.names(prompt))
+        group = range(self.each * (slot // 3), self.each * (slot // 3) + self.each)
+        used = {page for each in self.held.values() for page in each} & {*group}
+        needed = self.stock.needed(tokens)
+        if taken is None:
+            assert needed > self.each - len(used)
             return
-        pages = self.stock.take(slot, tokens)
-        group = range(12 * (slot // 3), 12 * (slot // 3) + 12)
-        free = [p for p in group if not any(p in each for each in self.held.values())]
-        assert (pages is None) == (self.stock.needed(tokens) > len(free))
-        if pages is not None:
-            assert set(pages) <= {*free}
-            assert len({*pages}) == len(pages) == self.stock.needed(tokens)
-            self.held[slot] = pages
+        pages, reused = taken
+        count = reused // SIZE
+        assert reused % SIZE == 0
+        assert reused < len(prompt)
+        assert {*pages} <= {*group}
+        assert len({*pages}) == len(pages) == needed
+        assert not {*pages[count:]} & used, "a page of its own is another's"
+        for index in range(count):
+            assert self.written[pages[index]] == prompt[: (index + 1) * SIZE], "another text's"
+        for page in pages[count:]:
+            self.written[page] = None
+        self.held[slot], self.prompts[slot], self.filled[slot] = pages, prompt, reused
 
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def leave(self, data):
-        slot = data.draw(st.sampled_from(sorted(self.held)))
+    def fill(self, slot, end=None):
+        prompt = self.prompts[slot]
+        end = len(prompt) if end is None else end
+        for index in range(self.filled[slot] // SIZE, end // SIZE):
+            self.written[self.held[slot][index]] = prompt[: (index + 1) * SIZE]
+        self.stock.fill(slot, end)
+        self.filled[slot] = end
+
+    def leave(self, slot):
         del self.held[slot]
         self.stock.give_back(slot)
 
-    @invariant()
-    def nobody_shares(self):
-        pages = [page for each in self.held.values() for page in each]
-        assert len({*pages}) == len(pages)
+
+class Requests(RuleBasedStateMachine):
+    """Requests enter free slots, fill their pages and leave them, in any order. A few tokens make
+    many prompts that begin alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = Life()
+
+    @rule(
+        slot=st.integers(0, 5),
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20) | st.just([0] * 13),
+        output=st.integers(1, 10),
+    )
+    def enter(self, slot, prompt, output):
+        if slot not in self.life.held:
+            self.life.enter(slot, prompt, output)
+
+    @precondition(lambda self: self.life.held)
+    @rule(data=st.data())
+    def fill(self, data):
+        slot = data.draw(st.sampled_from(sorted(self.life.held)))
+        most = len(self.life.prompts[slot])
+        self.life.fill(slot, data.draw(st.just(most) | st.integers(self.life.filled[slot], most)))
+
+    @precondition(lambda self: self.life.held)
+    @rule(data=st.data())
+    def leave(self, data):
+        self.life.leave(data.draw(st.sampled_from(sorted(self.life.held))))
 
 
 TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+class Early(PageStock):
+    """Has pages reused that are not filled."""
+
+    def take(self, slot, tokens, names=()):
+        taken = super().take(slot, tokens, names)
+        if taken is not None:
+            self.fill(slot, len(names) * SIZE)
+        return taken
+
+
+class Unchained(PageStock):
+    """Knows a page by its own tokens alone."""
+
+    def names(self, prompt):
+        pages = range((len(prompt) - 1) // SIZE)
+        return tuple(bytes(prompt[page * SIZE : (page + 1) * SIZE]) for page in pages)
+
+
+class Uncounted(PageStock):
+    """Takes a page back from everybody when one leaves it."""
+
+    def give_back(self, slot):
+        held = self._held.get(slot)
+        for page in held.pages if held else ():
+            self._group(slot).users[page] = 1
+        super().give_back(slot)
+
+
+class WithTheLast(PageStock):
+    """Shares the page of a prompt's last token, which is written again."""
+
+    def names(self, prompt):
+        ends = range(SIZE, len(prompt) + SIZE, SIZE)
+        return tuple(hashlib.sha256(bytes(prompt[:end])).digest() for end in ends)
+
+
+class Forgetful(PageStock):
+    """Gives pages to others and goes on to know them as what they were."""
+
+    def take(self, slot, tokens, names=()):
+        before = dict(self._group(slot).by_name)
+        taken = super().take(slot, tokens, names)
+        self._group(slot).by_name.update(before)
+        self._group(slot).names.update({page: name for name, page in before.items()})
+        return taken
+
+
+def live(kind):
+    """A life in which each of the faults above shows."""
+    life = Life(kind, each=10)
+    first, other = [0] * 4 + [1] * 4 + [0] * 4, [1] * 4 + [0] * 8
+    life.enter(0, first)
+    life.enter(1, first)
+    life.leave(1)
+    life.fill(0)
+    life.enter(1, other)
+    life.leave(1)
+    life.enter(1, first)
+    life.leave(0)
+    life.enter(2, other, output=13)  # seven pages, of six that nobody has
+    life.enter(0, other, output=9)
+    life.fill(0)
+    life.leave(0)
+    life.leave(1)
+    life.enter(0, [2] * 25, output=10)
+    life.leave(0)
+    life.enter(0, first)
+    life.leave(0)
+    life.enter(0, other)
+
+
+def test_such_a_life_goes_well():
+    live(PageStock)
+
+
+@pytest.mark.parametrize("flaw", [Early, Unchained, Uncounted, WithTheLast, Forgetful])
+def test_planted_faults_are_seen(flaw):
+    with pytest.raises((AssertionError, KeyError)):
+        live(flaw)

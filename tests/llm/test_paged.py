@@ -8,7 +8,8 @@ import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.devices.page_table import SlotPages
-from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.page_stock import PageStock, Taken
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models.execution import Execution
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
@@ -110,16 +111,34 @@ def test_too_little_memory_for_a_sequence_is_refused_before_weights_load(pair):
     for text in ("much", "-1", "4GB"):
         with pytest.raises(InputError, match=r"kv_memory = .* is not understood; .* such as 4GiB"):
             opened(pair, kv_memory=text)
-    with pytest.raises(InputError, match="page_size = 100 is no multiple of 128; give one"):
+    with pytest.raises(InputError, match="page_size = 100 is no multiple of 16; give one"):
         opened(pair, page_size=100)
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+def test_pages_that_attention_cannot_read_are_refused(pair):
+    with pytest.raises(
+        InputError, match=r"page_size = 32 is no multiple of 64, .* --attention=xla"
+    ):
+        opened(pair, page_size=32)
+
+
+@pytest.mark.parametrize(("size", "attention"), [(16, "xla"), (64, "auto")])
+def test_small_pages_say_the_same(pair, expected, size, attention):
+    llm = opened(pair, page_size=size, attention=attention)
+    for mode in ("ar", "ssd"):
+        assert ids(outputs(llm, asked(llm), mode)) == expected, mode
 
 
 class Greedy(PageStock):
     """Gives the same pages to everybody."""
 
-    def take(self, slot, tokens):
-        del slot
-        return tuple(range(self.needed(tokens)))
+    def take(self, slot, tokens, names=()):
+        del slot, names
+        return Taken(tuple(range(self.needed(tokens))), 0)
+
+    def fill(self, slot, positions):
+        """Nothing is known of them."""
 
 
 def forgotten(self, opening):

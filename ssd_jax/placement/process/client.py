@@ -24,6 +24,7 @@ from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
 from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.speculation.filled_pages import FilledPages
 from ssd_jax.speculation.known_text import KnownText, promoted
 
 PATIENCE = 1.0
@@ -79,6 +80,8 @@ class RemoteDraft:
         self._openings: dict[int, SlotOpening] = {}
         self._texts: dict[int, KnownText] = {}
         self._taught: dict[int, Connection] = {}  # to the worker of which `known` texts refer
+        self._filled = FilledPages(hello.page_size)
+        self._filled_by: Connection | None = None
         self._absence: Absence = "dead"
         self._counted = False  # why this round had no answer
         self._overdue = False  # an answer that was waited for did not come
@@ -101,6 +104,7 @@ class RemoteDraft:
         self._epochs[slot] = next(self._requests)
         self._sampled[slot] = self._q_travels and opening.params.temperature > 0
         self._openings[slot], self._texts[slot] = opening, KnownText()
+        self._filled.open(opening)
         self._taught.pop(slot, None)
         self._told = None  # the slot's branches are another's
 
@@ -332,11 +336,15 @@ class RemoteDraft:
     def _teach(self, slot: int, link: Connection) -> None:
         """Gives a worker what it lacks of a slot's text: all of it, if it is a new one."""
         text, epoch = self._texts[slot], int(self._epochs[slot])
+        opening = self._openings[slot]
+        if self._filled_by is not link:
+            self._filled_by = link
+            self._filled.forget()
         if self._taught.get(slot) is not link:
             self._taught[slot] = link
             text.forget()
-            opening = self._openings[slot]
-            link.send(Open(number=next(self._numbers), epoch=epoch, opening=opening))
+            known = self._filled.known(opening)
+            link.send(Open(number=next(self._numbers), epoch=epoch, opening=known))
         text.teach(
             lambda tokens, offset: link.send(
                 Prefill(
@@ -348,6 +356,7 @@ class RemoteDraft:
                 )
             )
         )
+        self._filled.taught(opening, len(text.tokens))
 
     def _send_round(
         self, link: Connection, lowered: np.ndarray | None = None, **asked: Any

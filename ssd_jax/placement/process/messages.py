@@ -162,6 +162,9 @@ class Open(DraftMessage, frozen=True):
         if about.pages:
             most = -(-about.context // about.page_size)
             _within("number of pages", len(opening.pages) - 1, most)
+            _within("reused", opening.reused, len(opening.pages) * about.page_size)
+        elif opening.reused:
+            raise ProtocolError(f"{opening.reused} positions reused, where slots share no pages")
 
 
 class Prefill(DraftMessage, frozen=True):

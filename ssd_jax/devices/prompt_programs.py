@@ -1,0 +1,62 @@
+"""Programs that take prompt tokens; see `PagedPrograms` for what they are given and return."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.devices import passes
+from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec, ints
+from ssd_jax.sampling import penalties
+
+
+def prompt_specs(programs: PagedPrograms, *, with_logits: bool) -> dict[Name, ProgramSpec]:
+    """`prefill` of every width, and `remember` where slots share pages."""
+    widths = programs.model.execution.prefill_chunks
+    specs: dict[Name, ProgramSpec] = {
+        ("prefill", width): _prefill(programs, width, with_logits) for width in widths
+    }
+    if programs.paging is not None:
+        specs["remember", max(widths)] = _remember(programs, max(widths))
+    return specs
+
+
+def _prefill(programs: PagedPrograms, width: int, with_logits: bool) -> ProgramSpec:
+    model, vocab = programs.model, programs.model.config.vocab_size
+
+    def prefill(parameters, pages, history, table, tokens, where):
+        slot, offset, count = where
+        slot, owner = programs.own(slot)
+        index = jnp.arange(width)[None]
+        real = (index < count) & owner
+        positions = jnp.where(real, offset + index, programs.capacity)
+        visible = jnp.where(real, positions + 1, 0)
+        module = model.module(parameters)
+        own = passes.row_of(table, slot)
+        hidden, pages, _ = module.hidden(tokens, positions, visible, pages, own)
+        history = penalties.add_prompt(
+            history, slot, jnp.where(real, tokens, vocab)[0], (offset == 0) & owner
+        )
+        if not with_logits:
+            return pages, history, None
+        last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
+        return pages, history, programs.of_owner(passes.logits(model, parameters, last), owner)
+
+    structs = programs.structs | {"tokens": ints(1, width), "where": ints(3)}
+    structs["logits"] = programs.logits_of_one()
+    kept = ("pages", "history")
+    return programs.spec(prefill, structs, kept, (*kept, "logits" if with_logits else "whole"))
+
+
+def _remember(programs: PagedPrograms, width: int) -> ProgramSpec:
+    vocab = programs.model.config.vocab_size
+
+    def remember(history, tokens, where):
+        slot, offset, count = where
+        slot, owner = programs.own(slot)
+        real = (jnp.arange(width) < count) & owner
+        told = jnp.where(real, tokens[0], vocab)
+        return (penalties.add_prompt(history, slot, told, (offset == 0) & owner),)
+
+    structs = programs.structs | {"tokens": ints(1, width), "where": ints(3)}
+    return programs.spec(remember, structs, ("history",), ("history",))

@@ -1,0 +1,45 @@
+"""Which pages a draft elsewhere has filled, so that it reuses no others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ssd_jax.roles.records import SlotOpening
+
+
+class FilledPages:
+    """Pages of which a draft was given all tokens, since they were last given to a request.
+
+    A draft that is late, or was started again, has not filled what the target has: a request then
+    gives it the whole prompt, and it writes into pages that others share what belongs there.
+
+    Args:
+      size: positions of a page; 0 where slots share none.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._filled: set[int] = set()
+
+    def open(self, opening: SlotOpening) -> None:
+        """A request has begun: the pages that it does not reuse are another text's from here on."""
+        if self._size:
+            self._filled.difference_update(opening.pages[opening.reused // self._size :])
+
+    def known(self, opening: SlotOpening) -> SlotOpening:
+        """The request as this draft is to be told of it, which reuses what it has filled."""
+        if not opening.reused:
+            return opening
+        count = 0
+        while count < opening.reused // self._size and opening.pages[count] in self._filled:
+            count += 1
+        return dataclasses.replace(opening, reused=count * self._size)
+
+    def taught(self, opening: SlotOpening, tokens: int) -> None:
+        """The draft was given this many tokens of a request's text."""
+        if self._size:
+            self._filled.update(opening.pages[: tokens // self._size])
+
+    def forget(self) -> None:
+        """The draft is another one, whose pages are empty."""
+        self._filled.clear()

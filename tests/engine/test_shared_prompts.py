@@ -1,0 +1,88 @@
+"""The engine shares what both roles were asked to fill, and runs only what is left of a prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
+from tests.engine.test_engine import drain, ids, outputs, request, spell
+
+SIZE = 8
+PROMPT = tuple(range(40, 60))  # two pages and a half
+
+
+class Failing(FakeDrafter):
+    """Fails when it is given the prompt's tokens from `at` on."""
+
+    at = None
+
+    def prefill(self, slot, tokens, offset, *, last):
+        if self.at is not None and offset >= self.at:
+            raise RuntimeError("no more")
+        super().prefill(slot, tokens, offset, last=last)
+
+
+def made(*, count=32, speculates=True):
+    target = FakeTarget(spell("fine"))
+    drafter = Failing(spell("fine"))
+    stock = PageStock(slots=2, count=count, size=SIZE, beyond=4, context=64, grain=SIZE)
+    engine = Engine(target, Letters, frozenset({1}), clock=Clock(), pages=stock,
+                    drafter=drafter if speculates else None)  # fmt: skip
+    return engine, target, drafter
+
+
+def reused(target):
+    return [opening.reused for opening in target.opened]
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_requests_that_come_together_run_their_common_beginning_once(speculates):
+    engine, target, _ = made(speculates=speculates)
+    for index in range(4):
+        engine.add(request((*PROMPT, 60 + index), index, max_tokens=9))
+    found = outputs(drain(engine))
+    assert {each.text for each in found.values()} == {"fine"}
+    assert [each.metrics["cached_tokens"] for each in found.values()] == [0, 16, 16, 16]
+    assert reused(target) == [0, 16, 16, 16]
+    assert target.calls.count("prefill") == 6 + 3 * 2
+    shared = {opening.pages[:2] for opening in target.opened}
+    assert len(shared) == 1
+
+
+def test_a_prompt_that_is_cut_off_leaves_the_pages_that_are_full():
+    engine, target, _ = made()
+    cut = engine.add(request(PROMPT))
+    for _ in range(3):  # chunks of four
+        engine.step()
+    engine.cancel(cut)
+    engine.add(request(PROMPT))
+    drain(engine)
+    assert reused(target) == [0, 8]
+
+
+def test_what_the_drafter_was_not_given_is_not_shared():
+    engine, target, drafter = made()
+    drafter.at = 8
+    engine.add(request(PROMPT))
+    for _ in range(2):
+        engine.step()
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            engine.step()
+    engine.cancel(0)
+    drafter.at = None
+    engine.add(request(PROMPT, 1))
+    found = outputs(drain(engine))[1]
+    assert found.token_ids == [*ids("fine"), 1]
+    assert reused(target) == [0, 8]
+
+
+def test_a_request_that_waits_for_pages_enters_when_they_come_back():
+    engine, target, _ = made(count=8)
+    for index in range(3):
+        engine.add(request(PROMPT, index, max_tokens=20))
+    found = outputs(drain(engine))
+    assert {each.text for each in found.values()} == {"fine"}
+    assert reused(target) == [0, 16, 16]

@@ -1,0 +1,186 @@
+"""Requests whose prompts begin alike say what each says alone, whatever was left in pages."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ssd_jax import InputError, SamplingParams
+from ssd_jax.devices.passes import PagedPrograms, Paging
+from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.loaded import Loaded
+from tests.llm.test_paged import ELSEWHERE, LONG, PAGE, opened, pair
+from tests.llm.test_speculative import outputs
+from tests.placement.test_submesh import ids
+
+__all__ = ["pair"]
+
+ALONE = {"mode": "ar", "draft": None, "draft_placement": None, "k": None, "budget": None}
+COUPLED = [
+    {},
+    {"repetition_penalty": 1.4, "max_tokens": 30},
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 0.7, "seed": 2, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    {"frequency_penalty": 0.5, "max_tokens": 9, "logit_bias": {65: 2.0}},
+    {"temperature": 1.0, "top_p": 0.9, "seed": 3, "max_tokens": 90},
+]
+OTHER = "A page of something else. " * 11
+
+
+def asked(llm, params=COUPLED):
+    """Prompts of three pages: the same ones, with other ends, and with other beginnings."""
+    ends = ["", "Say it again", "", " and so on", "?", "Say it again"]
+    prompts = [LONG + end for end in ends] + [OTHER, OTHER[:140] + LONG[:120]]
+    return [
+        llm.request(prompt, SamplingParams(ignore_eos=True, **{"max_tokens": 24, **own}), index)
+        for index, (prompt, own) in enumerate(zip(prompts, [*params, {}, {}], strict=True))
+    ]
+
+
+def cached(found):
+    return [output.metrics["cached_tokens"] for output in found]
+
+
+@pytest.fixture(scope="module")
+def expected(pair):
+    llm = opened(pair, **ALONE)
+    found = outputs(llm, asked(llm), "ar")
+    assert cached(found) == [None] * len(found)
+    return ids(found)
+
+
+@pytest.fixture(scope="module")
+def shared(pair):
+    """Seven pages: what is known is forgotten, too."""
+    return opened(pair, kv_memory=str(7 * PAGE))
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+def test_every_mode_says_what_it_says_without(shared, expected, mode):
+    """Twice: nothing is known at first."""
+    before = outputs(shared, asked(shared), mode)
+    after = outputs(shared, asked(shared), mode)
+    assert ids(before) == ids(after) == expected
+    assert cached(before)[:2] == [0, 256]
+    assert sum(cached(before)) > 4 * 256
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_draft_elsewhere_reuses_the_same_pages(pair, expected, where):
+    with opened(pair, kv_memory=str(9 * PAGE), **ELSEWHERE[where]) as llm:
+        for _ in range(2):
+            found = outputs(llm, asked(llm), "ssd")
+            assert ids(found) == expected
+        assert sum(cached(found)) >= 2 * 256
+
+
+def test_the_ratio_rule_draws_the_same_and_logprobs_are_the_same_bits(pair):
+    """With the same noise and the same laws, as a page has the same bits whoever has filled it."""
+    settings = {"verify": "ratio", "logprobs": 2, "exact": "bitwise"}
+    params = [{**own, "logprobs": 2} for own in COUPLED]
+    found = {}
+    for sharing in (False, True):
+        llm = opened(pair, page_size=128, prefix_caching=sharing, **settings)
+        outputs(llm, asked(llm, params), "ssd")
+        for mode in ("ar", "ssd"):
+            llm_outputs = outputs(llm, asked(llm, params), mode)
+            assert any(cached(llm_outputs)) == sharing
+            found[sharing, mode] = [(each.token_ids, each.logprobs) for each in llm_outputs]
+    for mode in ("ar", "ssd"):
+        assert found[True, mode] == found[False, mode], mode
+    greedy = [0, 1, 4, 6, 7]
+    assert [found[True, "ar"][i] for i in greedy] == [found[True, "ssd"][i] for i in greedy]
+
+
+def test_a_prompt_that_is_cut_off_leaves_what_was_run_of_it(shared, expected):
+    for mode in ("ar", "ssd"):
+        engine = shared.engine_of(mode)
+        requests = asked(shared)
+        for steps in (0, 1, 4, 5, 9):
+            cut = [engine.add(request) for request in requests[6:]]
+            for _ in range(steps):
+                engine.step()
+            for each in cut:
+                engine.cancel(each)
+            while engine.has_work:
+                engine.step()
+        assert ids(outputs(shared, asked(shared), mode)) == expected
+
+
+def test_it_can_be_turned_off_and_needs_pages(pair):
+    llm = opened(pair, page_size=128, enable_prefix_caching=False, **ALONE)
+    for _ in range(2):
+        assert not any(cached(outputs(llm, asked(llm), "ar")))
+    with pytest.raises(InputError, match="prefix_caching needs pages that slots share; give kv_m"):
+        opened(pair, prefix_caching=True)
+
+
+class Early(PageStock):
+    """Has pages reused that are not filled."""
+
+    def take(self, slot, tokens, names=()):
+        taken = super().take(slot, tokens, names)
+        if taken is not None:
+            self.fill(slot, 10**6)
+        return taken
+
+
+class Alike(PageStock):
+    """Takes all prompts for the same."""
+
+    def names(self, prompt):
+        return tuple(bytes([page]) for page in range((len(prompt) - 1) // 128))
+
+
+class Uncounted(PageStock):
+    """Takes a page back from everybody when one leaves it."""
+
+    def give_back(self, slot):
+        held = self._held.get(slot)
+        for page in held.pages if held else ():
+            self._group(slot).users[page] = 1
+            self._group(slot).names.pop(page, None)
+        super().give_back(slot)
+
+
+def forgetful(self, name):
+    """Has no history of tokens that are not run."""
+    return usual_program(self, name) if name[0] != "remember" else lambda history, *_: (history,)
+
+
+usual_program = PagedPrograms.__getitem__
+
+
+def test_planted_faults_are_seen(pair, expected, monkeypatch):
+    def found():
+        """After a prompt of which little was run."""
+        llm = opened(pair, kv_memory=str(7 * PAGE // 2), **ALONE)
+        cut = llm.engine.add(asked(llm)[0])
+        llm.engine.step()
+        llm.engine.cancel(cut)
+        return [ids(outputs(llm, asked(llm), "ar")) for _ in range(2)]
+
+    assert found() == [expected, expected]
+    for flaw in (Early, Alike, Uncounted):
+        with monkeypatch.context() as patch:
+            patch.setattr("ssd_jax.loaded.PageStock", flaw)
+            assert found() != [expected, expected], flaw
+    monkeypatch.setattr(PagedPrograms, "__getitem__", forgetful)
+    assert found() != [expected, expected]
+
+
+@pytest.mark.parametrize(("exact", "pages"), [("bitwise", 4), ("widest", 4), ("law", 5)])
+def test_where_bits_matter_pages_are_shared_in_whole_chunks(exact, pages):
+    """Behind them a prompt is then cut into the same chunks, whatever was reused."""
+    execution = SimpleNamespace(prefill_chunks=(64, 512))
+    programs = SimpleNamespace(
+        slots=4,
+        context=1024,
+        paging=Paging(size=128, total=40),
+        verification=SimpleNamespace(widths=(0, 3)),
+        model=SimpleNamespace(data_shards=1, execution=execution),
+    )
+    config = SimpleNamespace(prefix_caching=None)
+    about = SimpleNamespace(programs=programs, config=config, exact=exact)
+    assert len(Loaded.new_stock(about).names(range(700))) == pages

@@ -1,0 +1,149 @@
+"""A draft elsewhere reuses pages that it has filled itself, and a new one starts from none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.messages import Hello, Open, Prefill, ProtocolError
+from ssd_jax.placement.submesh import SubmeshDraft
+from ssd_jax.roles.records import SlotOpening
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.filled_pages import FilledPages
+
+SIZE = 4
+HELLO = Hello("tiny", slots=2, context=64, tokens=128, k=2, branches=4, support=1, rule="coupled",
+              page_size=SIZE, pages=16)  # fmt: skip
+PROMPT = [*range(10)]
+FIRST = SlotOpening(0, SamplingParams(), pages=[0, 1, 2, 3])
+SECOND = SlotOpening(1, SamplingParams(), pages=[0, 1, 4, 5], reused=2 * SIZE)
+
+
+class Link:
+    """A connection to a worker that takes what it is sent."""
+
+    alive = ready = answered = True
+    refused, heard, trouble = False, True, ""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(codec.decode(codec.encode(message), HELLO))
+
+    def close(self):
+        self.alive = False
+
+    def reused(self):
+        """By slot."""
+        return {each.opening.slot: each.opening.reused for each in self.sent if type(each) is Open}
+
+    def prompt(self, slot):
+        return [
+            token
+            for each in self.sent
+            if isinstance(each, Prefill) and each.slot == slot
+            for token in each.tokens.tolist()
+        ]
+
+
+def remote():
+    """A remote draft, and the links that it has opened."""
+    links = []
+
+    def connect():
+        links.append(Link())
+        return links[-1]
+
+    return RemoteDraft(HELLO, connect), links
+
+
+def enter(draft, opening):
+    draft.open(opening)
+    draft.prefill(opening.slot, PROMPT, 0)
+
+
+def test_a_worker_is_told_what_it_may_reuse_and_all_of_the_prompt():
+    draft, links = remote()
+    enter(draft, FIRST)
+    enter(draft, SECOND)
+    assert links[0].reused() == {0: 0, 1: 2 * SIZE}
+    assert links[0].prompt(1) == PROMPT
+
+
+def started_again(draft, links):
+    enter(draft, FIRST)
+    links[0].close()
+    enter(draft, SECOND)
+
+
+def test_a_worker_that_was_started_again_reuses_none_of_the_pages_of_the_one_before_it():
+    draft, links = remote()
+    started_again(draft, links)
+    assert links[1].reused() == {1: 0}
+    assert links[1].prompt(1) == PROMPT
+    draft.open(SlotOpening(0, SamplingParams(), pages=[0, 1, 6], reused=2 * SIZE))
+    draft.prefill(0, PROMPT, 0)
+    assert links[1].reused()[0] == 2 * SIZE, "the second request has filled them again"
+
+
+def test_a_worker_that_answers_late_was_not_given_the_pages():
+    draft, links = remote()
+    enter(draft, SlotOpening(1, SamplingParams(), pages=[8, 9, 10]))
+    draft._overdue, Link.answered = True, False
+    try:
+        enter(draft, FIRST)
+    finally:
+        Link.answered = True
+    assert links[0].reused() == {1: 0}
+    enter(draft, SECOND)
+    assert links[0].reused()[1] == 0
+
+
+def test_a_draft_that_forgets_to_forget_is_seen(monkeypatch):
+    monkeypatch.setattr(FilledPages, "forget", lambda self: None)
+    draft, links = remote()
+    started_again(draft, links)
+    assert links[1].reused() != {1: 0}
+
+
+def test_more_than_the_pages_hold_is_refused():
+    alone = msgspec.structs.replace(HELLO, page_size=0, pages=0)
+    asked = SlotOpening(0, SamplingParams(), pages=(0, 1), reused=2 * SIZE)
+    none = SlotOpening(0, SamplingParams(), reused=SIZE)
+    for opening, about in ((asked, HELLO), (none, alone)):
+        with pytest.raises(ProtocolError, match="reused"):
+            codec.decode(codec.encode(Open(number=1, epoch=1, opening=opening)), about)
+
+
+class Devices:
+    """A draft on other devices of this process."""
+
+    slots, k, branches = 2, 2, 4
+    done = True
+
+    def __init__(self):
+        self.opened, self.told = [], []
+
+    def open(self, opening):
+        self.opened.append(opening)
+
+    def prefill(self, slot, tokens, offset):
+        self.told.append((slot, offset, len(tokens)))
+
+    def ready(self):
+        return self.done
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_devices_that_are_late_were_not_given_the_pages(late):
+    devices = Devices()
+    draft = SubmeshDraft(devices, lambda x: x, support=1, tokens=128, page_size=SIZE)
+    draft._overdue, devices.done = late, not late
+    enter(draft, FIRST)
+    devices.done = True
+    enter(draft, SECOND)
+    assert devices.opened[-1].reused == (0 if late else 2 * SIZE)
+    assert devices.told == ([] if late else [(0, 0, 10)]) + [(1, 0, 10)]
