@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -73,6 +76,17 @@ def test_a_draft_elsewhere_reuses_the_same_pages(pair, expected, where):
             found = outputs(llm, asked(llm), "ssd")
             assert ids(found) == expected
         assert sum(cached(found)) >= 2 * 256
+        if where == "process":
+            os.kill(llm.loaded.worker.supervisor.pid, signal.SIGKILL)
+            found = outputs(llm, asked(llm), "ssd")
+            assert ids(found) == expected, "while there is no draft, or a new one"
+            assert any("dead" in (output.metrics["fallbacks"] or ()) for output in found)
+            end = time.monotonic() + 120
+            while not any(output.metrics["hit_rate"] for output in found):
+                assert time.monotonic() < end, "no hits by a worker with new pages"
+                found = outputs(llm, asked(llm), "ssd")
+                assert ids(found) == expected
+            assert sum(cached(found)) >= 2 * 256
 
 
 def test_the_ratio_rule_draws_the_same_and_logprobs_are_the_same_bits(pair):
