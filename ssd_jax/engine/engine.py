@@ -286,6 +286,8 @@ class Engine:
         for slot in free:
             if self._pages is not None:
                 self._pages.give_back(slot)
+        if self._pages is not None and self._waiting:
+            free = self._pages.best(free, self._waiting[0].page_names)
         for slot in free:
             if not self._waiting or self._fills_shared():
                 return

@@ -169,6 +169,10 @@ class PageStock:
         self._held[slot] = _Held((*known, *fresh), names, len(known))
         return Taken((*known, *fresh), len(known) * self._size)
 
+    def best(self, slots: Sequence[int], names: Sequence[Digest]) -> list[int]:
+        """Free slots for a request, those first whose group knows most of its prompt."""
+        return sorted(slots, key=lambda slot: -len(self._known(self._group(slot), names)))
+
     def fill(self, slot: int, positions: int) -> None:
         """Both roles were asked to fill these first positions of a slot: others may reuse them."""
         held = self._held[slot]

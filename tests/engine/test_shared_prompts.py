@@ -24,10 +24,12 @@ class Failing(FakeDrafter):
         super().prefill(slot, tokens, offset, last=last)
 
 
-def made(*, count=32, speculates=True):
-    target = FakeTarget(spell("fine"))
-    drafter = Failing(spell("fine"))
-    stock = PageStock(slots=2, count=count, size=SIZE, beyond=4, context=64, grain=SIZE)
+def made(*, count=32, speculates=True, slots=2, groups=1, says="fine"):
+    target = FakeTarget(spell(says), slots=slots)
+    drafter = Failing(spell(says), slots=slots)
+    stock = PageStock(
+        slots=slots, count=count, size=SIZE, beyond=4, context=64, groups=groups, grain=SIZE
+    )
     engine = Engine(target, Letters, frozenset({1}), clock=Clock(), pages=stock,
                     drafter=drafter if speculates else None)  # fmt: skip
     return engine, target, drafter
@@ -86,3 +88,19 @@ def test_a_request_that_waits_for_pages_enters_when_they_come_back():
     found = outputs(drain(engine))
     assert {each.text for each in found.values()} == {"fine"}
     assert reused(target) == [0, 16, 16]
+
+
+def test_a_request_enters_where_its_prompt_is_known():
+    """Two that take the first group's slots, until a third has filled pages of the second."""
+    engine, target, _ = made(slots=4, groups=2, says="a long text of many rounds" * 2)
+    others = [engine.add(request([70 + index], index, max_tokens=50)) for index in range(2)]
+    engine.add(request(PROMPT, 2, max_tokens=4))
+    while len(target.opened) < 3 or target.calls.count("prefill") < 2 + 5:
+        engine.step()
+    for each in others:
+        engine.cancel(each)
+    drain(engine)
+    engine.add(request(PROMPT, 3, max_tokens=4))
+    drain(engine)
+    assert [opening.slot for opening in target.opened] == [0, 1, 2, 2]
+    assert reused(target) == [0, 0, 0, 16]
