@@ -18,7 +18,7 @@ from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
 from tests.models.golden import ON_ACCELERATORS
 
-SHAPE = {"num_attention_heads": 8, "intermediate_size": 48, "vocab_size": 320}
+SHAPE = {"intermediate_size": 48, "vocab_size": 320}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,8 @@ def pairs(tmp_path_factory):
 
     @functools.cache
     def pair(family, heads):
-        shape = SHAPE | {"num_key_value_heads": heads}
+        queries = 8 if 8 % heads == 0 else 3 * heads
+        shape = SHAPE | {"num_attention_heads": queries, "num_key_value_heads": heads}
         names = {noise: root / f"{family}-{heads}-{noise}" for noise in (0.0, 0.04)}
         for noise, path in names.items():
             tiny.write_checkpoint(path, family, noise=noise, **shape)
