@@ -7,7 +7,7 @@ PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 PYTEST_FLAGS :=
 
-.PHONY: demo test test-fast check docs slow aot aot-quick eval-draft clean
+.PHONY: demo test test-fast check docs slow support aot aot-quick eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
@@ -28,6 +28,10 @@ eval-draft: $(VENV)/.installed
 	  test -d "$$draft" || { echo "no draft comes with this version" >&2; exit 2; }; \
 	  $(BIN)/ssd-jax distill --config=configs/distill/evaluate.toml --draft="$$draft" || exit; \
 	done
+
+# Tries every kernel and program on whatever this machine has, and notes it in docs/support.md.
+support: $(VENV)/.test
+	$(BIN)/python -m tests.support
 
 # Compiles every program for chips that are not there; needs JAX 0.12, so Python 3.12 or newer.
 aot: $(VENV)-aot/.test
