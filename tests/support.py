@@ -314,7 +314,8 @@ def render(notes: list[Note]) -> str:
     lines = [
         "# What has run where",
         "",
-        "Made by `make support`, which tries every part on every platform that a machine can reach;",
+        "Made by `make support`, which tries every part on every platform that a machine can "
+        "reach;",
         "nothing here is typed. Programs are those of a target and a draft of a small model; those",
         "of real pairs are compiled by `make aot` ([aot.md](aot.md)).",
         "",
