@@ -98,8 +98,8 @@ class Config:
     kv_memory: str | None = _field(
         None,
         "memory for keys and values of target and draft together, such as 4GiB: slots then share "
-        "pages, and a request waits for as many as it may need; default: room for a whole context "
-        "in every slot",
+        "pages, which a text gets as it grows, and the youngest waits where they run out; default: "
+        "room for a whole context in every slot",
     )
     page_size: int | None = _field(
         None,

@@ -94,6 +94,12 @@ class Loaded:
         """The exactness that holds, "bitwise" or "law"."""
         return self.fallbacks.exact
 
+    @property
+    def _grows(self) -> bool:
+        """Whether texts get pages as they grow, and may have to be run anew, by programs that are
+        others than those of their rounds: in the bitwise mode none is."""
+        return self.programs.paging is not None and self.exact == "law"
+
     def new_stock(self) -> PageStock | None:
         """Free pages for an engine whose slots share them."""
         programs, grain = self.programs, 0
@@ -111,6 +117,7 @@ class Loaded:
             context=programs.context,
             groups=programs.model.data_shards,
             grain=grain,
+            grows=self._grows,
         )
 
     def roles(self, mode: str, k: int) -> Roles:
@@ -190,6 +197,7 @@ class Loaded:
             elsewhere=not isinstance(draft, BranchDraft),
             asks_first=self.worker is not None,
             activity=activity,
+            put_off=self._grows,
         )
 
 

@@ -89,10 +89,14 @@ class BranchDraft:
         self._rows.set(opening, self._temperature)
         self._seats.open(opening)
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.BranchingDraft.set_pages`."""
+        self._seats.set(slot, pages)
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""
         self._pages, self._history, _ = device.run(
-            self._base.prefill, *self._text(), slot, tokens, offset, self._seats.reused[slot]
+            self._base.prefill, *self._text(), slot, tokens, offset, *self._seats.of_text(slot)
         )
 
     def promote(self, promotion: Promotion) -> None:

@@ -58,11 +58,15 @@ class ModelDrafter(Drafter):
         self._seats.open(opening)
         self._cached[opening.slot] = 0
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.Drafter.set_pages`."""
+        self._seats.set(slot, pages)
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
         text = self._parameters, self._pages, self._history, self._seats.table
         self._pages, self._history, _ = device.run(
-            self._programs.prefill, *text, slot, tokens, offset, self._seats.reused[slot]
+            self._programs.prefill, *text, slot, tokens, offset, *self._seats.of_text(slot)
         )
         self._cached[slot] = self._told[slot] = offset + len(tokens)
 

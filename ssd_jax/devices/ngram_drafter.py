@@ -33,6 +33,9 @@ class NgramDrafter(Drafter):
         """See `protocols.Drafter.open`."""
         self._texts[opening.slot] = NgramIndex()
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.Drafter.set_pages`: it has none."""
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
         text = self._texts[slot]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int32
 
 from ssd_jax.devices.passes import PagedPrograms
-from ssd_jax.roles.records import SlotOpening
+from ssd_jax.roles.records import ALL, SlotOpening
 
 
 class SlotPages:
@@ -14,25 +16,34 @@ class SlotPages:
 
     Attributes:
       table: None where each slot has one page.
-      reused: see `SlotOpening.reused`, of each slot.
     """
 
     def __init__(self, programs: PagedPrograms) -> None:
         self.table: Int32[np.ndarray, "B P"] | None = programs.any_table()
-        self.reused = [0] * programs.slots
+        self._told = [(0, ALL)] * programs.slots
         self._programs = programs
 
     def open(self, opening: SlotOpening) -> None:
-        """Gives a slot the pages of its request; the last one stands in for all behind it, so that
-        nothing reaches pages of others. Without an engine, which shares them out, it has any."""
+        """Gives a slot the pages of its request. Without an engine, which shares them out, it has
+        any."""
+        self._told[opening.slot] = opening.reused, opening.prompt
+        if opening.pages:
+            self.set(opening.slot, opening.pages)
+
+    def set(self, slot: int, pages: Sequence[int]) -> None:
+        """Gives a slot these pages; the last one stands in for all behind it, so that nothing
+        reaches pages of others."""
         programs = self._programs
-        self.reused[opening.slot] = opening.reused
-        if programs.paging is None or self.table is None or not opening.pages:
+        if programs.paging is None or self.table is None:
             return
         # A program on its way may still read the old one.
         self.table = self.table.copy()
-        row, pages = self.table[opening.slot], np.array(opening.pages, np.int32)
         # Each group of devices numbers its own pages from 0.
         each = programs.paging.total // programs.model.data_shards
-        row[:] = pages[-1] - opening.slot // programs.share * each
-        row[: len(pages)] = pages - opening.slot // programs.share * each
+        row, own = self.table[slot], np.array(pages, np.int32) - slot // programs.share * each
+        row[:] = own[-1]
+        row[: len(own)] = own
+
+    def of_text(self, slot: int) -> tuple[int, int]:
+        """`SlotOpening.reused` and `SlotOpening.prompt` of a slot."""
+        return self._told[slot]

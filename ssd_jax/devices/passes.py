@@ -20,6 +20,7 @@ from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_write import write
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
 from ssd_jax.models.sharding import DATA_AXIS
+from ssd_jax.roles.records import ALL
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.variants import Needed, fitting
@@ -205,8 +206,8 @@ class PagedPrograms:
 
     `prefill` of [1, width] tokens -> pages, history, logits. `where` is [slot, offset, number of
     tokens that are not padding]; the logits [1, V] are of the last token, None without
-    `with_logits`. `remember`, where slots share pages, runs no tokens, of the widest width alone ->
-    history.
+    `with_logits`. Where slots share pages, `remember` and `recall` run no tokens: they note them as
+    prompt, or count them as output -> history. Both are of the widest width alone.
 
     Args:
       model: static description.
@@ -343,9 +344,13 @@ class PagedPrograms:
         tokens: Sequence[int],
         offset: int,
         reused: int = 0,
+        prompt: int = ALL,
     ) -> tuple[AllPages, History, Any]:
-        """Writes the keys and values of any number of prompt tokens of a slot, in chunks. Tokens
-        below `reused` enter the history alone.
+        """Writes the keys and values of any number of tokens of a slot's text, in chunks.
+
+        Args:
+          reused: tokens below enter the history alone.
+          prompt: tokens from here on count as output.
 
         Returns: pages, history, and the logits of the last token, if the programs give any.
         """
@@ -360,6 +365,9 @@ class PagedPrograms:
             told = _padded(part, width, slot, offset + begin)
             program = self["prefill", width]
             pages, history, logits = program(parameters, pages, history, table, *told)
+        for begin in range(max(prompt - offset, 0), len(tokens), most):
+            told = _padded(tokens[begin : begin + most], most, slot, offset + begin)
+            (history,) = self["recall", most](history, *told)
         return pages, history, logits
 
     def logits_of_one(self) -> jax.ShapeDtypeStruct:

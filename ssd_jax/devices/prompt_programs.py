@@ -11,13 +11,14 @@ from ssd_jax.sampling import penalties
 
 
 def prompt_specs(programs: PagedPrograms, *, with_logits: bool) -> dict[Name, ProgramSpec]:
-    """`prefill` of every width, and `remember` where slots share pages."""
+    """`prefill` of every width; `remember` and `recall` where slots share pages."""
     widths = programs.model.execution.prefill_chunks
     specs: dict[Name, ProgramSpec] = {
         ("prefill", width): _prefill(programs, width, with_logits) for width in widths
     }
     if programs.paging is not None:
         specs["remember", max(widths)] = _remember(programs, max(widths))
+        specs["recall", max(widths)] = _recall(programs, max(widths))
     return specs
 
 
@@ -60,3 +61,14 @@ def _remember(programs: PagedPrograms, width: int) -> ProgramSpec:
 
     structs = programs.structs | {"tokens": ints(1, width), "where": ints(3)}
     return programs.spec(remember, structs, ("history",), ("history",))
+
+
+def _recall(programs: PagedPrograms, width: int) -> ProgramSpec:
+    def recall(history, tokens, where):
+        slot, _, count = where
+        slot, owner = programs.own(slot)
+        real = (jnp.arange(width) < count) & owner
+        return (penalties.recall_output(history, slot, jnp.where(real, tokens[0], -1)),)
+
+    structs = programs.structs | {"tokens": ints(1, width), "where": ints(3)}
+    return programs.spec(recall, structs, ("history",), ("history",))

@@ -73,6 +73,10 @@ class DeviceTarget:
         self._rows.set(opening)
         self._seats.open(opening)
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.Drafter.set_pages`."""
+        self._seats.set(slot, pages)
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.Target.prefill`."""
         self._run_prefill(slot, tokens, offset)
@@ -128,6 +132,6 @@ class DeviceTarget:
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
         text = self._parameters, self._pages, self._history, self._seats.table
         self._pages, self._history, logits = device.run(
-            self._programs.prefill, *text, slot, tokens, offset, self._seats.reused[slot]
+            self._programs.prefill, *text, slot, tokens, offset, *self._seats.of_text(slot)
         )
         return logits

@@ -27,10 +27,11 @@ import numpy as np
 
 from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
-from ssd_jax.engine.page_stock import PageStock, Taken
+from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
+from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence, check
 from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.engine.trace import EngineTrace
@@ -88,10 +89,9 @@ class Engine:
         self._mode = mode
         self._occurrences = occurrences or Occurrences()
         self._setup = setup or {}
-        self._pages = pages
+        self._seats = Seats(target.slots, pages)
+        self._running = self._seats.running
         self._ids = itertools.count()
-        self._waiting: deque[RequestState] = deque()
-        self._running: dict[int, RequestState] = {}  # by slot
         self._in_flight: deque[InFlight] = deque()
         self._committed: deque[CommittedRow] = deque()  # not yet events
         self._cut_off: deque[tuple[RequestState, FinishReason]] = deque()
@@ -103,7 +103,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
         left = self._committed or self._cut_off or self._events
-        return bool(self._waiting or self._running or left)
+        return bool(self._seats.waiting or self._running or left)
 
     def add(self, request: Request) -> int:
         """Queues a request; it enters a free slot between rounds.
@@ -115,10 +115,7 @@ class Engine:
         """
         self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
-        names: tuple[bytes, ...] = ()
-        if self._pages is not None:
-            self._pages.check(_most_tokens(request))
-            names = self._pages.names(request.prompt_ids)
+        names = self._seats.names(request)
         state = RequestState(
             request_id=next(self._ids),
             request=request,
@@ -133,13 +130,13 @@ class Engine:
             ),
             page_names=names,
         )
-        self._waiting.append(state)
+        self._seats.waiting.append(state)
         return state.request_id
 
     def cancel(self, request_id: int, *, silent: bool = False) -> None:
         """Ends a request; its last event follows from `step`, unless it is to end silently. Unknown
         or ended ids are ignored."""
-        for state in [*self._waiting, *self._running.values()]:
+        for state in self._seats.all:
             if state.request_id == request_id and not state.finished:
                 if not silent:
                     self._cut_off.append((state, "cancelled"))
@@ -186,10 +183,11 @@ class Engine:
         self._log.mark("read")
         if ahead:
             return
+        self._grow()
         self._admit()
         self._prefill()
         self._prompt_drafter()
-        self._share()
+        self._seats.share()
         self._log.mark("admit")
 
         rows = self._decoding()
@@ -220,8 +218,8 @@ class Engine:
         """
         if self._drafter is not None or len(self._in_flight) != 1 or self._in_flight[0].prompt:
             return False
-        admits = self._waiting and len(self._running) < self._target.slots
-        if admits or not all(state.sequence.prefilled for state in self._running.values()):
+        admits = self._seats.waiting and len(self._running) < self._target.slots
+        if admits or not self._seats.prefilled or not self._grow(puts_off=False):
             return False
         flight = self._in_flight[0]
         rows = [(slot, state) for slot, state in flight.rows if state.more]
@@ -239,7 +237,7 @@ class Engine:
         self._log.settle(self._in_flight)
         if self.broken is not None:
             self._in_flight.clear()
-            for state in [*self._running.values(), *self._waiting]:
+            for state in self._seats.all:
                 self._fail(state)
         while self._committed:
             _, state, tokens, _, reason = self._committed.popleft()
@@ -274,33 +272,32 @@ class Engine:
                 self._fail(state, error)
                 continue
             if state.finished:
-                del self._running[state.slot]
+                self._seats.leave(state)
             done = CommittedRow(row, state, tokens, count, state.sequence.finish_reason)
             flight.committed.append(done)
             self._committed.append(done)
 
+    def _grow(self, *, puts_off: bool = True) -> bool:
+        """Pages for the next round, see `Seats.grow`; tells the roles of them."""
+        found = self._seats.grow(puts_off=puts_off)
+        for state, pages in self._seats.grown():
+            for role in self._roles():
+                role.set_pages(state.slot, pages)
+            state.pages = state.times.kv_pages = len(pages)
+        return found
+
     def _admit(self) -> None:
         if not self._running:
             self._log.idle()
-        free = [slot for slot in range(self._target.slots) if slot not in self._running]
-        for slot in free:
-            if self._pages is not None:
-                self._pages.give_back(slot)
-        if self._pages is not None and self._waiting:
-            free = self._pages.best(free, self._waiting[0].page_names)
-        for slot in free:
-            if not self._waiting or self._fills_shared():
-                return
-            state, context = self._waiting[0], self._target.context
-            taken: Taken | None = Taken((), 0)
-            if self._pages is not None:
-                taken = self._pages.take(slot, _most_tokens(state.request), state.page_names)
-            if taken is None:
-                continue  # requests enter in their order: this one waits for those that run
-            params = self._keyed(state.request)
+        while (seat := self._seats.offer()) is not None:
+            state, request = seat.state, seat.state.request
+            params = state.params = state.params or self._keyed(request)
             banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
-            ban_before = min(len(state.request.prompt_ids) + params.min_tokens, context)
-            opening = SlotOpening(slot, params, state.request.index, banned, ban_before, *taken)
+            prompt = len(request.prompt_ids)
+            ban_before = min(prompt + params.min_tokens, self._target.context)
+            opening = SlotOpening(
+                seat.slot, params, request.index, banned, ban_before, *seat.taken, prompt
+            )
             try:
                 for role in self._roles():
                     role.open(opening)
@@ -309,23 +306,7 @@ class Engine:
             except Exception as error:
                 self._fail(state, error)
                 continue
-            state.slot, state.reused = slot, taken.reused
-            if self._pages is not None:
-                state.times.kv_pages, state.times.cached_tokens = len(taken.pages), taken.reused
-            self._running[slot] = self._waiting.popleft()
-
-    def _fills_shared(self) -> bool:
-        """Whether a request runs its prompt into pages that the next one may come to share; that
-        one's prompt would wait for this anyway."""
-        shares = self._pages is not None and self._pages.shares
-        return shares and not all(state.sequence.prefilled for state in self._running.values())
-
-    def _share(self) -> None:
-        """Lets others have the pages of prompts that the target was asked to fill, when the drafter
-        was, too."""
-        if self._pages is not None:
-            for slot, state in self._running.items():
-                self._pages.fill(slot, state.sequence.cached)
+            self._seats.enter(seat)
 
     def _keyed(self, request: Request) -> SamplingParams:
         """How a request that begins is sampled: with noise of its own where lengths are timed."""
@@ -348,34 +329,33 @@ class Engine:
             return
         _, slot = min(unfinished)
         state = self._running[slot]
-        sequence, prompt = state.sequence, state.request.prompt_ids
-        begin = max(sequence.cached, state.reused)
-        end = min(begin + self._target.max_chunk, len(prompt))
-        chunk = prompt[sequence.cached : end]
+        sequence, given = state.sequence, state.sequence.given
+        end = min(max(given, state.reused) + self._target.max_chunk, sequence.to_prefill)
+        chunk = sequence.text[given:end]
         self._log.dispatched()
-        if end < len(prompt):
-            self._target.prefill(slot, chunk, sequence.cached)
+        if end < sequence.to_prefill or sequence.output:
+            self._target.prefill(slot, chunk, given)
         else:
-            pending = self._target.prefill_last(slot, chunk, sequence.cached)
-            self._in_flight.append(InFlight(pending, [(0, state)], len(prompt)))
-        sequence.cached = end
+            pending = self._target.prefill_last(slot, chunk, given)
+            self._in_flight.append(InFlight(pending, [(0, state)], end))
+        sequence.prefill(end)
 
     def _prompt_drafter(self) -> None:
-        """Gives the drafter what the target has of the prompts."""
+        """Gives the drafter what the target was given."""
         if self._drafter is None:
             return
         for slot, state in self._running.items():
-            prompt, most = state.request.prompt_ids, self._target.max_chunk
-            known = min(state.sequence.cached, len(prompt))
-            for begin in range(state.prompted, known, most):
-                end = min(begin + most, known)
-                last = end == len(prompt)
-                self._drafter.prefill(slot, prompt[begin:end], begin, last=last)
+            sequence, most = state.sequence, self._target.max_chunk
+            for begin in range(state.prompted, sequence.given, most):
+                end = min(begin + most, sequence.given)
+                last = end == sequence.to_prefill
+                self._drafter.prefill(slot, sequence.text[begin:end], begin, last=last)
                 state.prompted = end
 
     def _decoding(self) -> list[tuple[int, RequestState]]:
-        """Slots whose first token is known."""
-        return [(slot, state) for slot, state in self._running.items() if state.sequence.output]
+        """Slots whose pending token is known, and all before it in the pages."""
+        running = self._running.items()
+        return [each for each in running if each[1].sequence.output and each[1].sequence.prefilled]
 
     def _batch(
         self, rows: list[tuple[int, RequestState]]
@@ -417,10 +397,7 @@ class Engine:
 
     def _end(self, state: RequestState, reason: FinishReason) -> None:
         state.sequence.finish_reason = reason
-        if state.slot < 0:
-            self._waiting.remove(state)
-        elif self._running.get(state.slot) is state:  # one that ended by length has left already
-            del self._running[state.slot]
+        self._seats.leave(state)
 
     def _fail(self, state: RequestState, error: Exception | None = None) -> None:
         """Ends a request by an error of its own, or by one of all."""
@@ -436,8 +413,3 @@ class Engine:
     def _refuse_broken(self) -> None:
         if self.broken is not None:
             raise DeviceError(self.broken)
-
-
-def _most_tokens(request: Request) -> int:
-    """Of a request, prompt and output."""
-    return len(request.prompt_ids) + request.params.max_tokens

@@ -41,6 +41,7 @@ REQUEST_KEYS = (
     "replicated",
     "kv_pages",
     "cached_tokens",
+    "preemptions",
 )
 
 
@@ -113,7 +114,8 @@ class RequestTimes:
         outcome is not the verification's alone.
       setup: metrics that are the same for every request.
       kv_pages: that it has, where slots share them.
-      cached_tokens: of its prompt whose keys and values were in them already.
+      cached_tokens: of its prompt whose keys and values were in them already, when it began.
+      preemptions: times that it was put off, for want of pages.
     """
 
     arrived: float
@@ -123,6 +125,7 @@ class RequestTimes:
     setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     kv_pages: int | None = None
     cached_tokens: int | None = None
+    preemptions: int | None = None
     tokens: list[float] = dataclasses.field(default_factory=list)
     rounds: list[RoundRecord] = dataclasses.field(default_factory=list)
 
@@ -155,7 +158,7 @@ class RequestTimes:
         Of n tokens the first belongs to the prefill, so decode speed is (n - 1) tokens over the
         time since the first.
         """
-        pages = {"kv_pages": self.kv_pages, "cached_tokens": self.cached_tokens}
+        pages = {name: getattr(self, name) for name in ("kv_pages", "cached_tokens", "preemptions")}
         metrics = empty() | {"mode": self.mode, **pages, **self.setup}
         if not self.tokens:
             return metrics

@@ -51,13 +51,19 @@ class _Group:
         self.by_name: dict[Digest, int] = {}
         self.names: dict[int, Digest] = {}
 
-    def take(self) -> int:
-        """A page for other keys and values: one of which nothing is known, if there is any."""
-        if self.free:
-            return self.free.popleft()
-        page = next(iter(self.kept))
-        del self.kept[page], self.by_name[self.names.pop(page)]
-        return page
+    def take(self, count: int) -> list[int]:
+        """Pages for other keys and values of a request: such of which nothing is known, if there
+        are any."""
+        pages = []
+        for _ in range(count):
+            if self.free:
+                page = self.free.popleft()
+            else:
+                page = next(iter(self.kept))
+                del self.kept[page], self.by_name[self.names.pop(page)]
+            self.use(page)
+            pages.append(page)
+        return pages
 
     def use(self, page: int) -> None:
         """Counts another request that has a page."""
@@ -76,8 +82,8 @@ class _Group:
 
 
 class PageStock:
-    """Free and taken pages. A request gets all that it may come to need when it enters a slot, so
-    that none waits for pages in the middle of its text; the same ones for target and draft.
+    """Free and taken pages, the same ones for target and draft. A request gets what its text needs,
+    and more as that grows; or, when it enters a slot, all that it may come to need.
 
     Full pages of prompts are known by the tokens up to their end. Requests whose prompts begin
     alike have these pages in common, which nobody writes; the last token of a prompt is never in
@@ -91,6 +97,7 @@ class PageStock:
       context: most positions of a request.
       groups: of slots whose devices have pages of their own.
       grain: positions that are reused together, whole pages; 0 reuses none.
+      grows: whether pages are given as texts grow.
     """
 
     def __init__(
@@ -103,7 +110,9 @@ class PageStock:
         context: int,
         groups: int = 1,
         grain: int = 0,
+        grows: bool = False,
     ) -> None:
+        self.grows = grows
         self._size, self._beyond, self._context = size, beyond, context
         self._each = count // groups
         self._share = slots // groups
@@ -118,7 +127,7 @@ class PageStock:
         return self._grain > 0
 
     def needed(self, tokens: int) -> int:
-        """Pages of a request of so many tokens, prompt and output."""
+        """Pages of a text of so many tokens, and what rounds write behind it."""
         most = -(-self._context // self._size)
         return min(-(-(min(tokens, self._context) + self._beyond) // self._size), most)
 
@@ -149,25 +158,44 @@ class PageStock:
             names.append(name)
         return tuple(names)
 
-    def take(self, slot: int, tokens: int, names: Sequence[Digest] = ()) -> Taken | None:
+    def take(
+        self, slot: int, tokens: int, names: Sequence[Digest] = (), spare: int = 0
+    ) -> Taken | None:
         """The pages of a request in a free slot; None where there are not enough.
 
         Args:
-          tokens: prompt and output.
+          tokens: that they are for.
           names: of its prompt's pages.
+          spare: pages that are to be left for others.
         """
         group, needed = self._group(slot), self.needed(tokens)
         known = self._known(group, names)
         kept = len(group.kept) - sum(page in group.kept for page in known)
-        if needed - len(known) > len(group.free) + kept:
+        if needed - len(known) > len(group.free) + kept - spare:
             return None
         for page in known:  # before others are forgotten
             group.use(page)
-        fresh = [group.take() for _ in range(needed - len(known))]
-        for page in fresh:
-            group.use(page)
-        self._held[slot] = _Held((*known, *fresh), names, len(known))
-        return Taken((*known, *fresh), len(known) * self._size)
+        pages = *known, *group.take(needed - len(known))
+        self._held[slot] = _Held(pages, names, len(known))
+        return Taken(pages, len(known) * self._size)
+
+    def grow(self, slot: int, tokens: int) -> bool:
+        """Gives a slot more pages, as many as a text of so many tokens needs; False where there are
+        not enough, and it gets none."""
+        held, group = self._held[slot], self._group(slot)
+        more = self.needed(tokens) - len(held.pages)
+        if more > len(group.free) + len(group.kept):
+            return False
+        held.pages = *held.pages, *group.take(more)
+        return True
+
+    def pages(self, slot: int) -> tuple[int, ...]:
+        """All that a slot has."""
+        return self._held[slot].pages
+
+    def beside(self, slot: int, other: int) -> bool:
+        """Whether two slots take their pages from the same ones."""
+        return self._group(slot) is self._group(other)
 
     def best(self, slots: Sequence[int], names: Sequence[Digest]) -> list[int]:
         """Free slots for a request, those first whose group knows most of its prompt."""

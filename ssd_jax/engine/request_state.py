@@ -11,6 +11,7 @@ from ssd_jax.engine.request import FinishReason, Request, RequestOutput, TokenEv
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.engine.stop_strings import Released, TextStream
 from ssd_jax.roles.records import Outcomes, TopLogprobs
+from ssd_jax.sampling.params import SamplingParams
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -19,7 +20,9 @@ class RequestState:
     slot: row of the batch that it occupies; -1 before that.
     page_names: of its prompt, see `PageStock.names`.
     reused: positions whose keys and values were in its pages when it began.
-    prompted: tokens of the prompt that the drafter knows.
+    pages: that the roles know of, where slots share them.
+    params: how it is sampled, as it is known once it has entered a slot.
+    prompted: tokens that the drafter was given of those that the target was.
     last: tokens that its last round has committed.
     logprobs: of the committed tokens, if asked for.
     ended: whether its last event was made.
@@ -33,6 +36,8 @@ class RequestState:
     slot: int = -1
     page_names: tuple[bytes, ...] = ()
     reused: int = 0
+    pages: int = 0
+    params: SamplingParams | None = None
     prompted: int = 0
     last: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
@@ -47,6 +52,13 @@ class RequestState:
     def more(self) -> bool:
         """Whether there is room for another token behind the one that is on its way."""
         return not self.finished and self.sequence.room > 1
+
+    def put_off(self) -> None:
+        """It leaves its slot, and waits to go on in another."""
+        self.slot, self.reused, self.pages, self.prompted = -1, 0, 0, 0
+        self.last = self.last[-1:]  # the drafter is given the others with the text
+        self.sequence.rewind()
+        self.times.preemptions = (self.times.preemptions or 0) + 1
 
     def commit(self, emitted: list[int], now: float) -> list[int]:
         """Takes what a round has emitted; returns the tokens that were committed."""

@@ -14,6 +14,8 @@ class Sequence:
     beyond `cached` positions are garbage, whatever a discarded forward wrote there.
 
     Attributes:
+      to_prefill: tokens that there were when it entered its slot.
+      given: those of them that the target was given.
       cached: positions whose keys and values are in the pages; the token at `cached` is pending.
       output: committed ids, with the stop id that ended them.
       finish_reason: None while running.
@@ -21,16 +23,39 @@ class Sequence:
 
     def __init__(self, request: Request, *, eos_ids: frozenset[int], context: int) -> None:
         self.request = request
-        self.cached = 0
+        self.given = self.cached = 0
         self.output: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_ids = stop_ids(request, eos_ids)
         self._limit = min(request.params.max_tokens, context - len(request.prompt_ids))
+        self.to_prefill = len(request.prompt_ids)
+
+    @property
+    def text(self) -> list[int]:
+        """Prompt and output."""
+        return [*self.request.prompt_ids, *self.output]
+
+    @property
+    def size(self) -> int:
+        """Tokens of it."""
+        return len(self.request.prompt_ids) + len(self.output)
 
     @property
     def prefilled(self) -> bool:
-        """Whether the whole prompt is in the pages."""
-        return self.cached >= len(self.request.prompt_ids)
+        """Whether the target was given all that there was when it entered its slot."""
+        return self.given >= self.to_prefill
+
+    def prefill(self, end: int) -> None:
+        """The target is given the text up to here. Of a text that goes on it runs the last token
+        again, as the pending one."""
+        self.given = self.cached = end
+        if self.prefilled and self.output:
+            self.cached -= 1
+
+    def rewind(self) -> None:
+        """Its pages are gone: all of the text is to be given anew."""
+        self.given = self.cached = 0
+        self.to_prefill = self.size
 
     @property
     def pending(self) -> int:

@@ -13,6 +13,7 @@ the target with it.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -87,9 +88,17 @@ class SubmeshDraft:
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.BranchingDraft.open`."""
-        self._texts[opening.slot], self._openings[opening.slot] = KnownText(), opening
+        text = KnownText(most=opening.prompt)
+        self._texts[opening.slot], self._openings[opening.slot] = text, opening
         self._filled.open(opening)
         self._draft.open(self._filled.known(opening))
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.BranchingDraft.set_pages`."""
+        opening = self._openings[slot]
+        self._filled.lose(pages[len(opening.pages) :])
+        self._openings[slot] = dataclasses.replace(opening, pages=pages)
+        self._draft.set_pages(slot, pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""

@@ -58,9 +58,13 @@ class Drafter(Protocol):
         """Empties a slot for a new request."""
         ...
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """Gives a slot more pages behind those of its opening; `pages` are all of them."""
+        ...
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """Takes prompt tokens, at most the target's `max_chunk` at a time; see
-        `SlotOpening.reused`."""
+        """Takes tokens of the text that there is, at most the target's `max_chunk` at a time; see
+        `SlotOpening.reused` and `SlotOpening.prompt`."""
         ...
 
     def gather(self, until: Callable[[], bool]) -> None:
@@ -100,8 +104,12 @@ class BranchingDraft(Protocol):
         """Sets a slot's sampling."""
         ...
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `Drafter.set_pages`."""
+        ...
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """Takes prompt tokens, the last one too; see `SlotOpening.reused`."""
+        """Takes tokens of the text that there is, the last one too; see `SlotOpening`."""
         ...
 
     def promote(self, promotion: Promotion) -> None:
@@ -174,9 +182,12 @@ class Target(Protocol):
         """Sets a slot's sampling."""
         ...
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `Drafter.set_pages`."""
+        ...
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """Writes the keys and values of prompt tokens that others will follow; see
-        `SlotOpening.reused`."""
+        """Writes the keys and values of tokens of the text that there is; see `SlotOpening`."""
         ...
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:

@@ -19,6 +19,9 @@ Array = Any
 IDLE = -1
 """Length of a slot that a batched forward must leave alone."""
 
+ALL = 2**31 - 1
+"""More tokens than any text has."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SlotOpening:
@@ -31,6 +34,8 @@ class SlotOpening:
       pages: of its keys and values, where slots share a stock of them.
       reused: positions whose keys and values are in the first of these pages already. `prefill` is
         given their tokens, too, and runs none of them.
+      prompt: tokens of its prompt. What `prefill` is given behind them is output, of a request that
+        goes on.
     """
 
     slot: int
@@ -40,6 +45,7 @@ class SlotOpening:
     ban_before: int = 0
     pages: Sequence[int] = ()
     reused: int = 0
+    prompt: int = ALL
 
 
 class TopLogprobs(NamedTuple):

@@ -59,6 +59,12 @@ def add_output(
     return history._replace(output=history.output.at[rows, ids].add(1, mode="drop"))
 
 
+def recall_output(history: History, row: Int32[Array, ""], tokens: Int32[Array, "n"]) -> History:
+    """Counts output tokens of one row, which it had before; negative ids are ignored."""
+    ids = jnp.where(tokens < 0, history.output.shape[1], tokens)
+    return history._replace(output=history.output.at[row, ids].add(1, mode="drop"))
+
+
 def of_rows(history: History, row: Int32[Array, "n"], outputs: Outputs = None) -> History:
     """The history of some rows; with `outputs` of these tokens alone, a column each."""
     if outputs is None:

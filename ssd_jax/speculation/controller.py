@@ -55,6 +55,7 @@ class Controller:
       activity: what such a draft has done since the last call. Without it nothing is known of the
         draft's speed, and whatever can be waited for is.
       pace: decides what is waited for.
+      put_off: requests may be put off, and go on without the branches that they had.
       clock: seconds, monotonic.
     """
 
@@ -73,9 +74,10 @@ class Controller:
         asks_first: bool = False,
         activity: Callable[[], Activity] | None = None,
         pace: Pace | None = None,
+        put_off: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        waits = elsewhere or activity is not None or pace is not None
+        waits = elsewhere or put_off or activity is not None or pace is not None
         self.k, self.on_device, self.asks_first = k, not elsewhere, asks_first
         self.timed = rule == "ratio" and (waits or not isinstance(tuner, FixedTuner))
         self._draft, self._activity, self._lowers = draft, activity, lowers
@@ -117,9 +119,13 @@ class Controller:
         self._live[:], self._expanded[slot], self._work = False, False, []
         self._draft.open(opening)
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.Drafter.set_pages`."""
+        self._draft.set_pages(slot, pages)
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `protocols.Drafter.prefill`. The prompt is a verification with L = 0, whose outcome
-        is the first token."""
+        """See `protocols.Drafter.prefill`. The text is a verification with L = 0, whose outcome
+        is the token behind it."""
         self._draft.prefill(slot, tokens, offset)
         self._states[slot].backup.extend(tokens)
         if last:

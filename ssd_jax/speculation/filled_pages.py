@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from ssd_jax.roles.records import SlotOpening
+from ssd_jax.roles.records import ALL, SlotOpening
 
 
 class FilledPages:
@@ -24,16 +25,19 @@ class FilledPages:
     def open(self, opening: SlotOpening) -> None:
         """A request has begun: the pages that it does not reuse are another text's from here on."""
         if self._size:
-            self._filled.difference_update(opening.pages[opening.reused // self._size :])
+            self.lose(opening.pages[opening.reused // self._size :])
+
+    def lose(self, pages: Sequence[int]) -> None:
+        """These pages are another text's from here on."""
+        self._filled.difference_update(pages)
 
     def known(self, opening: SlotOpening) -> SlotOpening:
-        """The request as this draft is to be told of it, which reuses what it has filled."""
-        if not opening.reused:
-            return opening
+        """The request as this draft is to be told of it: it reuses what it has filled, and is told
+        of all output as of what was committed, not as of a text that goes on."""
         count = 0
-        while count < opening.reused // self._size and opening.pages[count] in self._filled:
+        while count * self._size < opening.reused and opening.pages[count] in self._filled:
             count += 1
-        return dataclasses.replace(opening, reused=count * self._size)
+        return dataclasses.replace(opening, reused=count * self._size, prompt=ALL)
 
     def taught(self, opening: SlotOpening, tokens: int) -> None:
         """The draft was given this many tokens of a request's text."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ssd_jax.roles.records import IDLE, Promotion, padded
+from ssd_jax.roles.records import ALL, IDLE, Promotion, padded
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -15,12 +15,14 @@ class KnownText:
     """A slot's text, and what the draft has of it.
 
     Attributes:
+      most: tokens of the prompt; what it is given behind them is output.
       tokens: prompt and committed tokens; the first `prompt` are the prompt's.
       known: positions whose keys and values it has for certain.
       counted: tokens that it has as prompt or counted as output.
       whole: its record was expanded by the last round: it has the keys and values of all of it.
     """
 
+    most: int = ALL
     tokens: list[int] = dataclasses.field(default_factory=list)
     prompt: int = 0
     known: int = 0
@@ -28,9 +30,9 @@ class KnownText:
     whole: bool = False
 
     def prefill(self, tokens: Sequence[int], offset: int) -> None:
-        """Takes prompt tokens."""
+        """Takes tokens of the text that there is."""
         self.tokens[offset:] = tokens
-        self.prompt = len(self.tokens)
+        self.prompt = min(len(self.tokens), self.most)
 
     def forget(self) -> None:
         """The draft is another one, which knows nothing yet."""

@@ -25,6 +25,7 @@ class TunedDrafter:
     def __init__(self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio") -> None:
         self.k, self.on_device, self.timed = drafter.k, drafter.on_device, rule == "ratio"
         self.asks_first = drafter.asks_first
+        self.set_pages = drafter.set_pages
         self.prefill, self.gather = drafter.prefill, drafter.gather
         self.speculate, self.proposal = drafter.speculate, drafter.proposal
         self._drafter, self._tuner, self._rule = drafter, tuner, rule

@@ -50,25 +50,34 @@ class FakeTarget:
         self.slots, self.context, self.max_chunk = slots, context, max_chunk
         self._script = script
         self._pages = [[-1] * context for _ in range(slots)]
-        self._prompts: list[list[int]] = [[] for _ in range(slots)]
-        self._reused = [0] * slots
+        self._given: list[list[int]] = [[] for _ in range(slots)]
+        self._reused, self._most = [0] * slots, [0] * slots
+        self.pages: dict[int, tuple[int, ...]] = {}
         self.opened: list[SlotOpening] = []
         self.calls: list[str] = []
 
     def open(self, opening: SlotOpening) -> None:
-        self._prompts[opening.slot], self._reused[opening.slot] = [], opening.reused
+        self._given[opening.slot], self._most[opening.slot] = [], opening.prompt
+        self._reused[opening.slot] = opening.reused
+        self.pages[opening.slot] = tuple(opening.pages)
         self.opened.append(opening)
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        had = self.pages[slot]
+        assert len(pages) > len(had)
+        assert tuple(pages[: len(had)]) == had
+        self.pages[slot] = tuple(pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         assert 0 < len(tokens) - max(self._reused[slot] - offset, 0) <= self.max_chunk
-        assert offset == len(self._prompts[slot])
-        self._prompts[slot] += tokens
+        assert offset == len(self._given[slot])
+        self._given[slot] += tokens
         self._pages[slot][offset : offset + len(tokens)] = tokens
         self.calls.append("prefill")
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Ready:
         self.prefill(slot, tokens, offset)
-        prompt = self._prompts[slot]
+        prompt = self._given[slot]
         return Ready([[self._script(prompt, len(prompt))]])
 
     def forward(
@@ -82,7 +91,7 @@ class FakeTarget:
         for slot, length in enumerate(lengths):
             if length == IDLE:
                 continue
-            prompt = self._prompts[slot]
+            prompt = self._given[slot][: self._most[slot]]
             self._pages[slot][length] = tokens[slot]
             expected = prompt + [self._script(prompt, at) for at in range(len(prompt), length + 1)]
             assert self._pages[slot][: length + 1] == expected
@@ -131,17 +140,22 @@ class FakeDrafter:
         self.k, self._slots = k, slots
         self._script, self._wrong, self._length = script, wrong, length
         self._texts: list[list[int]] = [[] for _ in range(slots)]
-        self._prompts = [0] * slots
+        self._prompts, self._most = [0] * slots, [0] * slots
         self.limits: list[int] = []
         self.speculated = 0
 
     def open(self, opening: SlotOpening) -> None:
-        self._texts[opening.slot] = []
+        self._texts[opening.slot], self._most[opening.slot] = [], opening.prompt
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        pass
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         assert offset == len(self._texts[slot])
         self._texts[slot] += tokens
-        self._prompts[slot] = len(self._texts[slot])
+        self._prompts[slot] = min(len(self._texts[slot]), self._most[slot])
+        if last and len(self._texts[slot]) > self._most[slot]:
+            del self._texts[slot][-1]  # the pending token comes again with the first round
 
     def gather(self, until: Callable[[], bool]) -> None:
         pass

@@ -19,7 +19,7 @@ class Target(FakeTarget):
     """Takes what it is told again."""
 
     def prefill(self, slot, tokens, offset):
-        del self._prompts[slot][offset:]
+        del self._given[slot][offset:]
         super().prefill(slot, tokens, offset)
 
 

@@ -118,6 +118,27 @@ def test_groups_reuse_none_of_each_other():
     assert enter(both, 1, text).reused == 8
 
 
+def test_a_text_that_grows_gets_more_pages_while_there_are_any():
+    some = stock(6, slots=2)
+    first, second = some.take(0, 5).pages, some.take(1, 1).pages
+    assert some.grow(0, 5)
+    assert some.pages(0) == first
+    assert some.grow(0, 13)
+    assert some.pages(0)[:2] == first
+    assert not {*some.pages(0)} & {*second}
+    assert not some.grow(1, 14)
+    assert some.pages(1) == second
+    some.give_back(0)
+    assert some.grow(1, 14)
+
+
+def test_pages_are_left_for_those_that_have_some():
+    some = stock(6, slots=2)
+    assert some.take(0, 5, spare=4).pages
+    assert some.take(1, 9, spare=2) is None
+    assert some.take(1, 9, spare=1).pages
+
+
 class Life:
     """Requests with prompts and pages.
 
@@ -160,6 +181,23 @@ class Life:
         self.stock.fill(slot, end)
         self.filled[slot] = end
 
+    def grow(self, slot, tokens):
+        had, needed = self.held[slot], self.stock.needed(tokens)
+        used = {page for each in self.held.values() for page in each}
+        grown = self.stock.grow(slot, tokens)
+        pages = self.held[slot] = self.stock.pages(slot)
+        assert pages[: len(had)] == had
+        more = {*pages} - {*had}
+        assert len(pages) == len(had) + len(more)
+        assert len(pages) == (max(needed, len(had)) if grown else len(had))
+        assert not more & used, "a page of its own is another's"
+        group = range(self.each * (slot // 3), self.each * (slot // 3) + self.each)
+        assert more <= {*group}
+        if not grown:
+            assert needed - len(had) > len({*group} - used)
+        for page in more:
+            self.written[page] = None
+
     def leave(self, slot):
         del self.held[slot]
         self.stock.give_back(slot)
@@ -190,6 +228,11 @@ class Requests(RuleBasedStateMachine):
         self.life.fill(slot, data.draw(st.just(most) | st.integers(self.life.filled[slot], most)))
 
     @precondition(lambda self: self.life.held)
+    @rule(data=st.data(), tokens=st.integers(1, 40))
+    def grow(self, data, tokens):
+        self.life.grow(data.draw(st.sampled_from(sorted(self.life.held))), tokens)
+
+    @precondition(lambda self: self.life.held)
     @rule(data=st.data())
     def leave(self, data):
         self.life.leave(data.draw(st.sampled_from(sorted(self.life.held))))
@@ -202,8 +245,8 @@ TestRequests.settings = settings(max_examples=100, stateful_step_count=40, deadl
 class Early(PageStock):
     """Has pages reused that are not filled."""
 
-    def take(self, slot, tokens, names=()):
-        taken = super().take(slot, tokens, names)
+    def take(self, slot, tokens, names=(), spare=0):
+        taken = super().take(slot, tokens, names, spare)
         if taken is not None:
             self.fill(slot, len(names) * SIZE)
         return taken
@@ -238,12 +281,22 @@ class WithTheLast(PageStock):
 class Forgetful(PageStock):
     """Gives pages to others and goes on to know them as what they were."""
 
-    def take(self, slot, tokens, names=()):
+    def take(self, slot, tokens, names=(), spare=0):
         before = dict(self._group(slot).by_name)
-        taken = super().take(slot, tokens, names)
+        taken = super().take(slot, tokens, names, spare)
         self._group(slot).by_name.update(before)
         self._group(slot).names.update({page: name for name, page in before.items()})
         return taken
+
+
+class Taking(PageStock):
+    """Lets a text grow into pages of others."""
+
+    def grow(self, slot, tokens):
+        held = self._held[slot]
+        more = [page for page in range(20) if page not in held.pages]
+        held.pages = (*held.pages, *more[: max(self.needed(tokens) - len(held.pages), 0)])
+        return True
 
 
 def live(kind):
@@ -260,6 +313,8 @@ def live(kind):
     life.leave(0)
     life.enter(2, other, output=13)  # seven pages, of six that nobody has
     life.enter(0, other, output=9)
+    life.grow(0, 28)
+    life.grow(0, 40)
     life.fill(0)
     life.leave(0)
     life.leave(1)
@@ -274,7 +329,7 @@ def test_such_a_life_goes_well():
     live(PageStock)
 
 
-@pytest.mark.parametrize("flaw", [Early, Unchained, Uncounted, WithTheLast, Forgetful])
+@pytest.mark.parametrize("flaw", [Early, Unchained, Uncounted, WithTheLast, Forgetful, Taking])
 def test_planted_faults_are_seen(flaw):
     with pytest.raises((AssertionError, KeyError)):
         live(flaw)

@@ -60,7 +60,7 @@ def idle(llm):
     engines = llm._engines.values()
     sharing = llm._sharing
     left = sharing._callers or sharing._waiting or sharing._left or sharing._leader
-    return not left and not any(engine._running or engine._waiting for engine in engines)
+    return not left and not any(engine._running or engine._seats.waiting for engine in engines)
 
 
 def test_what_threads_ask_for_at_once_is_one_batch(shared):
@@ -199,7 +199,7 @@ def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(share
 
     def fail():
         end = time.monotonic() + PATIENCE
-        while len(engine._running) + len(engine._waiting) < 6 and time.monotonic() < end:
+        while len(engine._running) + len(engine._seats.waiting) < 6 and time.monotonic() < end:
             time.sleep(1e-3)
         left[0] -= 1
         if not left[0]:

@@ -133,9 +133,17 @@ def test_small_pages_say_the_same(pair, expected, size, attention):
 class Greedy(PageStock):
     """Gives the same pages to everybody."""
 
-    def take(self, slot, tokens, names=()):
-        del slot, names
-        return Taken(tuple(range(self.needed(tokens))), 0)
+    def take(self, slot, tokens, names=(), spare=0):
+        del tokens, names, spare
+        return Taken(self.pages(slot), 0)
+
+    def grow(self, slot, tokens):
+        del slot, tokens
+        return True
+
+    def pages(self, slot):
+        del slot
+        return tuple(range(self.needed(CONTEXT)))
 
     def fill(self, slot, positions):
         """Nothing is known of them."""

@@ -133,8 +133,8 @@ def test_it_can_be_turned_off_and_needs_pages(pair):
 class Early(PageStock):
     """Has pages reused that are not filled."""
 
-    def take(self, slot, tokens, names=()):
-        taken = super().take(slot, tokens, names)
+    def take(self, slot, tokens, names=(), spare=0):
+        taken = super().take(slot, tokens, names, spare)
         if taken is not None:
             self.fill(slot, 10**6)
         return taken

@@ -9,6 +9,7 @@ finds a heap of messages.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import time
@@ -19,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.placement.process.connection import SILENCE, Connection, HangLimit, Told
-from ssd_jax.placement.process.messages import Hello, Open, Prefill, Round, no_branches
+from ssd_jax.placement.process.messages import (
+    Hello,
+    MorePages,
+    Open,
+    Prefill,
+    Round,
+    no_branches,
+)
 from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
@@ -78,6 +86,7 @@ class RemoteDraft:
         self._epochs = np.zeros(hello.slots, np.int32)
         self._sampled = np.zeros(hello.slots, bool)  # whose verification needs q
         self._openings: dict[int, SlotOpening] = {}
+        self._grown: set[int] = set()  # slots of whose pages the worker does not know all
         self._texts: dict[int, KnownText] = {}
         self._taught: dict[int, Connection] = {}  # to the worker of which `known` texts refer
         self._filled = FilledPages(hello.page_size)
@@ -103,10 +112,19 @@ class RemoteDraft:
         self._settle()
         self._epochs[slot] = next(self._requests)
         self._sampled[slot] = self._q_travels and opening.params.temperature > 0
-        self._openings[slot], self._texts[slot] = opening, KnownText()
+        self._openings[slot], self._texts[slot] = opening, KnownText(most=opening.prompt)
+        self._grown.discard(slot)
         self._filled.open(opening)
         self._taught.pop(slot, None)
         self._told = None  # the slot's branches are another's
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `roles.BranchingDraft.set_pages`."""
+        self._settle()
+        opening = self._openings[slot]
+        self._filled.lose(pages[len(opening.pages) :])
+        self._openings[slot] = dataclasses.replace(opening, pages=pages)
+        self._grown.add(slot)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""
@@ -141,6 +159,8 @@ class RemoteDraft:
         # A branch is gone with its stream, or with an interrupted step.
         gone = [slot for slot in slots if self._texts[slot].known == asked.position[slot]]
         with self._telling(link):
+            if link is not None:
+                self._tell_pages(set(slots) - set(anew), link)
             teach = None if link is None else lambda slot: self._teach(slot, link)
             found = promoted(self._texts, asked, teach)
         if link is not None:
@@ -345,6 +365,7 @@ class RemoteDraft:
             text.forget()
             known = self._filled.known(opening)
             link.send(Open(number=next(self._numbers), epoch=epoch, opening=known))
+            self._grown.discard(slot)
         text.teach(
             lambda tokens, offset: link.send(
                 Prefill(
@@ -357,6 +378,14 @@ class RemoteDraft:
             )
         )
         self._filled.taught(opening, len(text.tokens))
+
+    def _tell_pages(self, slots: set[int], link: Connection) -> None:
+        """Tells a worker which pages slots have got since it was last told."""
+        for slot in self._grown & slots:
+            epoch, pages = int(self._epochs[slot]), tuple(self._openings[slot].pages)
+            number = next(self._numbers)
+            link.send(MorePages(number=number, slot=slot, epoch=epoch, pages=pages))
+        self._grown -= slots
 
     def _send_round(
         self, link: Connection, lowered: np.ndarray | None = None, **asked: Any

@@ -25,7 +25,7 @@ from ssd_jax.placement.process.messages import (
     ProtocolError,
 )
 
-VERSION = 4
+VERSION = 5
 _START = b"SSD" + bytes([VERSION])
 
 

@@ -9,6 +9,7 @@ and context.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -157,14 +158,26 @@ class Open(DraftMessage, frozen=True):
         _within("number of banned ids", len(opening.banned), MAX_STOP_IDS + 1)
         _within("index", opening.index, 2**32)
         _within("ban_before", opening.ban_before, about.context + 1)
-        for page in opening.pages:
-            _within("page", page, about.pages)
-        if about.pages:
-            most = -(-about.context // about.page_size)
-            _within("number of pages", len(opening.pages) - 1, most)
+        _within("prompt", opening.prompt, _MOST)
+        if about.pages or opening.pages:
+            _check_pages(opening.pages, about)
             _within("reused", opening.reused, len(opening.pages) * about.page_size)
         elif opening.reused:
             raise ProtocolError(f"{opening.reused} positions reused, where slots share no pages")
+
+
+class MorePages(DraftMessage, frozen=True):
+    """All pages of a slot that has more than when it was opened."""
+
+    number: Number
+    slot: Count
+    epoch: Count
+    pages: tuple[Count, ...]
+
+    def check(self, about: Hello) -> None:
+        """See `DraftMessage.check`."""
+        _within("slot", self.slot, about.slots)
+        _check_pages(self.pages, about)
 
 
 class Prefill(DraftMessage, frozen=True):
@@ -302,7 +315,16 @@ def no_branches(about: Hello, forwards: int = 0) -> BranchTokens:
     )
 
 
-MESSAGES = Hello, Welcome, Refused, Open, Prefill, Round, Winner, Speculations
+MESSAGES = Hello, Welcome, Refused, Open, MorePages, Prefill, Round, Winner, Speculations
+
+
+def _check_pages(pages: Sequence[int], about: Hello) -> None:
+    if not about.pages:
+        raise ProtocolError("pages, where slots share none")
+    for page in pages:
+        _within("page", page, about.pages)
+    most = -(-about.context // about.page_size)
+    _within("number of pages", len(pages) - 1, most)
 
 
 def _within(name: str, value: int, end: int) -> None:

@@ -13,6 +13,7 @@ from ssd_jax.placement.process.messages import (
     MAX_WORK,
     DraftMessage,
     Hello,
+    MorePages,
     Open,
     Prefill,
     ProtocolError,
@@ -85,7 +86,7 @@ class DraftSession:
             return
         if self._draft is None:
             raise ProtocolError("a stream begins with a Hello")
-        if not isinstance(message, Open | Prefill | Round):
+        if not isinstance(message, Open | MorePages | Prefill | Round):
             raise ProtocolError(f"a {type(message).__name__} is not for a worker")
         if message.number <= self._last:
             self.counters["stale"] += 1
@@ -94,6 +95,8 @@ class DraftSession:
         match message:
             case Open():
                 self._open(self._draft, message)
+            case MorePages():
+                self._set_pages(self._draft, message)
             case Prefill():
                 self._prefill(self._draft, message)
             case Round():
@@ -115,10 +118,19 @@ class DraftSession:
         draft.open(message.opening)
         self._epochs[slot], self._known[slot] = message.epoch, 0
 
+    def _set_pages(self, draft: GrowingDraft, message: MorePages) -> None:
+        if self._is_current(message):
+            draft.set_pages(message.slot, message.pages)
+
+    def _is_current(self, message: MorePages | Prefill) -> bool:
+        """Whether it is about the request that the slot has."""
+        current = 0 < message.epoch == self._epochs[message.slot]
+        self.counters["stale"] += not current
+        return current
+
     def _prefill(self, draft: GrowingDraft, message: Prefill) -> None:
         slot, offset = message.slot, message.offset
-        if not 0 < message.epoch == self._epochs[slot]:
-            self.counters["stale"] += 1
+        if not self._is_current(message):
             return
         if offset > self._known[slot]:
             raise ProtocolError(f"tokens from {offset} on, where {self._known[slot]} are known")

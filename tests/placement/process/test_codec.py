@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ssd_jax.placement.process import codec
 from ssd_jax.placement.process.messages import (
     Hello,
+    MorePages,
     ProtocolError,
     Refused,
     Speculations,
@@ -55,6 +56,7 @@ MESSAGES = [
     Welcome(),
     Refused(reason="ünlike"),
     OPEN,
+    MorePages(number=2, slot=1, epoch=1, pages=(0, 7)),
     PREFILL,
     ROUND,
     UNEXPANDED,
@@ -66,6 +68,8 @@ MESSAGES = [
 
 
 def about(message):
+    if isinstance(message, MorePages):
+        return replace(HELLO, page_size=64, pages=8)
     return ABOUT if isinstance(message, Winner | Speculations) else HELLO
 
 

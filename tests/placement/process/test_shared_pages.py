@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
+import numpy as np
 import pytest
 
 from ssd_jax.placement.process import codec
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.messages import Hello, Open, Prefill, ProtocolError
+from ssd_jax.placement.process.messages import (
+    Hello,
+    MorePages,
+    Open,
+    Prefill,
+    ProtocolError,
+    Round,
+)
+from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.submesh import SubmeshDraft
-from ssd_jax.roles.records import SlotOpening
+from ssd_jax.roles.records import ALL, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.filled_pages import FilledPages
 
@@ -32,6 +43,12 @@ class Link:
 
     def send(self, message):
         self.sent.append(codec.decode(codec.encode(message), HELLO))
+
+    def ask(self, message):
+        self.send(message)
+
+    def flush(self, seconds):
+        pass
 
     def close(self):
         self.alive = False
@@ -118,6 +135,73 @@ def test_more_than_the_pages_hold_is_refused():
             codec.decode(codec.encode(Open(number=1, epoch=1, opening=opening)), about)
 
 
+def no_record(slot, position):
+    """A record of the pending token alone, in a slot."""
+    told = promotion(2, 2)
+    told.position[slot] = position
+    return told
+
+
+def rounds(draft, position):
+    """One that promotes and expands a record in slot 0."""
+    draft.promote(no_record(0, position))
+    counts = np.array([[1, 0, 0], [0, 0, 0]], np.int32)
+    draft.expand(counts, follow=np.zeros(2, bool), lowered=np.zeros((2, 2), np.int32), forwards=1)
+
+
+def kinds(link):
+    return [type(each) for each in link.sent]
+
+
+def test_a_worker_is_told_of_more_pages_before_the_round_that_writes_to_them():
+    draft, links = remote()
+    enter(draft, FIRST)
+    rounds(draft, 9)
+    draft.set_pages(0, (0, 1, 2, 3, 7))
+    rounds(draft, 10)
+    rounds(draft, 11)
+    assert kinds(links[0]) == [Open, Prefill, Round, MorePages, Round, Round]
+    assert links[0].sent[3].pages == (0, 1, 2, 3, 7)
+
+
+def test_a_worker_that_was_started_again_is_told_of_all_pages_at_once():
+    draft, links = remote()
+    enter(draft, FIRST)
+    links[0].close()
+    draft.set_pages(0, (0, 1, 2, 3, 7))
+    rounds(draft, 9)
+    assert kinds(links[1]) == [Open, Prefill, Round]
+    assert tuple(links[1].sent[0].opening.pages) == (0, 1, 2, 3, 7)
+
+
+def test_a_text_that_goes_on_is_counted_once():
+    """As committed: a worker that catches up would count it again else."""
+    draft, links = remote()
+    draft.open(dataclasses.replace(FIRST, prompt=6))
+    draft.prefill(0, PROMPT, 0)
+    rounds(draft, 9)
+    opened, _, asked = links[0].sent
+    assert opened.opening.prompt == ALL
+    assert asked.committed[0].tolist() == PROMPT[6:]
+
+
+def test_pages_of_another_request_or_of_no_stock_are_not_taken():
+    session = DraftSession(HELLO, Devices, lambda: False)
+    devices = Devices()
+    session._new = lambda: devices
+    opened = Open(number=1, epoch=2, opening=FIRST)
+    late = MorePages(number=2, slot=0, epoch=1, pages=(4,))
+    right = MorePages(number=3, slot=0, epoch=2, pages=(0, 1, 2, 3, 7))
+    for message in (HELLO, opened, late, right):
+        list(session.handle(message))
+    assert devices.pages == [(0, (0, 1, 2, 3, 7))]
+    assert session.counters["stale"] == 1
+    alone = msgspec.structs.replace(HELLO, page_size=0, pages=0)
+    for pages, about in (((16,), HELLO), ((), HELLO), (tuple(range(16)) * 2, HELLO), ((), alone)):
+        with pytest.raises(ProtocolError, match="page"):
+            codec.decode(codec.encode(msgspec.structs.replace(right, pages=pages)), about)
+
+
 class Devices:
     """A draft on other devices of this process."""
 
@@ -125,13 +209,16 @@ class Devices:
     done = True
 
     def __init__(self):
-        self.opened, self.told = [], []
+        self.opened, self.told, self.pages = [], [], []
 
     def open(self, opening):
         self.opened.append(opening)
 
     def prefill(self, slot, tokens, offset):
         self.told.append((slot, offset, len(tokens)))
+
+    def set_pages(self, slot, pages):
+        self.pages.append((slot, pages))
 
     def ready(self):
         return self.done

@@ -1,0 +1,225 @@
+"""Texts that grow into pages which run out: the youngest waits and goes on where it was."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.seats import Seats
+from ssd_jax.engine.sequence import Sequence
+from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
+from tests.engine.test_engine import drain, ids, outputs, request, spell
+
+SIZE, CONTEXT, K = 4, 64, 3
+LONG = "".join(chr(97 + index % 26) for index in range(50))
+
+
+class Paged(FakeTarget):
+    """Writes to pages that the slot has, which are no other's."""
+
+    def forward(self, tokens, lengths, drafted=None):
+        live = [slot for slot, length in enumerate(lengths) if length >= 0]
+        held = [page for slot in live for page in self.pages[slot][self._reused[slot] // SIZE :]]
+        assert len(held) == len({*held}), "two slots write to one page"
+        for slot in live:
+            last = lengths[slot] + (0 if drafted is None else drafted.lengths[slot])
+            assert last < len(self.pages[slot]) * SIZE, "a token is written to no page"
+        return super().forward(tokens, lengths, drafted)
+
+
+def made(count, *, speculates=True, slots=3, groups=1, says=LONG, grain=0, drafter=FakeDrafter):
+    target = Paged(spell(says), slots=slots, context=CONTEXT)
+    stock = PageStock(slots=slots, count=count, size=SIZE, beyond=K + 1 if speculates else 1,
+                      context=CONTEXT, groups=groups, grain=grain, grows=True)  # fmt: skip
+    drafter = drafter(spell(says), slots=slots, k=K, wrong=lambda at: at % 5 == 0)
+    engine = Engine(target, Letters, frozenset({1}), clock=Clock(), pages=stock,
+                    drafter=drafter if speculates else None)  # fmt: skip
+    return engine, target
+
+
+def asked(engine, *sizes, prompt=6):
+    return [
+        engine.add(request([70 + n] * prompt, n, max_tokens=size)) for n, size in enumerate(sizes)
+    ]
+
+
+def preemptions(found):
+    return [output.metrics["preemptions"] for _, output in sorted(found.items())]
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_the_youngest_waits_and_goes_on_where_it_was(speculates):
+    engine, target = made(14, speculates=speculates)
+    asked(engine, 40, 30, 30, 9)
+    found = outputs(drain(engine))
+    assert [found[n].text for n in range(4)] == [LONG[:n] for n in (40, 30, 30, 9)]
+    times = preemptions(found)
+    assert times[0] == 0
+    assert sum(times) >= 2
+    assert len(target.opened) == 4 + sum(times)
+    again = [each for each in target.opened if each.index == 2][1:]
+    assert all(opening.prompt == 6 for opening in again)
+    assert found[0].metrics["kv_pages"] in (12, 13)
+
+
+def test_where_there_are_pages_nobody_is_put_off():
+    engine, target = made(48)
+    asked(engine, 40, 30, 30)
+    found = outputs(drain(engine))
+    assert preemptions(found) == [0, 0, 0]
+    assert len(target.opened) == 3
+
+
+def test_more_requests_run_at_once_than_if_each_had_all_its_pages():
+    """Short texts that might have been long."""
+    engine, _ = made(12, says="fine")
+    asked(engine, 30, 30, 30)
+    running = []
+    while engine.has_work:
+        engine.step()
+        running.append(len(engine._running))
+    assert max(running) == 3
+
+
+def test_an_older_request_is_not_put_off_for_a_younger_one():
+    engine, _ = made(14, slots=2)
+    first, second = asked(engine, 34, 34)
+    order = [event.request_id for event in drain(engine) if event.output]
+    assert order == [first, second]
+
+
+def test_those_that_wait_keep_their_order():
+    engine, target = made(14)
+    asked(engine, 34, 34, 34, 4, 4)
+    drain(engine)
+    first = [target.opened[[each.index for each in target.opened].index(n)] for n in range(5)]
+    assert [target.opened.index(each) for each in first] == sorted(
+        target.opened.index(each) for each in first
+    )
+
+
+def test_one_that_was_put_off_can_be_cancelled_and_has_what_it_said():
+    engine, _ = made(14)
+    asked(engine, 40, 40)
+    events = []
+    while not (put_off := [s for s in engine._seats.waiting if s.times.preemptions]):
+        events += engine.step()
+    engine.cancel(put_off[0].request_id)
+    found = outputs(events + drain(engine))
+    assert found[1].finish_reason == "cancelled"
+    assert LONG.startswith(found[1].text)
+    assert len(found[1].text) > 5
+    assert found[0].text == LONG[:40]
+
+
+def test_the_prompt_that_is_still_known_is_not_run_again():
+    engine, target = made(14, grain=SIZE)
+    for n in range(3):
+        engine.add(request([*range(70, 83)], n, max_tokens=30))
+    found = outputs(drain(engine))
+    assert [found[n].text for n in range(3)] == [LONG[:30]] * 3
+    assert found[0].metrics["cached_tokens"] == 0
+    assert found[2].metrics["cached_tokens"] == 12, "as it was when it began"
+    assert all(each.reused == 12 for each in target.opened[1:])
+    assert sum(preemptions(found))
+
+
+def test_groups_put_off_their_own():
+    engine, _ = made(26, slots=4, groups=2)
+    engine.add(request([70], 0, max_tokens=40))
+    engine.add(request([71], 1, max_tokens=40))
+    for n in (2, 3):
+        engine.add(request([72], n, max_tokens=4))
+    found = outputs(drain(engine))
+    assert {each.text for each in found.values()} == {LONG[:40], LONG[:4]}
+    assert preemptions(found)[2:] == [0, 0]
+    assert preemptions(found)[1] > 0
+
+
+class Deaf(FakeDrafter):
+    """Fails once when it is given pages."""
+
+    left = 1
+
+    def set_pages(self, slot, pages):
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("out of order")
+
+
+def test_roles_that_failed_when_given_pages_are_given_them_again(monkeypatch):
+    """The target, which was told already, is told the same."""
+    engine, target = made(30, drafter=Deaf)
+    monkeypatch.setattr(target, "set_pages", lambda slot, pages: target.pages.update({slot: pages}))
+    asked(engine, 40, 30)
+    events = []
+    for _ in range(9):
+        try:
+            events += engine.step()
+        except RuntimeError:
+            break
+    else:
+        raise AssertionError("nothing has failed")
+    found = outputs(events + drain(engine))
+    assert [found[n].text for n in range(2)] == [LONG[:40], LONG[:30]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), min_size=1, max_size=7),
+    count=st.integers(16, 30),
+    speculates=st.booleans(),
+    grain=st.sampled_from([0, SIZE]),
+    slots=st.integers(1, 4),
+    cut=st.dictionaries(st.integers(0, 60), st.integers(0, 6), max_size=3),
+)
+def test_whatever_runs_out_all_say_what_they_say_alone(sizes, count, speculates, grain, slots, cut):
+    engine, _ = made(count, speculates=speculates, slots=slots, grain=grain)
+    for n, (prompt, most) in enumerate(sizes):
+        engine.add(request([70 + n % 2] * prompt, n, max_tokens=most))
+    events = []
+    for step in range(1500):
+        if not engine.has_work:
+            break
+        if step in cut:
+            engine.cancel(cut[step])
+        events += engine.step()
+    found = outputs(events)
+    assert sorted(found) == [*range(len(sizes))]
+    for n, (_, most) in enumerate(sizes):
+        said = found[n].text
+        assert said == LONG[: len(said)]
+        if found[n].finish_reason != "cancelled":
+            assert said == LONG[:most]
+        streamed = [token for each in events if each.request_id == n for token in each.token_ids]
+        assert streamed == found[n].token_ids == ids(said)
+
+
+def no_growth(self, *, puts_off):
+    del self, puts_off
+    return True
+
+
+def as_it_was(self):
+    """Believes that its keys and values are still there."""
+    self.to_prefill = self.given
+
+
+def forgotten(self):
+    """Runs its prompt alone again."""
+    self.given = self.cached = 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "flaw"),
+    [(Seats, "grow", no_growth), (Sequence, "rewind", as_it_was), (Sequence, "rewind", forgotten)],
+)
+def test_planted_faults_are_seen(owner, name, flaw, monkeypatch):
+    monkeypatch.setattr(owner, name, flaw)
+    engine, _ = made(14)
+    asked(engine, 40, 30, 30)
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        drain(engine)

@@ -1,0 +1,127 @@
+"""Requests that are put off for want of pages say what they say with room of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from ssd_jax import SamplingParams
+from ssd_jax.devices.page_table import SlotPages
+from ssd_jax.devices.passes import PagedPrograms
+from tests.llm.test_paged import ELSEWHERE, PAGE, opened, pair
+from tests.llm.test_speculative import outputs
+from tests.placement.test_submesh import ids
+
+__all__ = ["pair"]
+
+ALONE = {"mode": "ar", "draft": None, "draft_placement": None, "k": None, "budget": None}
+PARAMS = [
+    {},
+    {"frequency_penalty": 0.6, "presence_penalty": 0.5},
+    {"temperature": 0.8, "seed": 1, "frequency_penalty": 0.3},
+    {"temperature": 0.7, "seed": 2, "repetition_penalty": 1.3, "min_tokens": 150},
+    {"temperature": 1.0, "top_p": 0.9, "seed": 3},
+    {"presence_penalty": 0.9, "logit_bias": {65: 2.0}},
+]
+FEW = {"kv_memory": str(9 * PAGE // 2), "page_size": 64, "context": 400}
+"""Nine pages, for three texts that grow to four each."""
+ALONE_FEW = FEW | {"kv_memory": str(9 * PAGE // 4)}
+"""The same without a draft."""
+
+
+def asked(llm, **more):
+    return [
+        llm.request(
+            f"Once upon a time {index}" * 3,
+            SamplingParams(ignore_eos=True, **{"max_tokens": 170, **params, **more}),
+            index,
+        )
+        for index, params in enumerate(PARAMS)
+    ]
+
+
+def put_off(found):
+    return sum(output.metrics["preemptions"] for output in found)
+
+
+@pytest.fixture(scope="module")
+def expected(pair):
+    llm = opened(pair, **ALONE, context=400)
+    found = outputs(llm, asked(llm), "ar")
+    assert {output.metrics["preemptions"] for output in found} == {None}
+    return ids(found)
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_every_mode_says_what_it_says_alone(pair, expected, prefix_caching):
+    llm = opened(pair, prefix_caching=prefix_caching, **FEW)
+    for mode in llm.modes:
+        found = outputs(llm, asked(llm), mode)
+        assert ids(found) == expected, mode
+        assert put_off(found) >= 2, mode
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_draft_elsewhere_follows(pair, expected, where):
+    settings = FEW | {"kv_memory": str((14 if where == "groups" else 9) * PAGE // 2)}
+    with opened(pair, **settings | ELSEWHERE[where]) as llm:
+        found = outputs(llm, asked(llm), "ssd")
+        assert ids(found) == expected
+        assert put_off(found) >= 2
+        assert max(output.metrics["hit_rate"] for output in found) > 0
+        if where == "process":
+            engine = llm.engine_of("ssd")
+            for request in asked(llm):
+                engine.add(request)
+            events = []
+            while not any(state.times.preemptions for state in engine._seats.waiting):
+                events += engine.step()
+            os.kill(llm.loaded.worker.supervisor.pid, signal.SIGKILL)
+            while engine.has_work:
+                events += engine.step()
+            ended = [event.output for event in events if event.output is not None]
+            assert ids(sorted(ended, key=lambda output: output.prompt_index)) == expected
+
+
+def test_the_ratio_rule_draws_the_same_where_lengths_do_not_change(pair):
+    """A proposal that was dropped is drawn again, from the same noise."""
+    more = {"verify": "ratio", "context": 400}
+    roomy, tight = opened(pair, **more), opened(pair, **more | FEW)
+    for mode in ("ar", "sd"):
+        found = outputs(tight, asked(tight), mode)
+        assert put_off(found) >= 2
+        assert ids(found) == ids(outputs(roomy, asked(roomy), mode)), mode
+    assert tight.loaded.roles("ssd", 3).drafter.timed
+    assert not roomy.loaded.roles("ssd", 3).drafter.timed
+
+
+def test_in_bitwise_mode_nobody_is_put_off(pair):
+    llm = opened(pair, exact="bitwise", **ALONE, **ALONE_FEW)
+    bits = opened(pair, exact="bitwise", **ALONE, context=400)
+    found = outputs(llm, asked(llm), "ar")
+    assert put_off(found) == 0
+    assert ids(found) == ids(outputs(bits, asked(bits), "ar"))
+
+
+usual_program = PagedPrograms.__getitem__
+
+
+def without_output(self, name):
+    """Does not count what a text had said."""
+    return usual_program(self, name) if name[0] != "recall" else lambda history, *_: (history,)
+
+
+def test_planted_faults_are_seen(pair, expected, monkeypatch):
+    def found():
+        llm = opened(pair, **ALONE, **ALONE_FEW)
+        return ids(outputs(llm, asked(llm), "ar"))
+
+    assert found() == expected
+    with monkeypatch.context() as patch:
+        patch.setattr(PagedPrograms, "__getitem__", without_output)
+        assert found() != expected
+    with monkeypatch.context() as patch:
+        patch.setattr(SlotPages, "set", lambda self, slot, pages: None)
+        assert found() != expected
