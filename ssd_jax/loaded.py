@@ -95,7 +95,7 @@ class Loaded:
         return self.fallbacks.exact
 
     @property
-    def _grows(self) -> bool:
+    def grows(self) -> bool:
         """Whether texts get pages as they grow, and may have to be run anew, by programs that are
         others than those of their rounds: in the bitwise mode none is."""
         return self.programs.paging is not None and self.exact == "law"
@@ -117,7 +117,7 @@ class Loaded:
             context=programs.context,
             groups=programs.model.data_shards,
             grain=grain,
-            grows=self._grows,
+            grows=self.grows,
         )
 
     def roles(self, mode: str, k: int) -> Roles:
@@ -197,7 +197,7 @@ class Loaded:
             elsewhere=not isinstance(draft, BranchDraft),
             asks_first=self.worker is not None,
             activity=activity,
-            put_off=self._grows,
+            put_off=self.grows,
         )
 
 

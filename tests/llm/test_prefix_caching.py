@@ -196,5 +196,5 @@ def test_where_bits_matter_pages_are_shared_in_whole_chunks(exact, pages):
         model=SimpleNamespace(data_shards=1, execution=execution),
     )
     config = SimpleNamespace(prefix_caching=None)
-    about = SimpleNamespace(programs=programs, config=config, exact=exact)
+    about = SimpleNamespace(programs=programs, config=config, exact=exact, grows=exact == "law")
     assert len(Loaded.new_stock(about).names(range(700))) == pages
