@@ -5,9 +5,13 @@ JAX is not imported before it is needed: one setting must be made before it star
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from ssd_jax.errors import InputError, SsdError
 
@@ -94,3 +98,62 @@ def require_whole_programs(what: str) -> None:
             f"{what} needs JAX 0.12, so Python 3.12 or newer, and this is JAX {jax.__version__} of "
             f"Python {version}; install ssd-jax[tpu] there"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A started job of several processes of JAX.
+
+    Attributes:
+      address: of its coordinator, HOST:PORT.
+      index, count: this process's number, and how many there are.
+      put: gives all processes a text by its name.
+      get: waits so many seconds for it.
+    """
+
+    address: str
+    index: int
+    count: int
+    put: Callable[[str, str], None]
+    get: Callable[[str, float], str]
+
+
+def start_job(seconds: float, **given: Any) -> Job:
+    """Starts JAX in a job of several processes, before anything asks for devices.
+
+    Args:
+      seconds: to wait for the others.
+      given: to `jax.distributed.initialize`, which finds out the rest.
+
+    Raises:
+      RuntimeError, ValueError: the job cannot start, or JAX has started already.
+    """
+    import jax
+    from jax._src import distributed  # nothing public gives the texts, nor the address
+
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, and stays
+    # Who is lost is found out and told by this package, before JAX ends everything.
+    jax.distributed.initialize(
+        **given,
+        initialization_timeout=math.ceil(seconds),
+        heartbeat_timeout_seconds=max(100, math.ceil(4 * seconds)),
+        shutdown_timeout_seconds=math.ceil(seconds),
+    )
+    state = distributed.global_state
+    client, address = state.client, state.coordinator_address
+    assert client is not None
+    assert address is not None
+    return Job(
+        address=address,
+        index=state.process_id,
+        count=state.num_processes,
+        put=client.key_value_set,
+        get=lambda name, seconds: client.blocking_key_value_get(name, math.ceil(1e3 * seconds)),
+    )
+
+
+def leave_job() -> None:
+    """Leaves the job of `start_job`, when all do; JAX goes on with the devices of this process."""
+    import jax
+
+    jax.distributed.shutdown()

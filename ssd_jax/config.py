@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ssd_jax.errors import InputError
+from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.placement import DeviceGroups, Grid, Kind, Placement, place
 from ssd_jax.sampling.params import MAX_LOGPROBS, check_types, documented
 from ssd_jax.speculation.backup import KINDS, BackupKind
@@ -154,6 +155,18 @@ class Config:
         "grid of the target's devices, such as tensor=4 or data=2,tensor=4: data groups share the "
         "slots, the tensor devices of a group share the model; default: all in one group",
     )
+    hosts: str | None = _field(
+        None,
+        "processes that run the target together, this one being the leader: the address of JAX's "
+        "coordinator, which it starts, and how many there are, such as 10.0.0.1:4000,count=2, or "
+        "auto, as JAX finds out; the others run ssd-jax follower. mesh and target_devices then "
+        "count the devices of all, and default to them",
+    )
+    host_timeout: float = _field(
+        30.0,
+        "seconds within which every process of hosts has ended when one of them is lost",
+        within=(1, 3600),
+    )
     draft_cores: str | None = _field(
         None,
         "processor cores of a draft in a process, such as 1 or 2-3; default: those that "
@@ -256,6 +269,7 @@ class Config:
         self.kv_bytes  # noqa: B018 (checks)
         self._check_draft()
         self._check_placement()
+        self._check_hosts()
         if self.prepared == "ssd":
             self._check_fan_out()
 
@@ -374,7 +388,9 @@ class Config:
         Raises:
           InputError: devices that there are not.
         """
-        placement = place(self._draft_placement, self.device_groups, self.grid)
+        placement = place(
+            self._draft_placement, self.device_groups, self.grid, hosts=self.hosts is not None
+        )
         if self.cores.draft is not None and placement.kind != "process":
             raise InputError(
                 f"draft_cores = {self.draft_cores!r} is for a draft in a process, and here "
@@ -386,13 +402,15 @@ class Config:
     def _draft_placement(self) -> Kind | Literal["auto"]:
         """As given, or what goes without saying; without ssd there is nothing to place."""
         given = self.draft_placement or ("auto" if self.prepared == "ssd" else "inline")
+        given = "process" if self.hosts is not None and given == "auto" else given
         return cast("Kind | Literal['auto']", given)
 
     def placed(self, kind: Kind) -> Config:
         """With what goes without saying in this placement: on a processor, where every branch
         costs, their number is chosen."""
         listed = self.fan_out is not None and "," in self.fan_out
-        if self.mode == "ssd" and kind == "process" and self.budget is None and not listed:
+        free = self.budget is None and self.hosts is None and not listed
+        if self.mode == "ssd" and kind == "process" and free:
             return dataclasses.replace(self, budget="auto")
         return self
 
@@ -446,6 +464,22 @@ class Config:
                 f"slots = {self.slots} cannot be shared evenly by the {self.grid.data} groups of "
                 f"mesh = {self.mesh!r}; give a multiple"
             )
+
+    def _check_hosts(self) -> None:
+        if self.hosts is None:
+            return
+        Hosts.parse(self.hosts)
+        if self.prepared == "ssd" and self._draft_placement != "process":
+            raise InputError(
+                f"draft_placement = {self.draft_placement!r} is for the devices of one process; "
+                "with hosts the draft of mode ssd is in one beside the leader: use process"
+            )
+        for name in ("mode", "k", "budget"):
+            if getattr(self, name) == "auto":
+                raise InputError(
+                    f"{name} = 'auto' measures rounds, which one process alone cannot do with "
+                    f"hosts; give {name} itself"
+                )
 
     def _check_fan_out(self) -> None:
         chosen = ["k"] * self.chooses_k + ["budget"] * (len(self.budgets) > 1)

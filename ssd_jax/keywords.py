@@ -42,6 +42,8 @@ class Settings(TypedDict, total=False):
     target_devices: int | str | None
     mesh: str | None
     draft_devices: int | str | None
+    hosts: str | None
+    host_timeout: float
     draft_cores: int | str | None
     target_cores: int | str | None
     budget: int | str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -27,6 +28,9 @@ from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.keywords import Settings, config_of
 from ssd_jax.loaded import Loaded, Status, load
 from ssd_jax.memory import check_fits, fitting_context, needs, paging_of
+from ssd_jax.placement.hosts.facts import of_model
+from ssd_jax.placement.hosts.follower import Follower
+from ssd_jax.placement.hosts.leader import Leader, lead
 from ssd_jax.prompting import (
     Params,
     Prompt,
@@ -59,6 +63,7 @@ class LLM:
       ks: values of K to prepare beside the configured one, for `engine_of`.
       progress: called with (bytes done, bytes in all) while weights are downloaded and loaded.
       status: called with what loading does, in words: "compiling target: 5 of 9 programs".
+      others: the other processes, of one that has joined them; None leads those of `config.hosts`.
       settings: any field of `Config`.
 
     Raises:
@@ -74,6 +79,7 @@ class LLM:
         ks: Sequence[int] = (),
         progress: Progress | None = None,
         status: Status | None = None,
+        others: Leader | Follower | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         named = {} if target is None else {"target": target}
@@ -88,8 +94,13 @@ class LLM:
         # Before JAX counts the cores for its threads.
         self._draft_cores, restore = self.config.cores.pin_target()
         self._unpin = weakref.finalize(self, restore)
+        self._hosts = others
         try:
-            self._open(ks, progress)
+            if self.config.hosts is not None and others is None:
+                self._hosts = lead(self.config.hosts, self.config.host_timeout)
+                self._hosts.settle(dataclasses.asdict(self.config), ks)
+            with self._telling_hosts():
+                self._open(ks, progress)
             if load:
                 self.load(progress=progress, status=status)
         except BaseException:
@@ -137,6 +148,11 @@ class LLM:
         limits = {each.source: each.checkpoint.config.max_context for each in models}
         self.context = fitting_context(self.config, limits, self._ks)
         self.paging = paging_of(self.config, self.context, self.target, self.draft)
+        if self._hosts is not None:
+            facts = of_model("target", self.target)
+            if self.draft is not None:
+                facts |= of_model("draft", self.draft)
+            self._hosts.agree(facts | {"context": self.context})
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
         weakref.finalize(self, self._sharing.freeze)
@@ -154,8 +170,18 @@ class LLM:
         Raises:
           InputError: tensor data that cannot be read.
         """
-        with self._loading:
+        with self._loading, self._telling_hosts():
             self._load(progress, status)
+
+    @contextlib.contextmanager
+    def _telling_hosts(self) -> Iterator[None]:
+        """Has an error within end the other processes, too, since they wait for this one."""
+        try:
+            yield
+        except BaseException as error:
+            if self._hosts is not None:
+                self._hosts.fail(error)
+            raise
 
     def _load(self, progress: Progress | None, status: Status | None) -> None:
         self._check_memory([(self.config.prepared, k) for k in self._ks] or [("ar", 0)])
@@ -170,6 +196,7 @@ class LLM:
             paging=self.paging,
             store=self._store,
             draft_cores=self._draft_cores,
+            hosts=self._hosts,
             progress=progress,
             status=status,
         )
@@ -205,6 +232,8 @@ class LLM:
         self._sharing.close()
         if self._loaded is not None:
             self._loaded.close()
+        if self._hosts is not None:
+            self._hosts.close()
         self._unpin()
         if self._chooser is not None:
             self._remember()
@@ -271,6 +300,8 @@ class LLM:
         """Modes that this model can run: autoregressive always, the configured one, and with
         ssd also sd; auto is one of them."""
         mode = self.config.prepared
+        if mode == "ssd" and self._hosts is not None:
+            return ("ar", "ssd")  # the draft is on none of the target's devices
         return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
 
     def engine_of(self, mode: str, k: int | None = None) -> Engine:

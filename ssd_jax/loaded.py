@@ -27,11 +27,15 @@ from ssd_jax.devices.passes import Paging
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.placement.hosts.follower import Follower
+from ssd_jax.placement.hosts.leader import Leader
+from ssd_jax.placement.hosts.messages import NewEngine
+from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
 from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
-from ssd_jax.roles.protocols import Drafter
+from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
 class Roles:
     """The two roles of one engine."""
 
-    target: DeviceTarget
+    target: Target
     drafter: Drafter | None
 
 
@@ -77,6 +81,7 @@ class Loaded:
       placement: of the draft.
       fallbacks: what holds in place of what was to be expected.
       tuner: of a mode and K, where K or M is chosen while decoding.
+      hosts: the other processes, where several have the target's devices.
     """
 
     config: Config
@@ -88,6 +93,7 @@ class Loaded:
     tokens: int
     fallbacks: Fallbacks
     tuner: Callable[[str, int], Tuner] | None = None
+    hosts: Leader | Follower | None = None
 
     @property
     def exact(self) -> str:
@@ -122,8 +128,26 @@ class Loaded:
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode, with up to k proposed tokens a round."""
+        if isinstance(self.hosts, Leader):
+            return self._mirrored(self.hosts, mode, k)
+        # Where the draft runs beside the leader, followers have none.
+        alone = mode == "ar" or (mode == "ssd" and self.hosts is not None)
+        return self._roles(None if alone else mode, k)
+
+    def _roles(self, mode: str | None, k: int) -> Roles:
         target = DeviceTarget(self.programs, self.parameters)
-        return Roles(target, None if mode == "ar" else self._drafter(mode, k))
+        return Roles(target, None if mode is None else self._drafter(mode, k))
+
+    def _mirrored(self, leader: Leader, mode: str, k: int) -> Roles:
+        """Roles whose calls followers make, too; a drafter that is on no device they do without."""
+        engine = leader.new_engine()
+        with leader.saying(NewEngine, engine, mode, k):
+            roles = self._roles(None if mode == "ar" else mode, k)
+        drafter, own = roles.drafter, None
+        if isinstance(drafter, ModelDrafter):
+            drafter = MirroredDrafter(leader, engine, drafter)
+            own = drafter.proposal
+        return Roles(MirroredTarget(leader, engine, roles.target, own), drafter)
 
     def close(self) -> None:
         """Ends the worker, if there is one."""
@@ -212,6 +236,7 @@ def load(
     paging: Paging | None = None,
     store: ProgramStore | None = None,
     draft_cores: tuple[int, ...] | None = None,
+    hosts: Leader | Follower | None = None,
     progress: Progress | None = None,
     status: Status | None = None,
 ) -> Loaded:
@@ -226,6 +251,7 @@ def load(
       paging: see `PagedPrograms`.
       store: where a draft in a process of its own keeps compiled programs.
       draft_cores: of such a draft.
+      hosts: see `Loaded`.
       progress: of the target's weights.
       status: see `Status`.
 
@@ -253,7 +279,7 @@ def load(
     elsewhere = placement.kind == "process"
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
-        if draft is not None and elsewhere:
+        if draft is not None and elsewhere and not (hosts and hosts.follows):
             from ssd_jax.placement.process.placement import DraftWorker  # gRPC takes time to import
 
             worker = DraftWorker(
@@ -289,8 +315,13 @@ def load(
         loaded = parameters.result()
         if worker is not None:
             worker.supervisor.check()
+        if hosts is not None:
+            status("waiting for the other hosts")
+            hosts.agree({"programs": sorted(map(str, programs.names))})
         status("checking exactness")
         fallbacks = find_fallbacks(config.exact, programs, loaded, draft and draft.model)
+        if hosts is not None:
+            hosts.agree({"exact": fallbacks.exact})
         if worker is not None:
             status("waiting for the draft's process")
             worker.supervisor.wait_ready()
@@ -304,6 +335,7 @@ def load(
         placement=placement,
         tokens=target.tokenizer.size,
         fallbacks=fallbacks,
+        hosts=hosts,
     )
 
 

@@ -95,7 +95,10 @@ def load_arrays(
             # Done before the next tensor is read: room is for this one.
             return {name: _placed(jax.block_until_ready(made[name]), pages) for name in made}
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    shardings = [struct.sharding for struct in wanted.values()]
+    # Processes that share a mesh run programs in one order.
+    shared = any(s is not None and not s.is_fully_addressable for s in shardings)
+    with ThreadPoolExecutor(1 if shared else _THREADS) as pool:
         loaded = pool.map(load, wanted)  # an error cancels those that have not begun
         return {name: array for arrays in loaded for name, array in arrays.items()}
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": "measure speed on prompt sets, or the cost of a forward",
     "convert": "write a checkpoint that loads in seconds",
     "distill": "train a small draft on a target's own text",
+    "follower": "run a target of several processes together with the leader, which has --hosts",
     "aot": "say of two models and chips that are not there what fits, and whether SSD pays",
     "demo": "answer short prompts in every mode and show the speed",
     "trace": "draw what --trace wrote: target and draft, round by round",

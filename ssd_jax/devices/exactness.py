@@ -12,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
-import jax
 import numpy as np
 
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import Parameters
+from ssd_jax.models.sharding import put, whole
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
@@ -64,7 +64,7 @@ def widths_agree(programs: Programs, parameters: Parameters) -> bool:
         logits, pages = programs["forward", width](
             list(parameters), pages, programs.any_table(), pending, tokens, lengths
         )
-        return np.asarray(logits[: width + 1])
+        return np.asarray(whole(logits)[: width + 1])
 
     run(widest, 0)
     expected = run(widest, size)
@@ -99,7 +99,7 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
         every = np.broadcast_to(logits[: width + 1], (slots, width + 1, vocab))
         accept = programs.fitting(("accept", slots, width), partial(rows.needed, start))
         packed, _, _, reported = accept(
-            jax.device_put(every.reshape(-1, vocab), programs.logits_of(width).sharding),
+            put(every.reshape(-1, vocab), programs.logits_of(width).sharding),
             model.place(Proposal(tokens, lengths.copy(), support, q)),
             rows.on_device(),
             start,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import chain
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_write import write
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
-from ssd_jax.models.sharding import DATA_AXIS
+from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.roles.records import ALL
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
@@ -36,12 +36,14 @@ class ProgramSpec(NamedTuple):
     Attributes:
       donate: arguments that are reused in place.
       results: shardings of the results, each of a tree or for all of it; None without a mesh.
+      gathered: numbers of results that every device has whole in the end.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     donate: tuple[int, ...] = ()
     results: tuple[Any, ...] | None = None
+    gathered: Collection[int] = ()
 
     def compile(self, mesh: Mesh | None) -> jax.stages.Compiled:
         """The program, for the default device or for those of a mesh.
@@ -66,7 +68,11 @@ class ProgramSpec(NamedTuple):
             axis_names={DATA_AXIS},
             check_vma=False,
         )
-        jitted = jax.jit(shares, donate_argnums=self.donate, out_shardings=self.results)
+        results = self.results
+        if self.gathered and results is not None:
+            pairs = enumerate(results)
+            results = tuple(everywhere if i in self.gathered else kept for i, kept in pairs)
+        jitted = jax.jit(shares, donate_argnums=self.donate, out_shardings=results)
         return jitted.lower(*arguments).compile()
 
 
@@ -246,6 +252,11 @@ class PagedPrograms:
     def __getitem__(self, name: Name) -> jax.stages.Compiled:
         return self._compiled[name]
 
+    @property
+    def names(self) -> Collection[Name]:
+        """Of all programs."""
+        return self._compiled.keys()
+
     def fitting(self, name: Name, needed: Needed) -> jax.stages.Compiled:
         """The cheapest variant of a program that has the parts of the law that its rows need."""
         return self[fitting(self._compiled, name, needed)]
@@ -267,18 +278,23 @@ class PagedPrograms:
 
         Args:
           results: what it returns: names of structs, "slots" for anything with the slots in front,
-            or "whole" for what every device has whole.
+            "read" for such that the host reads, or "whole" for what every device has whole.
         """
         names = list(inspect.signature(function).parameters)
         arguments = tuple(structs[name] for name in names)
         laid_out = None
         if self.model.mesh is not None:
-            usual = {"slots": self.model.by_slots, "whole": self.model.everywhere}
+            by_slots = self.model.by_slots
+            usual = {"slots": by_slots, "read": by_slots, "whole": self.model.everywhere}
             laid_out = tuple(
                 usual.get(name) or jax.tree.map(lambda struct: struct.sharding, structs[name])
                 for name in results
             )
-        return ProgramSpec(function, arguments, tuple(map(names.index, donate)), laid_out)
+        # A host that others share the slots with reads of all of them.
+        shared = spans_processes(self.model.mesh)
+        gathered = [i for i, name in enumerate(results) if shared and name == "read"]
+        given = tuple(map(names.index, donate))
+        return ProgramSpec(function, arguments, given, laid_out, gathered)
 
     def own(self, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Where a slot is among those that the device has, and whether it has it."""

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from ssd_jax.models.sharding import put
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_IDS, SamplingParams
 from ssd_jax.sampling.settings import Sampling
@@ -70,7 +71,7 @@ class SamplingRows:
         if self._device is None:
             # The host arrays are changed in place later, and a CPU device may share their memory.
             arrays = {name: np.array(array) for name, array in self._host.items()}
-            self._device = Sampling(**jax.device_put(arrays, self._where))
+            self._device = Sampling(**put(arrays, self._where))
         return self._device
 
     def row(self, row: int) -> Sampling:

@@ -174,8 +174,8 @@ class Programs(PagedPrograms):
         structs = self.structs | (self.by_slots(of_rows) if every else of_rows)
         structs["logits"] = self.logits_of(proposed) if every else self.logits_of_one()
         structs["slot"] = passes.ints()
-        told = "slots" if every else "whole"
-        return self.spec(accept, structs, ("history",), (told, told, "history", told))
+        read, bonus = ("read", "slots") if every else ("whole", "whole")
+        return self.spec(accept, structs, ("history",), (read, bonus, "history", read))
 
 
 def _row(history: History, slot: jax.Array) -> History:

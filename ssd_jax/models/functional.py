@@ -25,7 +25,14 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Axes, Embedding, Matrix
-from ssd_jax.models.sharding import DATA_AXIS, PAGES_AXES, TENSOR_AXIS, ShardingRules
+from ssd_jax.models.sharding import (
+    DATA_AXIS,
+    PAGES_AXES,
+    TENSOR_AXIS,
+    ShardingRules,
+    everywhere,
+    put,
+)
 
 Parameters = Sequence[jax.Array]
 
@@ -125,7 +132,7 @@ class FunctionalModel:
     @property
     def everywhere(self) -> Sharding | None:
         """Of what each device of the mesh holds whole; None without a mesh."""
-        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+        return None if self.mesh is None else everywhere(self.mesh)
 
     @property
     def by_slots(self) -> Sharding | None:
@@ -139,11 +146,11 @@ class FunctionalModel:
 
     def place(self, arrays: Any) -> Any:
         """Arrays of any tree with the slots in front, on the model's devices; only dispatches."""
-        return arrays if self.mesh is None else jax.device_put(arrays, self.by_slots)
+        return arrays if self.mesh is None else put(arrays, self.by_slots)
 
     def place_whole(self, arrays: Any) -> Any:
         """Arrays of any tree, whole on every device of the model; only dispatches."""
-        return arrays if self.mesh is None else jax.device_put(arrays, self.everywhere)
+        return arrays if self.mesh is None else put(arrays, self.everywhere)
 
     def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of each entry of the flat parameter list."""

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ssd_jax.models.config import ModelConfig
 
@@ -24,6 +25,39 @@ PAGES_AXES = ("slots", "kv_heads", None, None)
 def mesh_of(devices: Sequence[Any], data: int = 1) -> Mesh:
     """A grid: `data` groups share the slots, the neighbours in a group share a model."""
     return Mesh(np.array(devices).reshape(data, -1), (DATA_AXIS, TENSOR_AXIS))
+
+
+def put(arrays: Any, sharding: Sharding | None) -> Any:
+    """Arrays of any tree on devices; only dispatches. On those of several processes each puts its
+    own parts of what all of them have: nothing is sent, and nothing compared."""
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(arrays, sharding)
+
+    def parts(array: Any) -> jax.Array:
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        whole = np.asarray(array)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(parts, arrays)
+
+
+def whole(array: jax.Array) -> jax.Array:
+    """An array that this process can read; one that several have parts of, on all devices."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return array
+    assert isinstance(array.sharding, NamedSharding)
+    return jax.jit(lambda parts: parts, out_shardings=everywhere(array.sharding.mesh))(array)
+
+
+def everywhere(mesh: Any) -> NamedSharding:
+    """Of what each device has whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def spans_processes(mesh: Mesh | None) -> bool:
+    """Whether several processes have its devices."""
+    return mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

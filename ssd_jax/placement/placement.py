@@ -157,7 +157,11 @@ class Placement:
 
 
 def place(
-    kind: Kind | Literal["auto"], groups: DeviceGroups, grid: Grid | None = None
+    kind: Kind | Literal["auto"],
+    groups: DeviceGroups,
+    grid: Grid | None = None,
+    *,
+    hosts: bool = False,
 ) -> Placement:
     """The placement of both roles, as the user wants it.
 
@@ -165,14 +169,15 @@ def place(
       kind: of the draft.
       groups: devices of the roles.
       grid: of the target's devices; None is one device, or a row of all that it has.
+      hosts: whether several processes have the target's devices, which are all if none are named.
 
     Raises:
-      InputError: devices that there are not.
+      InputError: devices that there are not, or none of a process.
     """
     why = None
     if kind == "auto":
         kind, why = _chosen(groups, grid)
-    if kind != "submesh" and groups.target is None and grid is None:
+    if kind != "submesh" and groups.target is None and grid is None and not hosts:
         return Placement(kind=kind, why=why)
     import jax
 
@@ -181,11 +186,24 @@ def place(
         indices, others = groups.split(len(devices), grid)
     else:
         indices = groups.of_target(len(devices), grid)
+    if hosts:
+        _check_all_take_part(devices, indices)
     target = _mesh(devices, indices, grid)
     draft = target if kind == "inline" else None
     if others is not None:
         draft = _mesh(devices, others)
     return Placement(kind=kind, target=target, draft=draft, why=why)
+
+
+def _check_all_take_part(devices: Sequence[Any], indices: Sequence[int]) -> None:
+    of = [device.process_index for device in devices]
+    idle = {*of} - {of[index] for index in indices}
+    if idle:
+        raise InputError(
+            f"the target has devices {shown(indices)}, and host {shown(idle)} has none of them: "
+            f"devices 0 to {len(of) - 1} are of hosts {', '.join(map(str, of))}; give every host "
+            "some by mesh or target_devices, or start fewer"
+        )
 
 
 def _chosen(groups: DeviceGroups, grid: Grid | None) -> tuple[Kind, str]:

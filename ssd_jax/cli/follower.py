@@ -1,0 +1,38 @@
+"""`ssd-jax follower`: runs the target together with a leader, whose command has --hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ssd_jax.cli import settings
+from ssd_jax.config import Config
+from ssd_jax.errors import InputError
+
+_OWN = ("hosts", "host_timeout", "target_cores", "compile_cache")
+"""Settings that each process has for itself; all others are the leader's."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = settings.new_flags()
+    hidden = {name for name in values if name not in (*_OWN, "config", "help")}
+    given = settings.parse(values, "follower", arguments, hidden=hidden)
+    settings.require_used(values, "follower", _OWN)
+    own = {name: given[name] for name in _OWN}
+    config = Config(**own)
+    if config.hosts is None:
+        raise InputError(
+            "follower needs hosts: the leader's, and which process this is, such as "
+            "--hosts=10.0.0.1:4000,count=2,index=1"
+        )
+    from ssd_jax.llm import LLM  # bad flags must not wait for JAX
+    from ssd_jax.placement.hosts.follower import join
+    from ssd_jax.placement.hosts.start import leave
+
+    leader = join(config.hosts, config.host_timeout)
+    wanted = leader.settings()
+    theirs = {**wanted.config, **own, "trace": None, "draft_cores": None}
+    llm = LLM(config=Config(**theirs), ks=wanted.ks, others=leader)
+    leader.follow(llm.loaded.roles)
+    leave("", 0)
+    return 0

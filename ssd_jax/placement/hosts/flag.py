@@ -1,0 +1,83 @@
+"""The setting `hosts`: which processes run the target together."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Self
+
+from ssd_jax.errors import InputError
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,=\[\]]+):([0-9]{1,5})")
+_MOST = 2**16
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """What is said of the processes.
+
+    Attributes:
+      address: HOST:PORT of the leader, where JAX's coordinator listens; None where JAX finds out
+        by itself what this and `count` and `index` are.
+      count: how many there are, the leader among them.
+      index: of this one; the leader's is 0.
+      stream: port of the leader's for what it tells followers; 0 takes a free one.
+    """
+
+    address: str | None
+    count: int = 0
+    index: int = 0
+    stream: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From a setting such as "10.0.0.1:4000,count=2,index=1" or "auto".
+
+        Raises:
+          InputError: not such a setting.
+        """
+        first, *rest = (part.strip() for part in text.split(","))
+        numbers: dict[str, int] = {}
+        for part in rest:
+            found = re.fullmatch(r"(count|index|stream)=([0-9]{1,5})", part)
+            if found is None or found[1] in numbers:
+                raise _wrong(text)
+            numbers[found[1]] = int(found[2])
+        address = _ADDRESS.fullmatch(first)
+        fits = address and 0 < int(address[2]) < _MOST and {"count"} <= {*numbers}
+        if not fits and (first != "auto" or {*numbers} - {"stream"}):
+            raise _wrong(text)
+        hosts = cls(first if address else None, **numbers)
+        if hosts.stream >= _MOST:
+            raise InputError(f"hosts = {text!r}: there is no port {hosts.stream}")
+        if address and not hosts.index < hosts.count:
+            raise InputError(
+                f"hosts = {text!r}: index is 0 for the leader and at most {hosts.count - 1} of "
+                f"{hosts.count} processes"
+            )
+        return hosts
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """To `jax.distributed.initialize`."""
+        if self.address is None:
+            return {}
+        return {
+            "coordinator_address": self.address,
+            "num_processes": self.count,
+            "process_id": self.index,
+            "cluster_detection_method": "deactivate",
+        }
+
+
+def split(address: str) -> tuple[str, int]:
+    """HOST:PORT as both."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _wrong(text: str) -> InputError:
+    return InputError(
+        f"hosts = {text!r} is not understood; give the leader's address and how many processes "
+        "there are, such as 10.0.0.1:4000,count=2, with index=1 for a follower, or auto"
+    )

@@ -1,0 +1,257 @@
+"""A process that makes the calls of the leader's engine, and reads nothing but to compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ssd_jax import compat
+from ssd_jax.errors import InputError, SsdError
+from ssd_jax.placement.hosts.facts import of_process
+from ssd_jax.placement.hosts.flag import Hosts
+from ssd_jax.placement.hosts.leader import digest_of
+from ssd_jax.placement.hosts.link import Link
+from ssd_jax.placement.hosts.messages import (
+    VERSION,
+    Accept,
+    Call,
+    End,
+    Facts,
+    Forward,
+    Go,
+    Greeting,
+    HostMessage,
+    NewEngine,
+    Open,
+    Prefill,
+    Propose,
+    Refuse,
+    Seen,
+    Settings,
+    batch_of,
+    decode,
+    drafted_of,
+    encode,
+    proposal_of,
+    unpacked,
+)
+from ssd_jax.placement.hosts.start import JOINING, STREAM, leave, named, own_name, start
+from ssd_jax.roles.protocols import Drafter, Pending, Target
+from ssd_jax.roles.records import Drafted
+
+_SILENT = 0.9  # of the time-out: how long the leader may be, which tells first of who is
+_TOLD = 2.0  # seconds in which the leader says why a program has failed, if it knows
+
+
+class Roles(Protocol):
+    """The roles of an engine; see `loaded.Roles`."""
+
+    @property
+    def target(self) -> Target:
+        """Its target."""
+        ...
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Its drafter, where that is on the target's devices."""
+        ...
+
+
+def join(hosts: str, timeout: float) -> Follower:
+    """Joins a leader, and compares what must be the same; see `leader.lead`."""
+    follower = Follower(Hosts.parse(hosts), timeout)
+    follower.agree(of_process())
+    return follower
+
+
+@dataclasses.dataclass
+class _Seat:
+    """An engine's roles, and what they have last made."""
+
+    roles: Roles
+    logits: Any = None
+    bonus: Any = None
+    drafted: Drafted | None = None
+
+    def drafter(self) -> Drafter:
+        """Which there is, since the leader calls it."""
+        assert self.roles.drafter is not None
+        return self.roles.drafter
+
+
+class Replay:
+    """Makes calls as they come.
+
+    Args:
+      make: roles for a mode and K.
+    """
+
+    def __init__(self, make: Callable[[str, int], Roles]) -> None:
+        self._make = make
+        self._seats: list[_Seat] = []
+        self._digest = self.calls = 0
+
+    def make(self, call: Call, frame: bytes) -> Pending | None:
+        """Makes a call.
+
+        Returns: the outcomes on their way, of a call that has some.
+
+        Raises:
+          SsdError: other calls were made before than the leader's.
+        """
+        if call.before != self._digest:
+            raise SsdError(f"after {self.calls} calls it has made others than the leader")
+        pending = self._call(call)
+        self._digest = zlib.crc32(frame, self._digest)
+        self.calls += 1
+        return pending
+
+    def _call(self, call: Call) -> Pending | None:
+        if isinstance(call, NewEngine):
+            self._seats.append(_Seat(self._make(call.mode, call.k)))
+            return None
+        seat = self._seats[call.engine]
+        target, pending = seat.roles.target, None
+        if isinstance(call, Forward):
+            told = seat.bonus if call.pending is None else unpacked(call.pending)
+            drafted = drafted_of(call, seat.drafted)
+            seat.logits = target.forward(told, unpacked(call.lengths), drafted)
+        elif isinstance(call, Accept):
+            own = seat.drafter().proposal() if call.own else None
+            proposal = own if call.proposal is None else proposal_of(call.proposal)
+            pending = target.accept(seat.logits, proposal)
+            seat.bonus = pending.bonus
+        elif isinstance(call, Propose):
+            seat.drafted = seat.drafter().propose(batch_of(call.batch))
+        elif isinstance(call, Open):
+            (target if call.role == "target" else seat.drafter()).open(call.opening)
+        elif isinstance(call, Prefill):
+            what = call.slot, call.tokens, call.offset
+            if call.role == "drafter":
+                seat.drafter().prefill(*what, last=call.last)
+            elif call.last:
+                pending = target.prefill_last(*what)
+            else:
+                target.prefill(*what)
+        return pending
+
+
+class Follower:
+    """The leader, as a follower knows it. What ends the job ends this process.
+
+    Args:
+      hosts: the processes.
+      timeout: see `Leader`.
+
+    Raises:
+      InputError: the job cannot be joined.
+    """
+
+    follows = True
+
+    def __init__(self, hosts: Hosts, timeout: float) -> None:
+        self._job = start(hosts, follows=True)
+        host, port, token = self._job.get(STREAM, JOINING).split(" ")
+        self._leader = f"{host}:{port}"
+        try:
+            connected = socket.create_connection((host, int(port)), timeout=timeout)
+        except OSError as error:
+            raise InputError(
+                f"hosts: the leader does not listen at {self._leader}: "
+                f"{error.strerror or error}; see that the port is open, or name it by stream= in "
+                "the leader's hosts"
+            ) from None
+        self._link = Link(connected, _SILENT * timeout)
+        self._told: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[tuple[int, Pending]] = queue.SimpleQueue()
+        self._link.send(encode(Greeting(VERSION, token, self._job.index, own_name())))
+        self._link.start(self._take, self._lose)
+
+    def agree(self, values: Mapping[str, Any]) -> None:
+        """See `Leader.agree`."""
+        self._send(Facts({name: str(value) for name, value in values.items()}))
+        self._expect(Go)
+
+    def settings(self) -> Settings:
+        """What the leader wants opened."""
+        return self._expect(Settings)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the leader that this process cannot go on; ends with what it says to all."""
+        status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
+        self._give_up(str(error) or type(error).__name__, status)
+
+    def follow(self, make: Callable[[str, int], Roles]) -> None:
+        """Makes the leader's calls until it needs no more.
+
+        Args:
+          make: roles for a mode and K.
+        """
+        replay = Replay(make)
+        threading.Thread(target=self._compare, daemon=True, name="outcomes").start()
+        while True:
+            message, frame = self._told.get()
+            if isinstance(message, End):
+                compat.leave_job()
+                return
+            try:
+                pending = replay.make(message, frame)
+            except Exception as error:
+                self._give_up(str(error) or type(error).__name__, SsdError.exit_status)
+                return
+            if pending is not None:
+                self._outcomes.put((replay.calls, pending))
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._link.close()
+
+    def _compare(self) -> None:
+        """Tells the leader what came of the calls."""
+        try:
+            while True:
+                call, pending = self._outcomes.get()
+                self._send(Seen(call, digest_of(pending.read())))
+        except Exception as error:
+            self._give_up(str(error), SsdError.exit_status)
+
+    def _expect(self, kind: type[Any]) -> Any:
+        message, _ = self._told.get()
+        if isinstance(message, End):
+            leave("", 0)
+        if not isinstance(message, kind):
+            self._lose(f"it has sent {type(message).__name__} in place of {kind.__name__}")
+        return message
+
+    def _take(self, frame: bytes) -> None:
+        message = decode(frame)
+        if isinstance(message, Refuse):
+            leave(message.why, message.status)
+        if isinstance(message, End):
+            self._link.close()  # that the leader does, too, is no loss
+        self._told.put((message, frame))
+
+    def _lose(self, why: str) -> None:
+        leave(
+            f"{named(0, self._job.count, f'the leader, {self._leader}')} is lost: {why}",
+            SsdError.exit_status,
+        )
+
+    def _give_up(self, why: str, status: int) -> None:
+        """Ends with what the leader makes of it, or with this if it says nothing."""
+        self._send(Refuse(why, status))
+        time.sleep(_TOLD)
+        leave(f"{named(self._job.index, self._job.count, own_name())}: {why}", status)
+
+    def _send(self, message: HostMessage) -> None:
+        try:
+            self._link.send(encode(message))
+        except OSError as error:
+            time.sleep(_TOLD)
+            self._lose(error.strerror or str(error))

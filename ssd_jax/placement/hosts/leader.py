@@ -1,0 +1,340 @@
+"""The process whose engine calls: it tells followers what it does before it does it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hmac
+import logging
+import queue
+import secrets
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from ssd_jax import compat
+from ssd_jax.errors import DeviceError, InputError, SsdError
+from ssd_jax.placement.hosts.facts import of_process
+from ssd_jax.placement.hosts.flag import Hosts, split
+from ssd_jax.placement.hosts.link import Link
+from ssd_jax.placement.hosts.messages import (
+    VERSION,
+    Call,
+    End,
+    Facts,
+    Go,
+    Greeting,
+    HostMessage,
+    Refuse,
+    Seen,
+    Settings,
+    decode,
+    encode,
+)
+from ssd_jax.placement.hosts.start import JOINING, STREAM, leave, named, own_name, refusal, start
+from ssd_jax.roles.records import Outcomes
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_SILENT = 0.7  # of the time-out: how long a host may be; the rest is for telling of it
+_STRANGER = 5.0  # seconds that whoever connects has to say who it is
+_NAMED = 2.0  # seconds after an error of the devices in which the host is found that caused it
+_COMPARED = 64  # outcomes that followers may be late with
+
+
+class _Host(NamedTuple):
+    name: str
+    link: Link
+
+
+class Leader:
+    """The other processes of the job, as the leader knows them.
+
+    Args:
+      hosts: the processes.
+      timeout: seconds within which every process has ended when one is lost.
+
+    Raises:
+      InputError: the job cannot start, or not all processes have come.
+    """
+
+    follows = False
+
+    def __init__(self, hosts: Hosts, timeout: float) -> None:
+        self._timeout = timeout
+        self._job = start(hosts, follows=False)
+        self._told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._calling, self._changing = threading.RLock(), threading.Lock()
+        self._digest, self._calls, self._engines = 0, 0, 0
+        self._outcomes: dict[int, dict[int, int]] = {}  # by call, then by host
+        self._waiting: set[queue.SimpleQueue[Any]] = set()
+        self._reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lost: str | None = None
+        self._ended: str | None = None
+        self._decoding = False
+        self._hosts: dict[int, _Host] = {}
+        threading.Thread(target=self._read_all, daemon=True, name="outcomes").start()
+        self._listen(hosts)
+        atexit.register(self._at_exit)
+        for index, host in self._hosts.items():
+
+            def take(frame: bytes, index: int = index) -> None:
+                self._take(index, decode(frame))
+
+            def lost(why: str, index: int = index) -> None:
+                self._lose(index, why)
+
+            host.link.start(take, lost)
+
+    def agree(self, values: Mapping[str, Any]) -> None:
+        """Waits until all processes have come here, with the same values of everything.
+
+        Raises:
+          SsdError: they differ, one cannot go on, or one is lost; all end with this message.
+        """
+        told: dict[int, Mapping[str, str]] = {}
+        while len(told) < len(self._hosts):
+            index, message = self._told.get()
+            if self._lost is not None:
+                raise SsdError(self._lost)
+            if isinstance(message, Refuse):
+                self._refuse(f"{self._name(index)}: {message.why}", message.status)
+            told[index] = message.values
+        own = {name: str(value) for name, value in values.items()}
+        for index, theirs in sorted(told.items()):
+            for name in own.keys() | theirs.keys():
+                if own.get(name) != theirs.get(name):
+                    self._refuse(
+                        f"hosts differ in {name}: {self._name(0)} has {own.get(name)}, "
+                        f"{self._name(index)} has {theirs.get(name)}; make them the same",
+                        InputError.exit_status,
+                    )
+        self._send(Go())
+
+    def settle(self, config: Mapping[str, Any], ks: Sequence[int]) -> None:
+        """Tells the others what is to be opened."""
+        self._send(Settings(dict(config), list(ks)))
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the other processes: this one cannot go on."""
+        status = error.exit_status if isinstance(error, SsdError) else 1
+        self._end(Refuse(str(error) or type(error).__name__, status))
+
+    def close(self) -> None:
+        """Ends the other processes, which are not needed any more."""
+        with self._changing:
+            if self._ended is not None or self._lost is not None:
+                return
+        self._end(End())
+        self._ended = ""
+        compat.leave_job()
+
+    def new_engine(self) -> int:
+        """Number of an engine."""
+        self._decoding = True
+        with self._calling:
+            self._engines += 1
+            return self._engines - 1
+
+    @contextlib.contextmanager
+    def saying(self, kind: type[Call], *fields: Any) -> Iterator[int]:
+        """Tells followers of a call that is made within; gives its number. Calls of several threads
+        come one after the other, here as there.
+
+        Raises:
+          DeviceError: a host is lost.
+        """
+        with self._calling:
+            if self._lost is not None:
+                raise DeviceError(self._lost)
+            frame = encode(kind(self._digest, *fields))
+            self._digest = zlib.crc32(frame, self._digest)
+            self._calls += 1
+            self._send_frame(frame)
+            with self._naming():
+                yield self._calls
+
+    def read(self, call: int, read: Callable[[], Outcomes]) -> Outcomes:
+        """The outcomes of a call, when they are there; they are compared with the others'.
+
+        Raises:
+          DeviceError: a host or a program has failed.
+        """
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with self._changing:
+            self._waiting.add(answer)
+            if self._lost is not None:
+                answer.put(None)
+        self._reads.put((read, answer))
+        try:
+            found = answer.get()
+        finally:
+            self._waiting.discard(answer)
+        with self._naming():
+            if found is None or isinstance(found, Exception):
+                raise found or DeviceError(str(self._lost))
+        self._compare(call, 0, digest_of(found))
+        return found
+
+    def _read_all(self) -> None:
+        """Waits for programs in place of those who must also hear of lost hosts."""
+        while True:
+            read, answer = self._reads.get()
+            try:
+                answer.put(read())
+            except Exception as error:
+                answer.put(error)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Has errors of devices name the host that has caused them."""
+        try:
+            yield
+        except DeviceError:
+            end = time.monotonic() + _NAMED
+            while self._lost is None and time.monotonic() < end:
+                time.sleep(_NAMED / 100)
+            if self._lost is None:
+                raise
+            raise DeviceError(self._lost) from None
+
+    def _listen(self, hosts: Hosts) -> None:
+        """Waits for all followers; whoever does not know the secret is sent away."""
+        host, _ = split(self._job.address)
+        local = host in ("localhost", "127.0.0.1", "::1")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        token, end = secrets.token_hex(32), time.monotonic() + JOINING
+        with socket.create_server((host if local else "", hosts.stream), family=family) as server:
+            port = server.getsockname()[1]
+            self._job.put(STREAM, f"{host} {port} {token}")
+            while len(self._hosts) < self._job.count - 1:
+                server.settimeout(max(0.01, end - time.monotonic()))
+                try:
+                    connected, where = server.accept()
+                except TimeoutError:
+                    missing = {*range(1, self._job.count)} - {*self._hosts}
+                    raise InputError(
+                        f"hosts: processes {sorted(missing)} have not come to port {port} of "
+                        f"{host} within {JOINING:.0f} s; see that it is open, or name it by stream="
+                    ) from None
+                try:
+                    connected.settimeout(_STRANGER)
+                    greeting = decode(Link(connected, _STRANGER).receive())
+                    self._admit(greeting, token)
+                except OSError as error:
+                    _LOG.warning("hosts: %s was sent away: %s", where[0], error)
+                    connected.close()
+                    continue
+                link = Link(connected, _SILENT * self._timeout)
+                self._hosts[greeting.index] = _Host(greeting.name, link)
+
+    def _admit(self, greeting: Any, token: str) -> None:
+        if not isinstance(greeting, Greeting) or not hmac.compare_digest(greeting.token, token):
+            raise OSError("it does not know the secret of the job")
+        if greeting.version != VERSION:
+            raise OSError(f"its protocol is version {greeting.version}, this is {VERSION}")
+        if greeting.index in self._hosts or not 0 < greeting.index < self._job.count:
+            raise OSError(f"it says that it is process {greeting.index}")
+
+    def _take(self, index: int, message: HostMessage) -> None:
+        if isinstance(message, Seen):
+            self._compare(message.call, index, message.outcome)
+        elif isinstance(message, Refuse) and self._decoding:
+            self._lose(index, message.why)
+        elif isinstance(message, Facts | Refuse):
+            self._told.put((index, message))
+        else:
+            raise OSError("it has sent what is not for the leader")
+
+    def _compare(self, call: int, index: int, outcome: int) -> None:
+        with self._changing:
+            known = self._outcomes.setdefault(call, {})
+            known[index] = outcome
+            if len(self._outcomes) > _COMPARED:
+                del self._outcomes[min(self._outcomes)]
+            other = next((i for i in known if known[i] != known.get(0, known[i])), None)
+        if other is not None:
+            self._lose(other, "its outcome of a round is another than the leader's")
+
+    def _lose(self, index: int, why: str) -> None:
+        """Ends everything: no program can run without this host."""
+        with self._changing:
+            if self._lost is not None or self._ended is not None:
+                return
+            self._lost = f"{self._name(index)} is lost: {why}"
+            for answer in self._waiting:
+                answer.put(None)
+        self._told.put((index, None))
+        self._tell(Refuse(self._lost, SsdError.exit_status))
+        patience = threading.Timer(
+            (1 - _SILENT) * self._timeout, leave, (self._lost, SsdError.exit_status)
+        )
+        patience.daemon = True
+        patience.start()
+
+    def _name(self, index: int) -> str:
+        name = self._hosts[index].name if index else own_name()
+        return named(index, self._job.count, name)
+
+    def _refuse(self, why: str, status: int) -> NoReturn:
+        self._end(Refuse(why, status))
+        raise refusal(why, status)
+
+    def _end(self, message: Refuse | End) -> None:
+        with self._changing:
+            if self._ended is not None or self._lost is not None:
+                return
+            self._ended = message.why if isinstance(message, Refuse) else ""
+            self._status = message.status if isinstance(message, Refuse) else 0
+        self._tell(message)
+        for host in self._hosts.values():
+            host.link.close()
+
+    def _tell(self, message: HostMessage) -> None:
+        """Tells who still listens."""
+        for host in self._hosts.values():
+            with contextlib.suppress(OSError):
+                host.link.send(encode(message))
+
+    def _send(self, message: HostMessage) -> None:
+        self._send_frame(encode(message))
+
+    def _send_frame(self, frame: bytes) -> None:
+        for index, host in self._hosts.items():
+            try:
+                host.link.send(frame)
+            except OSError as error:
+                self._lose(index, error.strerror or str(error))
+
+    def _at_exit(self) -> None:
+        """JAX would wait for processes that are gone."""
+        self.close()
+        if self._lost is not None:
+            leave("", SsdError.exit_status)
+        if self._ended:
+            leave("", self._status)
+
+
+def lead(hosts: str, timeout: float) -> Leader:
+    """Waits for all processes, and for what must be the same on them.
+
+    Args:
+      hosts, timeout: see `Config.hosts` and `Config.host_timeout`.
+
+    Raises:
+      InputError: the job cannot start, or its processes differ.
+    """
+    leader = Leader(Hosts.parse(hosts), timeout)
+    leader.agree(of_process())
+    return leader
+
+
+def digest_of(outcomes: Outcomes) -> int:
+    """Checksum of what was read."""
+    digest = 0
+    for array in (outcomes.accepted, outcomes.tokens, *(outcomes.logprobs or ())):
+        digest = zlib.crc32(array.tobytes(), digest)
+    return digest

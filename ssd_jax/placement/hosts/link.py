@@ -1,0 +1,103 @@
+"""A connection between leader and follower: frames in their order, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+_LENGTH = struct.Struct("<I")
+MOST = 2**28
+"""Bytes of a frame."""
+_BEATS = 4  # in the time that a host may be silent
+
+
+class Link:
+    """One end of a connection, with threads that receive and that beat.
+
+    A frame is its length (4 bytes, little-endian) and so many bytes; one of none is a beat.
+
+    Args:
+      connected: a stream socket.
+      silence: seconds without a frame after which the other end is lost.
+    """
+
+    def __init__(self, connected: socket.socket, silence: float) -> None:
+        connected.settimeout(silence)
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._silence = connected, silence
+        self._sending, self._closed = threading.Lock(), threading.Event()
+
+    def start(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
+        """Begins to receive.
+
+        Args:
+          take: gets each frame, from a thread of the link.
+          lost: told why no more come, once, unless it was closed at this end.
+        """
+        for work in (self._receive, self._beat):
+            threading.Thread(target=work, args=(take, lost), daemon=True, name="host").start()
+
+    def send(self, frame: bytes) -> None:
+        """Sends a frame.
+
+        Raises:
+          OSError: the other end does not take it.
+        """
+        if len(frame) > MOST:
+            raise OSError(f"a message of {len(frame)} bytes is too long; at most {MOST} go")
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+
+    def receive(self) -> bytes:
+        """The next frame, which may be a beat.
+
+        Raises:
+          OSError: none comes, or it is too long.
+        """
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        if length > MOST:
+            raise OSError(f"it has sent a message of {length} bytes; at most {MOST} are taken")
+        return self._exactly(length)
+
+    def close(self) -> None:
+        """Ends the connection, which loses nothing that was sent."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _exactly(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            part = self._socket.recv(min(count - len(parts), 2**20))
+            if not part:
+                raise ConnectionError("its connection was closed")
+            parts += part
+        return bytes(parts)
+
+    def _receive(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
+        try:
+            while True:
+                if frame := self.receive():
+                    take(frame)
+        except OSError as error:
+            self._tell(error, lost)
+
+    def _beat(self, _take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
+        try:
+            while not self._closed.wait(self._silence / _BEATS):
+                self.send(b"")
+        except OSError as error:
+            self._tell(error, lost)
+
+    def _tell(self, error: OSError, lost: Callable[[str], None]) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if isinstance(error, TimeoutError):
+            lost(f"it was silent for {self._silence:g} s")
+        else:
+            lost(error.strerror or str(error))

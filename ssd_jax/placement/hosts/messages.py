@@ -1,0 +1,200 @@
+"""What leader and followers say to each other, as msgpack: types say what a message may be."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from ssd_jax.placement.process.messages import PackedArray
+from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
+from ssd_jax.sampling.proposal import Proposal
+
+VERSION = 1
+_MOST = 2**31
+Count = Annotated[int, Meta(ge=0, lt=_MOST)]
+Slot = Annotated[int, Meta(ge=0, lt=2**20)]
+Tokens = list[Annotated[int, Meta(ge=0, lt=_MOST)]]
+Role = Literal["target", "drafter"]
+
+
+class HostMessage(
+    msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True
+):
+    """Anything that is sent."""
+
+
+class Greeting(HostMessage, frozen=True):
+    """A follower's first: it knows the secret of the job, and is this process of it."""
+
+    version: Count
+    token: str
+    index: Count
+    name: str
+
+
+class Facts(HostMessage, frozen=True):
+    """A follower's: what must be the same on all hosts, by name. It waits for a `Go`."""
+
+    values: dict[str, str]
+
+
+class Go(HostMessage, frozen=True):
+    """The leader's: all hosts have told the same facts."""
+
+
+class Settings(HostMessage, frozen=True):
+    """The leader's: fields of its `Config`, and numbers of proposed tokens to prepare for."""
+
+    config: dict[str, Any]
+    ks: list[int]
+
+
+class Refuse(HostMessage, frozen=True):
+    """Why nobody goes on: a follower's goes to the leader, the leader's to all."""
+
+    why: str
+    status: int = 1
+
+
+class End(HostMessage, frozen=True):
+    """The leader's: it needs nothing more."""
+
+
+class Seen(HostMessage, frozen=True):
+    """A follower's: what the outcome of a call was to it, as a checksum."""
+
+    call: Count
+    outcome: int
+
+
+class Call(HostMessage, frozen=True):
+    """The leader's: a call of an engine's role, which it makes itself at the same time.
+
+    Attributes:
+      before: checksum of all calls before this one; a follower that has made others has erred.
+      engine: whose role it is.
+    """
+
+    before: int
+    engine: Count
+
+
+class NewEngine(Call, frozen=True):
+    """New roles, see `Loaded.roles`."""
+
+    mode: str
+    k: Count
+
+
+class Open(Call, frozen=True):
+    """See `protocols.Target.open`, `protocols.Drafter.open`."""
+
+    role: Role
+    opening: SlotOpening
+
+
+class Prefill(Call, frozen=True):
+    """See `protocols.Target.prefill`, and `prefill_last` where it is the last, and
+    `protocols.Drafter.prefill`."""
+
+    role: Role
+    slot: Slot
+    tokens: Tokens
+    offset: Count
+    last: bool
+
+
+class Propose(Call, frozen=True):
+    """See `protocols.Drafter.propose`; the arrays of its batch."""
+
+    batch: list[PackedArray]
+
+
+class Forward(Call, frozen=True):
+    """See `protocols.Target.forward`.
+
+    Attributes:
+      lengths: positions of the pending tokens.
+      pending: None stands for the bonus tokens of the `accept` before.
+      proposed: L of each slot; None without a proposal.
+      tokens: None stands for those of the drafter's proposal.
+    """
+
+    lengths: PackedArray
+    pending: PackedArray | None
+    proposed: PackedArray | None
+    tokens: PackedArray | None
+
+
+class Accept(Call, frozen=True):
+    """See `protocols.Target.accept`, of the `forward` before.
+
+    Attributes:
+      own: whether what is verified is the drafter's proposal.
+      proposal: what else is.
+    """
+
+    own: bool
+    proposal: list[PackedArray] | None
+
+
+KINDS: tuple[type[HostMessage], ...] = (
+    *(Greeting, Facts, Go, Settings, Refuse, End, Seen),
+    *(NewEngine, Open, Prefill, Propose, Forward, Accept),
+)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.methodcaller("item"))  # NumPy's scalars
+_DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, cast("Any", KINDS)))
+encode = _ENCODER.encode
+"""One message as bytes."""
+
+
+def decode(frame: bytes) -> Any:
+    """The message that `encode` made these bytes of.
+
+    Raises:
+      OSError: there is none.
+    """
+    try:
+        return _DECODER.decode(frame)
+    except Exception as error:  # msgspec raises some kinds; each means garbage
+        raise OSError(f"it has sent no message: {error}") from None
+
+
+def packed(array: np.ndarray) -> PackedArray:
+    """An array of integers or floats of 32 bits on its way."""
+    dtype = "f4" if array.dtype.kind == "f" else "i4"
+    return PackedArray(dtype, array.shape, np.ascontiguousarray(array, f"<{dtype}").tobytes())
+
+
+def unpacked(array: PackedArray) -> np.ndarray:
+    """What was packed.
+
+    Raises:
+      ValueError: its bytes are too few or too many.
+    """
+    return np.frombuffer(array.data, f"<{array.dtype}").reshape(array.shape)
+
+
+def batch_of(arrays: list[PackedArray]) -> DraftBatch:
+    """What `Propose` was made of."""
+    return DraftBatch(*map(unpacked, arrays))
+
+
+def proposal_of(arrays: list[PackedArray]) -> Proposal:
+    """What `Accept` was made of."""
+    return Proposal(*map(unpacked, arrays))
+
+
+def drafted_of(call: Forward, own: Drafted | None) -> Drafted | None:
+    """What `Forward` was made of; `own` is the drafter's."""
+    if call.proposed is None:
+        return None
+    if call.tokens is not None:
+        return Drafted(unpacked(call.proposed), unpacked(call.tokens))
+    assert own is not None
+    return own

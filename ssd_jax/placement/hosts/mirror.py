@@ -1,0 +1,122 @@
+"""Roles of the leader, whose followers make the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ssd_jax.placement.hosts.leader import Leader
+from ssd_jax.placement.hosts.messages import Accept, Forward, Open, Prefill, Propose, packed
+from ssd_jax.roles.protocols import Drafter, Pending, Target
+from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening
+
+
+class MirroredPending:
+    """Outcomes that all hosts have; see `protocols.Pending`."""
+
+    def __init__(self, leader: Leader, call: int, pending: Pending) -> None:
+        self.bonus = pending.bonus
+        self._leader, self._call, self._pending = leader, call, pending
+
+    def ready(self) -> bool:
+        """See `protocols.Pending.ready`."""
+        return self._pending.ready()
+
+    def read(self) -> Outcomes:
+        """See `protocols.Pending.read`."""
+        return self._leader.read(self._call, self._pending.read)
+
+
+class MirroredDrafter(Drafter):
+    """A draft on the target's devices; see `protocols.Drafter`.
+
+    Args:
+      leader, engine: whose followers have such a drafter, too.
+      drafter: of this process.
+    """
+
+    def __init__(self, leader: Leader, engine: int, drafter: Drafter) -> None:
+        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, drafter.timed
+        self._leader, self._engine, self._drafter = leader, engine, drafter
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.Drafter.open`."""
+        with self._leader.saying(Open, self._engine, "drafter", opening):
+            self._drafter.open(opening)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
+        """See `protocols.Drafter.prefill`."""
+        about = "drafter", slot, list(tokens), offset, last
+        with self._leader.saying(Prefill, self._engine, *about):
+            self._drafter.prefill(slot, tokens, offset, last=last)
+
+    def propose(self, batch: DraftBatch) -> Drafted:
+        """See `protocols.Drafter.propose`."""
+        with self._leader.saying(Propose, self._engine, [packed(array) for array in batch]):
+            return self._drafter.propose(batch)
+
+    def proposal(self) -> Any:
+        """See `protocols.Drafter.proposal`."""
+        return self._drafter.proposal()
+
+
+class MirroredTarget:
+    """See `protocols.Target`.
+
+    Args:
+      leader, engine: whose followers have such a target, too.
+      target: of this process.
+      own: the drafter's proposal, where followers have one of their own; None where they have not.
+    """
+
+    def __init__(
+        self, leader: Leader, engine: int, target: Target, own: Callable[[], Any] | None
+    ) -> None:
+        self.slots, self.context, self.max_chunk = target.slots, target.context, target.max_chunk
+        self._leader, self._engine, self._target, self._own = leader, engine, target, own
+        self._bonus: Any = None
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.Target.open`."""
+        with self._leader.saying(Open, self._engine, "target", opening):
+            self._target.open(opening)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `protocols.Target.prefill`."""
+        about = "target", slot, list(tokens), offset, False
+        with self._leader.saying(Prefill, self._engine, *about):
+            self._target.prefill(slot, tokens, offset)
+
+    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> MirroredPending:
+        """See `protocols.Target.prefill_last`."""
+        about = "target", slot, list(tokens), offset, True
+        with self._leader.saying(Prefill, self._engine, *about) as call:
+            pending = self._target.prefill_last(slot, tokens, offset)
+        return MirroredPending(self._leader, call, pending)
+
+    def forward(self, pending: Any, lengths: np.ndarray, drafted: Drafted | None = None) -> Any:
+        """See `protocols.Target.forward`."""
+        told = None
+        if isinstance(pending, np.ndarray):
+            told = packed(pending)
+        elif pending is not self._bonus:
+            raise ValueError("followers have the bonus tokens of the last accept alone")
+        proposed, tokens = None, None
+        if drafted is not None:
+            proposed = packed(drafted.lengths)
+            tokens = None if self._own else packed(np.asarray(drafted.tokens))
+        with self._leader.saying(Forward, self._engine, packed(lengths), told, proposed, tokens):
+            return self._target.forward(pending, lengths, drafted)
+
+    def accept(self, logits: Any, proposal: Any = None) -> MirroredPending:
+        """See `protocols.Target.accept`."""
+        own = proposal is not None and self._own is not None
+        told = None
+        if proposal is not None and not own:
+            told = [packed(np.asarray(array)) for array in proposal]
+        with self._leader.saying(Accept, self._engine, own, told) as call:
+            pending = self._target.accept(logits, proposal)
+        self._bonus = pending.bonus
+        return MirroredPending(self._leader, call, pending)

@@ -1,0 +1,85 @@
+"""How a process joins the others, and how it leaves them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from ssd_jax import compat
+from ssd_jax.errors import InputError, SsdError
+from ssd_jax.placement.hosts.flag import Hosts, split
+
+JOINING = 300.0
+"""Seconds that processes wait for each other when they start."""
+STREAM = "ssd_jax/stream"
+"""Name of the text that says where the leader listens, and the secret of the job."""
+_PAUSE = 0.2
+
+
+def named(index: int, count: int, name: str) -> str:
+    """A process in messages."""
+    return f"host {index} of {count} ({name})"
+
+
+def own_name() -> str:
+    """Of this process: where it runs, and its id there."""
+    return f"{socket.gethostname()}, process {os.getpid()}"
+
+
+def refusal(why: str, status: int) -> SsdError:
+    """The error of a message that all hosts end with."""
+    return InputError(why) if status == InputError.exit_status else SsdError(why)
+
+
+def leave(why: str, status: int) -> None:
+    """Ends this process though programs may wait on its devices for ever."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    if why:
+        os.write(2, f"ssd-jax: {why}\n".encode())
+    os._exit(status)
+
+
+def start(hosts: Hosts, *, follows: bool) -> compat.Job:
+    """Joins the job; every process has to, and waits for the others.
+
+    Raises:
+      InputError: it cannot be joined, or this process has another place in it.
+    """
+    if follows and hosts.address is not None:
+        _wait_for(hosts.address)
+    try:
+        job = compat.start_job(JOINING, **hosts.given)
+    except (RuntimeError, ValueError) as error:
+        where = "" if hosts.address is None else f" with its coordinator at {hosts.address}"
+        raise InputError(
+            f"hosts: the job{where} cannot start: {str(error).partition(chr(10))[0]}"
+        ) from None
+    if follows and job.index == 0:
+        raise InputError("hosts: this is process 0 of the job, the leader: give it a command")
+    if not follows and job.index > 0:
+        raise InputError(
+            f"hosts: this is process {job.index} of the job, and the leader is process 0; run "
+            "ssd-jax follower here"
+        )
+    return job
+
+
+def _wait_for(address: str) -> None:
+    """Waits until somebody listens there."""
+    end, why = time.monotonic() + JOINING, ""
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(split(address), timeout=_PAUSE * 10).close()
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            return
+        time.sleep(_PAUSE)
+    raise InputError(
+        f"hosts: nobody listens at {address} for {JOINING:.0f} s ({why}): start the leader there, "
+        f"and see that the port is open, as nc -vz {address.replace(':', ' ')} tells"
+    )
