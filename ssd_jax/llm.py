@@ -300,8 +300,6 @@ class LLM:
         """Modes that this model can run: autoregressive always, the configured one, and with
         ssd also sd; auto is one of them."""
         mode = self.config.prepared
-        if mode == "ssd" and self._hosts is not None:
-            return ("ar", "ssd")  # the draft is on none of the target's devices
         return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
 
     def engine_of(self, mode: str, k: int | None = None) -> Engine:

@@ -27,9 +27,9 @@ from ssd_jax.devices.passes import Paging
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.placement.hosts.connect import connect
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
-from ssd_jax.placement.hosts.messages import NewEngine
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
 from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.messages import Hello
@@ -140,9 +140,9 @@ class Loaded:
 
     def _mirrored(self, leader: Leader, mode: str, k: int) -> Roles:
         """Roles whose calls followers make, too; a drafter that is on no device they do without."""
-        engine = leader.new_engine()
-        with leader.saying(NewEngine, engine, mode, k):
-            roles = self._roles(None if mode == "ar" else mode, k)
+        engine, roles = leader.new_engine(
+            mode, k, lambda: self._roles(None if mode == "ar" else mode, k)
+        )
         drafter, own = roles.drafter, None
         if isinstance(drafter, ModelDrafter):
             drafter = MirroredDrafter(leader, engine, drafter)
@@ -318,6 +318,8 @@ def load(
         if hosts is not None:
             status("waiting for the other hosts")
             hosts.agree({"programs": sorted(map(str, programs.names))})
+            if placement.target is not None:
+                connect(placement.target)
         status("checking exactness")
         fallbacks = find_fallbacks(config.exact, programs, loaded, draft and draft.model)
         if hosts is not None:

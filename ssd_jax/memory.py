@@ -257,7 +257,7 @@ def bytes_per_device(structs: Any) -> int:
 
 
 def _size(structs: Any) -> int:
-    """Bytes of all devices together."""
+    """Bytes of all devices of this process together."""
     return sum(_share(struct) * _devices(struct) for struct in jax.tree.leaves(structs))
 
 
@@ -268,7 +268,7 @@ def _share(struct: jax.ShapeDtypeStruct) -> int:
 
 
 def _devices(struct: jax.ShapeDtypeStruct) -> int:
-    return 1 if struct.sharding is None else len(struct.sharding.device_set)
+    return 1 if struct.sharding is None else len(struct.sharding.addressable_devices)
 
 
 def _gib(size: int) -> str:

@@ -189,7 +189,7 @@ def place(
     if hosts:
         _check_all_take_part(devices, indices)
     target = _mesh(devices, indices, grid)
-    draft = target if kind == "inline" else None
+    draft = target if kind == "inline" or hosts else None  # mode sd has it there in any case
     if others is not None:
         draft = _mesh(devices, others)
     return Placement(kind=kind, target=target, draft=draft, why=why)

@@ -65,7 +65,7 @@ class Roles(Protocol):
 
 def join(hosts: str, timeout: float) -> Follower:
     """Joins a leader, and compares what must be the same; see `leader.lead`."""
-    follower = Follower(Hosts.parse(hosts), timeout)
+    follower = Follower(start(Hosts.parse(hosts), follows=True), timeout)
     follower.agree(of_process())
     return follower
 
@@ -146,17 +146,17 @@ class Follower:
     """The leader, as a follower knows it. What ends the job ends this process.
 
     Args:
-      hosts: the processes.
+      job: of all processes.
       timeout: see `Leader`.
 
     Raises:
-      InputError: the job cannot be joined.
+      InputError: the leader cannot be reached.
     """
 
     follows = True
 
-    def __init__(self, hosts: Hosts, timeout: float) -> None:
-        self._job = start(hosts, follows=True)
+    def __init__(self, job: compat.Job, timeout: float) -> None:
+        self._job = job
         host, port, token = self._job.get(STREAM, JOINING).split(" ")
         self._leader = f"{host}:{port}"
         try:
@@ -202,6 +202,8 @@ class Follower:
                 return
             try:
                 pending = replay.make(message, frame)
+                if isinstance(message, NewEngine):
+                    self.agree({"engine": message.engine})
             except Exception as error:
                 self._give_up(str(error) or type(error).__name__, SsdError.exit_status)
                 return

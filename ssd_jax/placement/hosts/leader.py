@@ -28,6 +28,7 @@ from ssd_jax.placement.hosts.messages import (
     Go,
     Greeting,
     HostMessage,
+    NewEngine,
     Refuse,
     Seen,
     Settings,
@@ -54,18 +55,18 @@ class Leader:
     """The other processes of the job, as the leader knows them.
 
     Args:
-      hosts: the processes.
+      job: of all processes.
+      port: to listen at; 0 takes a free one.
       timeout: seconds within which every process has ended when one is lost.
 
     Raises:
-      InputError: the job cannot start, or not all processes have come.
+      InputError: not all processes have come.
     """
 
     follows = False
 
-    def __init__(self, hosts: Hosts, timeout: float) -> None:
-        self._timeout = timeout
-        self._job = start(hosts, follows=False)
+    def __init__(self, job: compat.Job, port: int, timeout: float) -> None:
+        self._timeout, self._job = timeout, job
         self._told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._calling, self._changing = threading.RLock(), threading.Lock()
         self._digest, self._calls, self._engines = 0, 0, 0
@@ -77,7 +78,7 @@ class Leader:
         self._decoding = False
         self._hosts: dict[int, _Host] = {}
         threading.Thread(target=self._read_all, daemon=True, name="outcomes").start()
-        self._listen(hosts)
+        self._listen(port)
         atexit.register(self._at_exit)
         for index, host in self._hosts.items():
 
@@ -132,12 +133,15 @@ class Leader:
         self._ended = ""
         compat.leave_job()
 
-    def new_engine(self) -> int:
-        """Number of an engine."""
-        self._decoding = True
+    def new_engine(self, mode: str, k: int, make: Callable[[], T]) -> tuple[int, T]:
+        """Number of an engine, and its roles, which all processes make; waits for all of them."""
         with self._calling:
-            self._engines += 1
-            return self._engines - 1
+            number, self._engines = self._engines, self._engines + 1
+            with self.saying(NewEngine, number, mode, k):
+                roles = make()
+                self.agree({"engine": number})
+        self._decoding = True
+        return number, roles
 
     @contextlib.contextmanager
     def saying(self, kind: type[Call], *fields: Any) -> Iterator[int]:
@@ -201,13 +205,13 @@ class Leader:
                 raise
             raise DeviceError(self._lost) from None
 
-    def _listen(self, hosts: Hosts) -> None:
+    def _listen(self, port: int) -> None:
         """Waits for all followers; whoever does not know the secret is sent away."""
         host, _ = split(self._job.address)
         local = host in ("localhost", "127.0.0.1", "::1")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         token, end = secrets.token_hex(32), time.monotonic() + JOINING
-        with socket.create_server((host if local else "", hosts.stream), family=family) as server:
+        with socket.create_server((host if local else "", port), family=family) as server:
             port = server.getsockname()[1]
             self._job.put(STREAM, f"{host} {port} {token}")
             while len(self._hosts) < self._job.count - 1:
@@ -327,7 +331,8 @@ def lead(hosts: str, timeout: float) -> Leader:
     Raises:
       InputError: the job cannot start, or its processes differ.
     """
-    leader = Leader(Hosts.parse(hosts), timeout)
+    about = Hosts.parse(hosts)
+    leader = Leader(start(about, follows=False), about.stream, timeout)
     leader.agree(of_process())
     return leader
 

@@ -1,0 +1,50 @@
+"""Connections between the devices of all processes, made before anybody decodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS, everywhere, put
+
+
+def connect(mesh: Mesh) -> None:
+    """Runs a sum over each axis and over both, which all processes of the mesh have to do.
+
+    Raises:
+      jax.errors.JaxRuntimeError: devices do not reach each other.
+    """
+    for axes in ((TENSOR_AXIS,), (DATA_AXIS,), (DATA_AXIS, TENSOR_AXIS)):
+        summed = jax.shard_map(
+            lambda array, axes=axes: jax.lax.psum(array, axes),
+            mesh=mesh,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+        with _told_on_standard_error():
+            jax.block_until_ready(jax.jit(summed)(put(np.ones(1, np.int32), everywhere(mesh))))
+
+
+@contextlib.contextmanager
+def _told_on_standard_error() -> Iterator[None]:
+    """Has the library that processors are connected by tell of it on standard error; standard
+    output is the user's."""
+    if jax.default_backend() != "cpu":
+        yield
+        return
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,34 @@
+"""`python -m tests.placement.hosts.leading SETTINGS --hosts=...`: a leader that answers the prompts
+of the tests of speculative decoding in each mode, and prints the tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ssd_jax.llm import LLM
+from tests.llm.test_speculative import outputs, requests
+
+
+def answers(llm: LLM, verify: str) -> dict:
+    """Tokens of each prompt by mode, and the likeliest ones beside each."""
+    found = {}
+    for mode in llm.modes:
+        done = outputs(llm, requests(llm, verify, logprobs=2), mode)
+        found[mode] = [
+            [o.token_ids, [[token for token, _ in beside.top] for beside in o.logprobs]]
+            for o in done
+        ]
+    return found
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    given = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[2:])
+    timeout = float(given["host_timeout"])
+    with LLM(**settings, hosts=given["hosts"], host_timeout=timeout) as llm:
+        print(json.dumps(answers(llm, settings["verify"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A target of several processes says what it says in one; processes of this machine stand for
+hosts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ssd_jax.llm import LLM
+from ssd_jax.testing import tiny
+from tests.placement.hosts.leading import answers
+from tests.placement.hosts.processes import Processes, said
+
+SHAPE = {"intermediate_size": 48, "vocab_size": 320, "num_attention_heads": 8}
+CASES = [
+    pytest.param("qwen3", 2, "tensor=4", 2, "coupled", {}),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [
+            ("llama", 4, "data=2,tensor=2", 2, "coupled", {}),
+            ("qwen2", 1, "tensor=4", 2, "ratio", {}),
+            ("qwen2", 2, "data=4", 2, "coupled", {"kv_memory": "64MiB"}),
+            ("qwen3", 2, "data=2,tensor=4", 4, "coupled", {"kv_memory": "64MiB"}),
+            ("llama", 2, "tensor=8", 4, "ratio", {"prefix_caching": True, "kv_memory": "64MiB"}),
+            ("qwen3", 4, "tensor=4", 2, "ratio", {"exact": "bitwise"}),
+        ]
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Target and draft of a family with so many key/value heads."""
+    root = tmp_path_factory.mktemp("hosts")
+
+    def made(family, heads):
+        paths = {noise: root / f"{family}-{heads}-{noise}" for noise in (0.0, 0.04)}
+        for noise, path in paths.items():
+            tiny.write_checkpoint(path, family, noise=noise, num_key_value_heads=heads, **SHAPE)
+        return tuple(map(str, paths.values()))
+
+    return made
+
+
+def settings_of(pair, verify, **more):
+    usual = {"mode": "ssd", "k": 3, "budget": 8, "context": 320, "slots": 4, "dtype": "float32"}
+    usual |= {"logprobs": 2, "compile_cache": "off", "verify": verify}
+    return usual | {"target": pair[0], "draft": pair[1]} | more
+
+
+@pytest.mark.parametrize(("family", "heads", "mesh", "count", "verify", "more"), CASES)
+def test_every_mode_of_several_processes_says_what_one_says(
+    pair, family, heads, mesh, count, verify, more
+):
+    settings = settings_of(pair(family, heads), verify, **more)
+    leader = json.dumps(settings | {"mesh": mesh})
+    with Processes("tests.placement.hosts.leading", leader, count=count) as processes:
+        with LLM(**settings, draft_placement="inline") as alone:
+            expected = answers(alone, verify)
+        found = said(processes)
+    assert found.keys() == expected.keys() == {"ar", "sd", "ssd"}
+    for mode in expected:
+        assert found[mode] == expected[mode], mode
