@@ -147,7 +147,7 @@ class Follower:
 
     Args:
       job: of all processes.
-      timeout: see `Leader`.
+      timeout, leave: see `Leader`.
 
     Raises:
       InputError: the leader cannot be reached.
@@ -155,15 +155,17 @@ class Follower:
 
     follows = True
 
-    def __init__(self, job: compat.Job, timeout: float) -> None:
-        self._job = job
+    def __init__(
+        self, job: compat.Job, timeout: float, *, leave: Callable[[str, int], None] = leave
+    ) -> None:
+        self._job, self._leave = job, leave
         host, port, token = self._job.get(STREAM, JOINING).split(" ")
-        self._leader = f"{host}:{port}"
+        self._address = f"{host}:{port}"
         try:
             connected = socket.create_connection((host, int(port)), timeout=timeout)
         except OSError as error:
             raise InputError(
-                f"hosts: the leader does not listen at {self._leader}: "
+                f"hosts: the leader does not listen at {self._address}: "
                 f"{error.strerror or error}; see that the port is open, or name it by stream= in "
                 "the leader's hosts"
             ) from None
@@ -226,7 +228,7 @@ class Follower:
     def _expect(self, kind: type[Any]) -> Any:
         message, _ = self._told.get()
         if isinstance(message, End):
-            leave("", 0)
+            self._leave("", 0)
         if not isinstance(message, kind):
             self._lose(f"it has sent {type(message).__name__} in place of {kind.__name__}")
         return message
@@ -234,14 +236,14 @@ class Follower:
     def _take(self, frame: bytes) -> None:
         message = decode(frame)
         if isinstance(message, Refuse):
-            leave(message.why, message.status)
+            self._leave(message.why, message.status)
         if isinstance(message, End):
             self._link.close()  # that the leader does, too, is no loss
         self._told.put((message, frame))
 
     def _lose(self, why: str) -> None:
-        leave(
-            f"{named(0, self._job.count, f'the leader, {self._leader}')} is lost: {why}",
+        self._leave(
+            f"{named(0, self._job.count, f'the leader, {self._address}')} is lost: {why}",
             SsdError.exit_status,
         )
 
@@ -249,7 +251,7 @@ class Follower:
         """Ends with what the leader makes of it, or with this if it says nothing."""
         self._send(Refuse(why, status))
         time.sleep(_TOLD)
-        leave(f"{named(self._job.index, self._job.count, own_name())}: {why}", status)
+        self._leave(f"{named(self._job.index, self._job.count, own_name())}: {why}", status)
 
     def _send(self, message: HostMessage) -> None:
         try:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ssd_jax import compat
@@ -58,6 +58,7 @@ class Leader:
       job: of all processes.
       port: to listen at; 0 takes a free one.
       timeout: seconds within which every process has ended when one is lost.
+      leave: see `start.leave`.
 
     Raises:
       InputError: not all processes have come.
@@ -65,19 +66,26 @@ class Leader:
 
     follows = False
 
-    def __init__(self, job: compat.Job, port: int, timeout: float) -> None:
-        self._timeout, self._job = timeout, job
+    def __init__(
+        self,
+        job: compat.Job,
+        port: int,
+        timeout: float,
+        *,
+        leave: Callable[[str, int], None] = leave,
+    ) -> None:
+        self._timeout, self._job, self._leave = timeout, job, leave
         self._told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._calling, self._changing = threading.RLock(), threading.Lock()
         self._digest, self._calls, self._engines = 0, 0, 0
         self._outcomes: dict[int, dict[int, int]] = {}  # by call, then by host
         self._waiting: set[queue.SimpleQueue[Any]] = set()
-        self._reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lost: str | None = None
         self._ended: str | None = None
         self._decoding = False
         self._hosts: dict[int, _Host] = {}
-        threading.Thread(target=self._read_all, daemon=True, name="outcomes").start()
+        threading.Thread(target=self._make_all, daemon=True, name="devices").start()
         self._listen(port)
         atexit.register(self._at_exit)
         for index, host in self._hosts.items():
@@ -137,29 +145,23 @@ class Leader:
         """Number of an engine, and its roles, which all processes make; waits for all of them."""
         with self._calling:
             number, self._engines = self._engines, self._engines + 1
-            with self.saying(NewEngine, number, mode, k):
-                roles = make()
-                self.agree({"engine": number})
+            self._say(NewEngine, number, mode, k)
+            roles = make()
+            self.agree({"engine": number})
         self._decoding = True
         return number, roles
 
-    @contextlib.contextmanager
-    def saying(self, kind: type[Call], *fields: Any) -> Iterator[int]:
-        """Tells followers of a call that is made within; gives its number. Calls of several threads
-        come one after the other, here as there.
+    def call(self, make: Callable[[], T], kind: type[Call], *fields: Any) -> tuple[int, T]:
+        """Tells followers of a call and makes it. Those of several threads come one after the
+        other, here as there.
+
+        Returns: the call's number and what it returns.
 
         Raises:
-          DeviceError: a host is lost.
+          DeviceError: a host or a program has failed.
         """
         with self._calling:
-            if self._lost is not None:
-                raise DeviceError(self._lost)
-            frame = encode(kind(self._digest, *fields))
-            self._digest = zlib.crc32(frame, self._digest)
-            self._calls += 1
-            self._send_frame(frame)
-            with self._naming():
-                yield self._calls
+            return self._say(kind, *fields), self._made(make)
 
     def read(self, call: int, read: Callable[[], Outcomes]) -> Outcomes:
         """The outcomes of a call, when they are there; they are compared with the others'.
@@ -167,43 +169,49 @@ class Leader:
         Raises:
           DeviceError: a host or a program has failed.
         """
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with self._changing:
-            self._waiting.add(answer)
-            if self._lost is not None:
-                answer.put(None)
-        self._reads.put((read, answer))
-        try:
-            found = answer.get()
-        finally:
-            self._waiting.discard(answer)
-        with self._naming():
-            if found is None or isinstance(found, Exception):
-                raise found or DeviceError(str(self._lost))
+        found = self._made(read)
         self._compare(call, 0, digest_of(found))
         return found
 
-    def _read_all(self) -> None:
-        """Waits for programs in place of those who must also hear of lost hosts."""
-        while True:
-            read, answer = self._reads.get()
-            try:
-                answer.put(read())
-            except Exception as error:
-                answer.put(error)
+    def _say(self, kind: type[Call], *fields: Any) -> int:
+        if self._lost is not None:
+            raise DeviceError(self._lost)
+        frame = encode(kind(self._digest, *fields))
+        self._digest = zlib.crc32(frame, self._digest)
+        self._calls += 1
+        self._send_frame(frame)
+        return self._calls
 
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Has errors of devices name the host that has caused them."""
-        try:
-            yield
-        except DeviceError:
-            end = time.monotonic() + _NAMED
-            while self._lost is None and time.monotonic() < end:
-                time.sleep(_NAMED / 100)
-            if self._lost is None:
-                raise
-            raise DeviceError(self._lost) from None
+    def _made(self, make: Callable[[], T]) -> T:
+        """What a thread has made that may hang for ever where a host is lost."""
+        answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        with self._changing:
+            if self._lost is not None:
+                raise DeviceError(self._lost)
+            self._waiting.add(answer)
+        self._work.put((make, answer))
+        found, error = answer.get()
+        self._waiting.discard(answer)
+        if isinstance(error, DeviceError):
+            raise self._named(error) from error
+        if error is not None:
+            raise error
+        return found
+
+    def _make_all(self) -> None:
+        while True:
+            make, answer = self._work.get()
+            try:
+                answer.put((make(), None))
+            except Exception as error:
+                answer.put((None, error))
+
+    def _named(self, error: DeviceError) -> DeviceError:
+        """The error that names the host that has caused it, if one is lost."""
+        end = time.monotonic() + _NAMED
+        while self._lost is None and time.monotonic() < end:
+            time.sleep(_NAMED / 100)
+        return error if self._lost is None else DeviceError(self._lost)
 
     def _listen(self, port: int) -> None:
         """Waits for all followers; whoever does not know the secret is sent away."""
@@ -270,11 +278,11 @@ class Leader:
                 return
             self._lost = f"{self._name(index)} is lost: {why}"
             for answer in self._waiting:
-                answer.put(None)
+                answer.put((None, DeviceError(self._lost)))
         self._told.put((index, None))
         self._tell(Refuse(self._lost, SsdError.exit_status))
         patience = threading.Timer(
-            (1 - _SILENT) * self._timeout, leave, (self._lost, SsdError.exit_status)
+            (1 - _SILENT) * self._timeout, self._leave, (self._lost, SsdError.exit_status)
         )
         patience.daemon = True
         patience.start()
@@ -317,9 +325,9 @@ class Leader:
         """JAX would wait for processes that are gone."""
         self.close()
         if self._lost is not None:
-            leave("", SsdError.exit_status)
+            self._leave("", SsdError.exit_status)
         if self._ended:
-            leave("", self._status)
+            self._leave("", self._status)
 
 
 def lead(hosts: str, timeout: float) -> Leader:

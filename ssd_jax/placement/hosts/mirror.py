@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,19 +44,20 @@ class MirroredDrafter(Drafter):
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Drafter.open`."""
-        with self._leader.saying(Open, self._engine, "drafter", opening):
-            self._drafter.open(opening)
+        make = partial(self._drafter.open, opening)
+        self._leader.call(make, Open, self._engine, "drafter", opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
+        make = partial(self._drafter.prefill, slot, tokens, offset, last=last)
         about = "drafter", slot, list(tokens), offset, last
-        with self._leader.saying(Prefill, self._engine, *about):
-            self._drafter.prefill(slot, tokens, offset, last=last)
+        self._leader.call(make, Prefill, self._engine, *about)
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
-        with self._leader.saying(Propose, self._engine, [packed(array) for array in batch]):
-            return self._drafter.propose(batch)
+        make = partial(self._drafter.propose, batch)
+        arrays = [packed(array) for array in batch]
+        return self._leader.call(make, Propose, self._engine, arrays)[1]
 
     def proposal(self) -> Any:
         """See `protocols.Drafter.proposal`."""
@@ -80,20 +82,20 @@ class MirroredTarget:
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Target.open`."""
-        with self._leader.saying(Open, self._engine, "target", opening):
-            self._target.open(opening)
+        make = partial(self._target.open, opening)
+        self._leader.call(make, Open, self._engine, "target", opening)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.Target.prefill`."""
+        make = partial(self._target.prefill, slot, tokens, offset)
         about = "target", slot, list(tokens), offset, False
-        with self._leader.saying(Prefill, self._engine, *about):
-            self._target.prefill(slot, tokens, offset)
+        self._leader.call(make, Prefill, self._engine, *about)
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> MirroredPending:
         """See `protocols.Target.prefill_last`."""
+        make = partial(self._target.prefill_last, slot, tokens, offset)
         about = "target", slot, list(tokens), offset, True
-        with self._leader.saying(Prefill, self._engine, *about) as call:
-            pending = self._target.prefill_last(slot, tokens, offset)
+        call, pending = self._leader.call(make, Prefill, self._engine, *about)
         return MirroredPending(self._leader, call, pending)
 
     def forward(self, pending: Any, lengths: np.ndarray, drafted: Drafted | None = None) -> Any:
@@ -107,8 +109,9 @@ class MirroredTarget:
         if drafted is not None:
             proposed = packed(drafted.lengths)
             tokens = None if self._own else packed(np.asarray(drafted.tokens))
-        with self._leader.saying(Forward, self._engine, packed(lengths), told, proposed, tokens):
-            return self._target.forward(pending, lengths, drafted)
+        make = partial(self._target.forward, pending, lengths, drafted)
+        about = packed(lengths), told, proposed, tokens
+        return self._leader.call(make, Forward, self._engine, *about)[1]
 
     def accept(self, logits: Any, proposal: Any = None) -> MirroredPending:
         """See `protocols.Target.accept`."""
@@ -116,7 +119,7 @@ class MirroredTarget:
         told = None
         if proposal is not None and not own:
             told = [packed(np.asarray(array)) for array in proposal]
-        with self._leader.saying(Accept, self._engine, own, told) as call:
-            pending = self._target.accept(logits, proposal)
+        make = partial(self._target.accept, logits, proposal)
+        call, pending = self._leader.call(make, Accept, self._engine, own, told)
         self._bonus = pending.bonus
         return MirroredPending(self._leader, call, pending)

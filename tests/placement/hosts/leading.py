@@ -10,11 +10,12 @@ from ssd_jax.llm import LLM
 from tests.llm.test_speculative import outputs, requests
 
 
-def answers(llm: LLM, verify: str) -> dict:
-    """Tokens of each prompt by mode, and the likeliest ones beside each."""
+def answers(llm: LLM, verify: str, few: bool) -> dict:
+    """Tokens of each prompt, or of some, by mode, and the likeliest ones beside each."""
     found = {}
     for mode in llm.modes:
-        done = outputs(llm, requests(llm, verify, logprobs=2), mode)
+        asked = requests(llm, verify, logprobs=2)
+        done = outputs(llm, asked[1:4] if few else asked, mode)
         found[mode] = [
             [o.token_ids, [[token for token, _ in beside.top] for beside in o.logprobs]]
             for o in done
@@ -27,7 +28,7 @@ def main() -> None:
     given = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[2:])
     timeout = float(given["host_timeout"])
     with LLM(**settings, hosts=given["hosts"], host_timeout=timeout) as llm:
-        print(json.dumps(answers(llm, settings["verify"])))
+        print(json.dumps(answers(llm, settings["verify"], given["few"] == "True")))
 
 
 if __name__ == "__main__":

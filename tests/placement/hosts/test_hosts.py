@@ -14,10 +14,11 @@ from tests.placement.hosts.processes import Processes, said
 
 SHAPE = {"intermediate_size": 48, "vocab_size": 320, "num_attention_heads": 8}
 CASES = [
-    pytest.param("qwen3", 2, "tensor=4", 2, "coupled", {}),
+    pytest.param("qwen3", 2, "tensor=4", 2, "coupled", {}, True),
     *(
-        pytest.param(*case, marks=pytest.mark.slow)
+        pytest.param(*case, False, marks=pytest.mark.slow)
         for case in [
+            ("qwen3", 2, "tensor=4", 2, "coupled", {}),
             ("llama", 4, "data=2,tensor=2", 2, "coupled", {}),
             ("qwen2", 1, "tensor=4", 2, "ratio", {}),
             ("qwen2", 2, "data=4", 2, "coupled", {"kv_memory": "64MiB"}),
@@ -49,15 +50,16 @@ def settings_of(pair, verify, **more):
     return usual | {"target": pair[0], "draft": pair[1]} | more
 
 
-@pytest.mark.parametrize(("family", "heads", "mesh", "count", "verify", "more"), CASES)
+@pytest.mark.parametrize(("family", "heads", "mesh", "count", "verify", "more", "few"), CASES)
 def test_every_mode_of_several_processes_says_what_one_says(
-    pair, family, heads, mesh, count, verify, more
+    pair, family, heads, mesh, count, verify, more, few
 ):
     settings = settings_of(pair(family, heads), verify, **more)
     leader = json.dumps(settings | {"mesh": mesh})
-    with Processes("tests.placement.hosts.leading", leader, count=count) as processes:
+    asked = "tests.placement.hosts.leading", leader, f"--few={few}"
+    with Processes(*asked, count=count) as processes:
         with LLM(**settings, draft_placement="inline") as alone:
-            expected = answers(alone, verify)
+            expected = answers(alone, verify, few)
         found = said(processes)
     assert found.keys() == expected.keys() == {"ar", "sd", "ssd"}
     for mode in expected:

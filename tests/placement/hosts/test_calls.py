@@ -1,0 +1,223 @@
+"""Followers make the leader's calls, in their order, with their arguments; others are noticed."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ssd_jax.errors import DeviceError, InputError, SsdError
+from ssd_jax.placement.hosts import leader as leaders
+from ssd_jax.placement.hosts.flag import Hosts
+from ssd_jax.placement.hosts.follower import Replay
+from ssd_jax.placement.hosts.leader import Leader
+from ssd_jax.placement.hosts.link import MOST
+from ssd_jax.placement.hosts.messages import Open, Refuse, encode
+from ssd_jax.placement.hosts.start import STREAM
+from ssd_jax.roles.records import SlotOpening, draft_batch
+from ssd_jax.sampling.params import SamplingParams
+from tests.placement.hosts.paired import SLOTS, K, Texts, decoding, joined
+
+LENGTHS = np.array([4, -1], np.int32)
+
+
+def rounds(pair, *, own=True):
+    """A prompt and two rounds, each with its proposal, and one ahead; all outcomes."""
+    params = SamplingParams(temperature=0.5, seed=2**63 + 5, logit_bias={3: 1.5})
+    opening = SlotOpening(1, params, index=7, banned=[2], ban_before=9, pages=[3, 4], reused=2)
+    pair.target.open(opening)
+    pair.target.prefill(1, [5, 6], 0)
+    if own:
+        pair.drafter.open(opening)
+        pair.drafter.prefill(1, [5, 6, 7], 0, last=True)
+    found = [pair.target.prefill_last(1, [7], 2).read()]
+    batch = draft_batch(SLOTS, K + 1)._replace(limit=np.array([0, K], np.int32))
+    for _ in range(2):
+        drafted = (pair.drafter if own else pair.here[1]).propose(batch)
+        logits = pair.target.forward(np.array([1, 2], np.int32), LENGTHS, drafted)
+        pending = pair.target.accept(logits, pair.drafter.proposal())
+        found.append(pending.read())
+    ahead = pair.target.accept(pair.target.forward(pending.bonus, LENGTHS))
+    return [*found, ahead.read()]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_followers_make_the_same_calls(monkeypatch, own):
+    with decoding(monkeypatch, own=own) as pair:
+        rounds(pair, own=own)
+        wait_until(lambda: len(pair.there[0].calls) == len(pair.here[0].calls))
+        assert pair.there[0].calls == pair.here[0].calls
+        assert pair.there[1].calls == (pair.here[1].calls if own else [])
+        assert not pair.left
+
+
+def wait_until(true):
+    for _ in range(1000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError
+
+
+def many_rounds(pair):
+    for _ in range(50):
+        rounds(pair)
+
+
+def without_first(kind):
+    """Makes all calls but the first of a kind."""
+
+    def fault(replay, monkeypatch):
+        works, left = Replay._call, [True]
+
+        def call(self, message):
+            if isinstance(message, kind) and left:
+                left.clear()
+                return None
+            return works(self, message)
+
+        monkeypatch.setattr(Replay, "_call", call)
+
+    return fault
+
+
+def dropping_a_message(replay, monkeypatch):
+    works, count = Replay.make, [0]
+
+    def make(self, call, frame):
+        count[0] += 1
+        return None if count[0] == 3 else works(self, call, frame)
+
+    monkeypatch.setattr(Replay, "make", make)
+
+
+def swapping_two(replay, monkeypatch):
+    works, kept = Replay.make, []
+
+    def make(self, call, frame):
+        if self.calls == 2 and not kept:
+            kept.append((call, frame))
+            return None
+        found = works(self, call, frame)
+        if kept:
+            works(self, *kept.pop())
+        return found
+
+    monkeypatch.setattr(Replay, "make", make)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (dropping_a_message, "it has made others than the leader"),
+        (swapping_two, "it has made others than the leader"),
+        (without_first(Open), "its outcome of a round is another than the leader's"),
+    ],
+)
+def test_other_calls_are_noticed(monkeypatch, fault, words):
+    fault(Replay, monkeypatch)
+    with decoding(monkeypatch, own=True) as pair:
+        with pytest.raises(DeviceError, match=words) as raised:
+            many_rounds(pair)
+        assert "host 1 of 2" in str(raised.value)
+        assert words in pair.wait_left()
+
+
+def test_an_error_of_a_follower_ends_all_by_its_name(monkeypatch):
+    with decoding(monkeypatch, own=True) as pair:
+        pair.there[0].prefill_last = None
+        with pytest.raises(DeviceError, match=r"host 1 of 2 .* is lost: 'NoneType'"):
+            many_rounds(pair)
+
+
+def test_a_hanging_program_is_not_waited_for_when_a_host_is_lost(monkeypatch):
+    with decoding(monkeypatch, own=True) as pair:
+        pair.here[0].forward = lambda *_: threading.Event().wait()
+        threading.Timer(0.3, pair.follower._link.close).start()
+        with pytest.raises(DeviceError, match=r"host 1 of 2 .* is lost: its connection was closed"):
+            rounds(pair)
+
+
+def test_hosts_that_tell_other_facts_end_with_one_message(monkeypatch):
+    left: list[str] = []
+    with joined(monkeypatch, left) as (leader, follower):
+        said = "hosts differ in jax: host 0 of 2 .* has 1, host 1 of 2 .* has 2; make them the same"
+        thread = threading.Thread(target=follower.agree, args=({"jax": 2},), daemon=True)
+        thread.start()
+        with pytest.raises(InputError, match=said) as raised:
+            leader.agree({"jax": 1})
+        wait_until(lambda: left)
+        assert left == [str(raised.value)]
+
+
+def test_a_host_that_cannot_go_on_is_named_to_all(monkeypatch):
+    left: list[str] = []
+    with joined(monkeypatch, left) as (leader, follower):
+        threading.Thread(
+            target=follower.fail, args=(InputError("no such file"),), daemon=True
+        ).start()
+        with pytest.raises(InputError, match=r"host 1 of 2 \(.*\): no such file"):
+            leader.agree({})
+
+
+def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
+    monkeypatch.setattr(leaders, "_STRANGER", 0.2)
+    texts, made = Texts(), []
+    thread = threading.Thread(target=lambda: made.append(Leader(texts.job(0), 0, 5.0)))
+    thread.start()
+    host, port, token = texts.of(STREAM).get(timeout=10).split(" ")
+    hello = leaders.Greeting(leaders.VERSION, token, 1, "me")
+    frames = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("<I", MOST + 1),
+        framed(encode(Refuse("no"))),
+        framed(encode(leaders.Greeting(leaders.VERSION, "guess", 1, "me"))),
+        framed(encode(leaders.Greeting(leaders.VERSION + 1, token, 1, "me"))),
+        framed(encode(leaders.Greeting(leaders.VERSION, token, 2, "me"))),
+        framed(b"\xff" * 9),
+        b"",  # says nothing
+    ]
+    connected = []
+    for frame in [*frames, framed(encode(hello))]:
+        connected.append(socket.create_connection((host, int(port))))
+        connected[-1].sendall(frame)
+    thread.join(10)
+    assert made
+    leaders.atexit.unregister(made[0]._at_exit)
+    assert caplog.text.count("was sent away") == len(frames)
+    made[0].close()
+    for each in connected:
+        each.close()
+
+
+def framed(message):
+    return struct.pack("<I", len(message)) + message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is not understood"),
+        ("10.0.0.1:4000", "is not understood"),
+        ("10.0.0.1,count=2", "is not understood"),
+        ("10.0.0.1:4000,count=2,count=3", "is not understood"),
+        ("10.0.0.1:99999,count=2", "is not understood"),
+        ("auto,count=2", "is not understood"),
+        ("10.0.0.1:4000,count=2,index=2", "at most 1"),
+        ("10.0.0.1:4000,count=2,stream=70000", "no port 70000"),
+    ],
+)
+def test_hosts_that_are_not_understood(text, words):
+    with pytest.raises(InputError, match=words):
+        Hosts.parse(text)
+
+
+def test_hosts_as_they_are_given():
+    assert Hosts.parse("auto,stream=5") == Hosts(None, stream=5)
+    assert Hosts.parse("[::1]:4000,count=3,index=2") == Hosts("[::1]:4000", 3, 2)
+    assert Hosts.parse("auto").given == {}
+    assert issubclass(InputError, SsdError)

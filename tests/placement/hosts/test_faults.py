@@ -1,0 +1,104 @@
+"""A host is lost, refuses, or differs: every process ends soon, with one line that says which."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from ssd_jax.testing import tiny
+from tests.placement.hosts.processes import Processes
+
+SOON = 20.0
+"""Seconds, of a time-out of 10, with what a busy machine adds."""
+GENERATE = (
+    *("ssd_jax", "generate", "--target=model", "--dtype=float32", "--context=320"),
+    *("--ignore_eos", "--compile_cache=off"),
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two with models of one name, which are the same, and one with another."""
+    root = tmp_path_factory.mktemp("faults")
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        (root / name).mkdir()
+        tiny.write_checkpoint(root / name / "model", "qwen3", seed=seed)
+    return root
+
+
+def decoding(folders, tmp_path, timeout=10.0):
+    """Processes amid a long text."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("abc", "xyz")))
+    about = (f"--prompt_file={prompts}", "--json", "--slots=1")
+    # The first prompt ends, the second goes on and on.
+    return Processes(
+        *GENERATE,
+        *about,
+        "--max_tokens=300",
+        timeout=timeout,
+        folders={0: folders / "one", 1: folders / "same"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "by"),
+    [
+        (1, signal.SIGKILL),
+        (0, signal.SIGKILL),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_every_process_ends_when_one_is_lost(folders, tmp_path, lost, by):
+    with decoding(folders, tmp_path) as processes:
+        first = processes.read_line()
+        assert json.loads(first)["finish_reason"] == "length"
+        time.sleep(0.2)
+        began = time.monotonic()
+        processes.processes[lost].send_signal(by)
+        left = processes.processes[1 - lost]
+        output, errors = left.communicate(timeout=SOON)
+        assert time.monotonic() - began < SOON
+    assert left.returncode not in (0, None)
+    named = "host 1 of 2" if lost else "host 0 of 2 (the leader"
+    assert named in errors, errors
+    assert "is lost" in errors
+    if lost:
+        assert left.returncode == 1
+        cut_off = json.loads(output.splitlines()[-1])
+        assert cut_off["finish_reason"] == "error"
+        assert cut_off["token_ids"]
+
+
+def test_a_leader_that_is_told_to_end_ends_all(folders, tmp_path):
+    with decoding(folders, tmp_path) as processes:
+        processes.read_line()
+        processes.processes[0].send_signal(signal.SIGINT)
+        (leader, _, _), (follower, _, words) = processes.ended(SOON)
+    assert leader == 130
+    assert follower == 0, words
+
+
+def test_other_weights_are_refused_everywhere_by_the_same_message(folders):
+    pair = {0: folders / "one", 1: folders / "other"}
+    with Processes(*GENERATE, "--prompt=abc", folders=pair) as processes:
+        (leader, _, one), (follower, _, other) = processes.ended(120)
+    assert leader == follower == 2
+    assert "hosts differ in weights of the target (model)" in one
+    assert "host 0 of 2" in one
+    assert "host 1 of 2" in one
+    assert one.splitlines()[-1].split(": ", 1)[1] == other.splitlines()[-1].split(": ", 1)[1]
+
+
+def test_a_model_that_one_host_lacks_is_refused_everywhere(folders, tmp_path):
+    pair = {0: folders / "one", 1: tmp_path}
+    with Processes(*GENERATE, "--prompt=abc", folders=pair) as processes:
+        (leader, _, one), (follower, _, other) = processes.ended(120)
+    assert leader == follower == 2
+    assert "host 1 of 2" in one
+    assert "model" in one
+    assert one.splitlines()[-1].split(": ", 1)[1] == other.splitlines()[-1].split(": ", 1)[1]
