@@ -118,11 +118,12 @@ class Job:
     get: Callable[[str, float], str]
 
 
-def start_job(seconds: float, **given: Any) -> Job:
+def start_job(seconds: float, silence: float, **given: Any) -> Job:
     """Starts JAX in a job of several processes, before anything asks for devices.
 
     Args:
       seconds: to wait for the others.
+      silence: seconds that a process may be silent.
       given: to `jax.distributed.initialize`, which finds out the rest.
 
     Raises:
@@ -136,8 +137,8 @@ def start_job(seconds: float, **given: Any) -> Job:
     jax.distributed.initialize(
         **given,
         initialization_timeout=math.ceil(seconds),
-        heartbeat_timeout_seconds=max(100, math.ceil(4 * seconds)),
-        shutdown_timeout_seconds=math.ceil(seconds),
+        heartbeat_timeout_seconds=math.ceil(100 + 2 * silence),
+        shutdown_timeout_seconds=math.ceil(silence),
     )
     state = distributed.global_state
     client, address = state.client, state.coordinator_address

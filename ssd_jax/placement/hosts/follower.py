@@ -65,7 +65,7 @@ class Roles(Protocol):
 
 def join(hosts: str, timeout: float) -> Follower:
     """Joins a leader, and compares what must be the same; see `leader.lead`."""
-    follower = Follower(start(Hosts.parse(hosts), follows=True), timeout)
+    follower = Follower(start(Hosts.parse(hosts), timeout, follows=True), timeout)
     follower.agree(of_process())
     return follower
 

@@ -340,7 +340,7 @@ def lead(hosts: str, timeout: float) -> Leader:
       InputError: the job cannot start, or its processes differ.
     """
     about = Hosts.parse(hosts)
-    leader = Leader(start(about, follows=False), about.stream, timeout)
+    leader = Leader(start(about, timeout, follows=False), about.stream, timeout)
     leader.agree(of_process())
     return leader
 

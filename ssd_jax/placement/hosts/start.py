@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 
 from ssd_jax import compat
@@ -43,21 +44,34 @@ def leave(why: str, status: int) -> None:
     os._exit(status)
 
 
-def start(hosts: Hosts, *, follows: bool) -> compat.Job:
+def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
     """Joins the job; every process has to, and waits for the others.
+
+    Args:
+      timeout: see `Leader`.
+      follows: whether it is no leader.
 
     Raises:
       InputError: it cannot be joined, or this process has another place in it.
     """
-    if follows and hosts.address is not None:
-        _wait_for(hosts.address)
+    where = f" with its coordinator at {hosts.address}"
+    if hosts.address is None:
+        where = " that JAX was to find out (of SLURM, Kubernetes or a TPU's metadata)"
+    if hosts.address is not None:
+        (_wait_for if follows else _require_free)(hosts.address)
+    # JAX would end this process by an abort.
+    late = f"hosts: not all processes have come to the job{where} within {JOINING:.0f} s"
+    limit = threading.Timer(JOINING, leave, (late, InputError.exit_status))
+    limit.daemon = True
+    limit.start()
     try:
-        job = compat.start_job(JOINING, **hosts.given)
+        job = compat.start_job(2 * JOINING, timeout, **hosts.given)
     except (RuntimeError, ValueError) as error:
-        where = "" if hosts.address is None else f" with its coordinator at {hosts.address}"
         raise InputError(
             f"hosts: the job{where} cannot start: {str(error).partition(chr(10))[0]}"
         ) from None
+    finally:
+        limit.cancel()
     if follows and job.index == 0:
         raise InputError("hosts: this is process 0 of the job, the leader: give it a command")
     if not follows and job.index > 0:
@@ -66,6 +80,18 @@ def start(hosts: Hosts, *, follows: bool) -> compat.Job:
             "ssd-jax follower here"
         )
     return job
+
+
+def _require_free(address: str) -> None:
+    """Refuses a port that others have, which JAX would end this process by."""
+    _, port = split(address)
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise InputError(
+            f"hosts: no coordinator can listen at port {port}: {error.strerror or error}; give "
+            "another port to all processes"
+        ) from None
 
 
 def _wait_for(address: str) -> None:
