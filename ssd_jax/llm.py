@@ -261,6 +261,17 @@ class LLM:
         return self._loaded
 
     @property
+    def alone(self) -> Loaded:
+        """`loaded`, for those that run its programs by themselves.
+
+        Raises:
+          InputError: other processes have parts of them.
+        """
+        if self._hosts is not None:
+            raise InputError("this runs programs by itself, and those of hosts only run together")
+        return self.loaded
+
+    @property
     def engine(self) -> Engine:
         """The engine of the mode."""
         return self.engine_of(self.mode)

@@ -30,9 +30,12 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.placement.hosts.start import leave
 
     leader = join(config.hosts, config.host_timeout)
-    wanted = leader.settings()
-    theirs = {**wanted.config, **own, "trace": None, "draft_cores": None}
-    llm = LLM(config=Config(**theirs), ks=wanted.ks, others=leader)
-    leader.follow(llm.loaded.roles)
+    try:
+        wanted = leader.settings()
+        theirs = {**wanted.config, **own, "trace": None, "draft_cores": None}
+        llm = LLM(config=Config(**theirs), ks=wanted.ks, others=leader)
+        leader.follow(llm.loaded.roles)
+    except BaseException as error:
+        leader.fail(error)  # ends this process, too
     leave("", 0)
     return 0

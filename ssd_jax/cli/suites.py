@@ -124,7 +124,7 @@ def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
     from ssd_jax.tuning.measuring import blank_proposals, drafting, verifying
 
     # Always k tokens, and nothing to learn from: these rounds are no text's.
-    loaded = dataclasses.replace(job.llm.loaded, tuner=None)
+    loaded = dataclasses.replace(job.llm.alone, tuner=None)
     programs, roles = loaded.programs, loaded.roles(mode, k)
     assert roles.drafter is not None
     verify = verifying(roles.target, blank_proposals(programs, programs.slots, [k]), job.params)
@@ -152,7 +152,7 @@ def steps(job: BenchJob) -> SuiteReport:
     import jax
 
     llm = job.llm
-    programs, parameters = llm.loaded.programs, llm.loaded.parameters
+    programs, parameters = llm.alone.programs, llm.alone.parameters
     pages, table = programs.new_pages(), programs.any_table()
     lengths = np.full(programs.slots, programs.context // 8, np.int32)
     pending = np.zeros(programs.slots, np.int32)
@@ -195,7 +195,7 @@ def overheads(job: BenchJob) -> SuiteReport:
     from ssd_jax.devices.sampling_rows import SamplingRows
 
     llm = job.llm
-    programs, parameters = llm.loaded.programs, llm.loaded.parameters
+    programs, parameters = llm.alone.programs, llm.alone.parameters
     pages, table, prompt = programs.new_pages(), programs.any_table(), len(_OVERHEAD_PROMPT)
     length = prompt  # of the engine's sequences; the bare loop works at the same length
     settings = SamplingRows(programs.slots, programs.model.config.vocab_size)
@@ -236,7 +236,7 @@ def overheads(job: BenchJob) -> SuiteReport:
 def perplexities(job: BenchJob) -> SuiteReport:
     """How well the model predicts a text."""
     llm, window = job.llm, job.given["window"]
-    model, parameters = llm.loaded.programs.model, llm.loaded.parameters
+    model, parameters = llm.alone.programs.model, llm.alone.parameters
     score = perplexity.TextScorer(model, parameters, window=window, tokens=llm.tokenizer.size)
     with progress_bar("perplexity", unit="windows") as progress:
         result = perplexity.measure_perplexity(
@@ -266,7 +266,7 @@ def supports(job: BenchJob) -> SuiteReport:
         raise failure(failed, len(requests), "texts")
     if not texts:
         raise InputError("every text ended at its first token; give other prompts or settings")
-    loaded, draft = llm.loaded, llm.draft
+    loaded, draft = llm.alone, llm.draft
     assert loaded.inline is not None
     assert draft is not None
     overlaps = support.Overlaps(

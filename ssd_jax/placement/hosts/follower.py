@@ -41,7 +41,7 @@ from ssd_jax.placement.hosts.messages import (
     proposal_of,
     unpacked,
 )
-from ssd_jax.placement.hosts.start import JOINING, STREAM, leave, named, own_name, start
+from ssd_jax.placement.hosts.start import JOINING, STREAM, leave, named, own_name, start, words_of
 from ssd_jax.roles.protocols import Drafter, Pending, Target
 from ssd_jax.roles.records import Drafted
 
@@ -187,7 +187,7 @@ class Follower:
     def fail(self, error: BaseException) -> None:
         """Tells the leader that this process cannot go on; ends with what it says to all."""
         status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
-        self._give_up(str(error) or type(error).__name__, status)
+        self._give_up(words_of(error), status)
 
     def follow(self, make: Callable[[str, int], Roles]) -> None:
         """Makes the leader's calls until it needs no more.
@@ -207,7 +207,7 @@ class Follower:
                 if isinstance(message, NewEngine):
                     self.agree({"engine": message.engine})
             except Exception as error:
-                self._give_up(str(error) or type(error).__name__, SsdError.exit_status)
+                self._give_up(words_of(error), SsdError.exit_status)
                 return
             if pending is not None:
                 self._outcomes.put((replay.calls, pending))
@@ -223,7 +223,7 @@ class Follower:
                 call, pending = self._outcomes.get()
                 self._send(Seen(call, digest_of(pending.read())))
         except Exception as error:
-            self._give_up(str(error), SsdError.exit_status)
+            self._give_up(words_of(error), SsdError.exit_status)
 
     def _expect(self, kind: type[Any]) -> Any:
         message, _ = self._told.get()

@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ssd_jax import compat
 from ssd_jax.errors import DeviceError, InputError, SsdError
@@ -35,7 +35,16 @@ from ssd_jax.placement.hosts.messages import (
     decode,
     encode,
 )
-from ssd_jax.placement.hosts.start import JOINING, STREAM, leave, named, own_name, refusal, start
+from ssd_jax.placement.hosts.start import (
+    JOINING,
+    STREAM,
+    leave,
+    named,
+    own_name,
+    refusal,
+    start,
+    words_of,
+)
 from ssd_jax.roles.records import Outcomes
 
 T = TypeVar("T")
@@ -75,15 +84,14 @@ class Leader:
         leave: Callable[[str, int], None] = leave,
     ) -> None:
         self._timeout, self._job, self._leave = timeout, job, leave
-        self._told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[tuple[int, Facts | None]] = queue.SimpleQueue()
         self._calling, self._changing = threading.RLock(), threading.Lock()
         self._digest, self._calls, self._engines = 0, 0, 0
         self._outcomes: dict[int, dict[int, int]] = {}  # by call, then by host
         self._waiting: set[queue.SimpleQueue[Any]] = set()
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._lost: str | None = None
-        self._ended: str | None = None
-        self._decoding = False
+        self._failure: SsdError | None = None
+        self._closed = self._decoding = False
         self._hosts: dict[int, _Host] = {}
         threading.Thread(target=self._make_all, daemon=True, name="devices").start()
         self._listen(port)
@@ -107,20 +115,19 @@ class Leader:
         told: dict[int, Mapping[str, str]] = {}
         while len(told) < len(self._hosts):
             index, message = self._told.get()
-            if self._lost is not None:
-                raise SsdError(self._lost)
-            if isinstance(message, Refuse):
-                self._refuse(f"{self._name(index)}: {message.why}", message.status)
+            if self._failure is not None or message is None:
+                raise self._failure or AssertionError
             told[index] = message.values
         own = {name: str(value) for name, value in values.items()}
         for index, theirs in sorted(told.items()):
             for name in own.keys() | theirs.keys():
                 if own.get(name) != theirs.get(name):
-                    self._refuse(
+                    error = InputError(
                         f"hosts differ in {name}: {self._name(0)} has {own.get(name)}, "
-                        f"{self._name(index)} has {theirs.get(name)}; make them the same",
-                        InputError.exit_status,
+                        f"{self._name(index)} has {theirs.get(name)}; make them the same"
                     )
+                    self.fail(error)
+                    raise error
         self._send(Go())
 
     def settle(self, config: Mapping[str, Any], ks: Sequence[int]) -> None:
@@ -129,16 +136,18 @@ class Leader:
 
     def fail(self, error: BaseException) -> None:
         """Ends the other processes: this one cannot go on."""
-        status = error.exit_status if isinstance(error, SsdError) else 1
-        self._end(Refuse(str(error) or type(error).__name__, status))
+        status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
+        self._stop(refusal(words_of(error), status))
 
     def close(self) -> None:
         """Ends the other processes, which are not needed any more."""
         with self._changing:
-            if self._ended is not None or self._lost is not None:
+            if self._closed or self._failure is not None:
                 return
-        self._end(End())
-        self._ended = ""
+            self._closed = True
+        self._tell(End())
+        for host in self._hosts.values():
+            host.link.close()
         compat.leave_job()
 
     def new_engine(self, mode: str, k: int, make: Callable[[], T]) -> tuple[int, T]:
@@ -174,8 +183,8 @@ class Leader:
         return found
 
     def _say(self, kind: type[Call], *fields: Any) -> int:
-        if self._lost is not None:
-            raise DeviceError(self._lost)
+        if self._failure is not None:
+            raise DeviceError(str(self._failure))
         frame = encode(kind(self._digest, *fields))
         self._digest = zlib.crc32(frame, self._digest)
         self._calls += 1
@@ -186,12 +195,13 @@ class Leader:
         """What a thread has made that may hang for ever where a host is lost."""
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         with self._changing:
-            if self._lost is not None:
-                raise DeviceError(self._lost)
+            if self._failure is not None:
+                raise DeviceError(str(self._failure))
             self._waiting.add(answer)
         self._work.put((make, answer))
         found, error = answer.get()
-        self._waiting.discard(answer)
+        with self._changing:
+            self._waiting.discard(answer)
         if isinstance(error, DeviceError):
             raise self._named(error) from error
         if error is not None:
@@ -209,9 +219,9 @@ class Leader:
     def _named(self, error: DeviceError) -> DeviceError:
         """The error that names the host that has caused it, if one is lost."""
         end = time.monotonic() + _NAMED
-        while self._lost is None and time.monotonic() < end:
+        while self._failure is None and time.monotonic() < end:
             time.sleep(_NAMED / 100)
-        return error if self._lost is None else DeviceError(self._lost)
+        return error if self._failure is None else DeviceError(str(self._failure))
 
     def _listen(self, port: int) -> None:
         """Waits for all followers; whoever does not know the secret is sent away."""
@@ -254,10 +264,11 @@ class Leader:
     def _take(self, index: int, message: HostMessage) -> None:
         if isinstance(message, Seen):
             self._compare(message.call, index, message.outcome)
-        elif isinstance(message, Refuse) and self._decoding:
-            self._lose(index, message.why)
-        elif isinstance(message, Facts | Refuse):
+        elif isinstance(message, Facts):
             self._told.put((index, message))
+        elif isinstance(message, Refuse):
+            lost = " is lost" if self._decoding else ""
+            self._stop(refusal(f"{self._name(index)}{lost}: {message.why}", message.status))
         else:
             raise OSError("it has sent what is not for the leader")
 
@@ -273,37 +284,26 @@ class Leader:
 
     def _lose(self, index: int, why: str) -> None:
         """Ends everything: no program can run without this host."""
+        self._stop(SsdError(f"{self._name(index)} is lost: {why}"))
+
+    def _stop(self, failure: SsdError) -> None:
+        """Has all processes end with one message, this one at the latest when it was patient."""
         with self._changing:
-            if self._lost is not None or self._ended is not None:
+            if self._closed or self._failure is not None:
                 return
-            self._lost = f"{self._name(index)} is lost: {why}"
+            self._failure = failure
             for answer in self._waiting:
-                answer.put((None, DeviceError(self._lost)))
-        self._told.put((index, None))
-        self._tell(Refuse(self._lost, SsdError.exit_status))
-        patience = threading.Timer(
-            (1 - _SILENT) * self._timeout, self._leave, (self._lost, SsdError.exit_status)
-        )
+                answer.put((None, DeviceError(str(failure))))
+        self._told.put((0, None))
+        self._tell(Refuse(str(failure), failure.exit_status))
+        about = str(failure), failure.exit_status
+        patience = threading.Timer((1 - _SILENT) * self._timeout, self._leave, about)
         patience.daemon = True
         patience.start()
 
     def _name(self, index: int) -> str:
         name = self._hosts[index].name if index else own_name()
         return named(index, self._job.count, name)
-
-    def _refuse(self, why: str, status: int) -> NoReturn:
-        self._end(Refuse(why, status))
-        raise refusal(why, status)
-
-    def _end(self, message: Refuse | End) -> None:
-        with self._changing:
-            if self._ended is not None or self._lost is not None:
-                return
-            self._ended = message.why if isinstance(message, Refuse) else ""
-            self._status = message.status if isinstance(message, Refuse) else 0
-        self._tell(message)
-        for host in self._hosts.values():
-            host.link.close()
 
     def _tell(self, message: HostMessage) -> None:
         """Tells who still listens."""
@@ -324,10 +324,8 @@ class Leader:
     def _at_exit(self) -> None:
         """JAX would wait for processes that are gone."""
         self.close()
-        if self._lost is not None:
-            self._leave("", SsdError.exit_status)
-        if self._ended:
-            self._leave("", self._status)
+        if self._failure is not None:
+            self._leave("", self._failure.exit_status)
 
 
 def lead(hosts: str, timeout: float) -> Leader:

@@ -29,6 +29,13 @@ def own_name() -> str:
     return f"{socket.gethostname()}, process {os.getpid()}"
 
 
+def words_of(error: BaseException) -> str:
+    """What others are told of an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted"
+    return str(error) or type(error).__name__
+
+
 def refusal(why: str, status: int) -> SsdError:
     """The error of a message that all hosts end with."""
     return InputError(why) if status == InputError.exit_status else SsdError(why)

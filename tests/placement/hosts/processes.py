@@ -45,7 +45,7 @@ class Processes:
         self,
         *leader: str,
         count: int = 2,
-        timeout: float = 10,
+        timeout: float = 60,
         follower: tuple[str, ...] = ("ssd_jax", "follower"),
         folders: dict[int, Path] | None = None,
     ) -> None:

@@ -10,9 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from ssd_jax.errors import DeviceError, InputError, SsdError
+from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.placement.hosts import leader as leaders
-from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.follower import Replay
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.link import MOST
@@ -196,28 +195,3 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
 
 def framed(message):
     return struct.pack("<I", len(message)) + message
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is not understood"),
-        ("10.0.0.1:4000", "is not understood"),
-        ("10.0.0.1,count=2", "is not understood"),
-        ("10.0.0.1:4000,count=2,count=3", "is not understood"),
-        ("10.0.0.1:99999,count=2", "is not understood"),
-        ("auto,count=2", "is not understood"),
-        ("10.0.0.1:4000,count=2,index=2", "at most 1"),
-        ("10.0.0.1:4000,count=2,stream=70000", "no port 70000"),
-    ],
-)
-def test_hosts_that_are_not_understood(text, words):
-    with pytest.raises(InputError, match=words):
-        Hosts.parse(text)
-
-
-def test_hosts_as_they_are_given():
-    assert Hosts.parse("auto,stream=5") == Hosts(None, stream=5)
-    assert Hosts.parse("[::1]:4000,count=3,index=2") == Hosts("[::1]:4000", 3, 2)
-    assert Hosts.parse("auto").given == {}
-    assert issubclass(InputError, SsdError)

@@ -1,0 +1,68 @@
+"""What is said of hosts is understood, or refused before anything starts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ssd_jax.config import Config
+from ssd_jax.errors import InputError
+from ssd_jax.placement import placement
+from ssd_jax.placement.hosts.flag import Hosts
+
+HOSTS = "10.0.0.1:4000,count=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is not understood"),
+        ("10.0.0.1:4000", "is not understood"),
+        ("10.0.0.1,count=2", "is not understood"),
+        ("10.0.0.1:4000,count=2,count=3", "is not understood"),
+        ("10.0.0.1:99999,count=2", "is not understood"),
+        ("auto,count=2", "is not understood"),
+        ("10.0.0.1:4000,count=2,index=2", "at most 1"),
+        ("10.0.0.1:4000,count=2,stream=70000", "no port 70000"),
+    ],
+)
+def test_hosts_that_are_not_understood(text, words):
+    with pytest.raises(InputError, match=words):
+        Hosts.parse(text)
+
+
+def test_hosts_as_they_are_given():
+    assert Hosts.parse("auto,stream=5") == Hosts(None, stream=5)
+    assert Hosts.parse("[::1]:4000,count=3,index=2") == Hosts("[::1]:4000", 3, 2)
+    assert Hosts.parse("auto").given == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mode": "auto", "draft": "ngram"}, "mode = 'auto' measures rounds"),
+        ({"mode": "sd", "draft": "ngram", "k": "auto"}, "k = 'auto' measures rounds"),
+        ({"mode": "ssd", "draft": "d", "budget": "auto"}, "budget = 'auto' measures rounds"),
+        ({"mode": "ssd", "draft": "d", "draft_placement": "inline"}, "use process"),
+        ({"mode": "ssd", "draft": "d", "draft_placement": "submesh"}, "use process"),
+        ({"host_timeout": 0.5}, "host_timeout = 0.5 is out of range"),
+        ({"hosts": "auto,index=1"}, "is not understood"),
+    ],
+)
+def test_settings_that_hosts_cannot_have(settings, words):
+    with pytest.raises(InputError, match=words):
+        Config(**{"hosts": HOSTS, **settings})
+
+
+def test_what_hosts_have_without_saying():
+    config = Config(hosts=HOSTS, mode="ssd", draft="d")
+    assert config._draft_placement == "process"
+    assert config.placed("process").budgets == (16,)
+
+
+def test_a_host_without_a_device_of_the_target_is_named():
+    devices = [SimpleNamespace(process_index=index) for index in (0, 0, 1, 1, 2)]
+    placement._check_all_take_part(devices, [0, 2, 4])
+    with pytest.raises(InputError, match=r"host 1,2 has none of them.* are of hosts 0, 0, 1, 1, 2"):
+        placement._check_all_take_part(devices, [0, 1])
