@@ -41,8 +41,9 @@ OWN = {
     "aot": ["draft", "chip", "devices", "target_devices", "draft_devices"],
     "models": ["json"],
     "completion": ["help"],
+    "follower": ["hosts", "host_timeout", "target_cores", "compile_cache"],
 }
-NO_MODEL = ("trace", "distill", "models", "completion")
+NO_MODEL = ("trace", "distill", "models", "completion", "follower")
 FILES = {
     "good.jsonl": b'{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n',
     "long.jsonl": json.dumps({"prompt": "a" * 3000}).encode(),
@@ -144,6 +145,7 @@ def starts(command, place, target):
         "aot": [["--draft=llama-3.2-1b", "--chip=v5e", "--devices=4"]],
         "models": [[]],
         "completion": [["bash"], ["zsh"], ["csh"]],
+        "follower": [[], ["--hosts=auto"]],
     }[command]
 
 
