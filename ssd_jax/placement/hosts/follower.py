@@ -33,6 +33,7 @@ from ssd_jax.placement.hosts.messages import (
     Propose,
     Refuse,
     Seen,
+    SetPages,
     Settings,
     batch_of,
     decode,
@@ -131,6 +132,9 @@ class Replay:
             seat.drafted = seat.drafter().propose(batch_of(call.batch))
         elif isinstance(call, Open):
             (target if call.role == "target" else seat.drafter()).open(call.opening)
+        elif isinstance(call, SetPages):
+            role = target if call.role == "target" else seat.drafter()
+            role.set_pages(call.slot, call.pages)
         elif isinstance(call, Prefill):
             what = call.slot, call.tokens, call.offset
             if call.role == "drafter":

@@ -98,6 +98,14 @@ class Open(Call, frozen=True):
     opening: SlotOpening
 
 
+class SetPages(Call, frozen=True):
+    """See `protocols.Drafter.set_pages`."""
+
+    role: Role
+    slot: Slot
+    pages: Tokens
+
+
 class Prefill(Call, frozen=True):
     """See `protocols.Target.prefill`, and `prefill_last` where it is the last, and
     `protocols.Drafter.prefill`."""
@@ -145,7 +153,7 @@ class Accept(Call, frozen=True):
 
 KINDS: tuple[type[HostMessage], ...] = (
     *(Greeting, Facts, Go, Settings, Refuse, End, Seen),
-    *(NewEngine, Open, Prefill, Propose, Forward, Accept),
+    *(NewEngine, Open, SetPages, Prefill, Propose, Forward, Accept),
 )
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.methodcaller("item"))  # NumPy's scalars
 _DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, cast("Any", KINDS)))

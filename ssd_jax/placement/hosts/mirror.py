@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.placement.hosts.leader import Leader
-from ssd_jax.placement.hosts.messages import Accept, Forward, Open, Prefill, Propose, packed
+from ssd_jax.placement.hosts.messages import (
+    Accept,
+    Forward,
+    Open,
+    Prefill,
+    Propose,
+    SetPages,
+    packed,
+)
 from ssd_jax.roles.protocols import Drafter, Pending, Target
 from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening
 
@@ -46,6 +54,11 @@ class MirroredDrafter(Drafter):
         """See `protocols.Drafter.open`."""
         make = partial(self._drafter.open, opening)
         self._leader.call(make, Open, self._engine, "drafter", opening)
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.Drafter.set_pages`."""
+        make = partial(self._drafter.set_pages, slot, pages)
+        self._leader.call(make, SetPages, self._engine, "drafter", slot, list(pages))
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
@@ -84,6 +97,11 @@ class MirroredTarget:
         """See `protocols.Target.open`."""
         make = partial(self._target.open, opening)
         self._leader.call(make, Open, self._engine, "target", opening)
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.Target.set_pages`."""
+        make = partial(self._target.set_pages, slot, pages)
+        self._leader.call(make, SetPages, self._engine, "target", slot, list(pages))
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.Target.prefill`."""

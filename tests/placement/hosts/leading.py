@@ -7,7 +7,8 @@ import json
 import sys
 
 from ssd_jax.llm import LLM
-from tests.llm.test_speculative import outputs, requests
+from ssd_jax.sampling.params import SamplingParams
+from tests.llm.test_speculative import PROMPTS, outputs, requests
 
 
 def answers(llm: LLM, verify: str, few: bool) -> dict:
@@ -15,7 +16,9 @@ def answers(llm: LLM, verify: str, few: bool) -> dict:
     found = {}
     for mode in llm.modes:
         asked = requests(llm, verify, logprobs=2)
-        done = outputs(llm, asked[1:4] if few else asked, mode)
+        long = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=2)  # over two pages
+        longest = llm.request(PROMPTS[1], long, len(asked))
+        done = outputs(llm, [*(asked[2:4] if few else asked), longest], mode)
         found[mode] = [
             [o.token_ids, [[token for token, _ in beside.top] for beside in o.logprobs]]
             for o in done

@@ -77,6 +77,9 @@ class Scripted:
     def open(self, opening: Any) -> None:
         self.note("open", opening)
 
+    def set_pages(self, slot: int, pages: Any) -> None:
+        self.note("set_pages", slot, list(pages))
+
     def prefill(self, slot: int, tokens: Any, offset: int, *, last: bool = False) -> None:
         self.note("prefill", slot, list(tokens), offset, last)
 

@@ -30,8 +30,10 @@ def rounds(pair, *, own=True):
     opening = SlotOpening(1, params, index=7, banned=[2], ban_before=9, pages=[3, 4], reused=2)
     pair.target.open(opening)
     pair.target.prefill(1, [5, 6], 0)
+    pair.target.set_pages(1, [3, 4, 9])
     if own:
         pair.drafter.open(opening)
+        pair.drafter.set_pages(1, [3, 4, 9])
         pair.drafter.prefill(1, [5, 6, 7], 0, last=True)
     found = [pair.target.prefill_last(1, [7], 2).read()]
     batch = draft_batch(SLOTS, K + 1)._replace(limit=np.array([0, K], np.int32))

@@ -13,8 +13,10 @@ from tests.placement.hosts.leading import answers
 from tests.placement.hosts.processes import Processes, said
 
 SHAPE = {"intermediate_size": 48, "vocab_size": 320, "num_attention_heads": 8}
+PAGES = {"kv_memory": "320KiB", "page_size": 64}
+"""So small that texts get more of them as they grow."""
 CASES = [
-    pytest.param("qwen3", 2, "tensor=4", 2, "coupled", {}, True),
+    pytest.param("qwen3", 2, "tensor=4", 2, "coupled", PAGES, True),
     *(
         pytest.param(*case, False, marks=pytest.mark.slow)
         for case in [
