@@ -65,6 +65,7 @@ def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
     if hosts.address is None:
         where = " that JAX was to find out (of SLURM, Kubernetes or a TPU's metadata)"
     if hosts.address is not None:
+        _check_place(hosts.index, follows)
         (_wait_for if follows else _require_free)(hosts.address)
     # JAX would end this process by an abort.
     late = f"hosts: not all processes have come to the job{where} within {JOINING:.0f} s"
@@ -79,14 +80,22 @@ def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
         ) from None
     finally:
         limit.cancel()
-    if follows and job.index == 0:
-        raise InputError("hosts: this is process 0 of the job, the leader: give it a command")
-    if not follows and job.index > 0:
+    _check_place(job.index, follows)
+    return job
+
+
+def _check_place(index: int, follows: bool) -> None:
+    """Refuses a follower in the place of the leader, and a leader elsewhere."""
+    if follows and index == 0:
         raise InputError(
-            f"hosts: this is process {job.index} of the job, and the leader is process 0; run "
+            "hosts: this is process 0 of the job, the leader, whose command is any other; a "
+            "follower has an index from 1 on"
+        )
+    if not follows and index > 0:
+        raise InputError(
+            f"hosts: this is process {index} of the job, and the leader is process 0; run "
             "ssd-jax follower here"
         )
-    return job
 
 
 def _require_free(address: str) -> None:

@@ -50,7 +50,6 @@ class Processes:
         folders: dict[int, Path] | None = None,
     ) -> None:
         address = f"127.0.0.1:{free_port()},count={count}"
-        self.began = time.monotonic()
         self.processes = []
         for index in range(count):
             place = address if index == 0 else f"{address},index={index}"

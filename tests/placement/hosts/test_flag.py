@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.placement import placement
+from ssd_jax.placement.hosts import start as starting
 from ssd_jax.placement.hosts.flag import Hosts
+from ssd_jax.placement.hosts.start import start
 
 HOSTS = "10.0.0.1:4000,count=2"
 
@@ -53,6 +56,28 @@ def test_hosts_as_they_are_given():
 def test_settings_that_hosts_cannot_have(settings, words):
     with pytest.raises(InputError, match=words):
         Config(**{"hosts": HOSTS, **settings})
+
+
+@pytest.mark.parametrize(
+    ("index", "follows", "words"),
+    [(0, True, "process 0 of the job, the leader"), (1, False, "run ssd-jax follower here")],
+)
+def test_a_command_in_the_wrong_place_is_refused(index, follows, words):
+    with pytest.raises(InputError, match=words):
+        start(Hosts("127.0.0.1:1", 2, index), 30, follows=follows)
+
+
+def test_a_port_that_others_have_is_refused():
+    with socket.create_server(("", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InputError, match="no coordinator can listen at port"):
+            start(Hosts(address, 2), 30, follows=False)
+
+
+def test_a_leader_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(starting, "JOINING", 0.5)
+    with pytest.raises(InputError, match=r"nobody listens at 127.0.0.1:1 for .* nc -vz 127.0.0.1"):
+        start(Hosts("127.0.0.1:1", 2, 1), 30, follows=True)
 
 
 def test_what_hosts_have_without_saying():
