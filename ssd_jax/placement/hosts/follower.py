@@ -162,7 +162,7 @@ class Follower:
     def __init__(
         self, job: compat.Job, timeout: float, *, leave: Callable[[str, int], None] = leave
     ) -> None:
-        self._job, self._leave = job, leave
+        self._job, self._leave, self._ended = job, leave, False
         host, port, token = self._job.get(STREAM, JOINING).split(" ")
         self._address = f"{host}:{port}"
         try:
@@ -242,6 +242,7 @@ class Follower:
         if isinstance(message, Refuse):
             self._leave(message.why, message.status)
         if isinstance(message, End):
+            self._ended = True
             self._link.close()  # that the leader does, too, is no loss
         self._told.put((message, frame))
 
@@ -261,5 +262,7 @@ class Follower:
         try:
             self._link.send(encode(message))
         except OSError as error:
+            if self._ended:  # what it would be told of is over
+                return
             time.sleep(_TOLD)
             self._lose(error.strerror or str(error))

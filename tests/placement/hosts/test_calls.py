@@ -143,6 +143,17 @@ def test_a_hanging_program_is_not_waited_for_when_a_host_is_lost(monkeypatch):
             rounds(pair)
 
 
+def test_outcomes_that_nobody_waits_for_are_no_loss(monkeypatch):
+    with decoding(monkeypatch, own=True) as pair:
+        rounds(pair)
+        pair.leader.close()
+        wait_until(lambda: pair.follower._ended)
+        pair.follower._outcomes.put((99, pair.there[0].pending()))
+        wait_until(pair.follower._outcomes.empty)
+        time.sleep(1)  # longer than `_TOLD`
+        assert not pair.left
+
+
 def test_hosts_that_tell_other_facts_end_with_one_message(monkeypatch):
     left: list[str] = []
     with joined(monkeypatch, left) as (leader, follower):
