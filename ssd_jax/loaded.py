@@ -276,15 +276,12 @@ def load(
         predict=config.prediction,
         confident=config.fan_out == "confidence",
     )
-    elsewhere = placement.kind == "process"
+    elsewhere = placement.apart
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
         if draft is not None and elsewhere and not (hosts and hosts.follows):
-            from ssd_jax.placement.process.placement import DraftWorker  # gRPC takes time to import
-
-            worker = DraftWorker(
-                _worker_settings(config, draft, room, drafting, store, draft_cores, paging)
-            )
+            about = _worker_settings(config, draft, room, drafting, store, draft_cores, paging)
+            worker = _worker(about, config, placement)
             on_failure.callback(worker.close)
             worker.supervisor.start()
         parameters = pool.submit(target.load, progress)
@@ -325,7 +322,7 @@ def load(
         if hosts is not None:
             hosts.agree({"exact": fallbacks.exact})
         if worker is not None:
-            status("waiting for the draft's process")
+            status(f"waiting for the draft's process{_where(placement)}")
             worker.supervisor.wait_ready()
         on_failure.pop_all()
     return Loaded(
@@ -339,6 +336,22 @@ def load(
         fallbacks=fallbacks,
         hosts=hosts,
     )
+
+
+def _worker(about: WorkerSettings, config: Config, placement: Placement) -> DraftWorker:
+    from ssd_jax.placement.process.placement import DraftWorker  # gRPC takes time to import
+
+    if placement.address is None:
+        return DraftWorker(about)
+    from ssd_jax.placement.remote.far_worker import FarWorker, with_token
+
+    about = with_token(about, config.draft_files)
+    far = FarWorker(about, placement.address, config.draft_files)
+    return DraftWorker(about, elsewhere=far)
+
+
+def _where(placement: Placement) -> str:
+    return "" if placement.address is None else f" at {placement.address}"
 
 
 def _inline(

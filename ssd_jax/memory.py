@@ -132,9 +132,7 @@ def _device_parts(
     }
     found = {"target": parts}
     here = [
-        (mode, k)
-        for mode, k in engines
-        if mode == "sd" or (mode == "ssd" and placement.kind != "process")
+        (mode, k) for mode, k in engines if mode == "sd" or (mode == "ssd" and not placement.apart)
     ]
     if draft is None or not here:
         return found
@@ -168,13 +166,17 @@ def _host_parts(
     if draft is None or not (drafting or config.prepared == "ssd"):
         return parts
     apart = placement.kind == "process"
-    copies = apart + (on_host and (not apart or "sd" in drafting))
-    counted = drafting if on_host else [mode for mode in drafting if mode == "ssd" and apart]
+    here = on_host and not placement.apart
+    copies = apart + (here or (on_host and "sd" in drafting))
+    counted = [
+        mode for mode in drafting
+        if (on_host and (mode == "sd" or here)) or (mode == "ssd" and apart)
+    ]  # fmt: skip
     pages = draft.model.page_structs(count, size)
     parts["weights of the draft"] = copies * _size(draft.model.parameter_structs())
     parts["the draft's keys and values"] = len(counted) * _size(pages)
     ks = [k for mode, k in engines if mode == "ssd"]
-    if config.branches and ks and (on_host or apart):
+    if config.branches and ks and (here or apart):
         parts["branches"] = len(ks) * _size(_branches(config, draft, max(ks)))
     return parts
 

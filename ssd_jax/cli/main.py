@@ -28,6 +28,7 @@ COMMANDS = {
     "aot": "say of two models and chips that are not there what fits, and whether SSD pays",
     "demo": "answer short prompts in every mode and show the speed",
     "trace": "draw what --trace wrote: target and draft, round by round",
+    "draft-worker": "serve a draft to engines on other hosts",
     "plan-mesh": "show which devices target and draft get, and what each holds",
     "models": "list the models that are on this machine",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",

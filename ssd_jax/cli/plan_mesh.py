@@ -74,13 +74,13 @@ def _show(llm: LLM) -> None:
 
     console, placement = Console(), llm.placement
     roles = [("target", llm.target.model)]
-    if llm.draft is not None and placement.kind != "process":
+    if llm.draft is not None and not placement.apart:
         roles.append(("draft", llm.draft.model))
     console.print(Text(f"{placement}\n", style="bold"), soft_wrap=True)
     for role, model in roles:
         if model.mesh is not None and (role == "target" or placement.kind == "submesh"):
             console.print(_grid(role, model.mesh))
-    if llm.draft is not None and placement.kind == "process":
+    if llm.draft is not None and placement.apart:
         console.print("draft: a process on this host's processor\n")
     paging = llm.paging or Paging(page_size(llm.context), llm.config.slots)
     shares = [share_of(role, model, llm.config.slots, paging) for role, model in roles]

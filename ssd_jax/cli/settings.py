@@ -24,7 +24,8 @@ from ssd_jax.system.toml_settings import read_toml
 SPECULATION = (
     *("mode", "draft", "k", "draft_dtype", "draft_temperature", "proposal_support", "verify"),
     *("budget", "fan_out", "saguaro_c", "backup", "predict", "draft_placement"),
-    *("draft_devices", "target_cores", "draft_cores"),
+    *("draft_devices", "target_cores", "draft_cores", "draft_token_file"),
+    *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
 )
 SAMPLING = tuple(field.name for field in fields(SamplingParams))
 ENGINE = tuple(f.name for f in fields(Config) if f.name not in (*SPECULATION, *SAMPLING))

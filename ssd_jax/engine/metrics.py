@@ -37,6 +37,7 @@ REQUEST_KEYS = (
     "fallbacks",
     "wasted_draft_tokens",
     "bytes_per_round",
+    "round_trip_ms",
     "exact",
     "replicated",
     "kv_pages",
@@ -245,12 +246,14 @@ def _draft(rounds: list[RoundRecord]) -> dict[str, Any]:
     on_hit = [v.cost for v in rounds if v.cost is not None and v.source == "hit"]
     steps = [seconds for cost in costs for seconds in cost.steps]
     alone = [verified.seconds for verified in rounds if verified.alone]
+    trips = [cost.round_trip for cost in costs if cost.round_trip is not None]
     return {
         "hidden_draft_share": _hidden(costs),
         "hidden_draft_share_on_hit": _hidden(on_hit),
         "step_ms": 1e3 * float(np.median(steps)) if steps else None,
         "verify_idle_ms": 1e3 * float(np.median(alone)) if alone else None,
         "bytes_per_round": float(np.mean([cost.bytes for cost in costs])),
+        "round_trip_ms": 1e3 * float(np.median(trips)) if trips else None,
     }
 
 

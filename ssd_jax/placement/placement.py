@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from ssd_jax.errors import InputError
+from ssd_jax.placement.address import Address
 from ssd_jax.system.cores import RoleNumbers, shown
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-Kind = Literal["inline", "submesh", "process"]
+Kind = Literal["inline", "submesh", "process", "remote"]
 
 _REMEDY = (
     "use draft_placement = 'process', or on a processor ask JAX for more devices by setting "
@@ -132,12 +133,19 @@ class Placement:
     Attributes:
       target, draft: the devices of each role, see `sharding.mesh_of`; None is the default one.
       why: what `auto` chose it for; None where the user did.
+      address: of a worker on another host.
     """
 
     kind: Kind
     target: Mesh | None = None
     draft: Mesh | None = None
     why: str | None = None
+    address: Address | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether the draft of mode ssd is in another process, of this host or another."""
+        return self.kind in ("process", "remote")
 
     @property
     def cacheable(self) -> bool:
@@ -153,6 +161,8 @@ class Placement:
             where += f": target on {_named(self.target)}"
         if self.draft is not None and self.draft != self.target:
             where += f", draft on {_named(self.draft)}"
+        if self.address is not None:
+            where += f": draft at {self.address}"
         return f"draft_placement = {self.kind}{where}"
 
 
@@ -160,6 +170,7 @@ def place(
     kind: Kind | Literal["auto"],
     groups: DeviceGroups,
     grid: Grid | None = None,
+    address: Address | None = None,
     *,
     hosts: bool = False,
 ) -> Placement:
@@ -169,6 +180,7 @@ def place(
       kind: of the draft.
       groups: devices of the roles.
       grid: of the target's devices; None is one device, or a row of all that it has.
+      address: of a worker on another host.
       hosts: whether several processes have the target's devices, which are all if none are named.
 
     Raises:
@@ -178,7 +190,7 @@ def place(
     if kind == "auto":
         kind, why = _chosen(groups, grid)
     if kind != "submesh" and groups.target is None and grid is None and not hosts:
-        return Placement(kind=kind, why=why)
+        return Placement(kind=kind, why=why, address=address)
     import jax
 
     devices, others = jax.devices(), None
@@ -192,7 +204,7 @@ def place(
     draft = target if kind == "inline" or hosts else None  # mode sd has it there in any case
     if others is not None:
         draft = _mesh(devices, others)
-    return Placement(kind=kind, target=target, draft=draft, why=why)
+    return Placement(kind=kind, target=target, draft=draft, why=why, address=address)
 
 
 def _check_all_take_part(devices: Sequence[Any], indices: Sequence[int]) -> None:

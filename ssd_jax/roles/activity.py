@@ -42,10 +42,13 @@ class Activity(NamedTuple):
     Attributes:
       spans: its work, as far as it has been told.
       bytes: sent to it and received from it, without what the transport adds.
+      round_trip: seconds that messages there and back take lately, at least; None where that is
+        not known.
     """
 
     spans: tuple[Busy, ...] = ()
     bytes: int = 0
+    round_trip: float | None = None
 
 
 class DraftCost(NamedTuple):
@@ -56,12 +59,14 @@ class DraftCost(NamedTuple):
         while the target was busy.
       steps: seconds of each forward of the branches.
       bytes: see `Activity.bytes`, of all slots.
+      round_trip: see `Activity.round_trip`.
     """
 
     busy: float
     hidden: float
     steps: tuple[float, ...]
     bytes: int
+    round_trip: float | None = None
 
 
 class TargetTimes:
@@ -98,6 +103,7 @@ class TargetTimes:
             hidden=sum(overlap(span.begin, span.end, self._spans) for span in spans),
             steps=tuple(span.end - span.begin for span in spans if span.what in FORWARDS),
             bytes=activity.bytes,
+            round_trip=activity.round_trip,
         )
 
 

@@ -385,7 +385,9 @@ class Controller:
                 self._pace.drafted(max(seconds - busy, 0.0))
         work, self._work = self._work, []
         return Activity(
-            tuple(span for each in work for span in each.spans), sum(each.bytes for each in work)
+            tuple(span for each in work for span in each.spans),
+            sum(each.bytes for each in work),
+            next((each.round_trip for each in reversed(work)), None),
         )
 
     def _gather_work(self) -> Sequence[Busy]:

@@ -21,6 +21,7 @@ from ssd_jax.checkpoints import orbax
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config import Config
 from ssd_jax.distill import stages
+from ssd_jax.placement.remote import serving
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system import compile_cache, cores
 
@@ -42,8 +43,12 @@ OWN = {
     "models": ["json"],
     "completion": ["help"],
     "follower": ["hosts", "host_timeout", "target_cores", "compile_cache"],
+    "draft-worker": [
+        *("listen", "draft", "target", "token_file", "tls_cert", "tls_key", "tls_client_ca"),
+        *("engines", "draft_cores", "compile_cache"),
+    ],
 }
-NO_MODEL = ("trace", "distill", "models", "completion", "follower")
+NO_MODEL = ("trace", "distill", "models", "completion", "follower", "draft-worker")
 FILES = {
     "good.jsonl": b'{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n',
     "long.jsonl": json.dumps({"prompt": "a" * 3000}).encode(),
@@ -64,7 +69,18 @@ WORDS = [
     *(",", "1,2", "1-3", "3-1", "0-99999", ":", "5:1", "5:nan", "4,3,3,2,4/1,1,1,1,12", "[]", "{}"),
     *("mt_bench:0", "mt_bench:1", "mt_bench:" + "9" * 5000, "gsm8k:2,mt_bench:1"),
     *("ngram", "default", "pip:", "hf:", "pip:a", "hf:a", "ar", "sd", "ssd", "ar,sd", "int8"),
-    *("coupled", "bitwise", "process", "submesh", "uniform", "full", "step", "support", "prompts"),
+    *(
+        "coupled",
+        "bitwise",
+        "process",
+        "submesh",
+        "remote:a:1",
+        "uniform",
+        "full",
+        "step",
+        "support",
+        "prompts",
+    ),
 ]
 
 
@@ -112,6 +128,7 @@ def shallow(monkeypatch, tmp_path):
         (stages, "run"),
         (accounting, "measure"),
         (pair, "modes_of"),
+        (serving, "serve"),
     ):
         monkeypatch.setattr(owner, name, load)
     monkeypatch.setattr(cores, "pin", lambda _cores: lambda: None)
@@ -146,6 +163,7 @@ def starts(command, place, target):
         "models": [[]],
         "completion": [["bash"], ["zsh"], ["csh"]],
         "follower": [[], ["--hosts=auto"]],
+        "draft-worker": [["--listen=127.0.0.1:0", f"--draft={target}"]],
     }[command]
 
 

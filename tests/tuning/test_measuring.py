@@ -258,7 +258,7 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
         return SimpleNamespace(wait_ready=lambda timeout: True, close=lambda: None)
 
     monkeypatch.setattr(placement, "RemoteDraft", remote)
-    monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None))
+    monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None, link=None))
     settings = SimpleNamespace(hello=None, token="", greedy=False)
     worker = placement.DraftWorker(settings, patience=2.0)
     worker.draft()

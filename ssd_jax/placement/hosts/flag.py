@@ -7,9 +7,9 @@ import re
 from typing import Any, Self
 
 from ssd_jax.errors import InputError
+from ssd_jax.placement.address import Address
 
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,=\[\]]+):([0-9]{1,5})")
-_MOST = 2**16
+_MOST = 2**16  # ports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,8 @@ class Hosts:
             if found is None or found[1] in numbers:
                 raise _wrong(text)
             numbers[found[1]] = int(found[2])
-        address = _ADDRESS.fullmatch(first)
-        fits = address and 0 < int(address[2]) < _MOST and {"count"} <= {*numbers}
-        if not fits and (first != "auto" or {*numbers} - {"stream"}):
+        address = None if first == "auto" else _address(text, first)
+        if {*numbers} - {"stream"} if address is None else "count" not in numbers:
             raise _wrong(text)
         hosts = cls(first if address else None, **numbers)
         if hosts.stream >= _MOST:
@@ -70,10 +69,11 @@ class Hosts:
         }
 
 
-def split(address: str) -> tuple[str, int]:
-    """HOST:PORT as both."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+def _address(text: str, first: str) -> Address:
+    try:
+        return Address.parse(first, "hosts")
+    except InputError:
+        raise _wrong(text) from None
 
 
 def _wrong(text: str) -> InputError:

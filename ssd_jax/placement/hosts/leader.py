@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ssd_jax import compat
 from ssd_jax.errors import DeviceError, InputError, SsdError
+from ssd_jax.placement.address import Address
 from ssd_jax.placement.hosts.facts import of_process
-from ssd_jax.placement.hosts.flag import Hosts, split
+from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.link import Link
 from ssd_jax.placement.hosts.messages import (
     VERSION,
@@ -225,7 +226,7 @@ class Leader:
 
     def _listen(self, port: int) -> None:
         """Waits for all followers; whoever does not know the secret is sent away."""
-        host, _ = split(self._job.address)
+        host, _ = Address.parse(self._job.address, "hosts")
         local = host in ("localhost", "127.0.0.1", "::1")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         token, end = secrets.token_hex(32), time.monotonic() + JOINING

@@ -10,7 +10,8 @@ import time
 
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.placement.hosts.flag import Hosts, split
+from ssd_jax.placement.address import Address
+from ssd_jax.placement.hosts.flag import Hosts
 
 JOINING = 300.0
 """Seconds that processes wait for each other when they start."""
@@ -100,7 +101,7 @@ def _check_place(index: int, follows: bool) -> None:
 
 def _require_free(address: str) -> None:
     """Refuses a port that others have, which JAX would end this process by."""
-    _, port = split(address)
+    _, port = Address.parse(address, "hosts")
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
@@ -115,7 +116,7 @@ def _wait_for(address: str) -> None:
     end, why = time.monotonic() + JOINING, ""
     while time.monotonic() < end:
         try:
-            socket.create_connection(split(address), timeout=_PAUSE * 10).close()
+            socket.create_connection(Address.parse(address, "hosts"), timeout=_PAUSE * 10).close()
         except OSError as error:
             why = error.strerror or str(error)
         else:

@@ -21,6 +21,7 @@ from ssd_jax.placement.process.messages import (
     Round,
     RoundAnswer,
     Speculations,
+    Wanted,
     Welcome,
     Winner,
     no_branches,
@@ -39,6 +40,7 @@ _STEADY = 60.0  # seconds that a stream lasts before its end is taken for chance
 _T = TypeVar("_T")
 _KEPT = 1024  # spans of work that nobody has asked for
 _LOOK = 1e-3  # seconds
+_LATELY = 64  # answers
 
 
 class Told(NamedTuple):
@@ -65,6 +67,20 @@ class Told(NamedTuple):
         )
 
 
+class Link(NamedTuple):
+    """How a worker is reached that is not this process's own.
+
+    Attributes:
+      credentials: of the channel; None is plain text.
+      wanted: what the worker is to load.
+      clock: whether its clock is this host's.
+    """
+
+    credentials: grpc.ChannelCredentials | None = None
+    wanted: Wanted | None = None
+    clock: bool = True
+
+
 class Connection:
     """A stream to a worker: sends without waiting, and keeps the answers that are asked for.
 
@@ -77,10 +93,19 @@ class Connection:
       address: of the worker, as gRPC names it.
       token: secret that it was started with.
       counters: where ignored messages and broken streams are counted.
+      link: how it is reached.
     """
 
-    def __init__(self, address: str, hello: Hello, token: str, counters: Counter[str]) -> None:
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        token: str,
+        counters: Counter[str],
+        link: Link = Link(),  # noqa: B008 (immutable)
+    ) -> None:
         self._hello, self._counters = hello, counters
+        self._clock = _FarClock(shared=link.clock)
         self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # and what has told of it
         self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
@@ -94,10 +119,16 @@ class Connection:
         self.alive, self.heard, self.ready, self.refused = True, False, False, False
         self.trouble = ""
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(address, options=channel_options(hello))
+        options = channel_options(hello)
+        if link.credentials is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, link.credentials, options=options)
         stream = self._channel.stream_stream(METHOD)
         self._call = stream(self._leaving(), metadata=((TOKEN, token),), wait_for_ready=False)
-        self.send(hello)
+        for message in (link.wanted, hello):
+            if message is not None:
+                self.send(message)
         threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
 
     def send(self, message: DraftMessage) -> None:
@@ -111,6 +142,7 @@ class Connection:
         """Sends a round; answers to earlier ones are no longer kept."""
         with self._changed:
             self._asked, self._told, self._winner = message.number, None, None
+        self._clock.asked()
         self.send(message)
 
     def flush(self, timeout: float) -> bool:
@@ -164,6 +196,7 @@ class Connection:
                 for span, by in work
             ),
             count,
+            self._clock.round_trip,
         )
 
     def wait_ready(self, timeout: float) -> bool:
@@ -243,9 +276,11 @@ class Connection:
     def _take_work(self, message: RoundAnswer) -> None:
         """Keeps the work that an answer tells of; what was told before counts once."""
         now = time.perf_counter()  # it was told afterwards, whatever it says
+        later = self._clock.answered(message, now, last=message.number == self._asked)
         for each in message.work:
             if each.begin >= self._worked_until:
-                span = Busy(each.what, min(each.begin, now), min(each.end, now))
+                begin, end = min(each.begin + later, now), min(each.end + later, now)
+                span = Busy(each.what, begin, end)
                 self._work.append((span, message))
                 self._worked_until = each.end
 
@@ -266,12 +301,45 @@ class Connection:
         return Told(epochs, branches, message.complete)
 
 
+class _FarClock:
+    """A worker's clock, and how long messages take.
+
+    Args:
+      shared: the clock is this host's. Else its times are taken for those at which an answer that
+        was sent then would have come, by the fastest one lately: so they include the way here, and
+        whoever waits for what comes next waits for that, too.
+    """
+
+    def __init__(self, *, shared: bool) -> None:
+        self._shared = shared
+        self._asked = 0.0
+        self._later: deque[float] = deque(maxlen=_LATELY)
+        self._trips: deque[float] = deque(maxlen=_LATELY)
+
+    def asked(self) -> None:
+        """A round is sent now."""
+        self._asked = time.perf_counter()
+
+    def answered(self, message: RoundAnswer, now: float, *, last: bool) -> float:
+        """Takes an answer; `last` to the last round. Returns what to add to its times."""
+        self._later.append(now - message.sent)
+        if last:
+            self._trips.append(max(now - self._asked - (message.sent - message.received), 0.0))
+        return 0.0 if self._shared else min(self._later)
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds there and back, of the fastest answer lately."""
+        return min(self._trips, default=None)
+
+
 def connector(
     hello: Hello,
     token: str,
     address: Callable[[], str | None],
     counters: Counter[str],
     *,
+    link: Link = Link(),  # noqa: B008 (immutable)
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], Connection | None]:
     """Connects to wherever `address` says; None while it is nowhere, or was tried just now.
@@ -289,7 +357,7 @@ def connector(
         again = same and now < last + pause + _STEADY
         pause = min(2 * pause, _LONGEST_RETRY) if again else _RETRY
         last, tried = now, where
-        return Connection(where, hello, token, counters)
+        return Connection(where, hello, token, counters, link)
 
     return connect
 

@@ -13,7 +13,7 @@ from ssd_jax.compat import check_sums
 from ssd_jax.devices.branch_draft import BranchDraft, run_once
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.opened import open_model
+from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.devices.passes import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
@@ -25,8 +25,27 @@ from ssd_jax.system.compile_cache import keep_programs, open_store
 _BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
 
 
-def load_sessions(settings: WorkerSettings) -> MakeSession:
+def open_draft(settings: WorkerSettings) -> OpenedModel:
+    """Opens a draft, and checks that it is the one that an engine takes it for.
+
+    Raises:
+      InputError: a checkpoint that cannot be used, or another one.
+    """
+    target = None if settings.target is None else open_checkpoint(settings.target)
+    opened = open_model(settings.source, settings.dtype, target=target)
+    if opened.fingerprint != settings.hello.model:
+        raise InputError(
+            f"{settings.source} is another draft than the target's side has opened (or has changed "
+            "since): name the same files at both ends, and start again"
+        )
+    return opened
+
+
+def load_sessions(settings: WorkerSettings, opened: OpenedModel | None = None) -> MakeSession:
     """Compiles and loads a draft, and runs it once: the first rounds must not be late.
+
+    Args:
+      opened: the draft, where it was opened before.
 
     Raises:
       InputError: a checkpoint that cannot be used.
@@ -35,10 +54,7 @@ def load_sessions(settings: WorkerSettings) -> MakeSession:
         keep_programs(open_store(settings.compile_cache))
     check_sums()
     about = settings.hello
-    target = None if settings.target is None else open_checkpoint(settings.target)
-    opened = open_model(settings.source, settings.dtype, target=target)
-    if opened.fingerprint != about.model:
-        raise InputError(f"{settings.source} has changed since the target opened it; start again")
+    opened = opened or open_draft(settings)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(opened.load)
         base = DraftPrograms(

@@ -132,6 +132,24 @@ class Hello(DraftMessage, frozen=True):
         }
 
 
+class Wanted(DraftMessage, frozen=True):
+    """Comes before the `Hello` to a worker that was started by itself: what it is to load.
+
+    Attributes:
+      hello: what will follow.
+      dtype: that the draft computes in.
+      drafting: fields of a `draft_programs.Drafting`.
+      draft_temperature: see `Config.draft_temperature`.
+      budgets: numbers of branches that there are to be programs for.
+    """
+
+    hello: Hello
+    dtype: Text
+    drafting: Annotated[dict[Text, int | float | bool | str], Meta(max_length=32)]
+    draft_temperature: Annotated[float, Meta(ge=0, le=1e6)] | None
+    budgets: Annotated[tuple[Count, ...], Meta(max_length=32)]
+
+
 class Welcome(DraftMessage, frozen=True):
     """Answers a `Hello` that fits."""
 
@@ -255,6 +273,7 @@ class RoundAnswer(DraftMessage, frozen=True):
     Attributes:
       number: of the round.
       work: what the worker has done since its last answer.
+      received, sent: when the round came, and when this answer was made, on the worker's clock.
       slots, epochs: of the rows that it tells of.
     """
 
@@ -262,9 +281,13 @@ class RoundAnswer(DraftMessage, frozen=True):
     work: Annotated[tuple[Work, ...], Meta(max_length=MAX_WORK)]
     slots: Annotated[np.ndarray, Entries("R", 0, "B")]
     epochs: Annotated[np.ndarray, Entries("R")]
+    received: Seconds
+    sent: Seconds
 
     def check(self, about: Hello) -> None:
         """See `DraftMessage.check`."""
+        if self.received > self.sent:
+            raise ProtocolError(f"sent at {self.sent}, received at {self.received}")
         until = 0.0
         for span in self.work:
             if span.what not in WORK:
@@ -315,7 +338,7 @@ def no_branches(about: Hello, forwards: int = 0) -> BranchTokens:
     )
 
 
-MESSAGES = Hello, Welcome, Refused, Open, MorePages, Prefill, Round, Winner, Speculations
+MESSAGES = Hello, Wanted, Welcome, Refused, Open, MorePages, Prefill, Round, Winner, Speculations
 
 
 def _check_pages(pages: Sequence[int], about: Hello) -> None:

@@ -5,18 +5,63 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.client import PATIENCE, RemoteDraft
-from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.connection import Link, connector
 from ssd_jax.placement.process.supervisor import COMMAND, Supervisor, WorkerSettings
 
 _LOG = logging.getLogger(__name__)
 _GREETING = 30.0  # seconds for a worker to answer a new stream
 
 
+class Worker(Protocol):
+    """What starts a worker, or knows where one is; see `Supervisor`.
+
+    Attributes:
+      starts: of it, so far.
+      link: how it is reached.
+    """
+
+    starts: int
+    link: Link
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens; None while there is none."""
+        ...
+
+    def start(self) -> None:
+        """Has it load; returns at once."""
+        ...
+
+    def wait_ready(self) -> None:
+        """Waits until it serves. Raises: InputError: it cannot."""
+        ...
+
+    def check(self) -> None:
+        """Raises: InputError: it could not; waits for nothing."""
+        ...
+
+    def end(self, address: str) -> None:
+        """It hangs: ends it, if that is possible, and another takes its place."""
+        ...
+
+    def close(self) -> None:
+        """It is no longer wanted."""
+        ...
+
+
 class DraftWorker:
-    """A worker process and the drafts that engines have there; a round waits `patience` seconds."""
+    """A worker and the drafts that engines have there; a round waits `patience` seconds.
+
+    Args:
+      settings: of the worker.
+      patience: see above.
+      command: what starts it.
+      elsewhere: a worker that was started by somebody else.
+    """
 
     def __init__(
         self,
@@ -24,9 +69,10 @@ class DraftWorker:
         *,
         patience: float = PATIENCE,
         command: Sequence[str] = COMMAND,
+        elsewhere: Worker | None = None,
     ) -> None:
         self._settings, self.patience = settings, patience
-        self.supervisor = Supervisor(settings, command)
+        self.supervisor = elsewhere or Supervisor(settings, command)
         self.drafts: list[RemoteDraft] = []
 
     def draft(self, patience: float | None = None) -> RemoteDraft:
@@ -44,7 +90,13 @@ class DraftWorker:
         supervisor = self.supervisor  # which so lives as long as this draft
         draft = RemoteDraft(
             hello,
-            connector(hello, self._settings.token, lambda: supervisor.address, counters),
+            connector(
+                hello,
+                self._settings.token,
+                lambda: supervisor.address,
+                counters,
+                link=supervisor.link,
+            ),
             greedy=self._settings.greedy,
             patience=self.patience if patience is None else patience,
             counters=counters,

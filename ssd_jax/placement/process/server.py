@@ -12,10 +12,25 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from ssd_jax.errors import SsdError
 from ssd_jax.placement.process import codec
-from ssd_jax.placement.process.messages import DraftMessage, Hello, ProtocolError, Refused, Round
+from ssd_jax.placement.process.messages import (
+    DraftMessage,
+    Hello,
+    ProtocolError,
+    Refused,
+    Round,
+    Wanted,
+)
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.transport import LET_IN, METHOD, TOKEN, listen, server_options
+from ssd_jax.placement.process.transport import (
+    LET_IN,
+    METHOD,
+    TOKEN,
+    listen,
+    message_size,
+    server_options,
+)
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
@@ -26,6 +41,10 @@ _LOG = logging.getLogger(__name__)
 
 MakeSession = Callable[[Callable[[], bool]], DraftSession]
 """A new session, from a function that says whether another round waits."""
+
+
+Load = Callable[[Wanted], MakeSession]
+"""Loads what an engine wants; an `SsdError` is told to it."""
 
 
 def serve(
@@ -44,9 +63,56 @@ def serve(
 
     Returns: the server and its address.
     """
+
+    def start(requests: Iterator[bytes]) -> Iterator[bytes]:
+        inbox = _Inbox(about)
+        inbox.start(requests)
+        return _answers(session(inbox.called), inbox, greeting)
+
+    return serve_streams(start, token, listen, message_size(about), streams)
+
+
+def serve_wanted(
+    load: Load,
+    token: str,
+    listen: Callable[[grpc.Server], str],
+    *,
+    size: int,
+    streams: int = STREAMS,
+    greeting: float = GREETING,
+) -> tuple[grpc.Server, str]:
+    """Starts a server of sessions that are as each engine wants them.
+
+    Args:
+      token, streams, greeting: see `serve`.
+      listen: has a server listen somewhere; returns the address.
+      size: most bytes of a message.
+
+    Returns: the server and its address.
+    """
+
+    def start(requests: Iterator[bytes]) -> Iterator[bytes]:
+        inbox = _Inbox(_NOTHING)
+        inbox.start(requests)
+        return _loaded(load, inbox, greeting, size)
+
+    return serve_streams(start, token, listen, size, streams)
+
+
+_NOTHING = Hello("", slots=0, context=0, tokens=0, k=0, branches=0, support=0, rule="")
+
+
+def serve_streams(
+    start: Callable[[Iterator[bytes]], Iterator[bytes]],
+    token: str,
+    listen: Callable[[grpc.Server], str],
+    size: int,
+    streams: int,
+) -> tuple[grpc.Server, str]:
+    """Starts a server of streams, whose answers `start` gives."""
     free = threading.BoundedSemaphore(streams)
     # Threads beyond the streams refuse others.
-    server = grpc.server(ThreadPoolExecutor(streams + 4), options=server_options(about))
+    server = grpc.server(ThreadPoolExecutor(streams + 4), options=server_options(size))
 
     def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         context.send_initial_metadata((LET_IN,))  # a sign of life, before there is a draft
@@ -54,12 +120,9 @@ def serve(
             reason = f"it serves {streams} engines already, and no more; close some"
             yield codec.encode(Refused(reason=reason))
             return
-        inbox = _Inbox(about)
-        threading.Thread(target=inbox.fill, args=(requests,), daemon=True).start()
         try:
-            yield from _answers(session(inbox.called), inbox, greeting)
+            yield from start(requests)
         finally:
-            inbox.admitted.set()
             free.release()
 
     handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token)
@@ -90,17 +153,22 @@ class _Inbox:
     """Messages of one stream, read ahead; the last item is None."""
 
     def __init__(self, about: Hello) -> None:
-        self._about = about
+        self.about = about
+        """What messages must fit."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
         self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
         self.admitted = threading.Event()
         """Set when more than one message may be read: who is not known leaves no heap of them."""
 
+    def start(self, requests: Iterator[bytes]) -> None:
+        """Reads a stream in a thread of its own."""
+        threading.Thread(target=self.fill, args=(requests,), daemon=True).start()
+
     def fill(self, requests: Iterator[bytes]) -> None:
         """Reads the stream to its end."""
         try:
             for data in requests:
-                message = codec.decode(data, self._about)
+                message = codec.decode(data, self.about)
                 self._read += isinstance(message, Round)
                 self._items.put(message)
                 self.admitted.wait()
@@ -148,4 +216,32 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
         where = traceback.format_exc()[-_TRACEBACK:]
         yield codec.encode(Refused(reason=f"{type(error).__name__}: {error}\n{where}"))
     finally:
+        inbox.admitted.set()
         _LOG.info("a stream has ended: %s", dict(session.counters))
+
+
+def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[bytes]:
+    """Answers one stream, from what its engine wants on."""
+    session = None
+    try:
+        wanted = next(inbox.messages(greeting), None)
+        if wanted is None:
+            return
+        if not isinstance(wanted, Wanted):
+            raise ProtocolError(f"a {type(wanted).__name__} before it was said what is wanted")
+        if message_size(wanted.hello) > size:
+            raise ProtocolError(
+                f"messages of up to {message_size(wanted.hello)} bytes, and {size} are allowed; "
+                "lower --slots, --context or --budget"
+            )
+        session = load(wanted)(inbox.called)
+        inbox.about = wanted.hello
+    except Exception as error:
+        known = isinstance(error, ProtocolError | SsdError)
+        _LOG.warning("a stream is refused: %s", error, exc_info=not known)
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        yield codec.encode(Refused(reason=reason))
+    finally:
+        inbox.admitted.set()
+    if session is not None:
+        yield from _answers(session, inbox, greeting)

@@ -74,6 +74,7 @@ class DraftSession:
         self._epochs = np.zeros(about.slots, np.int32)  # of the slots' requests, from 1
         self._known = np.zeros(about.slots, np.int32)  # positions whose tokens are known
         self._last = 0  # number of the last message
+        self._received = 0.0  # when the last round came
 
     def handle(self, message: DraftMessage) -> Iterator[DraftMessage]:
         """Executes a message that fits; yields the answers as they are known.
@@ -141,6 +142,7 @@ class DraftSession:
         self._end("prefill")
 
     def _round(self, draft: GrowingDraft, message: Round) -> Iterator[DraftMessage]:
+        self._received = self._clock()
         current = (message.epochs > 0) & (message.epochs == self._epochs)
         promoted, forked = message.position != IDLE, message.counts.any(axis=1)
         self.counters["stale"] += int(((promoted | forked) & ~current).sum())
@@ -188,6 +190,8 @@ class DraftSession:
             work=self._take_work(),
             slots=slots,
             epochs=self._epochs[slots],
+            received=self._received,
+            sent=self._clock(),
             lengths=lengths[slots],
             tokens=tokens[slots],
             confidence=confidence[slots],
@@ -232,6 +236,8 @@ class DraftSession:
             work=self._take_work(),
             slots=slots,
             epochs=self._epochs[slots],
+            received=self._received,
+            sent=self._clock(),
             complete=complete,
             bonus=bonus[slots],
             lengths=lengths[slots],

@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from ssd_jax.errors import InputError
+from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.process.messages import Hello
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
@@ -121,6 +122,7 @@ class Supervisor:
         startup: float = STARTUP,
     ) -> None:
         self._settings, self._command, self._startup = settings, tuple(command), startup
+        self.link = Link()
         self._state = _State()
         self._end = weakref.finalize(self, _end, self._state)
 

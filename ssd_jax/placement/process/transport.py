@@ -26,14 +26,18 @@ _METADATA = 4096  # bytes
 _OTHERS = 2**16  # bytes of whatever is no array: an opening with its stop strings
 
 
-def options(about: Hello) -> Options:
-    """Of a gRPC channel or server: no proxy, and no message larger than any that has a use."""
+def message_size(about: Hello) -> int:
+    """Bytes that no message with a use has more of."""
     rows = about.slots * (about.context + 4 * (about.k + 4))
     branches = about.slots * about.branches * (2 * about.k + 2)
     q = 2 * about.slots * about.k * (about.support + 1)
-    size = min(2 * (_OTHERS + 4 * (rows + branches + q)), 2**31 - 1)
+    return min(2 * (_OTHERS + 4 * (rows + branches + q)), 2**31 - 1)
+
+
+def options(size: int) -> Options:
+    """Of a gRPC channel or server: no proxy, and no message of more bytes."""
     return (
-        ("grpc.enable_http_proxy", 0),  # both ends are on this host, whatever http_proxy says
+        ("grpc.enable_http_proxy", 0),  # the way is known, whatever http_proxy says
         ("grpc.max_receive_message_length", size),
         ("grpc.max_send_message_length", size),
         ("grpc.max_metadata_size", _METADATA),
@@ -47,7 +51,7 @@ def channel_options(about: Hello) -> Options:
     Threads of gRPC answer them, however long the worker computes.
     """
     return (
-        *options(about),
+        *options(message_size(about)),
         ("grpc.keepalive_time_ms", _QUIET),
         ("grpc.keepalive_timeout_ms", _SILENT),
         ("grpc.http2.ping_timeout_ms", _SILENT),  # the longer of the two counts
@@ -57,10 +61,10 @@ def channel_options(about: Hello) -> Options:
     )
 
 
-def server_options(about: Hello) -> Options:
+def server_options(size: int) -> Options:
     """Of a worker's server: pings are welcome, and strangers have little room."""
     return (
-        *options(about),
+        *options(size),
         ("grpc.so_reuseport", 0),  # or two workers may get one port
         ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.http2.max_ping_strikes", 0),  # no limit

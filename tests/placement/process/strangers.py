@@ -25,7 +25,7 @@ import grpc
 
 from ssd_jax.placement.process import codec
 from ssd_jax.placement.process.placement import DraftWorker
-from ssd_jax.placement.process.transport import METHOD, options
+from ssd_jax.placement.process.transport import METHOD, message_size
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import HELLO, SETTINGS
 from tests.placement.process.scripted import only_misses, run_of
@@ -57,7 +57,7 @@ def attack(address: str, kind: str, streams: int) -> None:
         return
     said = {
         "silent": [],
-        "huge": [b"\0" * (dict(options(HELLO))["grpc.max_receive_message_length"] - 64)],
+        "huge": [b"\0" * (message_size(HELLO) - 64)],
         "malformed": [codec.encode(HELLO)[:9] + b"\x91" * 4096],
     }[kind]
     calls, channels = [], [grpc.insecure_channel(address) for _ in range(25)]

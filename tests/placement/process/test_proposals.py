@@ -29,6 +29,8 @@ def winner(q):
         support=support,
         q=np.broadcast_to(np.float32(q), support.shape),
         work=(),
+        received=0.0,
+        sent=0.0,
     )
 
 

@@ -20,7 +20,7 @@ from ssd_jax.placement.process import client, codec, connection, server
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Open, Refused
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.transport import METHOD, options
+from ssd_jax.placement.process.transport import METHOD, message_size, options
 from ssd_jax.placement.process.transport import TOKEN as KEY
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
@@ -78,7 +78,8 @@ def test_one_stream_too_many_is_refused_in_words_and_let_in_when_another_has_end
 
 def talk(address, messages, *, limits=True):
     """Sends bytes to a worker; returns the answers that come until it ends the stream."""
-    with grpc.insecure_channel(address, options=options(HELLO) if limits else ()) as channel:
+    usual = options(message_size(HELLO)) if limits else ()
+    with grpc.insecure_channel(address, options=usual) as channel:
         call = channel.stream_stream(METHOD)(messages, metadata=((KEY, TOKEN),), timeout=60)
         return [codec.decode(answer, HELLO) for answer in call]
 
@@ -115,8 +116,7 @@ def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
     monkeypatch.setattr(server.codec, "decode", decode)
     with serving(greeting=60.0) as connect:
         inbox = server._Inbox(HELLO)
-        heap = iter([codec.encode(OPEN)] * 9)
-        threading.Thread(target=inbox.fill, args=(heap,), daemon=True).start()
+        inbox.start(iter([codec.encode(OPEN)] * 9))
         eventually(lambda: decoded)
         time.sleep(0.1)
         assert len(decoded) == 1
@@ -174,7 +174,7 @@ def test_where_no_socket_can_be_made_the_loopback_interface_serves(monkeypatch, 
 
 
 def test_a_message_that_is_larger_than_any_of_use_is_not_read():
-    assert dict(options(HELLO))["grpc.max_receive_message_length"] < 2**20
+    assert dict(options(message_size(HELLO)))["grpc.max_receive_message_length"] < 2**20
     with serving() as connect, pytest.raises(grpc.RpcError) as raised:
         talk(connect.address, iter([codec.encode(HELLO) + b"\0" * 2**20]), limits=False)
     assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -188,7 +188,7 @@ def test_the_largest_messages_fit():
         seed=2**64 - 1,
     )
     large = Open(number=2**62, epoch=2**31 - 1, opening=SlotOpening(1, params))
-    most = dict(options(HELLO))["grpc.max_receive_message_length"]
+    most = dict(options(message_size(HELLO)))["grpc.max_receive_message_length"]
     assert len(codec.encode(large)) < most
     whole = np.full((SLOTS, HELLO.context), 1, np.int32)
     assert len(codec.encode(msgspec.structs.replace(ROUND, committed=whole))) < most

@@ -35,14 +35,15 @@ def work_of(*messages):
 
 
 def test_a_session_tells_of_its_work_piece_by_piece():
-    # Looks at the clock: prefill 1, 2; promotion 3; after each forward 4, 5, 6.
+    # Looks at the clock: prefill 1, 2; the round comes 3; promotion 4; after each forward 5, 7, 9,
+    # and when that is sent.
     assert work_of(PREFILL, ROUND) == [
-        (Work("prefill", 1, 2), Work("expand", 3, 4)),
-        (Work("grow", 4, 5),),
-        (Work("grow", 5, 6),),
+        (Work("prefill", 1, 2), Work("expand", 4, 5)),
+        (Work("grow", 5, 7),),
+        (Work("grow", 7, 9),),
     ]
     drafted = replace(UNEXPANDED, drafts=rows(2))
-    assert work_of(PREFILL, drafted)[0][1] == Work("draft", 3, 4)
+    assert work_of(PREFILL, drafted)[0][1] == Work("draft", 4, 5)
 
 
 def rounds_of(run):

@@ -1,0 +1,83 @@
+"""`ssd-jax draft-worker`: serves a draft to engines on other hosts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from ssd_jax.cli import settings
+from ssd_jax.config import DEFAULT_TARGET
+from ssd_jax.errors import InputError
+from ssd_jax.placement.address import Address
+from ssd_jax.placement.remote.security import OF_WORKER, Files
+from ssd_jax.system.cores import Cores
+
+_FLAGS: settings.OwnFlags = {
+    "listen": (
+        "str",
+        None,
+        "address that engines reach, such as 10.0.0.7:4711; 127.0.0.1 is this host alone, port 0 "
+        "any that is free",
+    ),
+    "draft": ("str", None, "source of the draft: a path, hf:org/name, or default"),
+    "target": (
+        "str",
+        DEFAULT_TARGET,
+        "source of the target, for a draft that takes tensors from it, such as default",
+    ),
+    "token_file": ("str", None, "file with a secret that engines must have, too"),
+    "tls_cert": ("str", None, "PEM file of this worker's certificate, which has TLS used"),
+    "tls_key": ("str", None, "PEM file of its private key"),
+    "tls_client_ca": (
+        "str",
+        None,
+        "PEM file of certificates that sign those of engines, which then need one",
+    ),
+    "engines": ("int", 4, "most engines at a time; each has this share of the memory"),
+    "draft_cores": ("str", None, "processor cores to run on, such as 1 or 2-3; default: all"),
+    "compile_cache": (
+        "str",
+        "auto",
+        "directory of compiled programs; auto is the user's cache, off keeps none",
+    ),
+}
+_GRACE = 2.0  # seconds for streams to end
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command until it is interrupted or told to end; returns its exit status."""
+    given = settings.parse(settings.own_flags(_FLAGS), "draft-worker", arguments)
+    for name in ("listen", "draft"):
+        if not given[name]:
+            raise InputError(
+                f"give --{name}, as in ssd-jax draft-worker --listen=127.0.0.1:4711 --draft=default"
+            )
+    settings.at_least(given, engines=1)
+    address = Address.parse(given["listen"], "listen", any_port=True)
+    files = Files(*(given[name or ""] for name in OF_WORKER))
+    files.check(address, OF_WORKER, serves=True)
+    token, credentials = files.read_token(OF_WORKER.token or ""), files.of_worker(OF_WORKER)
+    Cores.parse(given["draft_cores"], None).pin_target()  # before JAX counts them
+
+    from ssd_jax.placement.remote.serving import Own, default_source, serve
+    from ssd_jax.system.compile_cache import open_store
+
+    store = open_store(given["compile_cache"])
+    own = Own(
+        draft=default_source(given["draft"], given["target"]),
+        target=given["target"],
+        compile_cache=None if store is None else str(store.directory),
+        engines=given["engines"],
+    )
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    server, where = serve(own, address, token, credentials)
+    how = "TLS" if credentials is not None else "plain text, this host alone"
+    print(f"serving {given['draft']} at {where} ({how})", file=sys.stderr, flush=True)
+    try:
+        ended.wait()
+    finally:
+        server.stop(_GRACE).wait()
+    return 0

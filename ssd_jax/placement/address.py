@@ -1,0 +1,48 @@
+"""Where a worker listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple, Self
+
+from ssd_jax.errors import InputError
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/\s]+):(\d{1,5})")
+
+
+class Address(NamedTuple):
+    """A host by name or number, and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, name: str, *, any_port: bool = False) -> Self:
+        """From HOST:PORT; a number of IPv6 is in brackets.
+
+        Args:
+          name: of the setting, for messages.
+          any_port: 0 is one, too: any that is free.
+
+        Raises:
+          InputError: not an address.
+        """
+        found = _ADDRESS.fullmatch(text)
+        if found is None or not (not any_port) <= int(found[2]) < 2**16:
+            raise InputError(
+                f"{name} = {text!r} is no address; give HOST:PORT, such as 10.0.0.7:4711 or "
+                "[fd00::7]:4711"
+            )
+        return cls(found[1].strip("[]"), int(found[2]))
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it reaches this host alone."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

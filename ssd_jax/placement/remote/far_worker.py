@@ -1,0 +1,116 @@
+"""The engine's end of a worker on another host, which somebody else has started."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+import msgspec
+
+from ssd_jax.errors import InputError
+from ssd_jax.placement.address import Address
+from ssd_jax.placement.process.connection import Connection, Link
+from ssd_jax.placement.process.messages import Wanted
+from ssd_jax.placement.process.supervisor import STARTUP, WorkerSettings
+from ssd_jax.placement.remote.security import OF_ENGINE, Files
+
+ANSWER = 10.0
+"""Seconds for a sign of life of a worker that should be there."""
+_REMINDER = 60.0  # seconds between lines while it loads
+_LOG = logging.getLogger(__name__)
+
+
+class FarWorker:
+    """See `process.placement.Worker`. The worker loads what is wanted while the target compiles.
+
+    Args:
+      settings: of what is wanted, with the token.
+      address: where it listens.
+      files: secrets and certificates.
+
+    Raises:
+      InputError: files that cannot be used.
+    """
+
+    def __init__(self, settings: WorkerSettings, address: Address, files: Files) -> None:
+        self.address: str | None = str(address)
+        self.starts = 1
+        self._settings, self._where = settings, address
+        self.link = Link(
+            credentials=files.of_engine(OF_ENGINE),
+            wanted=Wanted(
+                settings.hello,
+                settings.dtype,
+                settings.drafting,
+                settings.draft_temperature,
+                settings.budgets,
+            ),
+            clock=address.loopback,
+        )
+        self._first: Connection | None = None
+
+    def start(self) -> None:
+        """Asks the worker to load; returns at once."""
+        self._first = self._connect()
+
+    def wait_ready(self) -> None:
+        """Waits until it has loaded.
+
+        Raises:
+          InputError: nobody answers there, or it refuses.
+        """
+        began = told = time.monotonic()
+        while self._first is not None and not self._first.wait_ready(min(ANSWER, 1.0)):
+            now = time.monotonic()
+            if not self._first.alive:
+                if self._first.refused or now > began + ANSWER:
+                    raise InputError(self._trouble(self._first))
+                time.sleep(0.2)
+                self._first = self._connect()
+            elif not self._first.heard and now > began + ANSWER:
+                raise InputError(self._trouble(self._first))
+            elif now > told + _REMINDER:
+                told = now
+                _LOG.warning("the draft worker at %s still loads after %.0f s", self.address,
+                             now - began)  # fmt: skip
+            if now > began + STARTUP:
+                raise InputError(f"the draft worker at {self.address} has not loaded in time")
+        self.close()
+
+    def check(self) -> None:
+        """Raises: InputError: it has refused already; waits for nothing."""
+        if self._first is not None and self._first.refused:
+            raise InputError(self._trouble(self._first))
+
+    def end(self, address: str) -> None:
+        """Nothing: it is not this process's to end. Streams to it are opened anew."""
+
+    def close(self) -> None:
+        """Ends the stream that has waited for it."""
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+
+    def _connect(self) -> Connection:
+        settings, where = self._settings, str(self._where)
+        return Connection(where, settings.hello, settings.token, Counter(), self.link)
+
+    def _trouble(self, link: Connection) -> str:
+        if link.refused:
+            return f"the draft worker at {self.address}: {link.trouble}"
+        return (
+            f"no draft worker answers at {self.address} within {ANSWER:.0f} s"
+            f"{link.trouble and f' ({link.trouble})'}; start one there with `ssd-jax draft-worker "
+            f"--listen=HOST:{self._where.port}`, and see whether the port is open: "
+            f"nc -vz {self._where.host} {self._where.port}"
+        )
+
+
+def with_token(settings: WorkerSettings, files: Files) -> WorkerSettings:
+    """Settings with the secret that the worker was started with.
+
+    Raises:
+      InputError: see `Files.read_token`.
+    """
+    return msgspec.structs.replace(settings, token=files.read_token(OF_ENGINE.token or ""))

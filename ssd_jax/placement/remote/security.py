@@ -1,0 +1,120 @@
+"""Secrets and certificates of a stream between hosts."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ssd_jax.errors import InputError
+from ssd_jax.placement.address import Address
+
+if TYPE_CHECKING:
+    import grpc
+
+_SHORTEST, _LONGEST = 16, 1024  # characters of a token
+
+
+class Files(NamedTuple):
+    """Paths as given, None for none, and the settings that gave them, for messages.
+
+    Attributes:
+      token: the secret that both ends have.
+      ca: certificates of who is trusted to sign the other end's.
+      cert, key: this end's own.
+    """
+
+    token: str | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def check(self, address: Address, names: Files, *, serves: bool) -> None:
+        """Refuses what would be sent in plain text, or to nobody in particular.
+
+        Args:
+          names: of the settings.
+          serves: this end listens.
+
+        Raises:
+          InputError: an address of other hosts without TLS or without a token or certificates, or
+            files that do not go together.
+        """
+        if (self.cert is None) != (self.key is None):
+            raise InputError(f"{names.cert} and {names.key} go together; give both or neither")
+        needed, flag = (self.cert, names.cert) if serves else (self.ca, names.ca)
+        if needed is None and (self.ca or self.cert):
+            raise InputError(f"TLS needs {flag}; give it, or no certificates at all")
+        if address.loopback:
+            return
+        if needed is None:
+            raise InputError(
+                f"{address} is no address of this host alone, and without TLS anybody between "
+                f"could read and change what is sent; give {flag}"
+                + (f" and {names.key}" if serves else "")
+            )
+        known = self.ca if serves else self.cert
+        if self.token is None and known is None:
+            other = names.ca if serves else names.cert
+            raise InputError(
+                f"{address} can be reached by others; give {names.token}, a file with a secret "
+                f"that both ends have, or {other}"
+            )
+
+    def read_token(self, name: str) -> str:
+        """The secret; empty without a file.
+
+        Raises:
+          InputError: it cannot be read, others can read it, or it is too short.
+        """
+        if self.token is None:
+            return ""
+        text = _read(self.token, name).decode("ascii", "replace").strip()
+        if Path(self.token).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InputError(f"{name} = {self.token!r} can be read by others; chmod 600 it")
+        if not _SHORTEST <= len(text) <= _LONGEST or not text.isascii() or not text.isprintable():
+            raise InputError(
+                f"{name} = {self.token!r} has no secret of {_SHORTEST} to {_LONGEST} printable "
+                "ASCII characters; make one with: openssl rand -hex 32"
+            )
+        return text
+
+    def of_engine(self, names: Files) -> grpc.ChannelCredentials | None:
+        """For an engine's channel; None without TLS.
+
+        Raises:
+          InputError: a file that cannot be read.
+        """
+        if self.ca is None:
+            return None
+        import grpc
+
+        own = [None if path is None else _read(path, name or "") for path, name in
+               ((self.key, names.key), (self.cert, names.cert))]  # fmt: skip
+        return grpc.ssl_channel_credentials(_read(self.ca, names.ca or ""), *own)
+
+    def of_worker(self, names: Files) -> grpc.ServerCredentials | None:
+        """For a worker's port; None without TLS. With a `ca` engines need certificates, too.
+
+        Raises:
+          InputError: a file that cannot be read.
+        """
+        if self.cert is None or self.key is None:
+            return None
+        import grpc
+
+        pair = _read(self.key, names.key or ""), _read(self.cert, names.cert or "")
+        trusted = None if self.ca is None else _read(self.ca, names.ca or "")
+        return grpc.ssl_server_credentials([pair], trusted, require_client_auth=trusted is not None)
+
+
+OF_ENGINE = Files("draft_token_file", "draft_tls_ca", "draft_tls_cert", "draft_tls_key")
+OF_WORKER = Files("token_file", "tls_client_ca", "tls_cert", "tls_key")
+"""Names of the settings of either end."""
+
+
+def _read(path: str, name: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{name} = {path!r} cannot be read: {error.strerror}") from None

@@ -1,0 +1,167 @@
+"""The worker on its own: loads what engines want of its draft, once for all that want the same."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import jax
+import msgspec
+
+from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.passes import page_size
+from ssd_jax.errors import InputError
+from ssd_jax.placement.address import Address
+from ssd_jax.placement.process.loading import load_sessions, open_draft
+from ssd_jax.placement.process.messages import Wanted
+from ssd_jax.placement.process.server import MakeSession, serve_wanted
+from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.system.host_memory import memory_limit
+
+MESSAGE = 2**26
+"""Most bytes of a message."""
+_LOG = logging.getLogger(__name__)
+_MIB = 2**20
+
+
+class Own(NamedTuple):
+    """What a worker is started with.
+
+    Attributes:
+      draft, target: sources; a draft that takes tensors from a target needs both.
+      compile_cache: directory; None keeps no programs.
+      engines: most engines at a time.
+    """
+
+    draft: str
+    target: str | None
+    compile_cache: str | None
+    engines: int
+
+
+class Drafts:
+    """Drafts as engines want them. One loads at a time; what was loaded stays.
+
+    Args:
+      own: what the worker was started with.
+    """
+
+    def __init__(self, own: Own) -> None:
+        self._own = own
+        self._lock = threading.Lock()
+        self._loaded: dict[bytes, MakeSession] = {}
+
+    def load(self, wanted: Wanted) -> MakeSession:
+        """See `server.Load`.
+
+        Raises:
+          InputError: another draft, or more memory than is an engine's share.
+        """
+        key = msgspec.msgpack.encode(wanted)
+        with self._lock:
+            if key not in self._loaded:
+                _LOG.warning("loading for an engine: %s slots, context %s, k %s, %s branches",
+                             wanted.hello.slots, wanted.hello.context, wanted.hello.k,
+                             wanted.hello.branches)  # fmt: skip
+                self._loaded[key] = self._load(wanted)
+            return self._loaded[key]
+
+    def _load(self, wanted: Wanted) -> MakeSession:
+        settings = WorkerSettings(
+            token="",
+            hello=wanted.hello,
+            source=self._own.draft,
+            target=self._own.target,
+            dtype=wanted.dtype,
+            drafting=wanted.drafting,
+            draft_temperature=wanted.draft_temperature,
+            compile_cache=self._own.compile_cache,
+            cores=None,
+            budgets=wanted.budgets,
+        )
+        opened = open_draft(settings)
+        self._check_share(opened, wanted)
+        return load_sessions(settings, opened)
+
+    def _check_share(self, opened: OpenedModel, wanted: Wanted) -> None:
+        """Refuses an engine that needs more than its share of the memory behind the weights."""
+        limit, whose = _limit()
+        weights = _bytes(opened.model.parameter_structs())
+        share = (limit - weights) // self._own.engines
+        about = wanted.hello
+        pages = about.pages or about.slots
+        kept = [
+            opened.model.page_structs(pages, about.page_size or page_size(about.context)),
+            *(opened.model.branch_structs(about.slots, about.k, m) for m in wanted.budgets),
+        ]
+        needed = _bytes(kept)
+        if needed > share:
+            raise InputError(
+                f"keys and values of {about.slots} slots with {about.context} positions and their "
+                f"branches need {needed // _MIB} MiB here, and an engine's share is "
+                f"{max(share, 0) // _MIB} MiB ({whose}: {limit // _MIB} MiB, weights "
+                f"{weights // _MIB}, {self._own.engines} engines); lower --slots, --context or "
+                "--budget, or start the worker with fewer --engines"
+            )
+
+
+def _limit() -> tuple[int, str]:
+    told = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return (told, "the draft's device") if told else memory_limit()
+
+
+def _bytes(structs: Any) -> int:
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(structs))
+
+
+def serve(
+    own: Own, address: Address, token: str, credentials: grpc.ServerCredentials | None
+) -> tuple[grpc.Server, str]:
+    """Starts a worker.
+
+    Args:
+      token: secret that engines must know.
+      credentials: of TLS; None is plain text.
+
+    Returns: the server, which ends with its `stop`, and where it listens.
+
+    Raises:
+      InputError: the address cannot be listened on.
+    """
+
+    def listen(server: grpc.Server) -> str:
+        port = 0
+        with contextlib.suppress(RuntimeError):
+            if credentials is None:
+                port = server.add_insecure_port(str(address))
+            else:
+                port = server.add_secure_port(str(address), credentials)
+        if not port:
+            raise InputError(
+                f"listen = {str(address)!r} cannot be listened on: it is no address of this host, "
+                "or another program has the port"
+            )
+        return str(address._replace(port=port))
+
+    return serve_wanted(Drafts(own).load, token, listen, size=MESSAGE, streams=own.engines)
+
+
+def default_source(draft: str, target: str | None) -> str:
+    """The path of the draft that comes with the package, where that is what is asked for.
+
+    Raises:
+      InputError: there is none, or no target is named.
+    """
+    from ssd_jax.checkpoints.opening import open_checkpoint
+    from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
+
+    if draft != DEFAULT:
+        return draft
+    if target is None:
+        raise InputError("draft = 'default' is one for a target; give --target")
+    return str(Path(default_draft(open_checkpoint(target), "ssd")))

@@ -1,0 +1,29 @@
+"""Workers in this process that load what engines want, of a scripted draft."""
+
+from __future__ import annotations
+
+import time
+
+from ssd_jax.placement.process.messages import Wanted
+from ssd_jax.placement.process.server import serve_wanted
+from ssd_jax.placement.process.session import DraftSession
+from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
+
+WANTED = Wanted(HELLO, "float32", {"k": 3}, None, (6,))
+SIZE = 2**22
+
+
+def listen(server):
+    return f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+
+
+def serving(load=None, *, ahead=0.0, size=SIZE, **settings):
+    """A worker whose clock is ahead; returns the server and its address."""
+
+    def clock():
+        return time.perf_counter() + ahead
+
+    def usual(wanted):
+        return lambda called: DraftSession(wanted.hello, ScriptedDraft, called, clock=clock)
+
+    return serve_wanted(load or usual, TOKEN, listen, size=size, **settings)

@@ -1,0 +1,67 @@
+"""Times of a worker whose clock is another: its work lies where the engine's clock has it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Link, _FarClock, connector
+from tests.placement.process.script import HELLO, TOKEN
+from tests.placement.process.scripted import run_of
+from tests.placement.remote.scripted import WANTED, serving
+
+
+def answer(sent, received=None):
+    return SimpleNamespace(sent=sent, received=sent if received is None else received)
+
+
+def test_times_are_those_of_the_fastest_answer_lately():
+    clock = _FarClock(shared=False)
+    assert clock.answered(answer(100.0), 3.0, last=False) == -97
+    assert clock.answered(answer(110.0), 12.5, last=False) == -97.5
+    assert clock.answered(answer(120.0), 23.0, last=False) == -97.5
+    assert _FarClock(shared=True).answered(answer(100.0), 3.0, last=True) == 0
+
+
+def test_a_round_trip_leaves_out_what_the_worker_did(monkeypatch):
+    clock = _FarClock(shared=False)
+    assert clock.round_trip is None
+    for asked, received, sent, now in ((1.0, 50.0, 53.0, 4.5), (5.0, 60.0, 60.5, 5.75)):
+        monkeypatch.setattr(time, "perf_counter", lambda asked=asked: asked)
+        clock.asked()
+        clock.answered(answer(sent, received), now, last=True)
+    assert clock.round_trip == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_work_is_told_in_the_engines_time(shared):
+    """Believing a clock that is ahead puts all work at the moment when it is told."""
+    server, address = serving(ahead=12345.0)
+    counters = Counter()
+    link = Link(wanted=WANTED, clock=shared)
+    connect = connector(HELLO, TOKEN, lambda: address, counters, link=link)
+    draft = RemoteDraft(HELLO, connect, patience=30.0, counters=counters, address=lambda: address)
+    spans = []
+    told = draft.activity
+
+    def activity():
+        found = told()
+        spans.extend((span, time.perf_counter()) for span in found.spans)
+        return found
+
+    draft.activity = activity
+    began = time.perf_counter()
+    try:
+        assert draft.wait_ready(30)
+        run = run_of(draft, backup="none")
+        assert run.generate()["miss"] > 0
+    finally:
+        draft.close()
+        server.stop(None)
+    assert len(spans) > 10
+    assert all(began - 0.5 < span.begin <= span.end <= now for span, now in spans)
+    assert any(span.end > span.begin for span, _ in spans) == (not shared)

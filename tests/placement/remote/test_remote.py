@@ -1,0 +1,244 @@
+"""A draft on another host, which here is another process: what it says, and what is refused."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ssd_jax.cli.main import main
+from ssd_jax.errors import InputError
+from ssd_jax.placement.remote import far_worker, serving
+from tests.llm.test_speculative import outputs, requests
+from tests.placement.remote.workers import (
+    checkpoints,
+    command,
+    eventually,
+    hits,
+    opened,
+    start,
+    started,
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return checkpoints(tmp_path_factory.mktemp("remote"))
+
+
+@pytest.fixture(scope="module")
+def worker(root):
+    with started(root, "--compile_cache=off") as worker:
+        yield worker
+
+
+def ids(found):
+    return [output.token_ids for output in found]
+
+
+@pytest.fixture(scope="module")
+def llm(root, worker):
+    with opened(root, worker.address) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def expected(llm):
+    return ids(outputs(llm, requests(llm, "coupled"), "ar"))
+
+
+def test_text_equals_autoregressive_decoding(llm, expected):
+    found = outputs(llm, requests(llm, "coupled"), "ssd")
+    assert ids(found) == expected
+    assert hits(found) > 0
+    trips = [output.metrics["round_trip_ms"] for output in found if output.metrics["hit_rate"]]
+    assert all(0 < trip < 1000 for trip in trips)
+    assert str(llm.placement) == f"draft_placement = remote: draft at {llm.placement.address}"
+
+
+def test_greedy_text_under_the_ratio_rule_does_too(root, worker):
+    with opened(root, worker.address, verify="ratio") as llm:
+        asked = requests(llm, "ratio")
+        greedy = [n for n, each in enumerate(asked) if each.params.temperature == 0]
+        said, found = outputs(llm, asked, "ar"), outputs(llm, asked, "ssd")
+        assert [ids(found)[n] for n in greedy] == [ids(said)[n] for n in greedy]
+        assert hits(found) > 0
+
+
+def test_engines_share_a_worker_and_none_waits_for_the_other(root, worker, llm, expected):
+    """The second wants something else; both have hits while both run."""
+    with opened(root, worker.address, k="2", slots=2) as other, ThreadPoolExecutor(2) as pool:
+        asked = [(llm, requests(llm, "coupled")), (other, requests(other, "coupled"))]
+        found = [pool.submit(outputs, *each, "ssd") for each in asked]
+        for each in found:
+            assert ids(each.result(300)) == expected
+            assert hits(each.result()) > 0
+
+
+def test_a_worker_that_is_gone_costs_speed_alone_and_is_found_again(root):
+    worker = start(root)
+    try:
+        with opened(root, worker.address) as llm:
+            expected = ids(outputs(llm, requests(llm, "coupled"), "ar"))
+            engine = llm.engine_of("ssd")
+            for request in requests(llm, "coupled"):
+                engine.add(request)
+            found = {}
+            for step in range(10**6):
+                if step == 6:
+                    worker.process.kill()
+                    worker.process.wait()
+                for event in engine.step():
+                    if event.output is not None:
+                        found[event.prompt_index] = event.output
+                if not engine.has_work:
+                    break
+            assert [found[n].token_ids for n in sorted(found)] == expected
+            assert any("dead" in (each.metrics["fallbacks"] or ()) for each in found.values())
+            worker = start(root, listen=worker.address)
+            again = []
+
+            def back():
+                again[:] = outputs(llm, requests(llm, "coupled"), "ssd")
+                assert ids(again) == expected
+                return hits(again) > 0
+
+            eventually(back)
+    finally:
+        worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_told_to_end_ends_and_leaves_no_socket(root, end):
+    worker = start(root)
+    worker.process.send_signal(end)
+    assert worker.process.wait(30) == (0 if end == signal.SIGTERM else 130)
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", int(worker.port)))
+
+
+def test_another_draft_is_refused_in_words_at_once(root, worker):
+    with pytest.raises(InputError, match=r"the draft worker at .* is another draft than the targ"):
+        opened(root, worker.address, draft=str(root / "other"))
+
+
+def test_more_engines_than_it_serves_are_refused(root):
+    with started(root, "--engines=1") as worker, opened(root, worker.address) as llm:
+        outputs(llm, requests(llm, "coupled")[:1], "ssd")
+        with pytest.raises(InputError, match="serves 1 engines already, and no more"):
+            opened(root, worker.address)
+
+
+def test_a_need_of_more_than_the_share_is_refused_with_figures(root, llm, monkeypatch):
+    wanted = llm.loaded.worker.supervisor.link.wanted
+    monkeypatch.setattr(serving, "memory_limit", lambda: (2**18, "this machine"))
+    share = (
+        r"need \d+ MiB here, and an engine's share is \d MiB \(this machine: 0 MiB, .* 3 engines"
+    )
+    with pytest.raises(InputError, match=rf"of 4 slots with 320 positions .* {share}\); lower"):
+        serving.Drafts(serving.Own(str(root / "draft"), None, None, 3)).load(wanted)
+
+
+def test_nobody_at_an_address_is_said_in_seconds(root, monkeypatch):
+    monkeypatch.setattr(far_worker, "ANSWER", 1.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = rf"answers at 127.0.0.1:{port} within .*--listen=HOST:{port}.* nc -vz 127.0.0.1 {port}"
+    with pytest.raises(InputError, match=words):
+        opened(root, f"127.0.0.1:{port}")
+
+
+def test_a_port_that_is_taken_is_refused(root, worker):
+    found = subprocess.run(command(worker.address, root), capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "cannot be listened on" in found.stderr
+
+
+def secret(path, text="0123456789abcdef"):
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_token_is_needed_where_the_worker_has_one(root, tmp_path):
+    right, wrong = secret(tmp_path / "a"), secret(tmp_path / "b", "f" * 32)
+    with started(root, f"--token_file={right}") as worker:
+        with opened(root, worker.address, draft_token_file=right) as llm:
+            said = ids(outputs(llm, requests(llm, "coupled")[:2], "ar"))
+            assert ids(outputs(llm, requests(llm, "coupled")[:2], "ssd")) == said
+        for files in ({"draft_token_file": wrong}, {}):
+            with pytest.raises(InputError, match="its token or its protocol is another"):
+                opened(root, worker.address, **files)
+
+
+REFUSED = {
+    "listen = 'here' is no address": ["--listen=here", "--draft=x"],
+    "give --draft, as in": ["--listen=127.0.0.1:1"],
+    "engines = 0": ["--listen=127.0.0.1:1", "--draft=x", "--engines=0"],
+    "without TLS anybody between could read and change what is sent; give tls_cert and tls_key": [
+        "--listen=0.0.0.0:1",
+        "--draft=x",
+    ],
+    "tls_cert and tls_key go together": ["--listen=127.0.0.1:1", "--draft=x", "--tls_cert=a"],
+    "token_file = '/nowhere' cannot be read": [
+        "--listen=127.0.0.1:1",
+        "--draft=x",
+        "--token_file=/nowhere",
+    ],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_bad_flags_of_a_worker_are_refused(words, capsys):
+    assert main(["draft-worker", *REFUSED[words]]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path, capsys):
+    for text, mode, words in (("0" * 32, 0o644, "chmod 600"), ("short", 0o600, "no secret of 16")):
+        path = tmp_path / words[:5]
+        path.write_text(text)
+        path.chmod(mode)
+        flags = ["--listen=127.0.0.1:1", "--draft=x", f"--token_file={path}"]
+        assert main(["draft-worker", *flags]) == 2
+        assert words in capsys.readouterr().err
+
+
+ENGINE = {
+    "draft_placement: remote = 'nowhere' is no address": {"draft_placement": "remote:nowhere"},
+    "draft_placement: remote = '' is no address": {"draft_placement": "remote"},
+    "draft_placement = 'far' is unknown; one of .*remote:HOST:PORT": {"draft_placement": "far"},
+    "without TLS anybody between .*; give draft_tls_ca": {
+        "draft_placement": "remote:10.0.0.7:4711"
+    },
+    "give draft_token_file, a file with a secret .*, or draft_tls_cert": {
+        "draft_placement": "remote:10.0.0.7:4711",
+        "draft_tls_ca": "ca.pem",
+    },
+    "draft_token_file is for draft_placement = 'remote:HOST:PORT'": {
+        "draft_placement": "process",
+        "draft_token_file": "a",
+    },
+}
+
+
+@pytest.mark.parametrize("words", ENGINE)
+def test_bad_settings_of_an_engine_are_refused_before_anything_loads(words):
+    from ssd_jax.config import Config
+
+    with pytest.raises(InputError, match=words):
+        Config(mode="ssd", draft="x", **ENGINE[words]).place_draft()
+
+
+def test_threads_of_this_process_end_with_their_engines(root, worker):
+    before = threading.active_count()
+    with opened(root, worker.address) as llm:
+        outputs(llm, requests(llm, "coupled")[:1], "ssd")
+    eventually(lambda: threading.active_count() <= before + 1)

@@ -1,0 +1,72 @@
+"""Streams between hosts: encrypted, and only for who is known."""
+
+from __future__ import annotations
+
+import pytest
+
+trustme = pytest.importorskip("trustme")
+
+from ssd_jax.errors import InputError  # noqa: E402
+from tests.llm.test_speculative import outputs, requests  # noqa: E402
+from tests.placement.remote.test_remote import ids, secret  # noqa: E402
+from tests.placement.remote.workers import checkpoints, hits, opened, started  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return checkpoints(tmp_path_factory.mktemp("secure"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Paths: two authorities, a certificate of either end, a token."""
+    path = tmp_path_factory.mktemp("files")
+    found = {"token": secret(path / "token")}
+    ours, theirs = trustme.CA(), trustme.CA()
+    for name, authority in (("ca", ours), ("other", theirs)):
+        authority.cert_pem.write_to_path(str(path / name))
+        found[name] = str(path / name)
+    for end, authority in (("worker", ours), ("engine", ours), ("stranger", theirs)):
+        made = authority.issue_cert("127.0.0.1", "localhost")
+        made.private_key_pem.write_to_path(str(path / f"{end}.key"))
+        made.cert_chain_pems[0].write_to_path(str(path / f"{end}.cert"))
+        found |= {f"{end}.{kind}": str(path / f"{end}.{kind}") for kind in ("key", "cert")}
+    return found
+
+
+def speaks(root, address, **settings):
+    with opened(root, address, **settings) as llm:
+        asked = requests(llm, "coupled")[:3]
+        found = outputs(llm, asked, "ssd")
+        assert ids(found) == ids(outputs(llm, asked, "ar"))
+        return hits(found) > 0
+
+
+def test_tls_and_a_token(root, files):
+    own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
+    with started(root, *own, f"--token_file={files['token']}") as worker:
+        known = {"draft_tls_ca": files["ca"], "draft_token_file": files["token"]}
+        assert speaks(root, worker.address, **known)
+        refused = [
+            ({"draft_token_file": files["token"]}, "no draft worker answers"),  # plain text
+            (known | {"draft_tls_ca": files["other"]}, "no draft worker answers"),
+            (known | {"draft_token_file": None}, "its token or its protocol is another"),
+        ]
+        for settings, words in refused:
+            with pytest.raises(InputError, match=words):
+                opened(root, worker.address, **settings)
+        assert speaks(root, worker.address, **known), "it stays up"
+
+
+def test_certificates_of_both_ends(root, files):
+    own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
+    with started(root, *own, f"--tls_client_ca={files['ca']}") as worker:
+        known = {"draft_tls_ca": files["ca"]}
+        for end in ("stranger", None):
+            pair = {}
+            if end:
+                pair = {f"draft_tls_{kind}": files[f"{end}.{kind}"] for kind in ("cert", "key")}
+            with pytest.raises(InputError, match="no draft worker answers"):
+                opened(root, worker.address, **known | pair)
+        pair = {f"draft_tls_{kind}": files[f"engine.{kind}"] for kind in ("cert", "key")}
+        assert speaks(root, worker.address, **known | pair)

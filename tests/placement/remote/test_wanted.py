@@ -1,0 +1,106 @@
+"""What a worker on its own does with what comes first on a stream; others are not touched."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import grpc
+import msgspec
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.connection import Connection, Link
+from ssd_jax.placement.process.messages import Refused, Welcome
+from ssd_jax.placement.process.transport import METHOD
+from ssd_jax.placement.process.transport import TOKEN as KEY
+from tests.placement.process.script import HELLO, TOKEN
+from tests.placement.process.test_session import OPEN
+from tests.placement.remote.scripted import SIZE, WANTED, serving
+
+
+@pytest.fixture
+def worker():
+    """Its address; an engine that comes after all else is served."""
+    server, address = serving(greeting=0.5)
+    yield address
+    link = Connection(address, HELLO, TOKEN, Counter(), Link(wanted=WANTED))
+    try:
+        assert link.wait_ready(30), link.trouble
+    finally:
+        link.close()
+        server.stop(None)
+
+
+def talk(address, messages, token=TOKEN):
+    """Sends bytes; returns the answers that come until the stream ends."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(METHOD)(messages, metadata=((KEY, token),), timeout=30)
+        return [codec.decode(answer, HELLO) for answer in call]
+
+
+def refused(address, *messages):
+    (answer,) = talk(
+        address, iter([m if isinstance(m, bytes) else codec.encode(m) for m in messages])
+    )
+    assert isinstance(answer, Refused)
+    return answer.reason
+
+
+def test_what_is_wanted_and_a_hello_are_welcome(worker):
+    answers = talk(worker, iter([codec.encode(WANTED), codec.encode(HELLO)]))
+    assert [type(each) for each in answers] == [Welcome]
+
+
+def test_others_first_are_refused(worker):
+    assert refused(worker, HELLO) == "a Hello before it was said what is wanted"
+    assert refused(worker, OPEN).startswith(("page", "slot", "a "))
+    assert "no message of this protocol" in refused(worker, b"GET / HTTP/1.1")
+    assert "version" in refused(worker, b"SSD\x01" + codec.encode(WANTED)[4:])
+    assert "no message" in refused(worker, codec.encode(WANTED)[:40])
+
+
+def test_a_hello_that_is_another_than_was_said_is_refused(worker):
+    other = msgspec.structs.replace(HELLO, slots=HELLO.slots + 1)
+    reason = refused(worker, WANTED, other)
+    assert "slots" in reason
+
+
+def test_one_that_is_silent_is_ended(worker):
+    def nothing():
+        time.sleep(5)
+        yield b""
+
+    began = time.monotonic()
+    (answer,) = talk(worker, nothing())
+    assert "no Hello within" in answer.reason
+    assert time.monotonic() < began + 5
+
+
+def test_who_does_not_know_the_token_is_not_read(worker):
+    with pytest.raises(grpc.RpcError) as error:
+        talk(worker, iter([codec.encode(WANTED)]), token="another")
+    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_messages_larger_than_any_are_refused_before_they_are_sent_and_when_they_come(worker):
+    huge = msgspec.structs.replace(HELLO, context=2**24)
+    wanted = msgspec.structs.replace(WANTED, hello=huge)
+    assert "are allowed; lower --slots" in refused(worker, wanted)
+    with pytest.raises(grpc.RpcError) as error:
+        talk(worker, iter([b"\0" * (SIZE + 1)]))
+    assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
+    def load(_wanted):
+        raise InputError("no such file") if known else MemoryError("out of memory")
+
+    server, address = serving(load)
+    try:
+        reason = refused(address, WANTED)
+        assert reason == ("no such file" if known else "MemoryError: out of memory")
+    finally:
+        server.stop(None)

@@ -1,0 +1,82 @@
+"""Draft workers that are started by themselves, as a user would on another host."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+from ssd_jax.llm import LLM
+from ssd_jax.testing import tiny
+
+
+class Started(NamedTuple):
+    process: subprocess.Popen
+    address: str
+    """HOST:PORT."""
+
+    @property
+    def port(self):
+        return self.address.rpartition(":")[2]
+
+
+def checkpoints(root):
+    """A directory of a target and a draft that often agree, and of another draft."""
+    tiny.write_checkpoint(root / "target", "qwen3")
+    tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
+    tiny.write_checkpoint(root / "other", "llama")
+    return root
+
+
+def command(listen, root, *flags):
+    draft = f"--draft={root / 'draft'}"
+    start = [sys.executable, "-m", "ssd_jax", "draft-worker", f"--listen={listen}", draft]
+    return [*start, *flags]
+
+
+def start(root, *flags, listen="127.0.0.1:0"):
+    process = subprocess.Popen(command(listen, root, *flags), stderr=subprocess.PIPE, text=True)
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if found := re.search(r"serving \S+ at (\S+) ", line):
+            return Started(process, found[1])
+    raise AssertionError("".join(lines))
+
+
+@contextlib.contextmanager
+def started(root, *flags, listen="127.0.0.1:0"):
+    worker = start(root, *flags, listen=listen)
+    try:
+        yield worker
+    finally:
+        worker.process.kill()
+        worker.process.wait()
+
+
+def opened(root, address, **settings):
+    """A model with its draft at an address."""
+    defaults = {"context": 320, "dtype": "float32", "k": "3", "budget": "8", "slots": 4}
+    defaults |= {"mode": "ssd", "draft": str(root / "draft"), "verify": "coupled"}
+    llm = LLM(
+        str(root / "target"),
+        draft_placement=f"remote:{address}",
+        compile_cache="off",
+        **defaults | settings,
+    )
+    llm.loaded.worker.patience = 120.0  # no answer is late here, however busy the machine is
+    return llm
+
+
+def hits(found):
+    return sum(output.metrics["hit_rate"] or 0 for output in found)
+
+
+def eventually(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
