@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# A JobSet of Kubernetes with two replicated jobs, "target" and "draft", each a JAX cluster of its own.
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME --chips=N [--topology=AxB]
+                         [--name=ssd] [--draft=SOURCE --draft_accelerator=NAME --draft_chips=N
+                         --draft_topology=AxB] [--port=4711] COMMAND [--flag=value ...]
+
+  --image        with ssd_jax and launch/ in /ssd: see launch/gke/Dockerfile
+  --hosts        of the target
+  --accelerator  of its nodes: a TPU such as tpu-v6e-slice, with --topology, or a GPU such as
+                 nvidia-h100-80gb, without
+  --chips        TPU chips or GPUs of a node
+  --draft        source of a draft, which a worker on one node serves; default accelerator: none, its processor
+  --port         of that worker
+  --dry_run      prints the manifest in place of applying it
+
+The draft's pod is started again whenever it fails, and the target decodes without it meanwhile; a pod of
+the target that fails ends the set. The worker's token and certificate are in a secret, NAME-draft:
+  launch/secrets.sh secrets ssd-draft-0-0.ssd
+  kubectl create secret generic ssd-draft --from-file=secrets
+EOF
+}
+
+image='' hosts='' accelerator='' chips='' topology='' name=ssd port=4711 dry_run=false
+draft='' draft_accelerator='' draft_chips='' draft_topology=''
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --image=*) image=${1#*=} ;;
+    --hosts=*) hosts=${1#*=} ;;
+    --accelerator=*) accelerator=${1#*=} ;;
+    --chips=*) chips=${1#*=} ;;
+    --topology=*) topology=${1#*=} ;;
+    --name=*) name=${1#*=} ;;
+    --draft=*) draft=${1#*=} ;;
+    --draft_accelerator=*) draft_accelerator=${1#*=} ;;
+    --draft_chips=*) draft_chips=${1#*=} ;;
+    --draft_topology=*) draft_topology=${1#*=} ;;
+    --port=*) port=${1#*=} ;;
+    --dry_run) dry_run=true ;;
+    --help) usage; exit 0 ;;
+    *) echo "launch/gke/run.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+if (($# == 0)) || [[ -z $image || -z $accelerator || ! $hosts =~ ^[1-9][0-9]*$ || ! $chips =~ ^[1-9][0-9]*$ ]]; then
+  usage >&2
+  exit 2
+fi
+if [[ -n $draft_accelerator && ! $draft_chips =~ ^[1-9][0-9]*$ ]]; then
+  echo "launch/gke/run.sh: --draft_accelerator needs --draft_chips" >&2
+  exit 2
+fi
+
+text() { # a string of JSON, which is one of YAML
+  local value=${1//\\/\\\\}
+  value=${value//\"/\\\"}
+  value=${value//$'\n'/\\n}
+  printf '"%s"' "$value"
+}
+
+list() { # the same, of a list, one a line behind so many spaces
+  local spaces=$1 each
+  shift
+  for each in "$@"; do
+    printf '%*s- %s\n' "$spaces" '' "$(text "$each")"
+  done
+}
+
+place() { # ACCELERATOR CHIPS TOPOLOGY: where pods run, and what they need there
+  local resource=nvidia.com/gpu
+  [[ -z $1 ]] && return
+  echo '              nodeSelector:'
+  if [[ -n $3 ]]; then
+    resource=google.com/tpu
+    echo "                cloud.google.com/gke-tpu-accelerator: $(text "$1")"
+    echo "                cloud.google.com/gke-tpu-topology: $(text "$3")"
+  else
+    echo "                cloud.google.com/gke-accelerator: $(text "$1")"
+  fi
+  resources="                resources: {limits: {$resource: $2}}"
+}
+
+job() { # NAME PODS RETRIES RESTART ARGUMENTS...: a replicated job
+  local job=$1 pods=$2 retries=$3 restart=$4 where=("$5" "$6" "$7") resources=''
+  shift 7
+  cat <<EOF
+  - name: $job
+    replicas: 1
+    template:
+      spec:
+        completionMode: Indexed
+        completions: $pods
+        parallelism: $pods
+        backoffLimit: $retries
+        template:
+          spec:
+              restartPolicy: $restart
+EOF
+  place "${where[@]}"
+  cat <<EOF
+              containers:
+              - name: $job
+                image: $(text "$image")
+                workingDir: /ssd
+                command:
+$(list 16 "$@")
+EOF
+  if [[ -n $resources ]]; then
+    echo "$resources"
+  fi
+  if [[ -n $draft ]]; then
+    cat <<EOF
+                volumeMounts:
+                - {name: secrets, mountPath: /secrets, readOnly: true}
+              volumes:
+              - name: secrets
+                secret: {secretName: $name-draft, defaultMode: 256}
+EOF
+  fi
+}
+
+manifest() {
+  local command=("$@") host="$name-draft-0-0.$name" worker flag
+  cat <<EOF
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: $name
+spec:
+  network: {enableDNSHostnames: true, subdomain: $name}
+  failurePolicy: {maxRestarts: 0}
+  successPolicy: {operator: All, targetReplicatedJobs: [target]}
+  replicatedJobs:
+EOF
+  if [[ -n $draft ]]; then
+    command+=("--draft=$draft" "--draft_placement=remote:$host:$port" --draft_tls_ca=/secrets/worker.pem)
+    command+=(--draft_token_file=/secrets/token)
+  fi
+  # JAX knows the hosts of a TPU slice; those of GPUs it is told.
+  local group=auto
+  if [[ -z $topology ]]; then
+    group="$name-target-0-0.$name:4000,count=$hosts"
+  fi
+  # Each pod knows its number.
+  # shellcheck disable=SC2016
+  job target "$hosts" 0 Never "$accelerator" "$chips" "$topology" \
+    bash -c 'exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"' host "$group" "${command[@]}"
+  if [[ -n $draft ]]; then
+    worker=(ssd-jax draft-worker "--listen=0.0.0.0:$port" "--draft=$draft" --token_file=/secrets/token)
+    worker+=(--tls_cert=/secrets/worker.pem --tls_key=/secrets/worker.key)
+    for flag in "$@"; do # a draft that takes tensors from the target needs to know which
+      [[ $flag == --target=* ]] && worker+=("$flag")
+    done
+    job draft 1 1000000 OnFailure "$draft_accelerator" "$draft_chips" "$draft_topology" "${worker[@]}"
+  fi
+}
+
+if $dry_run; then
+  manifest "$@"
+else
+  manifest "$@" | kubectl apply -f -
+fi

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# This host's part of a target that several hosts run: the leader's command on host 0, else a follower.
+# All other scripts here end in this one, and in `ssd-jax draft-worker`.
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+usage: launch/host.sh [--dry_run] INDEX HOSTS COMMAND [--flag=value ...]
+
+  INDEX     number of this host, from 0, which leads
+  HOSTS     see `ssd-jax generate --help`: ADDRESS:PORT,count=N of the leader, or auto, as JAX finds out
+            from SLURM, a Kubernetes Indexed Job or the metadata of TPUs
+  COMMAND   of ssd-jax, with its flags: what the leader runs
+  --dry_run prints the command in place of running it
+EOF
+}
+
+dry_run=false
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --dry_run) dry_run=true ;;
+    --help) usage; exit 0 ;;
+    *) echo "launch/host.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+if (($# < 3)) || [[ ! $1 =~ ^[0-9]+$ ]]; then
+  usage >&2
+  exit 2
+fi
+index=$1 hosts=$2
+shift 2
+
+command=(ssd-jax follower "--hosts=$hosts,index=$index")
+if ((index == 0)); then
+  command=(ssd-jax "$@" "--hosts=$hosts")
+elif [[ $hosts == auto* ]]; then
+  command=(ssd-jax follower "--hosts=$hosts")
+fi
+if $dry_run; then
+  printf '%q ' "${command[@]}"
+  echo
+  exit 0
+fi
+exec "${command[@]}"

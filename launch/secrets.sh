@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# What a draft worker and its engines need to know each other: a token, and a certificate of the worker's.
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+usage: launch/secrets.sh [--dry_run] DIRECTORY HOST
+
+Writes token, worker.key and worker.pem to DIRECTORY, for a worker that engines call HOST (a name or a
+number). The certificate signs itself, so worker.pem is also what engines trust (--draft_tls_ca). It is
+good for 90 days. Files that are there stay.
+EOF
+}
+
+dry_run=false
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --dry_run) dry_run=true ;;
+    --help) usage; exit 0 ;;
+    *) echo "launch/secrets.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+if (($# != 2)); then
+  usage >&2
+  exit 2
+fi
+directory=$1 host=$2
+name=DNS:$host
+if [[ $host =~ ^[0-9.]+$ || $host == *:* ]]; then
+  name=IP:$host
+fi
+if $dry_run; then
+  printf 'token, worker.key and worker.pem for %s in %q\n' "$name" "$directory"
+  exit 0
+fi
+
+umask 077
+mkdir -p "$directory"
+if [[ ! -e $directory/token ]]; then
+  openssl rand -hex 32 >"$directory/token"
+fi
+if [[ ! -e $directory/worker.pem ]]; then
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 90 -subj /CN=ssd-draft \
+    -addext "subjectAltName=$name" -keyout "$directory/worker.key" -out "$directory/worker.pem" 2>/dev/null
+fi

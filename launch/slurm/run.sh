@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# A job of SLURM with two steps: the draft on its last node, the target over the others.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'EOF'
+usage: launch/slurm/run.sh [--dry_run] --nodes=N [--draft=SOURCE] [--port=4711] [--directory=DIR]
+                           [--sbatch=FLAG ...] COMMAND [--flag=value ...]
+
+  --nodes      of the target; with --draft the job has one more
+  --draft      source of a draft, which a worker on the last node serves
+  --port       of that worker
+  --directory  on a file system that all nodes share, for its token and certificate; default: ./ssd-JOB
+  --sbatch     a flag for sbatch, such as --sbatch=--partition=gpu; any number of them
+  --dry_run    prints the commands in place of submitting them
+
+launch/slurm/run.sh --nodes=2 --draft=hf:org/draft --sbatch=--gpus-per-node=8 \
+  generate --target=hf:org/model --mesh=tensor=16 --mode=ssd --prompt_file=prompts.jsonl --json
+EOF
+}
+
+nodes='' draft='' port=4711 directory='' dry_run=false job=''
+sbatch=(sbatch "--job-name=ssd-jax" "--ntasks-per-node=1")
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --nodes=*) nodes=${1#*=} ;;
+    --draft=*) draft=${1#*=} ;;
+    --port=*) port=${1#*=} ;;
+    --directory=*) directory=${1#*=} ;;
+    --sbatch=*) sbatch+=("${1#*=}") ;;
+    --dry_run) dry_run=true ;;
+    --job) job=yes ;; # this is the job: not for users
+    --help) usage; exit 0 ;;
+    *) echo "launch/slurm/run.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+if (($# == 0)) || [[ ! $nodes =~ ^[1-9][0-9]*$ ]]; then
+  usage >&2
+  exit 2
+fi
+
+if [[ -z $job ]]; then
+  own=(--job "--nodes=$nodes" "--port=$port" "--directory=$directory")
+  all=$nodes
+  if [[ -n $draft ]]; then
+    own+=("--draft=$draft")
+    all=$((nodes + 1))
+  fi
+  command=("${sbatch[@]}" "--nodes=$all" "$here/slurm/run.sh" "${own[@]}" "$@")
+  if ! $dry_run; then
+    exec "${command[@]}"
+  fi
+  printf '%q ' "${command[@]}"
+  printf '\n# which runs\n'
+  SLURM_JOB_ID=JOB exec "$here/slurm/run.sh" --dry_run "${own[@]}" "$@"
+fi
+
+run() {
+  if $dry_run; then
+    printf '%q ' "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+
+command=("$@")
+if [[ -n $draft ]]; then
+  directory=${directory:-$PWD/ssd-$SLURM_JOB_ID}
+  host=DRAFT_HOST
+  if ! $dry_run; then
+    host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
+    "$here/secrets.sh" "$directory" "$host"
+  fi
+  worker=(ssd-jax draft-worker "--listen=$host:$port" "--draft=$draft" "--token_file=$directory/token")
+  worker+=("--tls_cert=$directory/worker.pem" "--tls_key=$directory/worker.key")
+  for flag in "$@"; do # a draft that takes tensors from the target needs to know which
+    [[ $flag == --target=* ]] && worker+=("$flag")
+  done
+  # The job goes on without the draft, and SLURM does not start it again.
+  run srun --nodes=1 --ntasks=1 "--relative=$nodes" --no-kill "${worker[@]}" &
+  trap 'kill %1 2>/dev/null || true' EXIT
+  if $dry_run; then wait; fi
+  command+=("--draft=$draft" "--draft_placement=remote:$host:$port" "--draft_tls_ca=$directory/worker.pem")
+  command+=("--draft_token_file=$directory/token")
+fi
+# Each task knows its number. shellcheck cannot know that it is to expand there.
+# shellcheck disable=SC2016
+task='exec "$0" "$SLURM_PROCID" auto "$@"'
+run srun "--nodes=$nodes" "--ntasks=$nodes" --relative=0 --kill-on-bad-exit=1 \
+  bash -c "$task" "$here/host.sh" "${command[@]}"

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# A target over the hosts of a TPU slice, and its draft on another slice or a virtual machine with one host.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'EOF'
+usage: launch/tpu_vm/run.sh [--dry_run] --tpu=NAME --hosts=N --zone=ZONE [--draft=SOURCE --draft_tpu=NAME
+                            --draft_address=ADDRESS] [--port=4711] [--setup=COMMAND] COMMAND [--flag=value ...]
+
+  --tpu, --hosts   the target's slice, and how many hosts it has
+  --draft          source of a draft, which a worker on
+  --draft_tpu      a slice of one host serves, that the target's hosts reach at
+  --draft_address  its internal address, and
+  --port
+  --setup          what each host runs first, such as --setup='source ssd/.venv/bin/activate && cd ssd';
+                   it must leave `ssd-jax` on the path and launch/ in the directory
+  --dry_run        prints the commands in place of running them
+
+launch/tpu_vm/run.sh --tpu=target --hosts=4 --zone=us-east5-a --draft=hf:org/draft --draft_tpu=draft \
+  --draft_address=10.0.0.7 generate --target=hf:org/model --mesh=tensor=16 --mode=ssd --prompt='...'
+EOF
+}
+
+tpu='' hosts='' zone='' draft='' draft_tpu='' address='' port=4711 setup=true dry_run=false
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --tpu=*) tpu=${1#*=} ;;
+    --hosts=*) hosts=${1#*=} ;;
+    --zone=*) zone=${1#*=} ;;
+    --draft=*) draft=${1#*=} ;;
+    --draft_tpu=*) draft_tpu=${1#*=} ;;
+    --draft_address=*) address=${1#*=} ;;
+    --port=*) port=${1#*=} ;;
+    --setup=*) setup=${1#*=} ;;
+    --dry_run) dry_run=true ;;
+    --help) usage; exit 0 ;;
+    *) echo "launch/tpu_vm/run.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+if (($# == 0)) || [[ -z $tpu || -z $zone || ! $hosts =~ ^[1-9][0-9]*$ ]]; then
+  usage >&2
+  exit 2
+fi
+if [[ -n $draft && (-z $draft_tpu || -z $address) ]]; then
+  echo "launch/tpu_vm/run.sh: --draft needs --draft_tpu and --draft_address" >&2
+  exit 2
+fi
+
+run() {
+  if $dry_run; then
+    printf '%q ' "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+there=/tmp/ssd-jax-secrets
+gcloud=(gcloud compute tpus tpu-vm)
+on() { # NAME WORKER COMMAND...: runs a command on a host of a slice
+  local name=$1 worker=$2
+  shift 2
+  run "${gcloud[@]}" ssh "$name" "--zone=$zone" "--worker=$worker" "--command=$setup && $(printf '%q ' "$@")"
+}
+
+command=("$@")
+children=()
+trap 'if ((${#children[@]})); then kill "${children[@]}" 2>/dev/null || true; fi' EXIT
+if [[ -n $draft ]]; then
+  secrets=SECRETS
+  if ! $dry_run; then
+    secrets=$(mktemp -d)
+  fi
+  trap '$dry_run || rm -rf "$secrets"; if ((${#children[@]})); then kill "${children[@]}" 2>/dev/null || true; fi' EXIT
+  if ! $dry_run; then
+    "$here/secrets.sh" "$secrets" "$address"
+  fi
+  for each in "$tpu:all" "$draft_tpu:0"; do # nobody else may read the token
+    on "${each%:*}" "${each##*:}" mkdir -p -m 700 "$there"
+    run "${gcloud[@]}" scp "$secrets/token" "$secrets/worker.pem" "${each%:*}:$there/" "--zone=$zone" \
+      "--worker=${each##*:}"
+    on "${each%:*}" "${each##*:}" chmod 600 "$there/token"
+  done
+  run "${gcloud[@]}" scp "$secrets/worker.key" "$draft_tpu:$there/" "--zone=$zone" --worker=0
+  worker=(ssd-jax draft-worker "--listen=$address:$port" "--draft=$draft" "--token_file=$there/token")
+  worker+=("--tls_cert=$there/worker.pem" "--tls_key=$there/worker.key")
+  for flag in "$@"; do # a draft that takes tensors from the target needs to know which
+    [[ $flag == --target=* ]] && worker+=("$flag")
+  done
+  on "$draft_tpu" 0 "${worker[@]}" &
+  children+=($!)
+  if $dry_run; then wait; fi
+  command+=("--draft=$draft" "--draft_placement=remote:$address:$port")
+  command+=("--draft_tls_ca=$there/worker.pem" "--draft_token_file=$there/token")
+fi
+for ((index = 1; index < hosts; index++)); do
+  on "$tpu" "$index" launch/host.sh "$index" auto "${command[@]}" &
+  children+=($!)
+  if $dry_run; then wait; fi
+done
+on "$tpu" 0 launch/host.sh 0 auto "${command[@]}"

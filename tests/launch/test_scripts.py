@@ -1,0 +1,202 @@
+"""Launch scripts: what they would run, and that clusters would take it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+SCRIPTS = sorted(path.relative_to(LAUNCH).as_posix() for path in LAUNCH.rglob("*.sh"))
+COMMAND = ["generate", "--target=hf:o/t", "--mode=ssd", '--prompt=say "a b" $HOME']
+FLAGS = {
+    "slurm/run.sh": ["--nodes=2", "--draft=hf:o/d", "--sbatch=--partition=gpu"],
+    "tpu_vm/run.sh": [
+        *("--tpu=t", "--hosts=2", "--zone=z", "--draft=hf:o/d", "--draft_tpu=u"),
+        "--draft_address=10.0.0.7",
+    ],
+    "gke/run.sh": [
+        *("--image=i:1", "--hosts=4", "--accelerator=tpu-v6e-slice", "--chips=4"),
+        *("--topology=4x4", "--draft=hf:o/d"),
+    ],
+    "local.sh": ["--processes=2", "--draft=hf:o/d", "--port=4000"],
+}
+ON_GPUS = [
+    *("--image=i:1", "--hosts=2", "--accelerator=nvidia-h100-80gb", "--chips=8", "--draft=hf:o/d"),
+    *("--draft_accelerator=nvidia-l4", "--draft_chips=1"),
+]
+
+
+def run(script, *arguments):
+    return subprocess.run(
+        [LAUNCH / script, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def dry(script, *arguments):
+    found = run(script, "--dry_run", *arguments)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_and_unknown_flags(script):
+    assert run(script, "--help").stdout.startswith(f"usage: launch/{script} [--dry_run]")
+    assert "--help" in run(script, "--nonsense").stderr
+    assert run(script, "--nonsense").returncode == 2
+    assert run(script).returncode == 2
+
+
+def commands(text):
+    """Every ssd-jax command and host's part in what a script prints, as words."""
+    found = []
+    for line in text.splitlines():
+        words = shlex.split(line)
+        if words[:1] == ["gcloud"]:
+            inside = [word for word in words if word.startswith("--command=")]
+            words = shlex.split(inside[0].partition("&& ")[2]) if inside else []
+        for place, word in enumerate(words):
+            if word == "ssd-jax" or word.endswith("host.sh"):
+                found.append(words[place:])
+                break
+    return found
+
+
+def test_hosts_run_the_leaders_command_or_follow():
+    leader = commands(dry("host.sh", "0", "10.0.0.1:4000,count=3", *COMMAND))
+    assert leader == [["ssd-jax", *COMMAND, "--hosts=10.0.0.1:4000,count=3"]]
+    follower = commands(dry("host.sh", "2", "10.0.0.1:4000,count=3", *COMMAND))
+    assert follower == [["ssd-jax", "follower", "--hosts=10.0.0.1:4000,count=3,index=2"]]
+    assert commands(dry("host.sh", "2", "auto", *COMMAND)) == [
+        ["ssd-jax", "follower", "--hosts=auto"]
+    ]
+
+
+def test_local_processes_are_two_of_the_target_and_a_worker():
+    worker, follower, leader = commands(dry("local.sh", *FLAGS["local.sh"], *COMMAND))
+    assert worker[:2] == ["ssd-jax", "draft-worker"]
+    assert {"--listen=127.0.0.1:4001", "--draft=hf:o/d", "--target=hf:o/t"} == {*worker[2:]}
+    assert follower == ["ssd-jax", "follower", "--hosts=127.0.0.1:4000,count=2,index=1"]
+    own = ["--draft=hf:o/d", "--draft_placement=remote:127.0.0.1:4001"]
+    assert leader == ["ssd-jax", *COMMAND, *own, "--hosts=127.0.0.1:4000,count=2"]
+
+
+def parts(script):
+    """The worker's command and the leader's, without where they are."""
+    found = commands(dry(script, *FLAGS[script], *COMMAND))
+    workers = [words for words in found if words[:2] == ["ssd-jax", "draft-worker"]]
+    hosts = [words for words in found if words[0].endswith("host.sh")]
+    return workers, hosts
+
+
+@pytest.mark.parametrize("script", ["slurm/run.sh", "tpu_vm/run.sh"])
+def test_clusters_run_what_local_processes_run(script):
+    """A worker with TLS, and hosts by JAX's own detection."""
+    (worker,), hosts = parts(script)
+    assert {"--draft=hf:o/d", "--target=hf:o/t"} < {*worker}
+    assert {word.partition("=")[0] for word in worker[2:]} == {
+        *("--listen", "--draft", "--target", "--token_file", "--tls_cert", "--tls_key")
+    }
+    for host in hosts:
+        at = host.index("generate")
+        assert host[at : at + len(COMMAND)] == COMMAND
+        names = {word.partition("=")[0] for word in host[at + len(COMMAND) :]}
+        assert names == {"--draft", "--draft_placement", "--draft_tls_ca", "--draft_token_file"}
+    if script == "tpu_vm/run.sh":
+        assert [host[1:3] for host in hosts] == [["1", "auto"], ["0", "auto"]]
+
+
+def test_slurm_runs_target_and_draft_as_two_steps():
+    submitted, _, draft, *target = dry("slurm/run.sh", *FLAGS["slurm/run.sh"], *COMMAND).split("\n")
+    assert {"--nodes=3", "--partition=gpu", "--ntasks-per-node=1"} <= {*shlex.split(submitted)}
+    assert {"srun", "--nodes=1", "--relative=2", "--no-kill"} < {*shlex.split(draft)}
+    words = shlex.split("\n".join(target))
+    assert {"srun", "--nodes=2", "--ntasks=2", "--relative=0", "--kill-on-bad-exit=1"} < {*words}
+    assert '"$SLURM_PROCID" auto' in words[words.index("-c") + 1]
+
+
+@pytest.fixture(params=["tpu", "gpu", "alone"])
+def manifest(request):
+    yaml = pytest.importorskip("yaml")
+    flags = {"tpu": FLAGS["gke/run.sh"], "gpu": ON_GPUS}.get(request.param)
+    flags = flags or [flag for flag in ON_GPUS if not flag.startswith("--draft")]
+    return request.param, yaml.safe_load(dry("gke/run.sh", *flags, *COMMAND))
+
+
+def test_a_manifest_is_what_its_published_schemas_want(manifest):
+    validate = pytest.importorskip("kubernetes_validate")
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    _, found = manifest
+    same = models.JobsetV1alpha2JobSet.from_dict(found)
+    known = same.to_dict()
+    assert known["spec"].keys() == found["spec"].keys()
+    for ours, theirs in zip(found["spec"]["replicatedJobs"], known["spec"]["replicatedJobs"],
+                            strict=True):  # fmt: skip
+        assert ours == {key: theirs[key] for key in ours}
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+        validate.validate(job | {"spec": ours["template"]["spec"]}, "1.33", strict=True)
+    for key in ("network", "failurePolicy", "successPolicy"):
+        assert known["spec"][key].items() >= found["spec"][key].items()
+
+
+def test_a_manifest_with_a_field_that_is_none_is_seen(manifest):
+    validate = pytest.importorskip("kubernetes_validate")
+    _, found = manifest
+    spec = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    spec["template"]["spec"]["containers"][0]["comand"] = ["typo"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": spec}
+    with pytest.raises(validate.ValidationError):
+        validate.validate(job, "1.33", strict=True)
+
+
+def test_only_the_draft_is_started_again(manifest):
+    where, found = manifest
+    jobs = {job["name"]: job["template"]["spec"] for job in found["spec"]["replicatedJobs"]}
+    assert [*jobs] == (["target"] if where == "alone" else ["target", "draft"])
+    assert jobs["target"]["backoffLimit"] == 0
+    assert jobs["target"]["template"]["spec"]["restartPolicy"] == "Never"
+    assert found["spec"]["failurePolicy"] == {"maxRestarts": 0}
+    assert found["spec"]["successPolicy"]["targetReplicatedJobs"] == ["target"]
+    if where != "alone":
+        assert jobs["draft"]["backoffLimit"] > 10**5
+        assert jobs["draft"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+
+
+def test_pods_run_what_local_processes_run(manifest):
+    where, found = manifest
+    pods = {
+        job["name"]: job["template"]["spec"]["template"]["spec"]["containers"][0]
+        for job in found["spec"]["replicatedJobs"]
+    }
+    shell, flag, line, _, hosts, *command = pods["target"]["command"]
+    assert (shell, flag) == ("bash", "-c")
+    assert line == 'exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"'
+    assert hosts == ("auto" if where == "tpu" else "ssd-target-0-0.ssd:4000,count=2")
+    assert command[: len(COMMAND)] == COMMAND
+    if where != "alone":
+        assert "--draft_placement=remote:ssd-draft-0-0.ssd:4711" in command
+        assert pods["draft"]["command"][:3] == ["ssd-jax", "draft-worker", "--listen=0.0.0.0:4711"]
+
+
+def test_words_of_a_command_stay_what_they_are():
+    yaml = pytest.importorskip("yaml")
+    hard = ["generate", '--prompt=a "b"\n\tc\\ $HOME: {d}']
+    found = yaml.safe_load(dry("gke/run.sh", *ON_GPUS, *hard))
+    pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"][5:7] == hard
+
+
+def test_secrets_are_the_owners_and_stay(tmp_path):
+    for _ in range(2):
+        made = run("secrets.sh", str(tmp_path / "s"), "ssd-draft-0-0.ssd")
+        assert made.returncode == 0, made.stderr
+    files = {path.name: path for path in (tmp_path / "s").iterdir()}
+    assert {*files} == {"token", "worker.key", "worker.pem"}
+    assert {path.stat().st_mode & 0o77 for path in files.values()} == {0}
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", files["worker.pem"], "-noout", "-ext", "subjectAltName"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "DNS:ssd-draft-0-0.ssd" in shown.stdout
