@@ -1,0 +1,116 @@
+"""`launch/local.sh` on tiny models: what two processes and a remote draft say, and leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.placement.remote.workers import checkpoints
+
+ROOT = Path(__file__).parents[2]
+FLAGS = [
+    *("--json", "--max_tokens=40", "--ignore_eos", "--context=128", "--dtype=float32"),
+    *("--slots=2", "--compile_cache=off", "--verify=coupled"),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Checkpoints, prompts, and `ssd-jax` on the path."""
+    root = checkpoints(tmp_path_factory.mktemp("local"))
+    (root / "bin").mkdir()
+    command = root / "bin" / "ssd-jax"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ssd_jax "$@"\n')
+    command.chmod(0o755)
+    lines = [{"prompt": "to be or not"}, {"prompt": "one two", "temperature": 0.8, "seed": 3}]
+    (root / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return root
+
+
+def environment(root):
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
+def flags(root, *more):
+    return [
+        *("generate", f"--target={root / 'target'}", f"--prompt_file={root / 'prompts.jsonl'}"),
+        *FLAGS,
+        *more,
+    ]
+
+
+def texts(output):
+    found = [json.loads(line) for line in output.splitlines()]
+    return [each["token_ids"] for each in sorted(found, key=lambda each: each["prompt_index"])]
+
+
+def started(root, *own, more=()):
+    return subprocess.Popen(
+        [ROOT / "launch/local.sh", *own, *flags(root, *more)],
+        env=environment(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def children(pid):
+    """Every process that one has started, and those have."""
+    found = []
+    for task in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = task.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            own = int(task.parent.name)
+            found += [own, *children(own)]
+    return found
+
+
+def gone(pids):
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end, "a process was left"
+        time.sleep(0.1)
+
+
+def test_two_processes_and_a_remote_draft_say_what_one_process_says(root):
+    alone = subprocess.run(
+        [root / "bin/ssd-jax", *flags(root)],
+        env=environment(root), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    more = ["--mode=ssd", "--k=3", "--budget=8"]
+    local = started(root, "--processes=2", f"--draft={root / 'draft'}", more=more)
+    while len(own := children(local.pid)) < 3:
+        assert local.poll() is None, local.communicate()
+        time.sleep(0.1)
+    said, err = local.communicate(timeout=300)
+    assert local.returncode == 0, err
+    assert texts(said) == texts(alone.stdout)
+    found = [json.loads(line)["metrics"] for line in said.splitlines()]
+    assert all(each["mode"] == "ssd" for each in found)
+    gone(own)
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_all_processes(root):
+    local = started(
+        root, "--processes=2", f"--draft={root / 'draft'}", more=["--mode=ssd", "--k=3"]
+    )
+    time.sleep(10)
+    own = children(local.pid)
+    assert len(own) >= 3
+    local.send_signal(signal.SIGTERM)
+    assert local.wait(60) == 143
+    gone(own)
