@@ -138,11 +138,14 @@ def test_links(page: Path) -> None:
 
 @functools.cache
 def _all_flags() -> frozenset[str]:
-    """Of all commands; their modules are read, not imported, since some start JAX."""
+    """Of all commands and launch scripts; modules are read, not imported, since some start JAX."""
     found = {field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)}
     for path in (ROOT / "ssd_jax/cli").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found |= {*_own_flags(node)}
+    for script in (ROOT / "launch").rglob("*.sh"):
+        text = script.read_text(encoding="utf-8")
+        found |= {*re.findall(r"^ +--(\w+)(?:=\*)?\)", text, re.MULTILINE)}
     return frozenset({*found, *VLLM, "help", "version"})
 
 
