@@ -31,12 +31,13 @@ def avoid_wrong_sums() -> None:
 
     given = os.environ.get("XLA_FLAGS", "").strip()
     a_file = given and not given.startswith("-")  # of flags; they stay the user's
-    if version not in _WRONG_SUMS or _OPTION in given or a_file or _started():
+    if version not in _WRONG_SUMS or _OPTION in given or a_file or jax_has_started():
         return
     os.environ["XLA_FLAGS"] = f"{given} {_PRODUCTS}".strip()
 
 
-def _started() -> bool:
+def jax_has_started() -> bool:
+    """Whether JAX has devices already, so that no setting changes them any more."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bridge.backends_are_initialized()
 

@@ -140,9 +140,9 @@ class Config:
     draft_placement: str | None = _field(
         None,
         "where the draft of mode ssd runs: inline is the target's devices, one after the other; "
-        "submesh is other devices of the same process, process a worker process on this host's "
-        "processor, remote one that `ssd-jax draft-worker` runs elsewhere; auto, the default, is "
-        "submesh with several accelerators, else process",
+        "submesh is other devices of the same process, process a worker process, with GPUs of its "
+        "own or on this host's processor, remote one that `ssd-jax draft-worker` runs elsewhere; "
+        "auto, the default, is submesh with several TPUs, else process",
         ("auto", "inline", "submesh", "process", "remote:HOST:PORT"),
     )
     draft_token_file: str | None = _field(
@@ -158,11 +158,14 @@ class Config:
     target_devices: str | None = _field(
         None,
         "devices of the target, such as 0 or 0-3, in JAX's order; default: as many as mesh has, or "
-        "one; with draft_placement = submesh those that draft_devices leaves, or half of all and "
-        "more, a power of two",
+        "one; with devices of the draft those that draft_devices leaves, or half of all and more, "
+        "a power of two",
     )
     draft_devices: str | None = _field(
-        None, "devices of the draft with draft_placement = submesh; default: the others"
+        None,
+        "devices of the draft with draft_placement = submesh or process, such as 1 or 4-7, or cpu "
+        "for the processor; default: those that the target leaves, and for a draft in a process "
+        "without several GPUs the processor",
     )
     mesh: str | None = _field(
         None,
@@ -489,10 +492,11 @@ class Config:
                 f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
                 "the draft shares the target's process"
             )
-        if self.device_groups.draft is not None and self._draft_placement != "submesh":
+        if self.draft_devices is not None and self._draft_placement in ("inline", "remote"):
             raise InputError(
-                f"draft_devices = {self.draft_devices!r} is for draft_placement = 'submesh', and "
-                f"this is {self._draft_placement!r}; change that, or leave the devices out"
+                f"draft_devices = {self.draft_devices!r} is for a draft elsewhere on this host, and "
+                f"this is draft_placement = {self.draft_placement!r}; change that, or leave the "
+                "devices out"
             )
         if self.grid is not None and self.slots % self.grid.data:
             raise InputError(
@@ -504,6 +508,11 @@ class Config:
         if self.hosts is None:
             return
         Hosts.parse(self.hosts)
+        if self.draft_devices is not None:
+            raise InputError(
+                f"draft_devices = {self.draft_devices!r}: with hosts a draft in a process is on the "
+                "leader's processor; leave it out, or use draft_placement = remote:HOST:PORT"
+            )
         if self.prepared == "ssd" and self._draft_placement not in ("process", "remote"):
             raise InputError(
                 f"draft_placement = {self.draft_placement!r} is for the devices of one process; "

@@ -35,6 +35,7 @@ from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
+from ssd_jax.placement.visible import Devices
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
@@ -280,7 +281,9 @@ def load(
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
         if draft is not None and elsewhere and not (hosts and hosts.follows):
-            about = _worker_settings(config, draft, room, drafting, store, draft_cores, paging)
+            about = _worker_settings(
+                config, draft, room, drafting, store, draft_cores, placement.worker, paging
+            )
             worker = _worker(about, config, placement)
             on_failure.callback(worker.close)
             worker.supervisor.start()
@@ -389,6 +392,7 @@ def _worker_settings(
     drafting: Drafting,
     store: ProgramStore | None,
     cores: tuple[int, ...] | None,
+    devices: Devices,
     paging: Paging | None,
 ) -> WorkerSettings:
     size, pages = (0, 0) if paging is None else paging
@@ -412,6 +416,7 @@ def _worker_settings(
         draft_temperature=config.draft_temperature,
         compile_cache=None if store is None else str(store.directory),
         cores=cores,
+        devices=devices,
         budgets=config.budgets,
     )
 

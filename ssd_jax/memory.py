@@ -165,13 +165,15 @@ def _host_parts(
     drafting = [mode for mode, _ in engines if mode != "ar"]
     if draft is None or not (drafting or config.prepared == "ssd"):
         return parts
-    apart = placement.kind == "process"
+    # What a draft's process has on GPUs of its own, no other process can tell.
+    apart = placement.kind == "process" and placement.worker.platform == "cpu"
     here = on_host and not placement.apart
     copies = apart + (here or (on_host and "sd" in drafting))
     counted = [
-        mode for mode in drafting
+        mode
+        for mode in drafting
         if (on_host and (mode == "sd" or here)) or (mode == "ssd" and apart)
-    ]  # fmt: skip
+    ]
     pages = draft.model.page_structs(count, size)
     parts["weights of the draft"] = copies * _size(draft.model.parameter_structs())
     parts["the draft's keys and values"] = len(counted) * _size(pages)

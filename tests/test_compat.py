@@ -33,7 +33,7 @@ needed = pytest.mark.skipif(version("jaxlib") != "0.10.2", reason="this version 
     ],
 )
 def test_the_option_is_added_to_what_the_user_has_set(monkeypatch, given, becomes):
-    monkeypatch.setattr(compat, "_started", lambda: False)
+    monkeypatch.setattr(compat, "jax_has_started", lambda: False)
     monkeypatch.setattr(jaxlib.version, "__version__", "0.10.2")
     if given is None:
         monkeypatch.delenv("XLA_FLAGS", raising=False)
@@ -49,7 +49,7 @@ def test_other_versions_and_a_jax_that_has_started_are_left_alone(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(jaxlib.version, "__version__", "0.10.2")
     compat.avoid_wrong_sums()  # what it set now would be in the cache's keys, and not hold
-    monkeypatch.setattr(compat, "_started", lambda: False)
+    monkeypatch.setattr(compat, "jax_has_started", lambda: False)
     monkeypatch.setattr(jaxlib.version, "__version__", "0.12.0.1")
     compat.avoid_wrong_sums()
     assert os.environ["XLA_FLAGS"] == ""

@@ -79,6 +79,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
         branches=config.branches,
     )
     groups = config.device_groups
+    groups.require_platform(None)
     given_groups = groups.target is not None or groups.draft is not None
     split = groups.split(count) if given_groups else None
     require_whole_programs("ssd-jax aot")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich import box
 from rich.console import Console
@@ -16,13 +16,13 @@ from ssd_jax.bench.table import Column, build_table
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import open_llm
 from ssd_jax.errors import InputError
+from ssd_jax.placement.visible import PROCESSOR
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
     from ssd_jax.devices.passes import Paging
     from ssd_jax.llm import LLM
     from ssd_jax.models.functional import FunctionalModel
+    from ssd_jax.placement.visible import Devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,14 +74,17 @@ def _show(llm: LLM) -> None:
 
     console, placement = Console(), llm.placement
     roles = [("target", llm.target.model)]
-    if llm.draft is not None and not placement.apart:
-        roles.append(("draft", llm.draft.model))
+    if llm.draft is not None and placement.kind != "remote":
+        roles.append(("draft", _of_worker(llm.draft.model, placement.worker)))
     console.print(Text(f"{placement}\n", style="bold"), soft_wrap=True)
     for role, model in roles:
-        if model.mesh is not None and (role == "target" or placement.kind == "submesh"):
-            console.print(_grid(role, model.mesh))
-    if llm.draft is not None and placement.apart:
-        console.print("draft: a process on this host's processor\n")
+        if model.mesh is not None and role in placement.devices:
+            console.print(_grid(role, model.mesh.axis_sizes, placement.devices[role]))
+    if llm.draft is not None and placement.kind == "process":
+        where = "this host's processor"
+        if placement.worker != PROCESSOR:
+            where = ", ".join(placement.worker.names)
+        console.print(f"draft: a process of its own on {where}\n", soft_wrap=True)
     paging = llm.paging or Paging(page_size(llm.context), llm.config.slots)
     shares = [share_of(role, model, llm.config.slots, paging) for role, model in roles]
     console.print(build_table(_COLUMNS, shares, title="each device holds", notes=_notes(roles)))
@@ -112,17 +115,35 @@ def share_of(role: str, model: FunctionalModel, slots: int, paging: Paging) -> S
     )
 
 
-def _grid(role: str, mesh: Mesh) -> Table:
+def _of_worker(model: FunctionalModel, worker: Devices) -> FunctionalModel:
+    """The model on so many devices of another process, which this one need not have."""
+    from jax.sharding import AbstractMesh, Mesh
+
+    from ssd_jax.models.functional import FunctionalModel
+    from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS
+
+    if len(worker.numbers) == 1:
+        return model
+    mesh = AbstractMesh((1, len(worker.numbers)), (DATA_AXIS, TENSOR_AXIS))
+    return FunctionalModel(
+        model.config,
+        model.execution,
+        mesh=cast("Mesh", mesh),  # nothing is put there
+        output_ids=model.output_ids,
+        stored=model.stored,
+    )
+
+
+def _grid(role: str, shape: Sequence[int], names: Sequence[str]) -> Table:
     """The devices, a row for each group that shares a model."""
     title = f"devices of the {role}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("")
-    data, tensor = mesh.devices.shape
+    data, tensor = shape
     for index in range(tensor):
         table.add_column(f"tensor {index}")
     for index in range(data):
-        names = [f"{device.platform}:{device.id}" for device in mesh.devices[index]]
-        table.add_row(f"data {index}", *names)
+        table.add_row(f"data {index}", *names[index * tensor : (index + 1) * tensor])
     return table
 
 

@@ -9,10 +9,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
+from ssd_jax.placement.visible import (
+    MOST_OF_A_PROCESSOR,
+    PROCESSOR,
+    Devices,
+    count_gpus,
+    parse_platform,
+)
 from ssd_jax.system.cores import RoleNumbers, shown
 
 if TYPE_CHECKING:
@@ -20,8 +27,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["inline", "submesh", "process", "remote"]
 
+_IN_A_PROCESS = "draft_placement = 'process'"
 _REMEDY = (
-    "use draft_placement = 'process', or on a processor ask JAX for more devices by setting "
+    f"use {_IN_A_PROCESS} with draft_devices = 'cpu', or on a processor ask JAX for more devices by setting "
     "XLA_FLAGS=--xla_force_host_platform_device_count=2 before it starts"
 )
 
@@ -60,10 +68,47 @@ class Grid(NamedTuple):
         return f"data={self.data},tensor={self.tensor}"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceGroups(RoleNumbers):
-    """Devices of the two roles that the user gave, as indices; None is whatever is left."""
+    """Devices of the two roles that the user gave, as indices; None is whatever is left.
 
-    of = "device"
+    Attributes:
+      platform: of the draft's, "cpu" or "gpu", where the user names it.
+    """
+
+    platform: str | None = None
+    of: ClassVar[str] = "device"
+
+    @classmethod
+    def parse(cls, target: str | None, draft: str | None) -> Self:
+        """From these settings, the draft's also with a platform: "cpu", "cpu:0,1", "gpu:1".
+
+        Raises:
+          InputError: not a list of numbers, or a device of both.
+        """
+        platform, numbers = parse_platform(draft)
+        if platform != "cpu":
+            return dataclasses.replace(super().parse(target, numbers), platform=platform)
+        # The processor's devices are none that a target elsewhere could have.
+        own = super().parse(None, numbers)
+        if own.draft is not None and own.draft[-1] >= MOST_OF_A_PROCESSOR:
+            raise InputError(
+                f"draft_devices = {draft!r}: a processor is divided into {MOST_OF_A_PROCESSOR} "
+                "devices at most; give lower numbers"
+            )
+        return dataclasses.replace(own, target=super().parse(target, None).target, platform="cpu")
+
+    def require_platform(self, platform: str | None) -> None:
+        """Refuses a draft's platform that is named and is another than this.
+
+        Raises:
+          InputError: it is.
+        """
+        if self.platform not in (None, platform):
+            raise InputError(
+                f"draft_devices are of the platform {self.platform}, where both roles have devices "
+                f"of one process; give numbers alone, or use {_IN_A_PROCESS}"
+            )
 
     def split(
         self, count: int, grid: Grid | None = None
@@ -80,8 +125,8 @@ class DeviceGroups(RoleNumbers):
         """
         if count < 2:
             raise InputError(
-                "draft_placement = 'submesh' needs two devices, one for each role, and there is "
-                f"{count}; {_REMEDY}"
+                "target and draft with devices of their own need two, one for each role, and there "
+                f"is {count}; {_REMEDY}"
             )
         if self.target is None and self.draft is None and grid is None:
             share = 1 << ((count - 1).bit_length() - 1)
@@ -134,6 +179,8 @@ class Placement:
       target, draft: the devices of each role, see `sharding.mesh_of`; None is the default one.
       why: what `auto` chose it for; None where the user did.
       address: of a worker on another host.
+      worker: devices of a draft in a process of its own.
+      left: GPUs that this process sees then, none where it sees all.
     """
 
     kind: Kind
@@ -141,6 +188,8 @@ class Placement:
     draft: Mesh | None = None
     why: str | None = None
     address: Address | None = None
+    worker: Devices = PROCESSOR
+    left: Devices | None = None
 
     @property
     def apart(self) -> bool:
@@ -157,13 +206,24 @@ class Placement:
     def __str__(self) -> str:
         """One line for the user."""
         where = "" if self.why is None else f" ({self.why})"
-        if self.target is not None:
-            where += f": target on {_named(self.target)}"
-        if self.draft is not None and self.draft != self.target:
-            where += f", draft on {_named(self.draft)}"
+        roles = [f"{role} on {', '.join(names)}" for role, names in self.devices.items()]
         if self.address is not None:
-            where += f": draft at {self.address}"
-        return f"draft_placement = {self.kind}{where}"
+            roles.append(f"draft at {self.address}")
+        return f"draft_placement = {self.kind}{where}{': ' * bool(roles)}{', '.join(roles)}"
+
+    @property
+    def devices(self) -> dict[str, tuple[str, ...]]:
+        """Names of each role's devices, in the order of its mesh, where it has some of its own."""
+        found = {}
+        if self.left is not None:
+            found["target"] = self.left.names
+        elif self.target is not None:
+            found["target"] = _names(self.target)
+        if self.worker != PROCESSOR:
+            found["draft"] = self.worker.names
+        elif self.draft is not None and self.draft != self.target:
+            found["draft"] = _names(self.draft)
+        return found
 
 
 def place(
@@ -186,15 +246,19 @@ def place(
     Raises:
       InputError: devices that there are not, or none of a process.
     """
-    why = None
+    # With hosts JAX has started, and sees all.
+    why, gpus = None, count_gpus() if kind in ("auto", "process") and not hosts else 0
     if kind == "auto":
-        kind, why = _chosen(groups, grid)
+        kind, why = _chosen(groups, grid, gpus)
+    if kind == "process" and not hosts:
+        return _in_a_process(groups, grid, gpus, why)
     if kind != "submesh" and groups.target is None and grid is None and not hosts:
         return Placement(kind=kind, why=why, address=address)
     import jax
 
     devices, others = jax.devices(), None
     if kind == "submesh":
+        groups.require_platform("gpu" if jax.default_backend() == "gpu" else None)
         indices, others = groups.split(len(devices), grid)
     else:
         indices = groups.of_target(len(devices), grid)
@@ -218,19 +282,73 @@ def _check_all_take_part(devices: Sequence[Any], indices: Sequence[int]) -> None
         )
 
 
-def _chosen(groups: DeviceGroups, grid: Grid | None) -> tuple[Kind, str]:
+def _in_a_process(groups: DeviceGroups, grid: Grid | None, gpus: int, why: str | None) -> Placement:
+    """The draft's process has GPUs that the target leaves, or the processor; where there are GPUs,
+    this process starts JAX with those of the target alone."""
+    import jax
+
+    platform = groups.platform
+    if platform is None and gpus:
+        platform = "gpu" if groups.draft or _taken(groups, grid) < gpus else "cpu"
+    if platform == "gpu" and not gpus:
+        raise InputError(
+            f"draft_devices = gpu:{shown(groups.draft or ())}: JAX has no NVIDIA GPU here; give "
+            "other devices, or install JAX for CUDA"
+        )
+    if platform == "gpu":
+        left, others = groups.split(gpus, grid)
+        target = Devices("gpu", left)
+        target.claim()
+        devices, alone = target.start(), len(left) == 1 and grid is None
+        return Placement(
+            kind="process",
+            target=None if alone else _mesh(devices, range(len(devices)), grid),
+            why=why,
+            worker=Devices("gpu", others),
+            left=target,
+        )
+    if platform is None and groups.draft and jax.default_backend() != "cpu":
+        raise InputError(
+            f"draft_devices = {shown(groups.draft)}: a draft in a process has NVIDIA GPUs or the "
+            f"processor, and devices here are {jax.default_backend()}; use draft_placement = "
+            "'submesh', or draft_devices = 'cpu'"
+        )
+    mesh = None
+    if groups.target is not None or grid is not None:
+        devices = jax.devices()
+        own = dataclasses.replace(groups, draft=None)
+        mesh = _mesh(devices, own.of_target(len(devices), grid), grid)
+    worker = Devices("cpu", groups.draft or PROCESSOR.numbers)
+    return Placement(kind="process", target=mesh, why=why, worker=worker)
+
+
+def _chosen(groups: DeviceGroups, grid: Grid | None, gpus: int) -> tuple[Kind, str]:
+    if groups.platform == "cpu":
+        return "process", "auto: the draft gets the processor"
+    taken, late = _taken(groups, grid), ""
+    if taken < gpus:
+        if Devices("gpu", groups.split(gpus, grid)[0]).claimable():
+            why = (
+                f"auto: there are {gpus} GPUs, and no one has measured that submesh overlaps there"
+            )
+            return "process", why
+        late = ", and JAX has started with all of them"
     import jax
 
     count, platform = len(jax.devices()), jax.default_backend()
-    taken = 1 if grid is None else grid.devices
-    if groups.target is not None:
-        taken = len(groups.target)
     if platform == "cpu":
         return "process", "auto: a process for each role hides more than devices of one process"
     if taken < count:
-        return "submesh", f"auto: there are {count} devices"
+        return "submesh", f"auto: there are {count} devices{late}"
     has = f"there is one {platform} device" if count == 1 else f"the target has all {count} devices"
     return "process", f"auto: {has}, so the draft gets the processor"
+
+
+def _taken(groups: DeviceGroups, grid: Grid | None) -> int:
+    """Devices that the target has in any case."""
+    if groups.target is not None:
+        return len(groups.target)
+    return 1 if grid is None else grid.devices
 
 
 def _mesh(devices: Sequence[Any], indices: Sequence[int], grid: Grid | None = None) -> Mesh:
@@ -239,5 +357,5 @@ def _mesh(devices: Sequence[Any], indices: Sequence[int], grid: Grid | None = No
     return mesh_of([devices[index] for index in indices], 1 if grid is None else grid.data)
 
 
-def _named(mesh: Mesh) -> str:
-    return ", ".join(f"{device.platform}:{device.id}" for device in mesh.devices.flat)
+def _names(mesh: Mesh) -> tuple[str, ...]:
+    return tuple(f"{device.platform}:{device.id}" for device in mesh.devices.flat)

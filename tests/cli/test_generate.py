@@ -120,7 +120,10 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--mode=ssd", "--draft=ngram"], "mode = sd"),
         (["--mode=sd"], "mode = 'sd' needs a draft: ngram, or a model source"),
         (["--mode=ssd"], "mode = 'ssd' needs a draft model"),
-        (["--mode=ssd", "--draft=x", "--draft_devices=1"], "is for draft_placement = 'submesh'"),
+        (
+            ["--mode=ssd", "--draft=x", "--draft_devices=1", "--draft_placement=inline"],
+            "is for a draft elsewhere",
+        ),
         (["--target_cores=0-1,x"], "is not understood; give core numbers and ranges"),
         (["--target_cores=5000"], "there is no core 5000"),
         (["--mode=ssd", "--draft=x", "--backup=luck"], "backup = 'luck' is unknown"),

@@ -40,8 +40,8 @@ def test_a_role_without_devices_of_its_own_gets_those_that_are_left():
 @pytest.mark.parametrize(
     ("count", "target", "draft", "message"),
     [
-        (1, None, None, "needs two devices, one for each role, and there is 1; use"),
-        (1, None, None, "draft_placement = 'process', or .*device_count=2"),
+        (1, None, None, "of their own need two, one for each role, and there is 1; use"),
+        (1, None, None, "draft_placement = 'process' with .* 'cpu', or .*device_count=2"),
         (8, "0-3", "3-7", "target_devices = '0-3' and draft_devices = '3-7' share 3; give each"),
         (4, "0-1", "7", "draft_devices = 7: there is no device 7; there are 0 to 3"),
         (4, "0-5", None, "target_devices = 0,1,2,3,4,5: there is no device 4,5"),
@@ -66,10 +66,9 @@ def test_groups_that_cannot_be_are_refused_with_values_and_remedy(count, target,
         split(count, target, draft)
 
 
-@pytest.mark.parametrize("placement", [None, "inline", "process", "auto"])
-def test_devices_of_a_draft_are_for_the_submesh_placement_alone(placement):
-    with pytest.raises(InputError, match="draft_devices = '1' is for draft_placement = 'submesh'"):
-        Config(**SSD, draft_placement=placement, draft_devices="1")
+def test_devices_of_a_draft_are_for_one_that_is_elsewhere():
+    with pytest.raises(InputError, match="draft_devices = '1' is for a draft elsewhere"):
+        Config(**SSD, draft_placement="inline", draft_devices="1")
 
 
 def grid(text):

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from jax.sharding import Mesh
+
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.compat import check_sums
 from ssd_jax.devices.branch_draft import BranchDraft, run_once
@@ -17,6 +19,7 @@ from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.devices.passes import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
+from ssd_jax.models.sharding import mesh_of
 from ssd_jax.placement.process.server import MakeSession
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.supervisor import WorkerSettings
@@ -25,14 +28,17 @@ from ssd_jax.system.compile_cache import keep_programs, open_store
 _BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
 
 
-def open_draft(settings: WorkerSettings) -> OpenedModel:
+def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedModel:
     """Opens a draft, and checks that it is the one that an engine takes it for.
+
+    Args:
+      mesh: its devices; None is the default one.
 
     Raises:
       InputError: a checkpoint that cannot be used, or another one.
     """
     target = None if settings.target is None else open_checkpoint(settings.target)
-    opened = open_model(settings.source, settings.dtype, target=target)
+    opened = open_model(settings.source, settings.dtype, mesh=mesh, target=target)
     if opened.fingerprint != settings.hello.model:
         raise InputError(
             f"{settings.source} is another draft than the target's side has opened (or has changed "
@@ -48,13 +54,15 @@ def load_sessions(settings: WorkerSettings, opened: OpenedModel | None = None) -
       opened: the draft, where it was opened before.
 
     Raises:
-      InputError: a checkpoint that cannot be used.
+      InputError: a checkpoint that cannot be used, or other devices than it was to have.
     """
     if settings.compile_cache is not None:
         keep_programs(open_store(settings.compile_cache))
     check_sums()
     about = settings.hello
-    opened = opened or open_draft(settings)
+    if opened is None:
+        devices = settings.devices.start()
+        opened = open_draft(settings, None if settings.devices.usual else mesh_of(devices))
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(opened.load)
         base = DraftPrograms(

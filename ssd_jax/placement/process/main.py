@@ -19,6 +19,7 @@ import msgspec
 
 from ssd_jax.errors import SsdError
 from ssd_jax.placement.process.supervisor import WorkerReport, WorkerSettings
+from ssd_jax.placement.visible import seen
 from ssd_jax.system.cores import pin
 
 _PR_SET_PDEATHSIG = 1
@@ -29,8 +30,8 @@ def main() -> None:
     run(_start)
 
 
-def run(start: Callable[[WorkerSettings], tuple[object, str]]) -> None:
-    """Runs a worker whose server `start` starts, giving it and its address."""
+def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
+    """Runs a worker whose server `start` starts, giving it and what is to be said of it."""
     if sys.platform == "linux":  # ends this process with the thread that started it, even stopped
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
@@ -44,8 +45,7 @@ def run(start: Callable[[WorkerSettings], tuple[object, str]]) -> None:
     orphaned.start()
     server = None  # lives as long as something names it
     try:
-        server, address = start(settings)
-        report = WorkerReport(address=address)
+        server, report = start(settings)
     except SsdError as error:
         report = WorkerReport(error=str(error))
     except Exception as error:
@@ -59,12 +59,14 @@ def run(start: Callable[[WorkerSettings], tuple[object, str]]) -> None:
     os._exit(server is None)
 
 
-def _start(settings: WorkerSettings) -> tuple[object, str]:
-    # JAX is imported here, after the cores are set.
+def _start(settings: WorkerSettings) -> tuple[object, WorkerReport]:
+    # JAX is imported here, after the cores are set, and starts with the devices that are claimed.
     from ssd_jax.placement.process.loading import load_sessions
     from ssd_jax.placement.process.server import serve
 
-    return serve(load_sessions(settings), settings.hello, settings.token)
+    settings.devices.claim()
+    server, address = serve(load_sessions(settings), settings.hello, settings.token)
+    return server, WorkerReport(address=address, devices=seen())
 
 
 def _until_orphaned() -> None:

@@ -22,6 +22,7 @@ import msgspec
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.process.messages import Hello
+from ssd_jax.placement.visible import PROCESSOR, Devices
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
 """Imports nothing from the directory that the user is in."""
@@ -43,6 +44,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     target: source of the target, where the draft takes tensors from it; None where it needs none.
     drafting: fields of a `draft_programs.Drafting`, which is imported when the cores are set.
     cores: to run on; None is wherever the system likes.
+    devices: that JAX is to start with, see `visible.Devices`.
     budgets: numbers of branches that there are programs for; the most is the `hello`'s.
     urgent: an engine waits: what expands records into the most branches is loaded first, programs
       of fewer and of just-in-time drafts when the worker is ready.
@@ -58,6 +60,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     compile_cache: str | None
     cores: tuple[int, ...] | None
     budgets: tuple[int, ...]
+    devices: Devices = PROCESSOR
     urgent: bool = False
 
     @property
@@ -67,9 +70,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReport(msgspec.Struct, omit_defaults=True):
-    """A worker's first line: its address when it is ready, or what went wrong."""
+    """A worker's first line: its address and the devices that it sees when it is ready, or what
+    went wrong."""
 
     address: str = ""
+    devices: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -80,6 +85,7 @@ class _State:
     Attributes:
       changed: guards all others.
       address: of the worker, while it is ready.
+      devices: that the last one saw which was ready.
       failure: why the first one did not start.
       starts: workers that have become ready.
     """
@@ -87,6 +93,7 @@ class _State:
     changed: threading.Condition = dataclasses.field(default_factory=threading.Condition)
     process: subprocess.Popen[bytes] | None = None
     address: str | None = None
+    devices: tuple[str, ...] = ()
     failure: str | None = None
     starts: int = 0
     closing: bool = False
@@ -173,6 +180,11 @@ class Supervisor:
         return self._state.address
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices that the worker sees, by its own words, such as gpu:1."""
+        return self._state.devices
+
+    @property
     def pid(self) -> int | None:
         """Process id of the worker, while it is ready."""
         process = self._state.process
@@ -229,9 +241,10 @@ def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], star
         settings = msgspec.structs.replace(settings, urgent=bool(state.starts))
 
 
-def _environment() -> dict[str, str]:
-    # The draft of this placement runs on the host, beside whatever the target runs on.
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+def _environment(devices: Devices) -> dict[str, str]:
+    environment = {**os.environ}
+    if devices.platform == "cpu":  # beside whatever the target runs on
+        environment["JAX_PLATFORMS"] = "cpu"
     if _ROOT not in sysconfig.get_paths().values():  # where it is found in any case
         paths = [_ROOT, *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -250,7 +263,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_environment(),
+                env=_environment(settings.devices),
                 start_new_session=True,  # an interrupt from the terminal is for this process
             )
         except OSError as error:
@@ -274,6 +287,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
         limit.cancel()
         with state.changed:
             state.address, state.starts = told.address, state.starts + 1
+            state.devices = told.devices
             state.changed.notify_all()
     status = process.wait()
     served = time.monotonic() - ready if told.address else 0.0

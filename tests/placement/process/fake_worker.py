@@ -10,6 +10,7 @@ import msgspec
 from ssd_jax.placement.process.main import run
 from ssd_jax.placement.process.server import serve
 from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.placement.process.supervisor import WorkerReport
 from tests.placement.process.script import ScriptedDraft
 
 _ROOT = Path(__file__).parents[3]
@@ -36,10 +37,11 @@ def main(how: list[str]) -> None:
         if "other" in how:
             hello = msgspec.structs.replace(settings.hello, support=3)
             settings = msgspec.structs.replace(settings, hello=hello)
-        return serve(
+        server, address = serve(
             lambda called: DraftSession(settings.hello, ScriptedDraft, called),
             settings.hello,
             settings.token,
         )
+        return server, WorkerReport(address=address)
 
     run(start)

@@ -1,0 +1,149 @@
+"""Which devices a process has JAX start with: the draft's process its own, the target's the others.
+
+A process that sees a GPU takes most of its memory when JAX starts there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import pkgutil
+import re
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ssd_jax.compat import jax_has_started
+from ssd_jax.errors import InputError
+
+if TYPE_CHECKING:
+    import jax
+
+_SETTING = "jax_cuda_visible_devices"
+MOST_OF_A_PROCESSOR = 256
+"""Virtual devices that it is divided into."""
+
+
+class Devices(NamedTuple):
+    """Devices of a process: GPUs as CUDA counts them, or virtual devices of the processor."""
+
+    platform: Literal["cpu", "gpu"]
+    numbers: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of each, such as gpu:1."""
+        return tuple(f"{self.platform}:{number}" for number in self.numbers)
+
+    @property
+    def usual(self) -> bool:
+        """Whether a program that names no device runs there and nowhere else."""
+        return len(self.numbers) == 1 and (self.platform == "gpu" or self.numbers == (0,))
+
+    def claimable(self) -> bool:
+        """Whether JAX may still start with these devices, or has started with them."""
+        if self.platform == "cpu":
+            return True
+        if not jax_has_started():
+            return _setting() in ("all", self._listed)
+        return _setting() == self._listed and self._here()
+
+    def claim(self) -> None:
+        """Has JAX start with these devices, of GPUs with no others.
+
+        Raises:
+          InputError: it has started with others.
+        """
+        import jax
+
+        if not self.claimable():
+            raise InputError(
+                f"JAX has started in this process with other devices than {self}, and those of the "
+                "draft are for its own process alone; open the model before anything else uses "
+                f"JAX, or first of all set jax.config.update({_SETTING!r}, {self._listed!r}), or "
+                "use draft_devices = 'cpu', or draft_placement = 'submesh'"
+            )
+        if jax_has_started():
+            return
+        if self.platform == "gpu":
+            jax.config.update(_SETTING, self._listed)
+        elif not self.usual:
+            jax.config.update("jax_num_cpu_devices", self.numbers[-1] + 1)
+
+    def start(self) -> list[jax.Device]:
+        """Starts JAX, and gives the devices that were claimed.
+
+        Raises:
+          InputError: JAX has others.
+        """
+        import jax
+
+        found = jax.devices()
+        if not self._here():
+            names = ",".join(seen())
+            raise InputError(f"JAX has {names} in place of {self}; does its plugin work there?")
+        if self.platform == "gpu":
+            return found
+        return [found[number] for number in self.numbers]
+
+    @property
+    def _listed(self) -> str:
+        return ",".join(map(str, self.numbers))
+
+    def _here(self) -> bool:
+        import jax
+
+        count = len(jax.devices())
+        enough = count == len(self.numbers) if self.platform == "gpu" else count > self.numbers[-1]
+        return jax.default_backend() == self.platform and enough
+
+    def __str__(self) -> str:
+        return f"{self.platform}:{self._listed}"
+
+
+PROCESSOR = Devices("cpu", (0,))
+
+
+def parse_platform(text: str | None) -> tuple[str | None, str | None]:
+    """The platform that a list of devices names, None where it names none, and the numbers.
+
+    Of the processor alone, "cpu", these are 0.
+    """
+    if text == "cpu":
+        return "cpu", "0"
+    found = re.fullmatch("(cpu|gpu):(.+)", text or "")
+    return (None, text) if found is None else (found[1], found[2])
+
+
+def seen() -> tuple[str, ...]:
+    """Every device that this process has, by the number that the system has for it."""
+    import jax
+
+    return tuple(f"{each.platform}:{each.local_hardware_id}" for each in jax.devices())
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs that JAX takes, or would take when it starts; it is not started for that."""
+    import jax
+
+    first, _, _ = (jax.config.jax_platforms or "cuda").partition(",")
+    if first not in ("cuda", "gpu") or not _has_plugin():
+        return 0
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if ready else 0
+
+
+def _has_plugin() -> bool:
+    """Whether JAX has one for CUDA."""
+    found = importlib.util.find_spec("jax_plugins")
+    places = () if found is None else found.submodule_search_locations or ()
+    return any(each.name.startswith("xla_cuda") for each in pkgutil.iter_modules(places))
+
+
+def _setting() -> str:
+    import jax
+
+    return jax.config.read(_SETTING)
