@@ -29,8 +29,8 @@ Kind = Literal["inline", "submesh", "process", "remote"]
 
 _IN_A_PROCESS = "draft_placement = 'process'"
 _REMEDY = (
-    f"use {_IN_A_PROCESS} with draft_devices = 'cpu', or on a processor ask JAX for more devices by setting "
-    "XLA_FLAGS=--xla_force_host_platform_device_count=2 before it starts"
+    f"use {_IN_A_PROCESS} with draft_devices = 'cpu', or on a processor ask JAX for more devices "
+    "by setting XLA_FLAGS=--xla_force_host_platform_device_count=2 before it starts"
 )
 
 

@@ -51,6 +51,18 @@ def test_devices_that_are_not_here_are_drawn(tiny_checkpoint):
     assert any(row[:5] == ["target", "6", "2", "of", "6"] for row in rows)
 
 
+def test_the_devices_of_a_drafts_process_are_drawn(tiny_checkpoint, capsys):
+    flags = ["--mode=ssd", f"--draft={tiny_checkpoint}", "--draft_placement=process"]
+    flags += ["--draft_devices=cpu:0,1", "--mesh=tensor=2", "--budget=4"]
+    assert main(["plan-mesh", f"--target={tiny_checkpoint}", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "draft: a process of its own on cpu:0, cpu:1\n" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert [row[1:] for row in rows if row[:2] == ["data", "0"]] == [["0", "cpu:0", "cpu:1"]] * 2
+    shares = {row[0]: row[1:] for row in rows if row[1:2] == ["2"]}
+    assert shares["draft"] == shares["target"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -59,6 +59,7 @@ def load_sessions(settings: WorkerSettings, opened: OpenedModel | None = None) -
     if settings.compile_cache is not None:
         keep_programs(open_store(settings.compile_cache))
     check_sums()
+    devices = settings.devices.start()
     about = settings.hello
     if opened is None:
         devices = settings.devices.start()

@@ -9,8 +9,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
-from ssd_jax.placement.process import placement
-from ssd_jax.placement.process.supervisor import COMMAND
+from ssd_jax.placement.process.supervisor import COMMAND, Supervisor
 from ssd_jax.placement.visible import Devices
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
@@ -20,40 +19,37 @@ PATIENCE = 120.0  # no answer is late here, however busy the machine is
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A directory of two checkpoints that often agree."""
+def llm(tmp_path_factory):
+    """Two checkpoints that often agree, the draft on two devices of its own."""
     root = tmp_path_factory.mktemp("devices")
     tiny.write_checkpoint(root / "target", "qwen3")
     tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
-    return root
-
-
-def opened(made, **settings):
-    defaults = {"context": 320, "dtype": "float32", "k": "3", "budget": "8", "slots": 4}
-    return LLM(
-        str(made / "target"),
+    with LLM(
+        str(root / "target"),
         mode="ssd",
-        draft=str(made / "draft"),
+        draft=str(root / "draft"),
         draft_placement="process",
+        draft_devices="cpu:0,1",
         verify="coupled",
         compile_cache=jax.config.jax_compilation_cache_dir,
-        **defaults | settings,
-    )
+        context=320,
+        dtype="float32",
+        k=3,
+        budget="8",
+        slots=4,
+    ) as llm:
+        llm.loaded.worker.patience = PATIENCE
+        yield llm
 
 
-@pytest.mark.parametrize("devices", ["cpu:0,1", "cpu:1"])
-def test_a_worker_with_devices_of_its_own_says_what_autoregressive_decoding_says(made, devices):
+def test_a_worker_with_devices_of_its_own_says_what_autoregressive_decoding_says(llm):
     """Greedy requests and coupled ones; this process has eight devices."""
-    with opened(made, draft_devices=devices) as llm:
-        worker = llm.loaded.worker
-        worker.patience = PATIENCE
-        assert worker.supervisor.devices == ("cpu:0", "cpu:1")
-        asked = requests(llm, "coupled")
-        found = outputs(llm, asked, "ssd")
-        alone = outputs(llm, asked, "ar")
-        assert [one.token_ids for one in found] == [one.token_ids for one in alone]
-        rates = [one.metrics["hit_rate"] for one in found]
-        assert np.mean([rate for rate in rates if rate is not None]) > 0.1
+    assert llm.loaded.worker.supervisor.devices == ("cpu:0", "cpu:1")
+    asked = requests(llm, "coupled")
+    found, alone = (outputs(llm, asked, mode) for mode in ("ssd", "ar"))
+    assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+    rates = [one.metrics["hit_rate"] for one in found]
+    assert np.mean([rate for rate in rates if rate is not None]) > 0.1
 
 
 UNCLAIMED = """
@@ -64,25 +60,24 @@ main()
 """
 
 
-def test_a_worker_that_claims_no_devices_is_seen(made, monkeypatch):
-    """The planted fault: it then has those of whoever started it."""
-    command = [*COMMAND[:2], "-c", UNCLAIMED]
-    usual = placement.DraftWorker
-
-    def faulty(settings):
-        return usual(settings, command=command)
-
-    monkeypatch.setattr(placement, "DraftWorker", faulty)
-    with opened(made, draft_devices="cpu:1") as llm:
-        assert len(llm.loaded.worker.supervisor.devices) == len(jax.devices()) > 2
-
-
-def test_a_worker_that_has_no_such_devices_says_so_before_it_looks_for_a_model():
-    settings = msgspec.structs.replace(SETTINGS, source="no model", devices=Devices("gpu", (1,)))
-    worker = placement.DraftWorker(settings, command=COMMAND)
-    worker.supervisor.start()
+@pytest.mark.parametrize(
+    ("devices", "command", "words"),
+    [
+        (Devices("cpu", (0, 1)), COMMAND, "no model"),
+        (Devices("cpu", (0, 1)), [*COMMAND[:2], "-c", UNCLAIMED], "JAX has cpu:0 in place of cpu"),
+        (Devices("gpu", (1,)), COMMAND, "JAX has cpu:0 in place of gpu:1"),
+    ],
+    ids=["claimed", "planted fault", "not there"],
+)
+def test_a_worker_without_its_devices_says_so_before_it_looks_for_a_model(
+    monkeypatch, devices, command, words
+):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    settings = msgspec.structs.replace(SETTINGS, source="no model", devices=devices)
+    supervisor = Supervisor(settings, command)
+    supervisor.start()
     try:
-        with pytest.raises(InputError, match=r"cannot start: JAX has cpu:0.* in place of gpu:1"):
-            worker.supervisor.wait_ready()
+        with pytest.raises(InputError, match=f"cannot start: .*{words}"):
+            supervisor.wait_ready()
     finally:
-        worker.close()
+        supervisor.close()
