@@ -244,7 +244,8 @@ class DraftPrograms(PagedPrograms):
             return record.where(live, fresh, kept), pages, history
 
         results = ("kept", "pages", "history")
-        return self.spec(start, self.structs, ("pages", "history", "kept"), results)
+        kept, told = ("pages", "history", "kept"), ("asked", "lowered")
+        return self.spec(start, self.structs, kept, results, told=told)
 
     def _step_spec(self, parts: Parts) -> ProgramSpec:
         def step(parameters, pages, history, table, kept, index, rows, lowered, sampling):
@@ -257,7 +258,8 @@ class DraftPrograms(PagedPrograms):
             )
             return new, pages
 
-        return self.spec(step, self.structs, ("pages", "kept"), ("kept", "pages"))
+        told = ("rows", "lowered", "index")
+        return self.spec(step, self.structs, ("pages", "kept"), ("kept", "pages"), told=told)
 
     def _run(self, parameters: Parameters, pages: AllPages, table, tokens, positions):
         return passes.step(self.model, parameters, pages, table, tokens, positions, self.capacity)

@@ -25,7 +25,7 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import branching, passes, record
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.passes import Compiler, Name, ProgramSpec
+from ssd_jax.devices.passes import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
@@ -92,10 +92,10 @@ class ExpansionPrograms:
         compiler = compiler or passes.compile_all
         self._compiled = dict(compiler(specs, self._model.mesh, progress)) | shared
 
-    def __getitem__(self, name: str) -> jax.stages.Compiled:
+    def __getitem__(self, name: str) -> Program:
         return self._compiled[name, self._k]
 
-    def fitting(self, name: str, needed: Needed) -> jax.stages.Compiled:
+    def fitting(self, name: str, needed: Needed) -> Program:
         """See `PagedPrograms.fitting`."""
         asked = (lambda: Parts(adjusted=needed().adjusted)) if name == "follow" else needed
         return self._compiled[fitting(self._compiled, (name, self._k), asked)]
@@ -185,7 +185,8 @@ class ExpansionPrograms:
             return pages, scratch, expansion, self._news(expansion)
 
         results = ("pages", "scratch", "expansion", "slots")
-        return self.base.spec(expand, self._structs, ("pages", "scratch"), results)
+        kept, told = ("pages", "scratch"), ("counts", "lowered")
+        return self.base.spec(expand, self._structs, kept, results, told=told)
 
     def _grow_spec(self, parts: Parts) -> ProgramSpec:
         def grow(parameters, pages, history, table, scratch, expansion, lowered, sampling):
@@ -247,7 +248,8 @@ class ExpansionPrograms:
             return pages, history, new
 
         results = ("pages", "history", "kept")
-        return self.base.spec(promote, self._structs, ("pages", "history"), results)
+        kept, told = ("pages", "history"), ("promotion",)
+        return self.base.spec(promote, self._structs, kept, results, told=told)
 
     def _follow_spec(self, parts: Parts) -> ProgramSpec:
         def follow(parameters, pages, history, table, kept, rows, sampling):

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int32
 
 from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices.packing import PackedProgram, Packing
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_write import write
@@ -27,6 +28,9 @@ from ssd_jax.sampling.variants import Needed, fitting
 from ssd_jax.system.cores import usable_cores
 
 
+Program = jax.stages.Compiled | PackedProgram
+
+
 class ProgramSpec(NamedTuple):
     """A pure function to compile for arguments of known shapes.
 
@@ -37,6 +41,7 @@ class ProgramSpec(NamedTuple):
       donate: arguments that are reused in place.
       results: shardings of the results, each of a tree or for all of it; None without a mesh.
       gathered: numbers of results that every device has whole in the end.
+      told, either: arguments on the host, and those there or on the device, see `Packing`.
     """
 
     function: Callable[..., Any]
@@ -44,12 +49,23 @@ class ProgramSpec(NamedTuple):
     donate: tuple[int, ...] = ()
     results: tuple[Any, ...] | None = None
     gathered: Collection[int] = ()
+    told: tuple[int, ...] = ()
+    either: tuple[int, ...] = ()
 
-    def compile(self, mesh: Mesh | None) -> jax.stages.Compiled:
+    def compile(self, mesh: Mesh | None) -> Program:
         """The program, for the default device or for those of a mesh.
 
         Arguments that name no sharding are whole on every device of the mesh.
         """
+        if self.told:
+            packing = Packing(self.arguments, self.told, self.either)
+            arguments = (*(self.arguments[at] for at in packing.kept), packing.struct)
+            donate = tuple(map(packing.kept.index, self.donate))
+            spec = ProgramSpec(packing.over(self.function), arguments, donate, self.results)
+            return PackedProgram(spec._compiled(mesh), packing)
+        return self._compiled(mesh)
+
+    def _compiled(self, mesh: Mesh | None) -> jax.stages.Compiled:
         if mesh is None:
             jitted = jax.jit(self.function, donate_argnums=self.donate)
             return jitted.lower(*self.arguments).compile()
@@ -96,7 +112,7 @@ Compiler = Callable[[Mapping[Name, ProgramSpec], Mesh | None, Progress | None], 
 
 def compile_all(
     specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None = None
-) -> dict[Name, jax.stages.Compiled]:
+) -> dict[Name, Program]:
     """Tracing holds the interpreter lock, compiling does not: as many threads as cores, two at
     least, overlap them.
 
@@ -247,9 +263,9 @@ class PagedPrograms:
             "history": self._history_structs(),
             "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
         }
-        self._compiled: dict[Name, jax.stages.Compiled] = {}
+        self._compiled: dict[Name, Program] = {}
 
-    def __getitem__(self, name: Name) -> jax.stages.Compiled:
+    def __getitem__(self, name: Name) -> Program:
         return self._compiled[name]
 
     @property
@@ -257,7 +273,7 @@ class PagedPrograms:
         """Of all programs."""
         return self._compiled.keys()
 
-    def fitting(self, name: Name, needed: Needed) -> jax.stages.Compiled:
+    def fitting(self, name: Name, needed: Needed) -> Program:
         """The cheapest variant of a program that has the parts of the law that its rows need."""
         return self[fitting(self._compiled, name, needed)]
 
@@ -273,10 +289,14 @@ class PagedPrograms:
         structs: Mapping[str, Any],
         donate: Sequence[str],
         results: Sequence[str],
+        *,
+        told: Sequence[str] = (),
+        either: Sequence[str] = (),
     ) -> ProgramSpec:
         """A function to compile for the `structs` that its parameters are named after.
 
         Args:
+          told, either: parameters, see `Packing`.
           results: what it returns: names of structs, "slots" for anything with the slots in front,
             "read" for such that the host reads, or "whole" for what every device has whole.
         """
@@ -293,8 +313,8 @@ class PagedPrograms:
         # A host that others share the slots with reads of all of them.
         shared = spans_processes(self.model.mesh)
         gathered = [i for i, name in enumerate(results) if shared and name == "read"]
-        given = tuple(map(names.index, donate))
-        return ProgramSpec(function, arguments, given, laid_out, gathered)
+        donated, host, both = (tuple(map(names.index, some)) for some in (donate, told, either))
+        return ProgramSpec(function, arguments, donated, laid_out, gathered, host, both)
 
     def own(self, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Where a slot is among those that the device has, and whether it has it."""

@@ -9,6 +9,8 @@ from ssd_jax.devices import passes
 from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec, ints
 from ssd_jax.sampling import penalties
 
+_TOLD = ("tokens", "where")
+
 
 def prompt_specs(programs: PagedPrograms, *, with_logits: bool) -> dict[Name, ProgramSpec]:
     """`prefill` of every width; `remember` and `recall` where slots share pages."""
@@ -46,7 +48,8 @@ def _prefill(programs: PagedPrograms, width: int, with_logits: bool) -> ProgramS
     structs = programs.structs | {"tokens": ints(1, width), "where": ints(3)}
     structs["logits"] = programs.logits_of_one()
     kept = ("pages", "history")
-    return programs.spec(prefill, structs, kept, (*kept, "logits" if with_logits else "whole"))
+    results = (*kept, "logits" if with_logits else "whole")
+    return programs.spec(prefill, structs, kept, results, told=_TOLD)
 
 
 def _remember(programs: PagedPrograms, width: int) -> ProgramSpec:
@@ -60,7 +63,7 @@ def _remember(programs: PagedPrograms, width: int) -> ProgramSpec:
         return (penalties.add_prompt(history, slot, told, (offset == 0) & owner),)
 
     structs = programs.structs | {"tokens": ints(1, width), "where": ints(3)}
-    return programs.spec(remember, structs, ("history",), ("history",))
+    return programs.spec(remember, structs, ("history",), ("history",), told=_TOLD)
 
 
 def _recall(programs: PagedPrograms, width: int) -> ProgramSpec:
@@ -71,4 +74,4 @@ def _recall(programs: PagedPrograms, width: int) -> ProgramSpec:
         return (penalties.recall_output(history, slot, jnp.where(real, tokens[0], -1)),)
 
     structs = programs.structs | {"tokens": ints(1, width), "where": ints(3)}
-    return programs.spec(recall, structs, ("history",), ("history",))
+    return programs.spec(recall, structs, ("history",), ("history",), told=_TOLD)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes
-from ssd_jax.devices.passes import Compiler, Name, PagedPrograms, Paging, ProgramSpec
+from ssd_jax.devices.passes import Compiler, Name, PagedPrograms, Paging, Program, ProgramSpec
 from ssd_jax.devices.prompt_programs import prompt_specs
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel
@@ -51,7 +51,7 @@ class Programs(PagedPrograms):
 
     With w proposed tokens of a proposal that has room for K:
     `forward`: (parameters, pages, table, pending [B], tokens [B, K], lengths [B]) -> logits
-    [B * (w + 1), V], pages. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
+    [B * (w + 1), V], pages; pending and proposed tokens may be on the host or the device. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
     outcome [rows, w + 2] int32 (k, then the emitted tokens), bonus [rows], history,
     log-probabilities or None. It has variants (`sampling/variants.py`); those that adjust no logits
     leave the history as it is, which only rows with penalties need.
@@ -112,7 +112,7 @@ class Programs(PagedPrograms):
         """Logits [slots * (proposed + 1), V] of a `forward`."""
         return self._logits(self.slots * (proposed + 1), DATA_AXIS)
 
-    def compile_forward(self, proposed: int) -> jax.stages.Compiled:
+    def compile_forward(self, proposed: int) -> Program:
         """`forward` of a number of proposed tokens that is not among the programs."""
         return self._forward_spec(proposed).compile(self.model.mesh)
 
@@ -134,7 +134,8 @@ class Programs(PagedPrograms):
             "tokens": self.by_slots(passes.ints(self.slots, room)),
             "logits": self.logits_of(proposed),
         }
-        return self.spec(forward, structs, ("pages",), ("logits", "pages"))
+        results, both = ("logits", "pages"), ("pending", "tokens")
+        return self.spec(forward, structs, ("pages",), results, told=("lengths",), either=both)
 
     def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
         """`accept` of every slot, or of one slot whose number is an argument."""
@@ -175,7 +176,8 @@ class Programs(PagedPrograms):
         structs["logits"] = self.logits_of(proposed) if every else self.logits_of_one()
         structs["slot"] = passes.ints()
         read, bonus = ("read", "slots") if every else ("whole", "whole")
-        return self.spec(accept, structs, ("history",), (read, bonus, "history", read))
+        results = (read, bonus, "history", read)
+        return self.spec(accept, structs, ("history",), results, told=("start", "slot"))
 
 
 def _row(history: History, slot: jax.Array) -> History:

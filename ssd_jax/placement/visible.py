@@ -9,13 +9,10 @@ import ctypes
 import importlib.util
 import pkgutil
 import re
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ssd_jax.compat import jax_has_started
 from ssd_jax.errors import InputError
-
-if TYPE_CHECKING:
-    import jax
 
 _SETTING = "jax_cuda_visible_devices"
 MOST_OF_A_PROCESSOR = 256
@@ -68,7 +65,7 @@ class Devices(NamedTuple):
         elif not self.usual:
             jax.config.update("jax_num_cpu_devices", self.numbers[-1] + 1)
 
-    def start(self) -> list[jax.Device]:
+    def start(self) -> list[Any]:
         """Starts JAX, and gives the devices that were claimed.
 
         Raises:
@@ -124,7 +121,7 @@ def count_gpus() -> int:
     """NVIDIA GPUs that JAX takes, or would take when it starts; it is not started for that."""
     import jax
 
-    first, _, _ = (jax.config.jax_platforms or "cuda").partition(",")
+    first, _, _ = (jax.config.read("jax_platforms") or "cuda").partition(",")
     if first not in ("cuda", "gpu") or not _has_plugin():
         return 0
     try:

@@ -1,0 +1,136 @@
+"""What the host tells a program, in one int32 array: on an accelerator each array of a call is a
+transfer of its own, which costs as much as the rest of a dispatch.
+
+Programs are written, and called, with an argument for each thing. Beside arrays that are on the
+device already a call then hands over one array, whose columns the program takes apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int32
+
+
+class _Columns(NamedTuple):
+    """Where an array lies: [rows, width] of the whole from a column on."""
+
+    begin: int
+    width: int
+    struct: jax.ShapeDtypeStruct
+
+
+class Packing:
+    """The layout of some of a program's arguments in an array [rows, W] int32.
+
+    Arrays have rows in front, as many as the first of them; a scalar is in every row. Those of one
+    row may have any shape. Values are integers, booleans, or float32, whose bits travel.
+
+    Args:
+      arguments: structs of all arguments of the program, in trees.
+      told: which of them are on the host.
+      either: which of them are on the host or on the device, as a call has them; each one array.
+    """
+
+    def __init__(
+        self, arguments: Sequence[Any], told: Sequence[int], either: Sequence[int] = ()
+    ) -> None:
+        self.told, self.either = tuple(told), tuple(either)
+        self.kept = tuple(at for at in range(len(arguments)) if at not in self.told)
+        leaves = [leaf for at in (*told, *either) for leaf in jax.tree.leaves(arguments[at])]
+        first = next(leaf for leaf in leaves if leaf.shape)
+        self._rows, begin = first.shape[0], 0
+        self._columns: dict[int, list[_Columns]] = {}
+        for at in (*told, *either):
+            self._columns[at] = []
+            for leaf in jax.tree.leaves(arguments[at]):
+                width = math.prod(leaf.shape) // self._rows if leaf.shape else 1
+                self._columns[at].append(_Columns(begin, width, leaf))
+                begin += width
+            begin += at in self.either  # whether it is there
+        self._trees = {at: jax.tree.structure(arguments[at]) for at in self._columns}
+        self._blank: dict[int, jax.Array] = {}
+        self.struct = jax.ShapeDtypeStruct(
+            (self._rows, begin), jnp.int32, sharding=getattr(first, "sharding", None)
+        )
+
+    def pack(self, arguments: Sequence[Any]) -> tuple[list[Any], Int32[np.ndarray, "B W"]]:
+        """What a program over this packing is called with: arguments on the device, and the array
+        of those on the host."""
+        kept, pieces = list(arguments), []
+        for at in self.told:
+            value = arguments[at]
+            pieces += map(self._piece, value if isinstance(value, tuple) else (value,))
+        for at in self.either:
+            value, here = arguments[at], isinstance(arguments[at], np.ndarray)
+            width = self._columns[at][0].width
+            pieces.append(self._piece(value) if here else np.zeros((self._rows, width), np.int32))
+            pieces.append(np.full((self._rows, 1), here, np.int32))
+            if here:
+                kept[at] = self._nothing(at)
+        return [kept[at] for at in self.kept], np.concatenate(pieces, axis=1)
+
+    def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of what `pack` gives; of the rows that a group of devices has, on those."""
+
+        def packed(*arguments: Any) -> Any:
+            *kept, array = arguments
+            every = dict(zip(self.kept, kept, strict=True))
+            for at, columns in self._columns.items():
+                leaves = [self._taken(array, each) for each in columns]
+                if at in self.either:
+                    here = columns[0].begin + columns[0].width
+                    flag = array[:, here].reshape(-1, *(1,) * (leaves[0].ndim - 1))
+                    leaves = [jnp.where(flag != 0, leaves[0], every[at])]
+                every[at] = jax.tree.unflatten(self._trees[at], leaves)
+            return function(*(every[at] for at in sorted(every)))
+
+        return packed
+
+    def _piece(self, value: Any) -> np.ndarray:
+        if not np.ndim(value):
+            return np.full((self._rows, 1), value, np.int32)
+        return (value.view(np.int32) if value.dtype == np.float32 else value).reshape(
+            self._rows, -1
+        )
+
+    def _taken(self, array: jax.Array, columns: _Columns) -> jax.Array:
+        begin, width, struct = columns
+        piece = array[:, begin : begin + width]
+        if not struct.shape:
+            piece = piece[0, 0]
+        elif struct.shape[0] == self._rows:
+            piece = piece.reshape(array.shape[0], *struct.shape[1:])
+        else:
+            piece = piece.reshape(struct.shape)
+        if struct.dtype == jnp.float32:
+            return jax.lax.bitcast_convert_type(piece, jnp.float32)
+        return piece != 0 if struct.dtype == jnp.bool_ else piece
+
+    def _nothing(self, at: int) -> jax.Array:
+        """Stands in on the device for an argument that is on the host."""
+        if at not in self._blank:
+            ((_, _, struct),) = self._columns[at]
+            sharding = getattr(struct, "sharding", None)
+            self._blank[at] = jnp.zeros(struct.shape, struct.dtype, device=sharding)
+        return self._blank[at]
+
+
+class PackedProgram:
+    """A compiled program over a packing, called as if there were none; else it is the program."""
+
+    def __init__(self, program: jax.stages.Compiled, packing: Packing) -> None:
+        self._program, self._packing = program, packing
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Dispatches it."""
+        kept, array = self._packing.pack(arguments)
+        return self._program(*kept, array)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
