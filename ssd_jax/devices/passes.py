@@ -27,7 +27,6 @@ from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.variants import Needed, fitting
 from ssd_jax.system.cores import usable_cores
 
-
 Program = jax.stages.Compiled | PackedProgram
 
 

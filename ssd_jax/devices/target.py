@@ -66,6 +66,7 @@ class DeviceTarget:
         self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.by_slots)
         blank = programs.verification.blank
         self._nothing = model.place(blank(self.slots))
+        programs.placed(jax.tree.map(np.asarray, self._nothing))  # compiles it before rounds do
         self._nothing_in_one = model.place_whole(blank(1))
 
     def open(self, opening: SlotOpening) -> None:
@@ -121,7 +122,7 @@ class DeviceTarget:
                 ("accept", self.slots, logits.width), partial(self._rows.needed, logits.lengths)
             ),
             logits.logits,
-            self._nothing if proposal is None else proposal,
+            self._nothing if proposal is None else device.run(self._programs.placed, proposal),
             self._rows.on_device(),
             logits.lengths,
             self._history,

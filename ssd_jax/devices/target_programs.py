@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes
@@ -51,10 +53,11 @@ class Programs(PagedPrograms):
 
     With w proposed tokens of a proposal that has room for K:
     `forward`: (parameters, pages, table, pending [B], tokens [B, K], lengths [B]) -> logits
-    [B * (w + 1), V], pages; pending and proposed tokens may be on the host or the device. `accept`: (logits, proposal, sampling, start [rows], history, slot) ->
-    outcome [rows, w + 2] int32 (k, then the emitted tokens), bonus [rows], history,
-    log-probabilities or None. It has variants (`sampling/variants.py`); those that adjust no logits
-    leave the history as it is, which only rows with penalties need.
+    [B * (w + 1), V], pages; pending and proposed tokens are on the host or on the device. `accept`:
+    (logits, proposal, sampling, start [rows], history, slot) -> outcome [rows, w + 2] int32 (k,
+    then the emitted tokens), bonus [rows], history, log-probabilities or None. It has variants
+    (`sampling/variants.py`); those that adjust no logits leave the history as it is, which only
+    rows with penalties need.
 
     Compilation needs no weights, so it can run while they load.
 
@@ -115,6 +118,26 @@ class Programs(PagedPrograms):
     def compile_forward(self, proposed: int) -> Program:
         """`forward` of a number of proposed tokens that is not among the programs."""
         return self._forward_spec(proposed).compile(self.model.mesh)
+
+    @functools.cached_property
+    def receive(self) -> Program:
+        """A proposal of every slot -> (it,), on the device."""
+        structs = {
+            "drafted": self.by_slots(jax.eval_shape(lambda: self.verification.blank(self.slots)))
+        }
+
+        def receive(drafted):
+            return (drafted,)
+
+        spec = self.spec(receive, structs, (), ("slots",), told=("drafted",))
+        return spec.compile(self.model.mesh)
+
+    def placed(self, drafted: Proposal) -> Proposal:
+        """A proposal of every slot as `accept` takes it: one on the host goes to an accelerator in
+        one array."""
+        if self.model.execution.one_array and isinstance(drafted.q, np.ndarray):
+            return self.receive(drafted)[0]
+        return drafted
 
     def _forward_spec(self, proposed: int) -> ProgramSpec:
         def forward(parameters, pages, table, pending, tokens, lengths):

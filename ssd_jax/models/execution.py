@@ -28,6 +28,8 @@ class Execution:
       variants: programs of the sampling law that there are, by names of `sampling/variants.py`.
       prefill_chunks: numbers of prompt tokens that one program takes, ascending; a chunk is padded
         to the next one.
+      one_array: whether a proposal on the host is sent to the device as one array, by a program of
+        its own, rather than array by array.
     """
 
     compute: jnp.dtype
@@ -40,6 +42,7 @@ class Execution:
     linear: str = "xla"
     variants: tuple[str, ...] = ("any",)
     prefill_chunks: tuple[int, ...] = (32, 128)
+    one_array: bool = False
 
     @property
     def floating(self) -> jnp.dtype:
@@ -82,6 +85,7 @@ class Execution:
             linear=linear,
             variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),
             prefill_chunks=(32, 128) if cpu else (64, 512),
+            one_array=not cpu,
         )
 
 

@@ -121,7 +121,8 @@ def count_gpus() -> int:
     """NVIDIA GPUs that JAX takes, or would take when it starts; it is not started for that."""
     import jax
 
-    first, _, _ = (jax.config.read("jax_platforms") or "cuda").partition(",")
+    named = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    first, _, _ = (named or "cuda").partition(",")
     if first not in ("cuda", "gpu") or not _has_plugin():
         return 0
     try:

@@ -22,6 +22,7 @@ ON_ACCELERATORS: dict[str, Any] = {
     "scan_layers": True,
     "window_writes": True,
     "attention": "xla_static",
+    "one_array": True,
 }
 
 
