@@ -1,8 +1,9 @@
 """What the host tells a program, in one int32 array: on an accelerator each array of a call is a
-transfer of its own, which costs as much as the rest of a dispatch.
+transfer of its own.
 
 Programs are written, and called, with an argument for each thing. Beside arrays that are on the
-device already a call then hands over one array, whose columns the program takes apart.
+device already a call then hands over one array, whose columns the program takes apart. A processor
+shares the memory of what it is given; there this would cost some microseconds and save nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ class _Columns(NamedTuple):
 
     begin: int
     width: int
-    struct: jax.ShapeDtypeStruct
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
 
 class Packing:
     """The layout of some of a program's arguments in an array [rows, W] int32.
 
-    Arrays have rows in front, as many as the first of them; a scalar is in every row. Those of one
-    row may have any shape. Values are integers, booleans, or float32, whose bits travel.
+    Arrays have rows in front, as many as the first of them; a scalar is in every row. Where there
+    is one row they may have any shape. Values are integers, booleans or float32, whose bits
+    travel.
 
     Args:
       arguments: structs of all arguments of the program, in trees.
@@ -50,30 +53,35 @@ class Packing:
             self._columns[at] = []
             for leaf in jax.tree.leaves(arguments[at]):
                 width = math.prod(leaf.shape) // self._rows if leaf.shape else 1
-                self._columns[at].append(_Columns(begin, width, leaf))
+                self._columns[at].append(_Columns(begin, width, leaf.shape, leaf.dtype))
                 begin += width
             begin += at in self.either  # whether it is there
         self._trees = {at: jax.tree.structure(arguments[at]) for at in self._columns}
+        self._arguments = arguments
         self._blank: dict[int, jax.Array] = {}
-        self.struct = jax.ShapeDtypeStruct(
-            (self._rows, begin), jnp.int32, sharding=getattr(first, "sharding", None)
-        )
+        self.struct = jax.ShapeDtypeStruct((self._rows, begin), jnp.int32, sharding=first.sharding)
 
     def pack(self, arguments: Sequence[Any]) -> tuple[list[Any], Int32[np.ndarray, "B W"]]:
         """What a program over this packing is called with: arguments on the device, and the array
-        of those on the host."""
-        kept, pieces = list(arguments), []
+        of those on the host.
+
+        Raises:
+          ValueError: an array on the host of another shape or type.
+        """
+        kept, array = list(arguments), np.zeros(self.struct.shape, np.int32)
         for at in self.told:
             value = arguments[at]
-            pieces += map(self._piece, value if isinstance(value, tuple) else (value,))
+            leaves = value if isinstance(value, tuple) else (value,)
+            for columns, leaf in zip(self._columns[at], leaves, strict=True):
+                _put(array, columns, leaf)
         for at in self.either:
-            value, here = arguments[at], isinstance(arguments[at], np.ndarray)
-            width = self._columns[at][0].width
-            pieces.append(self._piece(value) if here else np.zeros((self._rows, width), np.int32))
-            pieces.append(np.full((self._rows, 1), here, np.int32))
-            if here:
+            value = arguments[at]
+            if isinstance(value, np.ndarray):
+                (columns,) = self._columns[at]
+                _put(array, columns, value)
+                array[:, columns.begin + columns.width] = 1
                 kept[at] = self._nothing(at)
-        return [kept[at] for at in self.kept], np.concatenate(pieces, axis=1)
+        return [kept[at] for at in self.kept], array
 
     def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function of what `pack` gives; of the rows that a group of devices has, on those."""
@@ -92,33 +100,37 @@ class Packing:
 
         return packed
 
-    def _piece(self, value: Any) -> np.ndarray:
-        if not np.ndim(value):
-            return np.full((self._rows, 1), value, np.int32)
-        return (value.view(np.int32) if value.dtype == np.float32 else value).reshape(
-            self._rows, -1
-        )
-
     def _taken(self, array: jax.Array, columns: _Columns) -> jax.Array:
-        begin, width, struct = columns
+        begin, width, shape, dtype = columns
         piece = array[:, begin : begin + width]
-        if not struct.shape:
+        if not shape:
             piece = piece[0, 0]
-        elif struct.shape[0] == self._rows:
-            piece = piece.reshape(array.shape[0], *struct.shape[1:])
+        elif shape[0] == self._rows:
+            piece = piece.reshape(array.shape[0], *shape[1:])
         else:
-            piece = piece.reshape(struct.shape)
-        if struct.dtype == jnp.float32:
+            piece = piece.reshape(shape)
+        if dtype == jnp.float32:
             return jax.lax.bitcast_convert_type(piece, jnp.float32)
-        return piece != 0 if struct.dtype == jnp.bool_ else piece
+        return piece != 0 if dtype == jnp.bool_ else piece
 
     def _nothing(self, at: int) -> jax.Array:
         """Stands in on the device for an argument that is on the host."""
         if at not in self._blank:
-            ((_, _, struct),) = self._columns[at]
-            sharding = getattr(struct, "sharding", None)
-            self._blank[at] = jnp.zeros(struct.shape, struct.dtype, device=sharding)
+            struct = self._arguments[at]
+            self._blank[at] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
         return self._blank[at]
+
+
+def _put(array: np.ndarray, columns: _Columns, value: np.ndarray) -> None:
+    begin, width, shape, dtype = columns
+    if value.shape != shape or value.dtype != dtype:
+        raise ValueError(f"{value.dtype}{list(value.shape)} in place of {dtype}{list(shape)}")
+    if dtype == np.float32:
+        value = value.view(np.int32)
+    if width == 1 and value.ndim < 2:  # a scalar is in every row
+        array[:, begin] = value
+    else:
+        array[:, begin : begin + width] = value.reshape(len(array), -1)
 
 
 class PackedProgram:

@@ -60,7 +60,8 @@ class ProgramSpec(NamedTuple):
             packing = Packing(self.arguments, self.told, self.either)
             arguments = (*(self.arguments[at] for at in packing.kept), packing.struct)
             donate = tuple(map(packing.kept.index, self.donate))
-            spec = ProgramSpec(packing.over(self.function), arguments, donate, self.results)
+            results = self.results, self.gathered
+            spec = ProgramSpec(packing.over(self.function), arguments, donate, *results)
             return PackedProgram(spec._compiled(mesh), packing)
         return self._compiled(mesh)
 
@@ -295,7 +296,7 @@ class PagedPrograms:
         """A function to compile for the `structs` that its parameters are named after.
 
         Args:
-          told, either: parameters, see `Packing`.
+          told, either: parameters, see `Packing`, where the platform takes one array.
           results: what it returns: names of structs, "slots" for anything with the slots in front,
             "read" for such that the host reads, or "whole" for what every device has whole.
         """
@@ -312,6 +313,8 @@ class PagedPrograms:
         # A host that others share the slots with reads of all of them.
         shared = spans_processes(self.model.mesh)
         gathered = [i for i, name in enumerate(results) if shared and name == "read"]
+        if shared or not self.model.execution.one_array:
+            told = either = ()
         donated, host, both = (tuple(map(names.index, some)) for some in (donate, told, either))
         return ProgramSpec(function, arguments, donated, laid_out, gathered, host, both)
 

@@ -28,8 +28,8 @@ class Execution:
       variants: programs of the sampling law that there are, by names of `sampling/variants.py`.
       prefill_chunks: numbers of prompt tokens that one program takes, ascending; a chunk is padded
         to the next one.
-      one_array: whether a proposal on the host is sent to the device as one array, by a program of
-        its own, rather than array by array.
+      one_array: whether a dispatch hands over what is on the host as one array, see
+        `devices.packing`.
     """
 
     compute: jnp.dtype
@@ -63,7 +63,7 @@ class Execution:
         two rows takes a path on CPU five times slower than one of three. (An int8 product has two
         rows for one token and needs no more; padded to three tokens it costs the same, and other
         sums then do not depend on the number of tokens.) Elsewhere a branch on the device stops the
-        host, which then chooses among programs itself.
+        host, which then chooses among programs itself, and every array of a call is a transfer.
 
         Args:
           platform: JAX's name of it.
