@@ -162,7 +162,7 @@ def test_a_dispatch_hands_over_one_array_at_most(pair, monkeypatch, mesh, there,
     assert others == [expected] * 2
     if "kv_memory" in settings:  # the planted fault: tables that stay on the host
         llm._engines.clear()
-        monkeypatch.setattr(SlotPages, "_on_device", lambda self: self._host)
+        monkeypatch.setattr(SlotPages, "table", property(lambda self: self._host))
         assert max(counts_of(llm, "ar", monkeypatch)) == 2
 
 
