@@ -492,11 +492,11 @@ class Config:
                 f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
                 "the draft shares the target's process"
             )
-        if self.draft_devices is not None and self._draft_placement in ("inline", "remote"):
+        named = self.draft_devices if self.device_groups else None
+        if named is not None and self._draft_placement in ("inline", "remote"):
             raise InputError(
-                f"draft_devices = {self.draft_devices!r} is for a draft elsewhere on this host, and "
-                f"this is draft_placement = {self.draft_placement!r}; change that, or leave the "
-                "devices out"
+                f"draft_devices = {named!r} is for a draft elsewhere on this host, and this is "
+                f"draft_placement = {self.draft_placement!r}; change that, or leave the devices out"
             )
         if self.grid is not None and self.slots % self.grid.data:
             raise InputError(
@@ -510,8 +510,8 @@ class Config:
         Hosts.parse(self.hosts)
         if self.draft_devices is not None:
             raise InputError(
-                f"draft_devices = {self.draft_devices!r}: with hosts a draft in a process is on the "
-                "leader's processor; leave it out, or use draft_placement = remote:HOST:PORT"
+                f"draft_devices = {self.draft_devices!r}: with hosts a draft in a process is on "
+                "the leader's processor; leave it out, or use draft_placement = remote:HOST:PORT"
             )
         if self.prepared == "ssd" and self._draft_placement not in ("process", "remote"):
             raise InputError(

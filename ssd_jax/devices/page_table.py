@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from ssd_jax.devices.passes import PagedPrograms
+from ssd_jax.models.sharding import put
 from ssd_jax.roles.records import ALL, SlotOpening
 
 
@@ -26,7 +27,7 @@ class SlotPages:
         """On the device, copied only after a change; None where each slot has one page."""
         if self._device is None and self._host is not None:
             # The host's is changed in place later, and a CPU device may share its memory.
-            self._device = jax.device_put(self._host.copy(), self._programs.model.by_slots)
+            self._device = put(self._host.copy(), self._programs.model.by_slots)
         return self._device
 
     def open(self, opening: SlotOpening) -> None:
