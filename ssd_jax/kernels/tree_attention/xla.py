@@ -35,7 +35,7 @@ _LOWEST = -1e30
 _LANES = 128
 
 
-class _Softmax(NamedTuple):
+class Softmax(NamedTuple):
     """Partial softmax-weighted sum over the keys seen so far."""
 
     maximum: Float32[Array, "B kv_heads Q"]
@@ -108,29 +108,33 @@ def _attend(
         grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, 0), (0, head_dim)))
     scale = head_dim**-0.5
 
-    def add_block(block: jax.Array | int, state: _Softmax) -> _Softmax:
+    def add_block(block: jax.Array | int, state: Softmax) -> Softmax:
         kv = read_block(kv_pages, page_table, block, batch, size)
         mask = block * size + jnp.arange(size) < seen[:, :, None]
         return _accumulate(state, grouped, kv, mask, scale)
 
     shape = grouped.shape[:-1]
-    state = _Softmax(jnp.full(shape, _LOWEST), jnp.zeros((*shape, 1)), jnp.zeros(grouped.shape))
+    state = Softmax(jnp.full(shape, _LOWEST), jnp.zeros((*shape, 1)), jnp.zeros(grouped.shape))
     state = jax.lax.fori_loop(0, blocks, add_block, state)
     if scratch is not None:
-        state = _add_branches(state, grouped, scratch, group, scale)
-    output = state.output[..., -head_dim:] / jnp.where(state.total == 0, 1.0, state.total)
-    output = output[:, :, : rows * group]
+        state = add_branches(state, grouped, scratch, group, scale)
+    output = normalise(state)[..., : rows * group, -head_dim:]
     output = output.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, rows, heads, head_dim)
 
 
+def normalise(state: Softmax) -> Float32[Array, "B kv_heads Q _"]:
+    """The weighted mean, or zeros for a query that saw nothing."""
+    return state.output / jnp.where(state.total == 0, 1.0, state.total)
+
+
 def _accumulate(
-    state: _Softmax,
+    state: Softmax,
     q: Float[Array, "B kv_heads Q _"],
     kv: Float[Array, "B kv_heads T width"],
     mask: Bool[Array, "B _ T"],
     scale: float,
-) -> _Softmax:
+) -> Softmax:
     """Adds keys under a mask to the running softmax; `q` is as wide as a key, or as both.
 
     What no query sees may be NaN, as an earlier request may have left it.
@@ -147,18 +151,19 @@ def _accumulate(
     weights = jnp.where(mask, jnp.exp(scores - maximum[..., None]), 0.0)
     rescale = jnp.exp(state.maximum - maximum)[..., None]
     added = product("bhqt,bhtd->bhqd", weights.astype(v.dtype), v)
-    return _Softmax(
+    return Softmax(
         maximum, state.total * rescale + row_sum(weights), state.output * rescale + added
     )
 
 
-def _add_branches(
-    state: _Softmax,
+def add_branches(
+    state: Softmax,
     q: Float[Array, "B kv_heads Q _"],
     scratch: Scratch,
     group: int,
     scale: float,
-) -> _Softmax:
+) -> Softmax:
+    """Adds the tokens of each query's own branch; `group` queries are of one token."""
     batch, heads, depths, branches, width = scratch.kv.shape
     entry = jnp.arange(depths * branches)
     ancestor = jnp.repeat(scratch.ancestor, group, axis=1)
