@@ -123,6 +123,7 @@ def _prefix(
             memory((ROWS, head_dim)),
             memory((2, block, head_dim)),
             memory((2, block, head_dim)),
+            memory((ROWS, block)),
             plgpu.Barrier(),
             plgpu.Barrier(num_barriers=2),
             plgpu.Barrier(num_barriers=2),

@@ -36,6 +36,7 @@ def kernel(
     q_shared: Ref,
     k_shared: Ref,
     v_shared: Ref,
+    weights_shared: Ref,
     q_here: Ref,
     k_here: Ref,
     v_here: Ref,
@@ -52,7 +53,8 @@ def kernel(
       pages: [pages, kv_heads, page_size, 2 * D].
       maximum, total: [parts, B, kv_heads, Q] float32.
       output: [parts, B, kv_heads, Q, D] float32, not normalised.
-      q_shared, k_shared, v_shared: [ROWS, D], [2, block, D] twice; the rest are their barriers.
+      q_shared, k_shared, v_shared, weights_shared: [ROWS, D], [2, block, D] twice, [ROWS, block].
+      q_here, k_here, v_here: barriers of the copies to the first three.
       parts: that a prefix is cut into.
     """
     tile, head = lax.axis_index("tile"), lax.axis_index("head")
@@ -108,9 +110,10 @@ def kernel(
             v = plgpu.load(v_shared.at[slot], layout=plgpu.Layout.WGMMA)
             row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=plgpu.Layout.WGMMA)
             v_shared[slot] = jnp.where(row + index * block < limit, v, jnp.zeros_like(v))
-            plgpu.commit_smem()
 
-        product = _product(weights.astype(pages.dtype), v_shared.at[slot], (ROWS, head_dim))
+        weights_shared[...] = weights.astype(pages.dtype)  # JAX interprets no operand in registers
+        plgpu.commit_smem()
+        product = _product(weights_shared, v_shared.at[slot], (ROWS, head_dim))
         added = added * lax.broadcast_in_dim(kept, added.shape, [0]) + product
         return most, sums * kept + weights.sum(axis=1), added
 
