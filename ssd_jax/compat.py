@@ -159,3 +159,13 @@ def leave_job() -> None:
     import jax
 
     jax.distributed.shutdown()
+
+
+def why_no_mosaic_gpu() -> str | None:
+    """Why kernels of Mosaic GPU cannot be compiled, in one line, or None: their spelling is that of
+    JAX 0.12."""
+    import jax
+
+    if jax.__version_info__ >= (0, 12):
+        return None
+    return f"it needs JAX 0.12, so Python 3.12 or newer, and this is JAX {jax.__version__}"

@@ -14,6 +14,7 @@ from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config
 from ssd_jax.devices.passes import Paging, page_size
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.tree_attention.api import check_pages
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from ssd_jax.sampling import penalties
 from ssd_jax.system.host_memory import memory_limit
@@ -214,6 +215,11 @@ def paging_of(
             f"page_size = {size} is no multiple of {POSITIONS}, which attention on this processor "
             "takes together; give one, or --attention=xla"
         )
+    for model in models:
+        execution, head_dim = model.execution, model.config.head_dim
+        page = jax.ShapeDtypeStruct((1, 1, size, execution.page_width(head_dim)), execution.pages)
+        device = jax.devices()[0] if model.mesh is None else model.mesh.devices.flat[0]
+        check_pages(execution.attention, head_dim, page, device)
     if config.kv_memory is None:
         return Paging(size, config.slots * each)
     of_one = sum(_whole(model.page_structs(1, size)) for model in models)

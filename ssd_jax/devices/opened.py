@@ -16,8 +16,9 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent
+from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.linear import api as products
-from ssd_jax.kernels.tree_attention.api import backend
+from ssd_jax.kernels.tree_attention.api import backend, check_pages
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
@@ -91,6 +92,10 @@ def open_model(
     execution = Execution.for_platform(platform, dtype, linear=linear, attention=chosen)
     if bitwise:
         execution = row_independent(execution)
+    head_dim = checkpoint.config.head_dim
+    page = (1, 1, kv_pages.BLOCK, execution.page_width(head_dim))
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    check_pages(chosen, head_dim, jax.ShapeDtypeStruct(page, execution.pages), device)
     stored = {}
     if dtype == "native":
         stored = native_kinds(checkpoint.tensors, where=str(checkpoint.path))

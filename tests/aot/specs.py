@@ -30,10 +30,18 @@ def config(head_dim=64, **changes):
 
 
 def programs(
-    about: ModelConfig, *, platform="tpu", dtype="bfloat16", mesh=None, slots=4, context=2048
+    about: ModelConfig,
+    *,
+    platform="tpu",
+    dtype="bfloat16",
+    mesh=None,
+    slots=4,
+    context=2048,
+    attention=None,
 ) -> dict[str, ProgramSpec]:
     """Those of a target and of a draft of the same architecture."""
-    model = FunctionalModel(about, Execution.for_platform(platform, dtype), mesh=mesh)
+    execution = Execution.for_platform(platform, dtype, attention=attention)
+    model = FunctionalModel(about, execution, mesh=mesh)
     sizes = Sizes(slots=slots, context=context, k=K, branches=BRANCHES)
     found = {
         "target": aot_programs.of_target(model, sizes),

@@ -55,6 +55,24 @@ def test_a_program_passes_every_gate(name):
     assert gates(temporaries, hlo.read(compiled.as_text()), pages) == {}
 
 
+OWN = [name for name in NAMES if name.split()[1] in ("forward", "expand", "grow")]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=compiles, id=name) for name in OWN])
+def test_a_program_with_a_kernel_passes_every_gate(name, head_dim):
+    about = specs.config(head_dim)
+    mesh = mesh_of(gpus.devices("h100"))
+    settings = {"slots": SLOTS, "context": CONTEXT, "attention": "pallas_gpu"}
+    spec = specs.programs(about, platform="gpu", mesh=mesh, **settings)[name]
+    compiled = spec.compile(mesh)
+    text = compiled.as_text()
+    pages = about.num_layers * SLOTS * about.num_kv_heads * CONTEXT * 2 * about.head_dim * 2
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    assert "mosaic_gpu" in text
+    assert gates(temporaries, hlo.read(text), pages) == {}
+
+
 FLAWS = {
     "no copy of the pages": f"%c = bf16[4,4,{CONTEXT},128]{{3,2,1,0}} copy(%p)",
     "no conditional": "%c = f32[] conditional(%p)",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import jax
 from jaxtyping import Array, Float, Float32, Int32
 
+from ssd_jax import compat
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.head_shards import TpuKernels
@@ -33,6 +35,12 @@ def why_not(name: str, platform: str, devices: int = 1) -> str | None:
     """What a backend lacks here, in one line, or None; see `backend`."""
     if name == "pallas_tpu" and platform != "tpu":
         return f"it needs a TPU, and JAX has the platform {platform}"
+    if name == "pallas_gpu":
+        if platform not in ("gpu", "cuda"):
+            return f"it needs a GPU, and JAX has the platform {platform}"
+        if devices > 1:
+            return f"it runs on one device, not {devices}"
+        return compat.why_no_mosaic_gpu()
     if name == "cpu":
         if platform != "cpu":
             return f"it needs a processor, and JAX has the platform {platform}"
@@ -63,9 +71,31 @@ def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
     return in_xla(platform) if asked == "xla" else asked
 
 
+def check_pages(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: jax.Device) -> None:
+    """Whether a backend that was asked for by name can do a model's attention.
+
+    Args:
+      pages: of keys and values, see `PageArray`.
+      device: that runs it.
+
+    Raises:
+      InputError: it cannot; says what it needs.
+    """
+    if name != "pallas_gpu":
+        return
+    from ssd_jax.kernels.tree_attention import pallas_gpu
+
+    reason = pallas_gpu.why_not_on(device) or pallas_gpu.why_not(head_dim, pages)
+    if reason is not None:
+        raise InputError(f"attention = {name!r} does not take {reason}; give xla, or leave it out")
+
+
 def choice_line(name: str, platform: str, devices: int = 1) -> str:
     """Which backend computes attention, and why others do not, for a user."""
     reasons = {each: why_not(each, platform, devices) for each in ("cpu", "pallas_tpu")}
+    if platform in ("gpu", "cuda"):
+        by_name = "no GPU has run it; --attention=pallas_gpu asks for it"
+        reasons["pallas_gpu"] = why_not("pallas_gpu", platform, devices) or by_name
     others = [f"not {each}: {why or 'another was asked for'}" for each, why in reasons.items()]
     return "; ".join([f"attention is {name}", *(o for o in others if f"not {name}:" not in o)])
 
@@ -87,8 +117,13 @@ def tree_attention(
     Verification and prefill have no scratch and visible = length + i + 1: a token sees itself,
     its key having been written before. A query that sees nothing gets zeros.
 
-    `backend` is one of `BACKENDS`, or "pallas_tpu", which is called as `kernels` says.
+    `backend` is one of `BACKENDS`, or "pallas_tpu", which is called as `kernels` says, or
+    "pallas_gpu".
     """
+    if backend == "pallas_gpu":
+        from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
+
+        return tree_attention_pallas_gpu(q, kv_pages, page_table, visible, scratch)
     if backend == "pallas_tpu":
         from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 

@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -24,6 +23,8 @@ from ssd_jax.kernels.tree_attention.xla import Softmax, add_branches, normalise
 POSITIONS = 64
 """Pages have a multiple of these."""
 HEAD_DIMS = (64, 128)
+CAPABILITY = "9.0"
+"""Of GPUs that have its products (wgmma): Hopper's; neither Ampere's nor Blackwell's."""
 
 _MOST = 128  # positions a product
 _CORES = 132  # of an H100; a guess elsewhere costs time only
@@ -41,6 +42,14 @@ def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | 
     if kv_pages.dtype != jnp.bfloat16:
         return f"pages of {kv_pages.dtype.name}: it needs bfloat16"
     return None
+
+
+def why_not_on(device: Any) -> str | None:
+    """None where a JAX device has the instructions of the kernel; else which it lacks."""
+    capability = getattr(device, "compute_capability", "none")
+    if capability == CAPABILITY:
+        return None
+    return f"a device of compute capability {capability}: it needs {CAPABILITY} (H100, H200)"
 
 
 def tree_attention_pallas_gpu(

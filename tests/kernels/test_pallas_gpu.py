@@ -1,0 +1,152 @@
+"""Attention by Pallas for GPUs: in the interpreter of JAX, and on a GPU where there is one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+
+from ssd_jax import compat
+from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from tests.kernels import attention_cases as cases
+from tests.kernels.attention_cases import Shapes, expected, hide_unseen, make
+
+OLD = compat.why_no_mosaic_gpu()
+if OLD is not None:
+    pytest.skip(f"attention by Mosaic GPU: {OLD}", allow_module_level=True)
+
+from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
+
+from ssd_jax.kernels.tree_attention import pallas_gpu, pallas_gpu_kernel  # noqa: E402
+
+HOW = [
+    pytest.param(plgpu.InterpretGPUParams(), marks=pytest.mark.aot, id="interpreted"),
+    pytest.param(None, marks=pytest.mark.gpu, id="gpu"),
+]
+everywhere = pytest.mark.parametrize("interpret", HOW)
+SETTINGS = settings(max_examples=4, deadline=None, derandomize=True, database=None)
+
+EDGES = Shapes(  # empty rows, rows that end at edges of pages and blocks, more pages than one block
+    visible=((0, 0, 0), (300, 256, 1), (128, 127, 129), (0, 0, 0), (64, 65, 63)),
+    kv_heads=2,
+    page_size=64,
+    branches=4,
+    depths=3,
+    dtype="bfloat16",
+    seed=1,
+)
+TREE = Shapes(  # more queries than one tile
+    visible=(tuple(range(100, 148, 2)),),
+    group=4,
+    head_dim=128,
+    branches=24,
+    depths=4,
+    dtype="bfloat16",
+    seed=2,
+)
+
+
+@cases.st.composite
+def shapes(draw):
+    found = draw(cases.shapes(page_sizes=(64, 128, 256)))
+    size = draw(cases.st.sampled_from(pallas_gpu.HEAD_DIMS))
+    return cases.dataclasses.replace(found, head_dim=size, dtype="bfloat16")
+
+
+def attend(case, interpret, *, page_table=None, parts=None):
+    pages = jnp.concatenate([case.k_pages, case.v_pages], axis=-1)
+    scratch = None
+    if case.ancestor is not None:
+        branches = np.concatenate([case.branch_k, case.branch_v], axis=-1)
+        scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.ancestor))
+    table = jnp.asarray(case.table) if page_table is None else page_table
+
+    def call(*arguments):
+        return pallas_gpu.tree_attention_pallas_gpu(*arguments, interpret=interpret, parts=parts)
+
+    arguments = jnp.asarray(case.q), pages, table, jnp.asarray(case.visible), scratch
+    return np.asarray(jax.jit(call)(*arguments))
+
+
+def check(shape, interpret, **options):
+    case = hide_unseen(make(shape))
+    got = attend(case, interpret, **options)
+    np.testing.assert_allclose(got, expected(case), rtol=0, atol=cases.TOLERANCE["bfloat16"])
+
+
+@everywhere
+@SETTINGS
+@given(shapes())
+@example(TREE)
+def test_it_is_near_float64(interpret, shape):
+    check(shape, interpret, parts=2)
+
+
+@everywhere
+@pytest.mark.parametrize("parts", [1, 3, None])
+def test_parts_of_a_prefix_make_one_softmax(interpret, parts):
+    check(EDGES, interpret, parts=parts)
+
+
+@everywhere
+def test_one_page_a_row_needs_no_table(interpret):
+    case = make(Shapes(visible=((200,), (3,)), page_size=384, seed=4, dtype="bfloat16"))
+    for pages in case[1:3]:
+        pages[:] = np.nan_to_num(pages)
+    own = case._replace(table=np.array([[1], [2]], np.int32))
+    got = attend(own, interpret, page_table=Contiguous(1))
+    np.testing.assert_allclose(got, expected(own), rtol=0, atol=cases.TOLERANCE["bfloat16"])
+
+
+@everywhere
+def test_only_queries_that_see_a_wrong_page_are_nan(interpret):
+    case = make(Shapes(visible=((5, 70), (64, 64)), page_size=64, dtype="bfloat16"))
+    case.table[0, 1] = 99
+    np.testing.assert_array_equal(
+        np.isnan(attend(case, interpret)).all(axis=(2, 3)), [[False, True], [False, False]]
+    )
+
+
+MUTANTS = {
+    "a position too many": ("< lax.broadcast_in_dim(visible", "<= lax.broadcast_in_dim(visible"),
+    "what nobody sees stays": ("row + index * block < limit", "row + index * block >= 0"),
+    "a sum that keeps the scale of an earlier maximum": ("sums * kept + w", "sums + w"),
+    "an output that does": ("added * lax.broadcast_in_dim(kept, added.shape, [0])", "added"),
+    "parts that overlap": ("begin + each, blocks", "begin + each + 1, blocks"),
+    "the slot of the block before": ("v_shared.at[slot], (ROWS", "v_shared.at[1 - slot], (ROWS"),
+    "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
+    "queries of the first tile": ("pl.ds(tile * ROWS, ROWS)", "pl.ds(0, ROWS)"),
+}
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_caught(name, monkeypatch):
+    old, new = MUTANTS[name]
+    path = pallas_gpu_kernel.__file__
+    with open(path) as file:
+        text = file.read()
+    assert text.count(old) == 1, "an edit must fit the source exactly once"
+    mutant = dict(vars(pallas_gpu_kernel))
+    exec(compile(text.replace(old, new), f"{path} mutant", "exec"), mutant)
+    monkeypatch.setattr(pallas_gpu, "kernel", mutant["kernel"])
+    shape = TREE if "tile" in name else EDGES
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        check(shape, plgpu.InterpretGPUParams(), parts=2)
+
+
+def test_pages_and_devices_that_it_lacks():
+    def pages(size=128, width=128, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct((1, 1, size, width), dtype)
+
+    assert pallas_gpu.why_not(64, pages()) is None
+    assert "head_dim = 80 in pages of width 160: it needs 64 or 128" in pallas_gpu.why_not(
+        80, pages(width=160)
+    )
+    assert pallas_gpu.why_not(64, pages(48)) == "page_size = 48: it needs a multiple of 64"
+    assert (
+        pallas_gpu.why_not(64, pages(dtype=jnp.float32)) == "pages of float32: it needs bfloat16"
+    )
+    with pytest.raises(ValueError, match="does not take page_size = 48"):
+        attend(make(Shapes(visible=((5,),), page_size=48, dtype="bfloat16")), None)
+    assert "compute capability none: it needs 9.0" in pallas_gpu.why_not_on(jax.devices("cpu")[0])
