@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import types
 
+import jax
 import pytest
 
+from ssd_jax import compat
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.tree_attention import api
 
@@ -37,11 +40,43 @@ def test_the_platform_and_the_user_choose(platform, devices, asked, chosen):
         ("cuda", 1, "pallas_tpu", "it needs a TPU, and JAX has the platform cuda"),
         ("tpu", 1, "cpu", "it needs a processor, and JAX has the platform tpu"),
         ("cpu", 4, "cpu", "it runs on one device, not 4"),
+        ("cpu", 1, "pallas_gpu", "it needs a GPU, and JAX has the platform cpu"),
+        ("gpu", 2, "pallas_gpu", "it runs on one device, not 2"),
     ],
 )
 def test_what_is_asked_for_by_name_never_falls_back(platform, devices, asked, message):
     with pytest.raises(InputError, match=message):
         api.backend(platform, devices=devices, asked=asked)
+
+
+def test_a_kernel_that_no_gpu_has_run_is_taken_by_name_alone(monkeypatch):
+    monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
+    assert api.backend("gpu") == "xla_static"
+    assert api.backend("gpu", asked="pallas_gpu") == "pallas_gpu"
+    assert "not pallas_gpu: no GPU has run it; --atten" in api.choice_line("xla_static", "gpu")
+    monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: "it needs JAX 0.12")
+    with pytest.raises(InputError, match="attention = 'pallas_gpu' is not possible: it needs JAX"):
+        api.backend("gpu", asked="pallas_gpu")
+    assert "not pallas_gpu: it needs JAX 0.12" in api.choice_line("xla_static", "gpu")
+
+
+@pytest.mark.skipif(compat.why_no_mosaic_gpu() is not None, reason="JAX before 0.12")
+def test_a_model_or_gpu_that_the_kernel_lacks_is_refused():
+    hopper, ada = (types.SimpleNamespace(compute_capability=c) for c in ("9.0", "8.9"))
+
+    def check(head_dim, dtype, device, size=128):
+        page = jax.ShapeDtypeStruct((1, 1, size, 2 * head_dim), dtype)
+        api.check_pages("pallas_gpu", head_dim, page, device)
+
+    check(128, "bfloat16", hopper)
+    with pytest.raises(InputError, match="capability 8.9: it needs 9.0"):
+        check(128, "bfloat16", ada)
+    with pytest.raises(InputError, match="head_dim = 80 .*: it needs 64 or 128"):
+        check(80, "bfloat16", hopper)
+    with pytest.raises(InputError, match="pages of float32: it needs bfloat16; give xla"):
+        check(64, "float32", hopper)
+    with pytest.raises(InputError, match="page_size = 48: it needs a multiple of 64"):
+        check(64, "bfloat16", hopper, 48)
 
 
 def test_a_line_says_what_was_chosen_and_why_not_others():

@@ -1,5 +1,7 @@
 """Attention by Pallas for GPUs: in the interpreter of JAX, and on a GPU where there is one."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,9 +125,8 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(name, monkeypatch):
     old, new = MUTANTS[name]
-    path = pallas_gpu_kernel.__file__
-    with open(path) as file:
-        text = file.read()
+    path = Path(pallas_gpu_kernel.__file__)
+    text = path.read_text()
     assert text.count(old) == 1, "an edit must fit the source exactly once"
     mutant = dict(vars(pallas_gpu_kernel))
     exec(compile(text.replace(old, new), f"{path} mutant", "exec"), mutant)
@@ -144,9 +145,7 @@ def test_pages_and_devices_that_it_lacks():
         80, pages(width=160)
     )
     assert pallas_gpu.why_not(64, pages(48)) == "page_size = 48: it needs a multiple of 64"
-    assert (
-        pallas_gpu.why_not(64, pages(dtype=jnp.float32)) == "pages of float32: it needs bfloat16"
-    )
+    assert pallas_gpu.why_not(64, pages(dtype=jnp.float32)) == "pages of float32: it needs bfloat16"
     with pytest.raises(ValueError, match="does not take page_size = 48"):
         attend(make(Shapes(visible=((5,),), page_size=48, dtype="bfloat16")), None)
     assert "compute capability none: it needs 9.0" in pallas_gpu.why_not_on(jax.devices("cpu")[0])

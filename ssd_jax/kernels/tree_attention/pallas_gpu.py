@@ -139,9 +139,7 @@ def _prefix(
         ],
         grid=(tiles, batch * parts, kv_heads),
         grid_names=("tile", "part", "head"),
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpret,
     )(
         jnp.clip(page_table, 0, len(kv_pages) - 1),

@@ -94,9 +94,7 @@ def kernel(
 
         plgpu.barrier_wait(k_here.at[slot])
         scores = _product(q_shared, k_shared.at[slot].transpose((1, 0)), (ROWS, block))
-        column = plgpu.broadcasted_iota(
-            jnp.int32, (ROWS, block), 1, layout=plgpu.Layout.WGMMA
-        )
+        column = plgpu.broadcasted_iota(jnp.int32, (ROWS, block), 1, layout=plgpu.Layout.WGMMA)
         mask = column + index * block < lax.broadcast_in_dim(visible, scores.shape, [0])
         scores = jnp.where(mask, scores, LOWEST)
         most = jnp.maximum(highest, scores.max(axis=1))
