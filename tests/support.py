@@ -172,7 +172,7 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
     state = "ran" if own else "compiled"
     reference, arguments = attention("reference")
     wanted = np.asarray(reference(*arguments)) if own else None
-    for name in (*BACKENDS, "pallas_tpu"):
+    for name in (*BACKENDS, "pallas_tpu", "pallas_gpu"):
         if why_not(name, place.platform) is not None:
             continue
         yield f"attention: {name}", state, _try(place, *attention(name), wanted)

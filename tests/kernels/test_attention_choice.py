@@ -69,9 +69,9 @@ def test_a_model_or_gpu_that_the_kernel_lacks_is_refused():
         api.check_pages("pallas_gpu", head_dim, page, device)
 
     check(128, "bfloat16", hopper)
-    with pytest.raises(InputError, match="capability 8.9: it needs 9.0"):
+    with pytest.raises(InputError, match=r"capability 8\.9: it needs 9\.0"):
         check(128, "bfloat16", ada)
-    with pytest.raises(InputError, match="head_dim = 80 .*: it needs 64 or 128"):
+    with pytest.raises(InputError, match=r"head_dim = 80 .*: it needs 64 or 128"):
         check(80, "bfloat16", hopper)
     with pytest.raises(InputError, match="pages of float32: it needs bfloat16; give xla"):
         check(64, "float32", hopper)

@@ -118,7 +118,8 @@ def _attend(
     state = jax.lax.fori_loop(0, blocks, add_block, state)
     if scratch is not None:
         state = add_branches(state, grouped, scratch, group, scale)
-    output = normalise(state)[..., : rows * group, -head_dim:]
+    output = normalise(state)
+    output = output[..., -head_dim:][:, :, : rows * group]
     output = output.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, rows, heads, head_dim)
 
