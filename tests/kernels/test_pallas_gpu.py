@@ -23,7 +23,7 @@ from ssd_jax.kernels.tree_attention import pallas_gpu, pallas_gpu_kernel  # noqa
 
 HOW = [
     pytest.param(plgpu.InterpretGPUParams(), marks=pytest.mark.aot, id="interpreted"),
-    pytest.param(None, marks=pytest.mark.gpu, id="gpu"),
+    pytest.param(None, marks=[pytest.mark.gpu, pytest.mark.shipped], id="gpu"),
 ]
 everywhere = pytest.mark.parametrize("interpret", HOW)
 SETTINGS = settings(max_examples=4, deadline=None, derandomize=True, database=None)
@@ -46,6 +46,12 @@ TREE = Shapes(  # more queries than one tile
     dtype="bfloat16",
     seed=2,
 )
+
+
+@pytest.fixture(autouse=True)
+def _where_it_runs(request):
+    if request.node.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip("no GPU")
 
 
 @cases.st.composite
