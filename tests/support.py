@@ -23,6 +23,7 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ssd_jax import compat
 from ssd_jax.aot import chips, gpus
 from ssd_jax.devices.passes import ProgramSpec
 from ssd_jax.errors import InputError
@@ -137,6 +138,19 @@ def attention(backend: str, kernels: TpuKernels | None = None) -> tuple[Callable
     return function, (case.q, pages, case.table, case.visible, branches, case.ancestor)
 
 
+def attention_on_gpus() -> tuple[Callable[..., Any], Any]:
+    """The backend for GPUs, in the interpreter, and the same case."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
+
+    def function(q, pages, table, visible, branches, ancestor):
+        scratch, interpret = Scratch(branches, ancestor), plgpu.InterpretGPUParams()
+        return tree_attention_pallas_gpu(q, pages, table, visible, scratch, interpret=interpret)
+
+    return function, attention("reference")[1]
+
+
 def writing(windows: bool, kernels: TpuKernels | None = None) -> tuple[Callable[..., Any], Any]:
     """Writing rows of keys and values, and where."""
     rng = np.random.default_rng(0)
@@ -191,13 +205,15 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
 
 
 def interpreted() -> Iterator[tuple[str, str, Callable[[], None]]]:
-    """Kernels for TPUs, on whatever there is."""
+    """Kernels for accelerators, on whatever there is."""
     place = Place(INTERPRETER, "cpu")
     how = TpuKernels(interpret=pltpu.InterpretParams())
     reference, arguments = attention("reference")
     wanted = np.asarray(reference(*arguments))
     function = attention("pallas_tpu", how)
     yield "attention: pallas_tpu", "interpreted", _try(place, *function, wanted)
+    if compat.why_no_mosaic_gpu() is None:
+        yield "attention: pallas_gpu", "interpreted", _try(place, *attention_on_gpus(), wanted)
     scatter, given = writing(windows=False)
     written = np.asarray(scatter(*given))
     yield "KV writes: pallas_tpu", "interpreted", _try(place, *writing(True, how), written)
