@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jaxtyping import Array, Float, Float32, Int32
 
@@ -71,12 +73,12 @@ def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
     return in_xla(platform) if asked == "xla" else asked
 
 
-def check_pages(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: jax.Device) -> None:
+def check_pages(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: Any) -> None:
     """Whether a backend that was asked for by name can do a model's attention.
 
     Args:
       pages: of keys and values, see `PageArray`.
-      device: that runs it.
+      device: of JAX, that runs it.
 
     Raises:
       InputError: it cannot; says what it needs.

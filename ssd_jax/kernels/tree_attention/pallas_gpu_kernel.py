@@ -21,6 +21,8 @@ LOWEST = -1e30
 Ref = Any
 """Of an array in one of a GPU's memories."""
 
+_load: Any = plgpu.load  # another signature before JAX 0.12
+_Sums: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 _BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
@@ -82,7 +84,7 @@ def kernel(
         fetch(begin, lax.rem(begin, 2))
 
     plgpu.barrier_wait(q_here)
-    visible = plgpu.load(seen.at[b, rows], layout=_BY_ROW, optimized=False)
+    visible = _load(seen.at[b, rows], layout=_BY_ROW, optimized=False)
 
     def add_block(index: jax.Array, carry: Any) -> Any:
         highest, sums, added = carry
@@ -105,7 +107,7 @@ def kernel(
 
         @pl.when((index + 1) * block > limit)
         def _():  # what no query sees may be NaN, which a weight of 0 would not take away
-            v = plgpu.load(v_shared.at[slot], layout=plgpu.Layout.WGMMA)
+            v = _load(v_shared.at[slot], layout=plgpu.Layout.WGMMA)
             row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=plgpu.Layout.WGMMA)
             v_shared[slot] = jnp.where(row + index * block < limit, v, jnp.zeros_like(v))
 
@@ -133,4 +135,4 @@ def _product(a: Any, b: Ref, shape: tuple[int, int]) -> jax.Array:
         plgpu.wgmma(sums, a, b)
         return sums[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+    return pl.run_scoped(multiply, _Sums(shape, jnp.float32))
