@@ -72,12 +72,15 @@ def run(arguments: Sequence[str]) -> int:
         engines=given["engines"],
     )
     ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    server, where = serve(own, address, token, credentials)
-    how = "TLS" if credentials is not None else "plain text, this host alone"
-    print(f"serving {given['draft']} at {where} ({how})", file=sys.stderr, flush=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.set())
     try:
-        ended.wait()
+        server, where = serve(own, address, token, credentials)
+        how = "TLS" if credentials is not None else "plain text, this host alone"
+        print(f"serving {given['draft']} at {where} ({how})", file=sys.stderr, flush=True)
+        try:
+            ended.wait()
+        finally:
+            server.stop(_GRACE).wait()
     finally:
-        server.stop(_GRACE).wait()
+        signal.signal(signal.SIGTERM, before)
     return 0

@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import random
+import signal
 import sys
 
 import pytest
@@ -216,7 +217,7 @@ def outcome(command, arguments, capsys, monkeypatch):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.usefixtures("shallow")
 def test_no_command_line_ends_in_a_traceback(seed, place, tiny_checkpoint, capsys, monkeypatch):
-    rng, statuses = random.Random(seed), set()
+    rng, statuses, before = random.Random(seed), set(), signal.getsignal(signal.SIGTERM)
     for _ in range(1000):
         command, arguments = command_line(rng, place, tiny_checkpoint)
         status, _, err = outcome(command, arguments, capsys, monkeypatch)
@@ -232,3 +233,4 @@ def test_no_command_line_ends_in_a_traceback(seed, place, tiny_checkpoint, capsy
             starts_of_lines = (f"ssd-jax {command}: ", "prompt ", "  ")  # a bad line of a file
             assert all(line.startswith(starts_of_lines) for line in err.splitlines()), shown
     assert {None, 2} <= statuses
+    assert signal.getsignal(signal.SIGTERM) == before, "a command has left its handler behind"
