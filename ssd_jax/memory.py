@@ -167,7 +167,7 @@ def _host_parts(
     if draft is None or not (drafting or config.prepared == "ssd"):
         return parts
     # What a draft's process has on GPUs of its own, no other process can tell.
-    apart = placement.kind == "process" and placement.worker.platform == "cpu"
+    apart = placement.kind == "process" and placement.workers[0].platform == "cpu"
     here = on_host and not placement.apart
     copies = apart + (here or (on_host and "sd" in drafting))
     counted = [

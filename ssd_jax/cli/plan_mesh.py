@@ -75,16 +75,15 @@ def _show(llm: LLM) -> None:
     console, placement = Console(), llm.placement
     roles = [("target", llm.target.model)]
     if llm.draft is not None and placement.kind != "remote":
-        roles.append(("draft", _of_worker(llm.draft.model, placement.worker)))
+        roles.append(("draft", _of_worker(llm.draft.model, placement.workers[0])))
     console.print(Text(f"{placement}\n", style="bold"), soft_wrap=True)
     for role, model in roles:
         if model.mesh is not None and role in placement.devices:
             console.print(_grid(role, model.mesh.axis_sizes, placement.devices[role]))
     if llm.draft is not None and placement.kind == "process":
-        where = "this host's processor"
-        if placement.worker != PROCESSOR:
-            where = ", ".join(placement.worker.names)
-        console.print(f"draft: a process of its own on {where}\n", soft_wrap=True)
+        for worker in placement.workers:
+            where = "this host's processor" if worker == PROCESSOR else ", ".join(worker.names)
+            console.print(f"draft: a process of its own on {where}\n", soft_wrap=True)
     paging = llm.paging or Paging(page_size(llm.context), llm.config.slots)
     shares = [share_of(role, model, llm.config.slots, paging) for role, model in roles]
     console.print(build_table(_COLUMNS, shares, title="each device holds", notes=_notes(roles)))

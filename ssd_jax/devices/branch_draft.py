@@ -135,10 +135,10 @@ class BranchDraft:
     def _text(self) -> tuple[Any, Any, Any, Any]:
         return self._parameters, self._pages, self._history, self._seats.table
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
         """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""
         if not self._base.drafts:
-            return np.zeros_like(limits)
+            return lambda: np.zeros_like(limits)
         rows, self._tokens = limits > 0, None
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
         unseen[:, 0] = self._pending
@@ -158,7 +158,7 @@ class BranchDraft:
             self._rows.on_device(),
             partial(self._rows.needed, asked.lengths),
         )
-        return limits
+        return lambda: limits
 
     def tokens(self) -> Any:
         """See `protocols.BranchingDraft.tokens`: known on the host, so that the target's forward
@@ -174,9 +174,16 @@ class BranchDraft:
         return device.read(self._record.confidence)
 
     def expand(
-        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+        self,
+        counts: np.ndarray,
+        *,
+        follow: np.ndarray,
+        lowered: np.ndarray,
+        forwards: int,
+        skip: np.ndarray | None = None,
     ) -> None:
         """See `protocols.BranchingDraft.expand`."""
+        skip = np.zeros_like(counts) if skip is None else skip
         sampling, needed = self._rows.on_device(), partial(self._rows.needed, self._position)
         most = counts.sum(axis=1).max()
         held = self._held = next(each for each in self._menu if each.programs.branches >= most)
@@ -194,6 +201,7 @@ class BranchDraft:
             held.scratch,
             self._record,
             counts.astype(np.int32),
+            skip.astype(np.int32),
             lowered.astype(np.int32),
             sampling,
         )

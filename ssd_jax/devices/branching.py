@@ -34,20 +34,27 @@ class Forks(NamedTuple):
 
     Attributes:
       k: [B, M] int32, accepted tokens of the outcome; -1 is a branch that is not used.
-      rank: [B, M] int32, place of its bonus token among those of the same k.
+      rank: [B, M] int32, place of its bonus token among the candidates of the same k.
+      first: [B, M] bool, whether it is the first branch of its k.
     """
 
     k: jax.Array
     rank: jax.Array
+    first: jax.Array
 
 
-def forks(counts: jax.Array, branches: int) -> Forks:
-    """Numbers the branches of fan-outs F [B, K + 1] that sum to M = `branches` or less."""
+def forks(counts: jax.Array, skip: jax.Array, branches: int) -> Forks:
+    """Numbers the branches of fan-outs F [B, K + 1] that sum to M = `branches` or less.
+
+    `skip` [B, K + 1] ranks of each k are left out.
+    """
     index, ends = jnp.arange(branches), counts.cumsum(axis=1)
     ended = index[:, None] >= ends[:, None, :]  # [B, M, K + 1]
     used = index < ends[:, -1:]
     first = (ended * ends[:, None, :]).max(axis=-1)
-    return Forks((ended.sum(axis=-1) + 1) * used - 1, (index - first) * used)
+    k, local = (ended.sum(axis=-1) + 1) * used - 1, (index - first) * used
+    skipped = jnp.take_along_axis(skip, jnp.maximum(k, 0), axis=1)
+    return Forks(k, local + skipped * used, local == 0)
 
 
 def before_last(record: Record, forks: Forks) -> jax.Array:

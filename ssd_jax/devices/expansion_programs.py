@@ -46,9 +46,10 @@ class ExpansionPrograms:
 
     With B slots, M branches, K tokens:
     `expand` and `grow` -> pages, scratch, expansion, news. `counts` [B, K + 1] are the fan-outs
-    F_0..F_L, `lowered` [B, K] the D of Saguaro sampling at each place of the branches' proposals.
-    `news` [B, M, 2 K + 2] int32 tells the host of every branch its bonus token (-1: no branch), how
-    many tokens it has, those, and the draft's confidence in them.
+    F_0..F_L, `skip` [B, K + 1] how many candidates of each k are left to others, `lowered` [B, K]
+    the D of Saguaro sampling at each place of the branches' proposals. `news` [B, M, 2 K + 2] int32
+    tells the host of every branch its bonus token (-1: no branch), how many tokens it has, those,
+    and the draft's confidence in them.
     `promote` -> pages, history, record, by a `Promotion`.
     `follow` -> pages, record, of `rows` [B] bool. All but `promote` have variants
     (`sampling/variants.py`).
@@ -78,6 +79,7 @@ class ExpansionPrograms:
             "scratch": self._model.branch_structs(base.slots, self._k, self.branches),
             "expansion": base.by_slots(jax.eval_shape(self.new_expansion)),
             "counts": base.by_slots(passes.ints(base.slots, self._k + 1)),
+            "skip": base.by_slots(passes.ints(base.slots, self._k + 1)),
             "promotion": base.by_slots(jax.eval_shape(lambda: no_promotion(base.slots, self._k))),
         }
         specs: dict[Name, ProgramSpec] = {("promote", self._k): self._promote_spec()}
@@ -124,9 +126,11 @@ class ExpansionPrograms:
         return Expansion(self.base.drafting.empty(rows, self._model.config), path)
 
     def _expand_spec(self, parts: Parts) -> ProgramSpec:
-        def expand(parameters, pages, history, table, scratch, kept, counts, lowered, sampling):
+        def expand(
+            parameters, pages, history, table, scratch, kept, counts, skip, lowered, sampling
+        ):
             length = jnp.asarray(kept.proposal.length)
-            forks = branching.forks(counts, self.branches)
+            forks = branching.forks(counts, skip, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
             places = jnp.broadcast_to(jnp.arange(self._k), (self.base.share, self._k))
             ranked = self._ranked(
@@ -139,7 +143,7 @@ class ExpansionPrograms:
                 parts,
             )
             bonus = branching.before_last(kept._replace(candidates=ranked), forks)
-            tail = (forks.k == length[:, None]) & (forks.rank == 0)
+            tail = (forks.k == length[:, None]) & forks.first
             position = kept.start[:, None] + jnp.where(tail, length[:, None], forks.k + 1)
             index = jnp.maximum(length - 1, 0)[:, None]
             last = jnp.take_along_axis(jnp.asarray(kept.proposal.tokens), index, axis=1)
@@ -185,7 +189,7 @@ class ExpansionPrograms:
             return pages, scratch, expansion, self._news(expansion)
 
         results = ("pages", "scratch", "expansion", "slots")
-        kept, told = ("pages", "scratch"), ("counts", "lowered")
+        kept, told = ("pages", "scratch"), ("counts", "skip", "lowered")
         return self.base.spec(expand, self._structs, kept, results, told=told)
 
     def _grow_spec(self, parts: Parts) -> ProgramSpec:

@@ -22,7 +22,8 @@ from ssd_jax.system.paths import require_writable
 PRODUCER, FORMAT = "ssd_jax", 1
 """Of the files, under `otherData`; the format goes up when a reader of the old one would fail."""
 LANES = {"target": 1, "draft": 2, "host": 3}
-"""Thread ids of the lanes."""
+"""Thread ids of the lanes; those of further draft workers are `OF_A_WORKER` higher each."""
+OF_A_WORKER = 10
 MOST = 100_000
 """Events that are kept, the first ones: some 10,000 rounds, 50 MB."""
 
@@ -36,6 +37,7 @@ class _Event(NamedTuple):
     begin: float
     end: float
     args: Mapping[str, Any]
+    worker: int
 
 
 class Trace:
@@ -65,11 +67,18 @@ class Trace:
         return EngineTrace(self, len(self._engines))
 
     def add(
-        self, engine: int, lane: str, name: str, begin: float, end: float, args: Mapping[str, Any]
+        self,
+        engine: int,
+        lane: str,
+        name: str,
+        begin: float,
+        end: float,
+        args: Mapping[str, Any],
+        worker: int = 0,
     ) -> None:
         """Takes a slice, times in seconds."""
         if len(self._events) < self._most:
-            self._events.append(_Event(engine, lane, name, begin, end, args))
+            self._events.append(_Event(engine, lane, name, begin, end, args, worker))
         else:
             self._dropped += 1
 
@@ -101,12 +110,15 @@ class Trace:
             for lane, thread in LANES.items():
                 title = "target and draft (one device)" if shared and lane == "target" else lane
                 yield _about("thread_name", number, thread, title)
+        for number, worker in sorted({(e.engine, e.worker) for e in self._events if e.worker}):
+            thread = LANES["draft"] + worker * OF_A_WORKER
+            yield _about("thread_name", number, thread, f"draft {worker + 1}")
         for event in self._events:
             begin, end = (1e6 * (t - self._zero) for t in (event.begin, event.end))
             yield {
                 "ph": "X",
                 "pid": event.engine,
-                "tid": LANES[event.lane],
+                "tid": LANES[event.lane] + event.worker * OF_A_WORKER,
                 "name": event.name,
                 "ts": round(begin, 3),
                 "dur": round(max(0.0, end - begin), 3),
@@ -137,7 +149,8 @@ class EngineTrace:
     def __init__(self, trace: Trace, number: int) -> None:
         self._trace, self._number = trace, number
         self._rounds = 0
-        self._host = self._drafted = 0.0
+        self._host = 0.0
+        self._drafted: dict[int, float] = {}  # until when, by worker
 
     def prefill(self, span: tuple[float, float], request: int, tokens: int) -> None:
         """The target has finished a prompt."""
@@ -154,10 +167,10 @@ class EngineTrace:
         """The draft has told of its work."""
         for span in spans:
             # Clocks that are compared again may differ from before by the error of that.
-            begin = max(span.begin, self._drafted)
-            self._drafted = max(span.end, begin)
+            begin = max(span.begin, self._drafted.get(span.worker, 0.0))
+            end = self._drafted[span.worker] = max(span.end, begin)
             args = {"slots": list(span.slots)}
-            self._trace.add(self._number, "draft", span.what, begin, self._drafted, args)
+            self._trace.add(self._number, "draft", span.what, begin, end, args, span.worker)
 
     def host(self, what: str | None, now: float) -> None:
         """What the host has done since the last call ends now; None is nothing."""

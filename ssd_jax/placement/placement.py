@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
+from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.visible import (
     MOST_OF_A_PROCESSOR,
     PROCESSOR,
@@ -178,8 +179,9 @@ class Placement:
     Attributes:
       target, draft: the devices of each role, see `sharding.mesh_of`; None is the default one.
       why: what `auto` chose it for; None where the user did.
-      address: of a worker on another host.
-      worker: devices of a draft in a process of its own.
+      addresses: of workers on other hosts.
+      workers: devices of each process that the draft has.
+      layout: how workers share the work.
       left: GPUs that this process sees then, none where it sees all.
     """
 
@@ -187,8 +189,9 @@ class Placement:
     target: Mesh | None = None
     draft: Mesh | None = None
     why: str | None = None
-    address: Address | None = None
-    worker: Devices = PROCESSOR
+    addresses: tuple[Address, ...] = ()
+    workers: tuple[Devices, ...] = (PROCESSOR,)
+    layout: Layout = Layout()  # noqa: RUF009 (immutable)
     left: Devices | None = None
 
     @property
@@ -207,8 +210,10 @@ class Placement:
         """One line for the user."""
         where = "" if self.why is None else f" ({self.why})"
         roles = [f"{role} on {', '.join(names)}" for role, names in self.devices.items()]
-        if self.address is not None:
-            roles.append(f"draft at {self.address}")
+        if self.addresses:
+            roles.append(f"draft at {', '.join(map(str, self.addresses))}")
+        if self.layout.workers > 1:
+            roles.append(str(self.layout))
         return f"draft_placement = {self.kind}{where}{': ' * bool(roles)}{', '.join(roles)}"
 
     @property
@@ -219,8 +224,8 @@ class Placement:
             found["target"] = self.left.names
         elif self.target is not None:
             found["target"] = _names(self.target)
-        if self.worker != PROCESSOR:
-            found["draft"] = self.worker.names
+        if any(worker != PROCESSOR for worker in self.workers):
+            found["draft"] = tuple(name for worker in self.workers for name in worker.names)
         elif self.draft is not None and self.draft != self.target:
             found["draft"] = _names(self.draft)
         return found
@@ -230,8 +235,9 @@ def place(
     kind: Kind | Literal["auto"],
     groups: DeviceGroups,
     grid: Grid | None = None,
-    address: Address | None = None,
+    addresses: tuple[Address, ...] = (),
     *,
+    workers: int = 1,
     hosts: bool = False,
 ) -> Placement:
     """The placement of both roles, as the user wants it.
@@ -240,7 +246,8 @@ def place(
       kind: of the draft.
       groups: devices of the roles.
       grid: of the target's devices; None is one device, or a row of all that it has.
-      address: of a worker on another host.
+      addresses: of workers on other hosts.
+      workers: processes that a draft in processes has.
       hosts: whether several processes have the target's devices, which are all if none are named.
 
     Raises:
@@ -251,9 +258,9 @@ def place(
     if kind == "auto":
         kind, why = _chosen(groups, grid, gpus)
     if kind == "process" and not hosts:
-        return _in_a_process(groups, grid, gpus, why)
+        return _in_processes(groups, grid, gpus, why, workers)
     if kind != "submesh" and groups.target is None and grid is None and not hosts:
-        return Placement(kind=kind, why=why, address=address)
+        return Placement(kind=kind, why=why, addresses=addresses)
     import jax
 
     devices, others = jax.devices(), None
@@ -268,7 +275,7 @@ def place(
     draft = target if kind == "inline" or hosts else None  # mode sd has it there in any case
     if others is not None:
         draft = _mesh(devices, others)
-    return Placement(kind=kind, target=target, draft=draft, why=why, address=address)
+    return Placement(kind=kind, target=target, draft=draft, why=why, addresses=addresses)
 
 
 def _check_all_take_part(devices: Sequence[Any], indices: Sequence[int]) -> None:
@@ -282,9 +289,11 @@ def _check_all_take_part(devices: Sequence[Any], indices: Sequence[int]) -> None
         )
 
 
-def _in_a_process(groups: DeviceGroups, grid: Grid | None, gpus: int, why: str | None) -> Placement:
-    """The draft's process has GPUs that the target leaves, or the processor; where there are GPUs,
-    this process starts JAX with those of the target alone."""
+def _in_processes(
+    groups: DeviceGroups, grid: Grid | None, gpus: int, why: str | None, workers: int
+) -> Placement:
+    """The draft's processes have GPUs that the target leaves, or the processor; where there are
+    GPUs, this process starts JAX with those of the target alone."""
     import jax
 
     platform = groups.platform
@@ -297,6 +306,7 @@ def _in_a_process(groups: DeviceGroups, grid: Grid | None, gpus: int, why: str |
         )
     if platform == "gpu":
         left, others = groups.split(gpus, grid)
+        dealt = tuple(Devices("gpu", own) for own in _dealt(others, workers))
         target = Devices("gpu", left)
         target.claim()
         devices, alone = target.start(), len(left) == 1 and grid is None
@@ -304,7 +314,7 @@ def _in_a_process(groups: DeviceGroups, grid: Grid | None, gpus: int, why: str |
             kind="process",
             target=None if alone else _mesh(devices, range(len(devices)), grid),
             why=why,
-            worker=Devices("gpu", others),
+            workers=dealt,
             left=target,
         )
     if platform is None and groups.draft and jax.default_backend() != "cpu":
@@ -313,13 +323,26 @@ def _in_a_process(groups: DeviceGroups, grid: Grid | None, gpus: int, why: str |
             f"processor, and devices here are {jax.default_backend()}; use draft_placement = "
             "'submesh', or draft_devices = 'cpu'"
         )
+    dealt = (PROCESSOR,) * workers
+    if groups.draft:
+        dealt = tuple(Devices("cpu", own) for own in _dealt(groups.draft, workers))
     mesh = None
     if groups.target is not None or grid is not None:
         devices = jax.devices()
         own = dataclasses.replace(groups, draft=None)
         mesh = _mesh(devices, own.of_target(len(devices), grid), grid)
-    worker = Devices("cpu", groups.draft or PROCESSOR.numbers)
-    return Placement(kind="process", target=mesh, why=why, worker=worker)
+    return Placement(kind="process", target=mesh, why=why, workers=dealt)
+
+
+def _dealt(numbers: Sequence[int], workers: int) -> list[tuple[int, ...]]:
+    """As many devices for each worker."""
+    each = len(numbers) // workers
+    if each * workers != len(numbers):
+        raise InputError(
+            f"draft_workers = {workers} cannot share the draft's {len(numbers)} devices "
+            f"({shown(numbers)}) evenly; give a divisor, or other draft_devices"
+        )
+    return [tuple(numbers[n * each : (n + 1) * each]) for n in range(workers)]
 
 
 def _chosen(groups: DeviceGroups, grid: Grid | None, gpus: int) -> tuple[Kind, str]:

@@ -115,10 +115,10 @@ class SubmeshDraft:
         else:
             self._alone.put(promotion.tokens, promotion.limit)
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
         """See `protocols.BranchingDraft.draft`."""
         if not self._serving:
-            return np.zeros(self.slots, np.int32)
+            return lambda: np.zeros(self.slots, np.int32)
         return self._draft.draft(limits, lowered=lowered)
 
     def confidence(self) -> np.ndarray:
@@ -136,12 +136,18 @@ class SubmeshDraft:
         return self._sent
 
     def expand(
-        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+        self,
+        counts: np.ndarray,
+        *,
+        follow: np.ndarray,
+        lowered: np.ndarray,
+        forwards: int,
+        skip: np.ndarray | None = None,
     ) -> None:
         """See `protocols.BranchingDraft.expand`."""
         if not self._serving:
             return
-        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards, skip=skip)
         self._awaited = True
         for slot in np.flatnonzero(counts.any(axis=1)):
             self._texts[int(slot)].whole = True

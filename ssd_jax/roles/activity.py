@@ -28,12 +28,14 @@ class Busy(NamedTuple):
         or one of `FORWARDS`; a wait for the device ends each.
       begin, end: seconds.
       slots: whose.
+      worker: that did it, where several drafts share the work.
     """
 
     what: str
     begin: float
     end: float
     slots: Collection[int] = ()
+    worker: int = 0
 
 
 class Activity(NamedTuple):

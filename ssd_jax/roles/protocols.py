@@ -116,12 +116,14 @@ class BranchingDraft(Protocol):
         """Gives these slots new records; idle ones have none. Branches are gone."""
         ...
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        """Drafts records of `limits` [B] tokens just in time; 0 leaves a record as it is.
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
+        """Has records of `limits` [B] tokens drafted just in time; 0 leaves a record as it is.
 
         `lowered` [B, K]: D of Saguaro sampling for each token.
 
-        Returns: how many tokens there will be [B]: `limits`, or 0 where the draft did not answer.
+        Returns: what waits for the draft, if it has to be waited for, and says how many tokens
+          there will be [B]: `limits`, or 0 where the draft did not answer. It is called before
+          anything else is.
         """
         ...
 
@@ -139,12 +141,19 @@ class BranchingDraft(Protocol):
         ...
 
     def expand(
-        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+        self,
+        counts: np.ndarray,
+        *,
+        follow: np.ndarray,
+        lowered: np.ndarray,
+        forwards: int,
+        skip: np.ndarray | None = None,
     ) -> None:
         """Branches off every record.
 
         Args:
           counts: [B, K + 1], F_0..F_L of each slot.
+          skip: [B, K + 1], ranks of each k that other drafts have branches for; None is none.
           follow: [B] bool, slots whose record has tokens that the draft did not make.
           lowered: [B, K], D of Saguaro sampling for each token of the branches.
           forwards: how many; the first gives branches of k < L a token, those of k = L start with

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -80,6 +81,13 @@ class CacheLookup(NamedTuple):
     wasted: Row  # tokens of all branches, less those that become the proposal
 
 
+Absence = Literal["late", "stale", "dead"]
+"""Why there are no branches: they did not come in time, the draft is still at an earlier round and
+was not asked, or there is no draft now."""
+
+ABSENCES: tuple[Absence, ...] = get_args(Absence)
+
+
 class BranchTokens(NamedTuple):
     """What the branches of an expansion speculate."""
 
@@ -88,6 +96,7 @@ class BranchTokens(NamedTuple):
     tokens: Int32[np.ndarray, "B M K"]
     confidence: Int32[np.ndarray, "B M K"]  # the draft's, see `speculation.confidence`
     forwards: int  # that have made them
+    absent: Mapping[int, Absence] = MappingProxyType({})  # slots whose draft does not answer
 
 
 @dataclasses.dataclass
@@ -184,10 +193,3 @@ def padded(tokens: Mapping[int, Sequence[int]], slots: int, width: int) -> Int32
     for slot, row in tokens.items():
         rows[slot, : len(row)] = row
     return rows
-
-
-Absence = Literal["late", "stale", "dead"]
-"""Why there are no branches: they did not come in time, the draft is still at an earlier round and
-was not asked, or there is no draft now."""
-
-ABSENCES: tuple[Absence, ...] = get_args(Absence)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssd_jax.roles.records import BranchTokens, CacheLookup
+from ssd_jax.roles.records import Absence, BranchTokens, CacheLookup
 
 
 class SpeculationCache:
@@ -40,6 +40,10 @@ class SpeculationCache:
     def held(self, row: int) -> bool:
         """Whether a row has any branch."""
         return self.branches is not None and bool((self.branches.bonus[row] >= 0).any())
+
+    def absent(self, row: int) -> Absence | None:
+        """Why a row has none, where its draft did not answer and others did."""
+        return None if self.branches is None else self.branches.absent.get(row)
 
     def look_up(self, k: np.ndarray, bonus: np.ndarray) -> CacheLookup:
         """Finds the branches of outcomes: k [B] accepted tokens (-1: none), then `bonus` [B]."""

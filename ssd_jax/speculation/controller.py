@@ -149,7 +149,7 @@ class Controller:
         self._promote(this, missed)
         asked = self._clock()
         if waited is not None and waited.any():
-            found = self._draft.draft(waited, lowered=self._lowered("miss"))
+            found = self._draft.draft(waited, lowered=self._lowered("miss"))()
             this.lengths = np.where(waited > 0, found, this.lengths)
             for slot in np.flatnonzero(waited).tolist():
                 this.states[slot].length = int(this.lengths[slot])
@@ -216,7 +216,7 @@ class Controller:
         sources = dict.fromkeys(states, "hit")
         for slot in states:
             if lookup.branch[slot] < 0:
-                absent = self._absent if self._expanded[slot] else None
+                absent = self._absent or self._cache.absent(slot) if self._expanded[slot] else None
                 sources[slot] = absent or ("miss" if self._cache.held(slot) else "cold")
         limit = np.minimum(batch.limit, self._plan.k)
         this = RoundState(began, batch, limit, states, sources, lookup, np.zeros_like(limit))

@@ -74,6 +74,14 @@ class Cores(RoleNumbers):
         return draft or _others(target), restore
 
 
+def deal(cores: tuple[int, ...] | None, processes: int) -> list[tuple[int, ...] | None]:
+    """Cores for each of some processes: as many for each as there are, or all for all of them where
+    these are fewer; None is wherever the system likes."""
+    if cores is None or len(cores) < processes:
+        return [cores] * processes
+    return [tuple(cores[number::processes]) for number in range(processes)]
+
+
 def parse_numbers(name: str, text: str, of: str) -> tuple[int, ...]:
     """Numbers of cores or devices, ascending, from a list of numbers and ranges such as "0,2-3".
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssd_jax.engine.trace import FORMAT, LANES, PRODUCER
+from ssd_jax.engine.trace import FORMAT, LANES, OF_A_WORKER, PRODUCER
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import overlap
 from ssd_jax.system.files import read_json, shown
@@ -94,7 +94,9 @@ def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:
     lane_of = {thread: lane for lane, thread in LANES.items()}
     for event in events:
         if event["ph"] != "M":
-            lanes.setdefault((event["pid"], lane_of[event["tid"]]), []).append(_slice(event))
+            lanes.setdefault((event["pid"], lane_of[event["tid"] % OF_A_WORKER]), []).append(
+                _slice(event)
+            )
         elif event["name"] == "process_name":
             names[event["pid"]] = str(event["args"]["name"])
     for slices in lanes.values():

@@ -59,7 +59,7 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
             contention=contention(verified[width], forwards[budget], together),
         )
         if loaded.worker is not None:
-            loaded.worker.drafts.pop().close()
+            loaded.worker.end_last()
     return costs
 
 
@@ -155,7 +155,7 @@ class Branches:
         def drafted() -> bool:
             self._draft.promote(self._begun)
             limits = np.full(self._draft.slots, few, np.int32)
-            lengths = self._draft.draft(limits, lowered=self._lowered)
+            lengths = self._draft.draft(limits, lowered=self._lowered)()
             jax.block_until_ready(self._draft.proposal())
             return bool(lengths.all())
 

@@ -68,7 +68,7 @@ def test_with_several_gpus_the_draft_has_some_in_a_process_and_the_target_sees_t
     node(count)
     found, setting = placed(**settings)
     assert setting == ",".join(map(str, target))
-    assert (found.kind, found.worker) == ("process", Devices("gpu", draft))
+    assert (found.kind, found.workers) == ("process", (Devices("gpu", draft),))
     assert found.devices == {
         "target": tuple(f"gpu:{n}" for n in target),
         "draft": tuple(f"gpu:{n}" for n in draft),
@@ -99,7 +99,7 @@ def test_auto_says_in_one_line_why_and_which(node):
 def test_a_draft_on_the_processor_leaves_the_target_all_gpus(node, count, settings):
     node(count)
     found, setting = placed(**settings)
-    assert (found.kind, found.worker, setting) == ("process", PROCESSOR, "all")
+    assert (found.kind, found.workers, setting) == ("process", (PROCESSOR,), "all")
 
 
 def test_a_second_model_finds_the_devices_of_the_first(node):

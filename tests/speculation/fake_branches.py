@@ -134,7 +134,7 @@ class FakeBranchingDraft:
         assert branch.path == path, "the branch is not of this outcome"
         return Record(moved.position, branch.tokens[: moved.limit], False, True)
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
         assert limits.shape == (self.slots,)
         assert lowered.shape == (self.slots, self.k)
         waiting = {slot: int(limit) for slot, limit in enumerate(limits) if limit}
@@ -148,7 +148,7 @@ class FakeBranchingDraft:
             record.tokens = self._drafted(slot, record.start + 1, limit)
         self.calls.append("draft")
         self.drafted.append(waiting)
-        return limits
+        return lambda: limits
 
     def tokens(self) -> list[list[int]]:
         return self._proposals()
@@ -175,8 +175,15 @@ class FakeBranchingDraft:
         return found
 
     def expand(
-        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+        self,
+        counts: np.ndarray,
+        *,
+        follow: np.ndarray,
+        lowered: np.ndarray,
+        forwards: int,
+        skip: np.ndarray | None = None,
     ) -> None:
+        assert skip is None
         assert self._records, "a call for nothing"
         assert not self._branches, "the records have branches already"
         assert counts.any(), "a call for nothing"

@@ -30,7 +30,7 @@ class Obedient(FakeBranchingDraft):
 
     tuner: Restless
 
-    def expand(self, counts, *, follow, lowered, forwards):
+    def expand(self, counts, *, follow, lowered, forwards, skip=None):
         plan = self.tuner.plans[-1]
         self._budget = plan.budget
         assert forwards <= plan.forwards

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import time
@@ -172,14 +173,18 @@ class RemoteDraft:
         self._confidence[:] = UNKNOWN
         self._promotion = None
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        """See `roles.BranchingDraft.draft`; waits for the worker."""
-        drafted = np.zeros(self.slots, np.int32)
-        link = self._link
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
+        """See `roles.BranchingDraft.draft`."""
         self._settle()
+        if self._link is not None:
+            self._send_round(self._link, lowered, drafts=limits)
+        return functools.partial(self._take_drafted, self._link, limits)
+
+    def _take_drafted(self, link: Connection | None, limits: np.ndarray) -> np.ndarray:
+        """Waits for the tokens that a worker drafts just in time."""
+        drafted = np.zeros(self.slots, np.int32)
         if link is None:
             return drafted
-        self._send_round(link, lowered, drafts=limits)
         winner = link.winner(self._patience)
         if winner is None:
             self._give_up(link)
@@ -212,7 +217,13 @@ class RemoteDraft:
         return self._proposals.now()
 
     def expand(
-        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+        self,
+        counts: np.ndarray,
+        *,
+        follow: np.ndarray,
+        lowered: np.ndarray,
+        forwards: int,
+        skip: np.ndarray | None = None,
     ) -> None:
         """See `roles.BranchingDraft.expand`."""
         link = self._link
@@ -221,7 +232,8 @@ class RemoteDraft:
         if link is None:
             return
         given = (self._records.winner < 0) & (self._records.limit > 0)  # branches that are gone too
-        self._send_round(link, lowered, counts=counts, follow=given, forwards=forwards)
+        asked = {"counts": counts, "follow": given, "forwards": forwards}
+        self._send_round(link, lowered, **asked | ({} if skip is None else {"skip": skip}))
         link.flush(LEAVES)
         for slot in np.flatnonzero(counts.any(axis=1)).tolist():
             self._texts[slot].whole = True  # one near the end of its text has no branches
@@ -392,7 +404,8 @@ class RemoteDraft:
     ) -> None:
         """Sends some fields of a `Round`, and with them the records that were not sent yet."""
         nothing = np.zeros((self.slots, self.k + 1), np.int32)
-        none = {"drafts": nothing[:, 0], "counts": nothing, "follow": nothing[:, 0], "forwards": 0}
+        none = {"counts": nothing, "skip": nothing, "forwards": 0}
+        none |= dict.fromkeys(("drafts", "follow"), nothing[:, 0])
         records = self._records if self._unsent else promotion(self.slots, self.k)
         message = Round(
             number=next(self._numbers),

@@ -25,7 +25,7 @@ from ssd_jax.placement.process.messages import (
     ProtocolError,
 )
 
-VERSION = 5
+VERSION = 6
 _START = b"SSD" + bytes([VERSION])
 
 

@@ -227,7 +227,7 @@ class Round(DraftMessage, frozen=True):
       drafts: tokens to draft just in time.
       sampled: whether the verification needs the q of tokens that the draft made.
       lowered: D of Saguaro sampling for each token that is drafted.
-      counts, follow, forwards: see `roles.BranchingDraft.expand`.
+      counts, skip, follow, forwards: see `roles.BranchingDraft.expand`.
     """
 
     number: Number
@@ -242,6 +242,7 @@ class Round(DraftMessage, frozen=True):
     sampled: Annotated[np.ndarray, Entries("B", 0, 2)]
     lowered: Annotated[np.ndarray, Entries("B K")]
     counts: Annotated[np.ndarray, Entries("B K+1", 0, "M+1")]
+    skip: Annotated[np.ndarray, Entries("B K+1", 0, "V")]
     follow: Annotated[np.ndarray, Entries("B", 0, 2)]
     forwards: Count
 

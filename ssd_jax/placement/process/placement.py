@@ -75,6 +75,18 @@ class DraftWorker:
         self.supervisor = elsewhere or Supervisor(settings, command)
         self.drafts: list[RemoteDraft] = []
 
+    def start(self) -> None:
+        """See `Worker.start`."""
+        self.supervisor.start()
+
+    def wait_ready(self) -> None:
+        """See `Worker.wait_ready`."""
+        self.supervisor.wait_ready()
+
+    def check(self) -> None:
+        """See `Worker.check`."""
+        self.supervisor.check()
+
     def draft(self, patience: float | None = None) -> RemoteDraft:
         """A draft with empty slots, over a stream of its own.
 
@@ -111,6 +123,10 @@ class DraftWorker:
             raise
         self.drafts.append(draft)
         return draft
+
+    def end_last(self) -> None:
+        """Ends the draft that was made last; its figures are forgotten."""
+        self.drafts.pop().close()
 
     @property
     def counters(self) -> Counter[str]:

@@ -176,7 +176,7 @@ class DraftSession:
             )
         )
         if drafts.any():
-            draft.draft(drafts, lowered=message.lowered)
+            draft.draft(drafts, lowered=message.lowered)()
         sampled = message.sampled > 0
         wanted = rows & ((drafts > 0) | (sampled & (message.winner >= 0)))
         if not wanted.any():
@@ -206,7 +206,7 @@ class DraftSession:
     ) -> Iterator[Speculations]:
         counts = np.where(rows[:, None], message.counts, 0)
         follow = rows & (message.follow > 0)
-        draft.expand(counts, follow=follow, lowered=message.lowered, forwards=1)
+        draft.expand(counts, follow=follow, lowered=message.lowered, forwards=1, skip=message.skip)
         done, what = 1, "expand"
         while True:
             branches = draft.branch_tokens(done)
@@ -230,7 +230,7 @@ class DraftSession:
         self, message: Round, rows: np.ndarray, branches: BranchTokens, *, complete: bool
     ) -> Speculations:
         slots = np.flatnonzero(rows)
-        bonus, lengths, tokens, confidence, _ = branches
+        bonus, lengths, tokens, confidence, *_ = branches
         return Speculations(
             number=message.number,
             work=self._take_work(),

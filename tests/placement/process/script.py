@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,9 +74,11 @@ class Record:
 class ScriptedDraft:
     """See `session.GrowingDraft`; fails where what it is told is not the text, or not all of it."""
 
-    slots, k, branches = SLOTS, K, M
+    about = HELLO
+    k = K
 
     def __init__(self) -> None:
+        self.slots, self.branches = self.about.slots, self.about.branches
         self._texts: dict[int, list[int]] = {}
         self._counted: dict[int, list[int]] = {}
         self._records: dict[int, Record] = {}
@@ -117,31 +119,34 @@ class ScriptedDraft:
         self._records, self._branches = records, {}
 
     def slots_without(self, records) -> list[int]:
-        return [slot for slot in range(SLOTS) if slot not in records]
+        return [slot for slot in range(self.slots) if slot not in records]
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
-        assert lowered.shape == (SLOTS, K)
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
+        assert lowered.shape == (self.slots, K)
         for slot in np.flatnonzero(limits):
             record = self._records[slot]
             assert not record.tokens
             begin = record.start + 1
             record.tokens = [said_at(at) for at in range(begin, begin + limits[slot])]
-        return limits
+        return lambda: limits
 
     def tokens(self) -> np.ndarray:
         return self.proposal().tokens
 
     def proposal(self) -> Proposed:
-        tokens, length = np.zeros((SLOTS, K), np.int32), np.zeros(SLOTS, np.int32)
+        tokens, length = np.zeros((self.slots, K), np.int32), np.zeros(self.slots, np.int32)
         for slot, record in self._records.items():
             length[slot] = len(record.tokens)
             tokens[slot, : length[slot]] = record.tokens
-        support, q = np.full((SLOTS, K, N), -1, np.int32), np.zeros((SLOTS, K, N), np.float32)
+        support, q = (
+            np.full((self.slots, K, N), -1, np.int32),
+            np.zeros((self.slots, K, N), np.float32),
+        )
         support[..., 0], support[..., 1] = tokens, (tokens + 1) % 128
         q[..., 0], q[..., 1] = 0.75, 0.25
         return Proposed(tokens, length, support, q)
 
-    def expand(self, counts, *, follow, lowered, forwards) -> None:
+    def expand(self, counts, *, follow, lowered, forwards, skip) -> None:
         assert forwards == 1
         assert not self._branches
         self._forwards = 1
@@ -155,7 +160,7 @@ class ScriptedDraft:
             self._branches[slot] = []
             for k, count in enumerate(counts[slot]):
                 at = record.start + k + 1
-                for rank in range(count):
+                for rank in range(skip[slot, k], skip[slot, k] + count):
                     drafted = record.tokens[k] if k < last else None
                     right = rank == 0 and not missed(at) and said_at(at) != drafted
                     bonus = said_at(at) if right else 1 + rank
@@ -176,10 +181,10 @@ class ScriptedDraft:
             branch.tokens.append(said_at(at) if at % 7 else 2)  # wrong at each seventh position
 
     def confidence(self) -> np.ndarray:
-        return np.full((SLOTS, K), UNKNOWN, np.int32)
+        return np.full((self.slots, K), UNKNOWN, np.int32)
 
     def branch_tokens(self, forwards, until=None) -> BranchTokens:
-        told = no_branches(HELLO, self._forwards)
+        told = no_branches(self.about, self._forwards)
         for slot, branches in self._branches.items():
             for row, branch in enumerate(branches):
                 told.bonus[slot, row] = branch.path[-1]
@@ -189,3 +194,8 @@ class ScriptedDraft:
 
     def finish(self) -> None:
         pass
+
+
+def scripted(about: Hello) -> type[ScriptedDraft]:
+    """One that is this."""
+    return type("Scripted", (ScriptedDraft,), {"about": about})

@@ -134,7 +134,7 @@ def test_a_row_whose_round_was_not_expanded_is_taught_its_text_again(late):
     draft.branch_tokens(K)
     draft.promote(records((3, [50], 0), (3, [9], -1)))
     if late:
-        assert not draft.draft(np.array([0, K], np.int32), lowered=lowered).any()
+        assert not draft.draft(np.array([0, K], np.int32), lowered=lowered)().any()
     draft.expand(counts, follow=np.zeros(SLOTS, bool), lowered=lowered, forwards=K)
     draft.proposal()
     draft.branch_tokens(K)

@@ -59,6 +59,6 @@ def test_a_draft_drafts_nothing_just_in_time_before_it_has_the_programs():
     draft = object.__new__(BranchDraft)
     draft._base = base
     limits = np.array([3, 0], np.int32)
-    assert draft.draft(limits, lowered=np.ones((2, 3), np.int32)).tolist() == [0, 0]
+    assert draft.draft(limits, lowered=np.ones((2, 3), np.int32))().tolist() == [0, 0]
     base._compiled = {("start", 3): None}
     assert base.drafts

@@ -55,6 +55,7 @@ ROUND = Round(
     sampled=rows(1),
     lowered=np.full((SLOTS, K), 2, np.int32),
     counts=rows([M, 0, 0, 0]),
+    skip=rows([0] * (K + 1)),
     follow=rows(0),
     forwards=K,
 )

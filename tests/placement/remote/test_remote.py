@@ -57,7 +57,7 @@ def test_text_equals_autoregressive_decoding(llm, expected):
     assert hits(found) > 0
     trips = [output.metrics["round_trip_ms"] for output in found if output.metrics["hit_rate"]]
     assert all(0 < trip < 1000 for trip in trips)
-    assert str(llm.placement) == f"draft_placement = remote: draft at {llm.placement.address}"
+    assert str(llm.placement) == f"draft_placement = remote: draft at {llm.placement.addresses[0]}"
 
 
 def test_greedy_text_under_the_ratio_rule_does_too(root, worker):

@@ -204,16 +204,16 @@ class ToyDraft:
         name = self._names[slot]
         return Speculation(start, text, self._model, _of(self._noise, name))
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> np.ndarray:
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
         if not self._serving:
-            return np.zeros(self.slots, np.int32)
+            return lambda: np.zeros(self.slots, np.int32)
         for slot in np.flatnonzero(limits):
             self._records[slot].grow(int(limits[slot]))
         began = max(self._clock.now, self._free)
         self._free = began + int(limits.max()) * self._forward(self._number)
         self._clock.until(self._free)
         self._spans.append(Busy("draft", began, self._free))
-        return limits
+        return lambda: limits
 
     def tokens(self) -> None:
         """Those of the proposal, which the target draws no sooner."""
@@ -235,7 +235,13 @@ class ToyDraft:
         return found
 
     def expand(
-        self, counts: np.ndarray, *, follow: np.ndarray, lowered: np.ndarray, forwards: int
+        self,
+        counts: np.ndarray,
+        *,
+        follow: np.ndarray,
+        lowered: np.ndarray,
+        forwards: int,
+        skip: np.ndarray | None = None,
     ) -> None:
         if not self._serving:
             return
@@ -244,8 +250,11 @@ class ToyDraft:
         self._began = max(self._clock.now, self._free)
         for slot, record in self._records.items():
             forks = enumerate(counts[slot].tolist())
+            first = [0] * (self.k + 1) if skip is None else skip[slot].tolist()
             self._branches[slot] = [
-                self._branch(slot, record, k, rank) for k, count in forks for rank in range(count)
+                self._branch(slot, record, k, first[k] + rank)
+                for k, count in forks
+                for rank in range(count)
             ]
 
     def _branch(self, slot: int, record: Speculation, k: int, rank: int) -> Speculation | None:

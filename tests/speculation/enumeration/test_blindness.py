@@ -72,10 +72,10 @@ class Watched:
         self.asked[-1].append(("draft", limits.tolist(), lowered.tolist()))
         return self._draft.draft(limits, lowered=lowered)
 
-    def expand(self, counts, *, follow, lowered, forwards):
+    def expand(self, counts, *, follow, lowered, forwards, skip=None):
         self.asked[-1].append(("expand", forwards, follow.tolist(), lowered.tolist()))
         self.asked[-1].append(("fan-out", counts.tolist()))
-        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards, skip=skip)
 
 
 def play(host: Host, **exchanged: Any) -> Watched:

@@ -1,0 +1,211 @@
+"""Drafts that share the branches of every sequence.
+
+Each has all slots and texts, and speculates for outcomes of its own. The one whose branch comes
+true makes it its record; the others are given the tokens and follow, which is one forward more.
+Outcomes of one that does not answer are divided over the others in the next round.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ssd_jax.placement.parallel.part import Part, ask, joined, present
+from ssd_jax.roles.activity import Activity
+from ssd_jax.roles.records import (
+    Absence,
+    BranchTokens,
+    Promotion,
+    SlotOpening,
+    promotion,
+)
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.speculation.division import divide
+
+
+class DraftByBranches:
+    """See `protocols.BranchingDraft`.
+
+    Args:
+      parts: of the same slots, K and M; their records have candidates for the branches of all.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        first = parts[0]
+        self.slots, self.k = first.slots, first.k
+        self._size = first.branches
+        # A part without an outcome of k = L has a branch there all the same.
+        self.branches = len(parts) * self._size - (len(parts) - 1)
+        self._parts = tuple(parts)
+        self._drafter = 0  # drafts just in time
+        self._owner = np.zeros(self.slots, np.int64)  # of each record: the part that made it
+        self._promotion = promotion(self.slots, self.k)  # with the records' tokens, of all
+        self._winner = self._promotion.winner  # in the part's own numbers
+        self._untold: set[int] = set()  # parts that have not been given the records
+        self._places: list[np.ndarray] = []  # of the parts' branches among all; -1 is nowhere
+        self._whose = self._own = np.zeros((self.slots, self.branches), np.int64)
+        self._told: list[BranchTokens | Absence] = []  # by the parts
+        self._branches: BranchTokens | None = None  # the same together
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.BranchingDraft.open`."""
+        self._tell_all()
+        for part in self._parts:
+            part.open(opening)
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.BranchingDraft.set_pages`."""
+        self._tell_all()
+        for part in self._parts:
+            part.set_pages(slot, pages)
+
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        """See `protocols.BranchingDraft.prefill`."""
+        self._tell_all()
+        for part in self._parts:
+            part.prefill(slot, tokens, offset)
+
+    def promote(self, promotion: Promotion) -> None:
+        """See `protocols.BranchingDraft.promote`. The parts are told when it is known which tokens
+        the records have: with `expand`, unless some are drafted just in time."""
+        self._tell_all()
+        rows, won = np.arange(self.slots), promotion.winner >= 0
+        tokens, self._owner[:] = promotion.tokens, self._drafter
+        self._winner = promotion.winner
+        if won.any():
+            assert self._branches is not None
+            winner = np.maximum(promotion.winner, 0)
+            self._owner = np.where(won, self._whose[rows, winner], self._drafter)
+            self._winner = np.where(won, self._own[rows, winner], -1).astype(np.int32)
+            tokens = np.where(won[:, None], self._branches.tokens[rows, winner], tokens)
+        self._promotion = promotion._replace(tokens=tokens)
+        self._untold = set(range(len(self._parts)))
+        self._branches = None
+
+    def _tell_all(self) -> None:
+        for number in sorted(self._untold):
+            self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        """Gives a part the records, its own branches among them."""
+        if number in self._untold:
+            winner = np.where(self._owner == number, self._winner, -1)
+            self._parts[number].promote(self._promotion._replace(winner=winner))
+            self._untold.discard(number)
+
+    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
+        """See `protocols.BranchingDraft.draft`. One part drafts; the next one does if it does not
+        answer."""
+        number = self._drafter
+        self._tell(number)
+        wait = self._parts[number].draft(limits, lowered=lowered)
+
+        def drafted() -> np.ndarray:
+            found, rows = wait(), limits > 0
+            tokens = np.where(rows[:, None], self._parts[number].tokens(), self._promotion.tokens)
+            limit = np.where(rows, found, self._promotion.limit)
+            self._promotion = self._promotion._replace(tokens=tokens, limit=limit)
+            if not found.any():
+                self._drafter = (number + 1) % len(self._parts)
+            return found
+
+        return drafted
+
+    def tokens(self) -> np.ndarray:
+        """See `protocols.BranchingDraft.tokens`."""
+        used = np.arange(self.k) < self._promotion.limit[:, None]
+        return np.where(used, self._promotion.tokens, 0)
+
+    def proposal(self) -> Proposal:
+        """See `protocols.BranchingDraft.proposal`: the q of those that made the records."""
+        self._tell_all()
+        found = [part.proposal() for part in self._parts]
+        return Proposal(*(self._of_owners(arrays) for arrays in zip(*found, strict=True)))
+
+    def confidence(self) -> np.ndarray:
+        """See `protocols.BranchingDraft.confidence`."""
+        return self._of_owners([part.confidence() for part in self._parts])
+
+    def expand(
+        self,
+        counts: np.ndarray,
+        *,
+        follow: np.ndarray,
+        lowered: np.ndarray,
+        forwards: int,
+        skip: np.ndarray | None = None,
+    ) -> None:
+        """See `protocols.BranchingDraft.expand`."""
+        assert skip is None, "branches are divided once"
+        away = [isinstance(each, str) for each in self._told] or [False] * len(self._parts)
+        here = [n for n in range(len(self._parts)) if all(away) or not away[n]]
+        division = divide(counts, len(here), self._size)
+        shares = dict(zip(here, zip(*division, strict=True), strict=True))
+        nothing = np.zeros_like(counts), None, np.full((self.slots, self._size), -1)
+        for number, part in enumerate(self._parts):
+            own, skip, _ = shares.get(number, nothing)  # who is away is asked, and may answer
+            made = (self._promotion.limit > 0) & own.any(axis=1)
+            self._tell(number)
+            part.expand(
+                own,
+                follow=made & (follow | (self._owner != number)),
+                lowered=lowered,
+                forwards=forwards,
+                skip=skip,
+            )
+        self._places = [shares.get(n, nothing)[2] for n in range(len(self._parts))]
+        self._told, self._branches = [], None
+        self._whose = np.zeros((self.slots, self.branches), np.int64)
+        self._own = np.zeros_like(self._whose)
+        for number, places in enumerate(self._places):
+            rows, own = np.nonzero(places >= 0)
+            self._whose[rows, places[rows, own]] = number
+            self._own[rows, places[rows, own]] = own
+
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """See `protocols.BranchingDraft.branch_tokens`. A part that does not answer has no
+        branches; the others' are there."""
+        told = ask(self._parts, forwards, until, self._told)
+        if told is None:
+            return None
+        if not present(told):
+            return told[0]
+        if self._branches is None or not all(map(operator.is_, told, self._told)):
+            self._told, self._branches = told, self._joined(told)
+        return self._branches
+
+    def _joined(self, told: Sequence[BranchTokens | Absence]) -> BranchTokens:
+        shape = self.slots, self.branches
+        joined = BranchTokens(
+            bonus=np.full(shape, -1, np.int32),
+            lengths=np.zeros(shape, np.int32),
+            tokens=np.zeros((*shape, self.k), np.int32),
+            confidence=np.full((*shape, self.k), UNKNOWN, np.int32),
+            forwards=min(each.forwards for each in present(told)),
+        )
+        for each, places in zip(told, self._places, strict=True):
+            if isinstance(each, str):
+                continue
+            rows, own = np.nonzero(places >= 0)
+            there = rows, places[rows, own]
+            for array, of_part in zip(joined[:4], each[:4], strict=True):
+                array[there] = of_part[rows, own]
+        return joined
+
+    def _of_owners(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Each row as the part has it that made its record."""
+        return np.stack(arrays)[self._owner, np.arange(self.slots)]
+
+    def activity(self) -> Activity:
+        """What the parts have done since this was last called."""
+        return joined([part.activity() for part in self._parts])
+
+    def close(self) -> None:
+        """No part is wanted any more."""
+        for part in self._parts:
+            part.close()

@@ -1,0 +1,54 @@
+"""How several draft workers share the work of one, and which way is predicted to be faster."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from ssd_jax.speculation.division import share
+
+Split = Literal["auto", "slots", "branches"]
+
+WEIGHTS = 16
+"""Rows of a draft's forward that take about as long as its weights do: a forward is predicted by
+both together, since on a processor rows cost and on an accelerator the weights do."""
+
+
+class Layout(NamedTuple):
+    """Workers in groups: each group has some of the slots, each worker of it some of their
+    branches."""
+
+    groups: int = 1
+    parts: int = 1
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return self.groups * self.parts
+
+    def slots_each(self, slots: int) -> int:
+        """Slots of a worker."""
+        return -(-slots // self.groups)
+
+    def branches_each(self, branches: int) -> int:
+        """Branches that a worker needs room for."""
+        return share(branches, self.parts)
+
+    def cost(self, slots: int, branches: int, k: int) -> int:
+        """Predicted time of a round's speculation with all slots busy, in rows of a forward: K
+        forwards of all branches, and one of the record's tokens where others have made it."""
+        rows, follows = self.slots_each(slots), self.parts > 1
+        forwards = k * (WEIGHTS + rows * self.branches_each(branches))
+        return forwards + follows * (WEIGHTS + rows * k)
+
+    def __str__(self) -> str:
+        shared = {"slots": self.groups, "branches": self.parts}
+        how = " and ".join(what for what, count in shared.items() if count > 1)
+        return f"{self.workers} workers that share {how}" if how else "one worker"
+
+
+def choose(workers: int, split: Split, *, slots: int, branches: int, k: int) -> Layout:
+    """How so many workers share B slots with M branches: as the user says, or the fastest way."""
+    if split != "auto":
+        return Layout(workers, 1) if split == "slots" else Layout(1, workers)
+    ways = [Layout(n, workers // n) for n in range(workers, 0, -1) if workers % n == 0]
+    return min(ways, key=lambda way: way.cost(slots, branches, k))

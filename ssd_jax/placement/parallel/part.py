@@ -1,0 +1,86 @@
+"""What several drafts that share the work of one have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ssd_jax.roles.activity import Activity
+from ssd_jax.roles.protocols import BranchingDraft
+from ssd_jax.roles.records import Absence, BranchTokens
+from ssd_jax.sampling.proposal import Proposal
+
+
+class Part(BranchingDraft, Protocol):
+    """A draft elsewhere, whose tokens and proposals are on the host."""
+
+    def tokens(self) -> np.ndarray:
+        """See `BranchingDraft.tokens`."""
+        ...
+
+    def proposal(self) -> Proposal:
+        """See `BranchingDraft.proposal`."""
+        ...
+
+    def activity(self) -> Activity:
+        """What it has done since this was last called."""
+        ...
+
+    def close(self) -> None:
+        """It is no longer wanted."""
+        ...
+
+
+def joined(told: Sequence[Activity], slots: int = 0) -> Activity:
+    """What drafts beside each other have done, by when it ended.
+
+    Args:
+      slots: how many each of them has, where they have others than the one before.
+    """
+    spans = [
+        span._replace(
+            slots=[number * slots + slot for slot in span.slots],
+            worker=span.worker * len(told) + number,
+        )
+        for number, each in enumerate(told)
+        for span in each.spans
+    ]
+    return Activity(
+        tuple(sorted(spans, key=lambda span: span.end)),
+        sum(each.bytes for each in told),
+        max((each.round_trip for each in told if each.round_trip is not None), default=None),
+    )
+
+
+def ask(
+    parts: Sequence[Part],
+    forwards: int,
+    until: Callable[[], bool] | None,
+    told: Sequence[BranchTokens | Absence],
+) -> list[BranchTokens | Absence] | None:
+    """What each has made of its expansion: see `BranchingDraft.branch_tokens`.
+
+    One that is ahead of others is waited for as many forwards more as they are. Of one that does
+    not answer any more counts what it has told before.
+
+    Args:
+      told: by them before, of the same expansion; none if they were not asked.
+    """
+    here = present(told)
+    more = forwards - min(each.forwards for each in here) if here else 0
+    found = []
+    for number, part in enumerate(parts):
+        before = told[number] if told else "late"
+        ahead = forwards if isinstance(before, str) else before.forwards + more
+        answer = part.branch_tokens(ahead, until)
+        if answer is None:
+            return None
+        found.append(before if isinstance(answer, str) and not isinstance(before, str) else answer)
+    return found
+
+
+def present(told: Sequence[BranchTokens | Absence]) -> list[BranchTokens]:
+    """Those that have branches."""
+    return [each for each in told if not isinstance(each, str)]

@@ -1,0 +1,73 @@
+"""Several draft workers that share the work of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ssd_jax.placement.parallel.by_branches import DraftByBranches
+from ssd_jax.placement.parallel.by_slots import DraftBySlots
+from ssd_jax.placement.parallel.layout import Layout
+from ssd_jax.placement.parallel.part import Part
+from ssd_jax.placement.process.placement import DraftWorker
+
+
+class DraftWorkers:
+    """See `DraftWorker`.
+
+    Args:
+      workers: by groups, as many as the layout has.
+      slots: B, of all groups together.
+    """
+
+    def __init__(self, workers: Sequence[DraftWorker], layout: Layout, slots: int) -> None:
+        self.workers = tuple(workers)
+        self._layout, self._slots = layout, slots
+
+    def start(self) -> None:
+        """Has all load; returns at once."""
+        for worker in self.workers:
+            worker.start()
+
+    def wait_ready(self) -> None:
+        """Waits until all serve. Raises: InputError: one cannot."""
+        for worker in self.workers:
+            worker.wait_ready()
+
+    def check(self) -> None:
+        """Raises: InputError: one could not start; waits for nothing."""
+        for worker in self.workers:
+            worker.check()
+
+    def draft(self, patience: float | None = None) -> Part:
+        """See `DraftWorker.draft`."""
+        made: list[Part] = []
+        try:
+            for worker in self.workers:
+                made.append(worker.draft(patience))
+        except BaseException:
+            for part in made:
+                part.close()
+            raise
+        parts = self._layout.parts
+        groups: list[Part] = made
+        if parts > 1:
+            groups = [
+                DraftByBranches(made[begin : begin + parts]) for begin in range(0, len(made), parts)
+            ]
+        return DraftBySlots(groups, self._slots) if len(groups) > 1 else groups[0]
+
+    def end_last(self) -> None:
+        """See `DraftWorker.end_last`."""
+        for worker in self.workers:
+            worker.end_last()
+
+    @property
+    def counters(self) -> Counter[str]:
+        """See `DraftWorker.counters`, of all together."""
+        return sum((worker.counters for worker in self.workers), Counter())
+
+    def close(self) -> None:
+        """Ends all."""
+        for worker in self.workers:
+            worker.close()

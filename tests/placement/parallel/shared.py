@@ -1,0 +1,88 @@
+"""Engines over several scripted drafts in workers of this process, which share the work of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ssd_jax.placement.parallel.by_branches import DraftByBranches
+from ssd_jax.placement.parallel.by_slots import DraftBySlots
+from ssd_jax.placement.parallel.layout import Layout
+from ssd_jax.placement.process import server
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.messages import Hello
+from ssd_jax.placement.process.session import DraftSession
+from tests.placement.process.script import HELLO, SLOTS, TOKEN, M, ScriptedDraft, scripted
+from tests.placement.process.scripted import Run, run_of
+
+
+class Worker(NamedTuple):
+    """One of them: the engine's end, its sessions, and what stops it."""
+
+    remote: RemoteDraft
+    sessions: list[DraftSession]
+    stop: Callable[[], Any]
+
+
+class Shared(NamedTuple):
+    """An engine and its draft's workers, by groups."""
+
+    run: Run
+    workers: list[Worker]
+
+
+def about(layout: Layout) -> Hello:
+    """What each worker is."""
+    return msgspec.structs.replace(
+        HELLO, slots=layout.slots_each(SLOTS), branches=layout.branches_each(M)
+    )
+
+
+@contextmanager
+def sharing(
+    layout: Layout,
+    draft: Callable[[Hello], type[ScriptedDraft]] = scripted,
+    *,
+    by_branches: type[DraftByBranches] = DraftByBranches,
+    by_slots: type[DraftBySlots] = DraftBySlots,
+    patience: float = 30.0,
+    backup: str = "none",
+):
+    """An engine whose draft's workers share the work so."""
+    hello, workers = about(layout), []
+    with ExitStack() as ends:
+        for _ in range(layout.workers):
+            workers.append(ends.enter_context(_worker(hello, draft(hello), patience)))
+        parts: list[Any] = [worker.remote for worker in workers]
+        if layout.parts > 1:
+            each = layout.parts
+            parts = [by_branches(parts[n : n + each]) for n in range(0, len(parts), each)]
+        whole = by_slots(parts, SLOTS) if len(parts) > 1 else parts[0]
+        yield Shared(run_of(whole, backup=backup), workers)
+
+
+@contextmanager
+def _worker(hello: Hello, draft: type[ScriptedDraft], patience: float):
+    sessions: list[DraftSession] = []
+
+    def make(called):
+        sessions.append(DraftSession(hello, draft, called))
+        return sessions[-1]
+
+    serving, address = server.serve(make, hello, TOKEN)
+    counters: Counter[str] = Counter()
+    connect = connector(hello, TOKEN, lambda: address, counters)
+    remote = RemoteDraft(
+        hello, connect, patience=patience, counters=counters, address=lambda: address
+    )
+    assert remote.wait_ready(30)
+    try:
+        yield Worker(remote, sessions, lambda: serving.stop(None))
+    finally:
+        remote.close()
+        serving.stop(None)

@@ -1,0 +1,143 @@
+"""Workers that share slots or branches say what one worker says, and one that fails costs only its
+own share."""
+
+import pytest
+
+from ssd_jax.placement.parallel.by_branches import DraftByBranches
+from ssd_jax.placement.parallel.by_slots import DraftBySlots
+from ssd_jax.placement.parallel.layout import WEIGHTS, Layout, choose
+from ssd_jax.placement.parallel.part import joined
+from ssd_jax.roles.activity import Activity, Busy
+from tests.placement.parallel.shared import sharing
+from tests.placement.process.scripted import only_misses
+from tests.placement.process.serving import served
+from tests.sampling.edits import Edit, edited
+
+LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(1, 3), Layout(2, 2)]
+WAYS = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Why rounds had no hit with one worker, by backup."""
+    found = {}
+    for backup in ("none", "draft", "ngram"):
+        with served(backup=backup) as run:
+            found[backup] = run.generate(), proposed(run)
+    return found
+
+
+def proposed(run):
+    """Every proposal as it was verified: its tokens, and whether it came with the draft's q."""
+    return sorted(
+        (slot, *drafted.tokens[slot, :length].tolist(), bool(proposal.q[slot, 0].max() < 1))
+        for drafted, proposal in run.target.verified
+        for slot, length in enumerate(drafted.lengths.tolist())
+        if length
+    )
+
+
+@WAYS
+@pytest.mark.parametrize("backup", ["none", "draft", "ngram"])
+def test_they_say_what_one_says(layout, backup, alone):
+    """The same proposals after hits and misses, with the q of the worker that has made them."""
+    with sharing(layout, backup=backup) as shared:
+        causes = shared.run.generate()
+    expected, proposals = alone[backup]
+    assert causes == expected
+    assert proposed(shared.run) == proposals
+    for worker in shared.workers:
+        assert not {"late", "dead", "stale"} & {*worker.remote.counters}
+        assert worker.sessions[0].counters["rounds"] > 5
+
+
+@WAYS
+def test_a_worker_that_is_gone_costs_its_own_share(layout):
+    with sharing(layout) as shared:
+        assert only_misses(shared.run.generate())
+        shared.workers[0].stop()
+        shared.run.until(lambda _causes: shared.workers[0].remote.counters["dead"] > 5)
+        shared.run.target.verified.clear()
+        shared.run.generate()
+        assert proposed(shared.run)  # the others' branches are hit
+        for worker in shared.workers[1:]:
+            assert not {"late", "dead", "stale"} & {*worker.remote.counters}
+
+
+FAULTS = {
+    "the winner's number is that among all": (
+        Layout(1, 2),
+        Edit(DraftByBranches, "promote", "self._own[rows, winner]", "winner"),
+    ),
+    "q is the first worker's": (
+        Layout(1, 2),
+        Edit(DraftByBranches, "_of_owners", "[self._owner,", "[0 * self._owner,"),
+    ),
+    "the others are not told what was drafted": (
+        Layout(1, 2),
+        Edit(DraftByBranches, "draft", "_replace(tokens=tokens, limit=limit)", "_replace()"),
+    ),
+    "branches are somebody else's": (
+        Layout(1, 2),
+        Edit(DraftByBranches, "_joined", "of_part[rows, own]", "of_part[rows, own - 1]"),
+    ),
+    "slots are another's": (
+        Layout(2, 1),
+        Edit(DraftBySlots, "prefill", "slot, tokens", "slot, tokens[:-1]"),
+    ),
+    "rows are the first group's": (
+        Layout(2, 1),
+        Edit(DraftBySlots, "_rows", "slice(number", "slice(0 * number"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_caught(name, sampled):
+    layout, edit = FAULTS[name]
+    expected = sampled
+    with edited([edit]):
+        try:
+            with sharing(layout, backup="draft", patience=5.0) as shared:
+                found = shared.run.generate(temperature=1.0), proposed(shared.run)
+        except (AssertionError, ValueError):
+            return
+    assert found != expected
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    with served(backup="draft") as run:
+        return run.generate(temperature=1.0), proposed(run)
+
+
+@WAYS
+def test_without_a_fault_nothing_is_caught(layout, sampled):
+    with sharing(layout, backup="draft") as shared:
+        assert (shared.run.generate(temperature=1.0), proposed(shared.run)) == sampled
+
+
+def test_what_is_predicted_to_be_faster():
+    def chosen(workers, slots, split="auto"):
+        return choose(workers, split, slots=slots, branches=16, k=4)
+
+    assert chosen(2, 1) == (1, 2)
+    assert chosen(2, 2) == chosen(2, 16) == (2, 1)
+    assert chosen(4, 2) == (2, 2)
+    assert chosen(1, 8) == (1, 1)
+    assert chosen(2, 16, "branches") == (1, 2)
+    assert chosen(2, 1, "slots") == (2, 1)
+    assert Layout(1, 2).cost(1, 16, 4) == 4 * (WEIGHTS + 9) + WEIGHTS + 4
+
+
+def test_work_is_told_by_worker_and_slot():
+    one = Activity((Busy("expand", 1.0, 3.0, [0]),), 10, 0.5)
+    other = Activity((Busy("expand", 1.5, 2.0, [0, 1]), Busy("grow", 2.0, 4.0, [1])), 20, None)
+    found = joined([one, other], slots=2)
+    assert (found.bytes, found.round_trip) == (30, 0.5)
+    assert found.spans == (
+        Busy("expand", 1.5, 2.0, [2, 3], 1),
+        Busy("expand", 1.0, 3.0, [0], 0),
+        Busy("grow", 2.0, 4.0, [3], 1),
+    )
+    assert joined([one, other]).spans[0].slots == [0, 1]
