@@ -150,8 +150,9 @@ class Config:
     )
     draft_workers: int | None = _field(
         None,
-        "processes that share the work of a draft in a process, by draft_split; of remote workers "
-        "name each, remote:HOST:PORT,HOST:PORT; default: 1",
+        "processes that share the work of a draft in a process, by draft_split, or groups of the "
+        "draft's devices that share the slots in a submesh; of remote workers name each, "
+        "remote:HOST:PORT,HOST:PORT; default: 1",
         within=(1, MAX_WORKERS),
     )
     draft_split: str | None = _field(
@@ -431,12 +432,7 @@ class Config:
             hosts=self.hosts is not None,
         )
         if self.workers > 1:
-            if not placement.apart:
-                raise InputError(
-                    f"draft_workers = {self.workers} is for a draft in processes, and here "
-                    f"{placement}; leave it out, or use draft_placement = 'process'"
-                )
-            placement = dataclasses.replace(placement, layout=self.layout)
+            placement = dataclasses.replace(placement, layout=self._layout_of(placement))
         if self.cores.draft is not None and placement.kind != "process":
             raise InputError(
                 f"draft_cores = {self.draft_cores!r} is for a draft in a process, and here "
@@ -464,9 +460,38 @@ class Config:
         """Of a draft in processes."""
         return len(self._draft_addresses) or self.draft_workers or 1
 
+    def _layout_of(self, placement: Placement) -> Layout:
+        """How several workers share the work there; devices of one process share slots alone."""
+        given = f"draft_workers = {self.workers}"
+        if placement.apart:
+            return self.layout
+        if placement.kind == "inline":
+            raise InputError(
+                f"{given} is for a draft elsewhere, and this is {placement}; leave it out, or use "
+                "draft_placement = 'process'"
+            )
+        if self.draft_split == "branches":
+            raise InputError(
+                f"draft_split = 'branches' is for a draft in processes, and this is {placement}; "
+                "leave it out, or use draft_placement = 'process'"
+            )
+        if self.slots % self.workers:
+            raise InputError(
+                f"slots = {self.slots} cannot be shared evenly by {given} in a submesh; give a "
+                "multiple"
+            )
+        data = 1 if self.grid is None else self.grid.data
+        if (self.kv_memory or self.page_size) and data != self.workers:
+            raise InputError(
+                f"{given} in a submesh have pages for their own slots, and so must the target's "
+                f"groups be as many where slots share pages: give mesh = 'data={self.workers}', "
+                "or leave kv_memory and page_size out"
+            )
+        return Layout(self.workers, 1)
+
     @property
     def layout(self) -> Layout:
-        """How they share the work."""
+        """How workers in processes share the work."""
         split = cast("Split", self.draft_split or "auto")
         return choose(
             self.workers, split, slots=self.slots, branches=self.branches, k=self.speculated

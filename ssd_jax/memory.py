@@ -168,16 +168,18 @@ def _host_parts(
         return parts
     # What a draft's process has on GPUs of its own, no other process can tell.
     apart = placement.kind == "process" and placement.workers[0].platform == "cpu"
-    here = on_host and not placement.apart
-    copies = apart + (here or (on_host and "sd" in drafting))
-    counted = [
-        mode
+    here, layout = on_host and not placement.apart, placement.layout
+    copies = apart * layout.workers + (here or (on_host and "sd" in drafting))
+    # Workers have pages for slots of their own, but each for all that slots share.
+    shared = config.kv_memory is not None or config.page_size is not None
+    of_workers = layout.workers if shared else layout.parts
+    counted = sum(
+        of_workers if mode == "ssd" and apart else on_host and (mode == "sd" or here)
         for mode in drafting
-        if (on_host and (mode == "sd" or here)) or (mode == "ssd" and apart)
-    ]
+    )
     pages = draft.model.page_structs(count, size)
     parts["weights of the draft"] = copies * _size(draft.model.parameter_structs())
-    parts["the draft's keys and values"] = len(counted) * _size(pages)
+    parts["the draft's keys and values"] = counted * _size(pages)
     ks = [k for mode, k in engines if mode == "ssd"]
     if config.branches and ks and (here or apart):
         parts["branches"] = len(ks) * _size(_branches(config, draft, max(ks)))

@@ -7,8 +7,10 @@ import pytest
 
 from ssd_jax import LLM, InputError, memory
 from ssd_jax.memory import needs
+from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.placement import Placement
 
+ONE = Layout()
 SMALL = {"dtype": "float32", "context": 64, "slots": 2, "compile_cache": "off"}
 
 
@@ -23,21 +25,21 @@ def ssd(tiny_checkpoint):
     return LLM(target, mode="ssd", load=False, **draft, **SMALL)
 
 
-def needed(llm, engines, kind="inline", programs=0):
+def needed(llm, engines, kind="inline", programs=0, layout=ONE):
     return needs(
         llm.config,
         llm.target,
         llm.draft,
         llm.context,
-        placement=Placement(kind=kind),
+        placement=Placement(kind=kind, layout=layout),
         engines=engines,
         programs=programs,
     )
 
 
-def parts(llm, engines, kind="inline"):
+def parts(llm, engines, kind="inline", **more):
     """Of this machine's memory."""
-    return needed(llm, engines, kind)[0].parts
+    return needed(llm, engines, kind, **more)[0].parts
 
 
 @pytest.fixture
@@ -69,6 +71,16 @@ def test_a_draft_in_a_process_of_its_own_is_on_the_same_machine(ssd):
     assert parts(ssd, [("ssd", 2)], "process") == parts(ssd, [("ssd", 2)])
     both = parts(ssd, [("ssd", 2), ("sd", 2)], "process")
     assert both["weights of the draft"] == 2 * weights  # mode sd has the draft here
+
+
+def test_every_worker_has_the_weights_and_pages_of_its_slots(ssd):
+    one = parts(ssd, [("ssd", 2)], "process")
+    by_slots = parts(ssd, [("ssd", 2)], "process", layout=Layout(2, 1))
+    by_branches = parts(ssd, [("ssd", 2)], "process", layout=Layout(1, 2))
+    weights, pages = "weights of the draft", "the draft's keys and values"
+    assert by_slots[weights] == by_branches[weights] == 2 * one[weights]
+    assert by_slots[pages] == one[pages]
+    assert by_branches[pages] == 2 * one[pages]
 
 
 def test_on_an_accelerator_only_the_draft_process_counts(ssd, monkeypatch):

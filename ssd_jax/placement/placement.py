@@ -247,7 +247,7 @@ def place(
       groups: devices of the roles.
       grid: of the target's devices; None is one device, or a row of all that it has.
       addresses: of workers on other hosts.
-      workers: processes that a draft in processes has.
+      workers: processes that a draft in processes has, groups that its devices of a submesh are in.
       hosts: whether several processes have the target's devices, which are all if none are named.
 
     Raises:
@@ -274,8 +274,15 @@ def place(
     target = _mesh(devices, indices, grid)
     draft = target if kind == "inline" or hosts else None  # mode sd has it there in any case
     if others is not None:
-        draft = _mesh(devices, others)
-    return Placement(kind=kind, target=target, draft=draft, why=why, addresses=addresses)
+        draft = _mesh(devices, others, Grid(workers, len(_dealt(others, workers)[0])))
+    return Placement(
+        kind=kind,
+        target=target,
+        draft=draft,
+        why=why,
+        addresses=addresses,
+        workers=(PROCESSOR,) * workers,
+    )
 
 
 def _check_all_take_part(devices: Sequence[Any], indices: Sequence[int]) -> None:

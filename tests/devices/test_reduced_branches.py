@@ -76,7 +76,7 @@ def drawn(programs):
     def run(parameters):
         pages, scratch, expansion, _ = programs["expand"].function(
             parameters, base.new_pages(), heard, None, programs.new_scratch(), kept,
-            jnp.asarray(COUNTS), lowered, sampling,
+            jnp.asarray(COUNTS), jnp.zeros_like(COUNTS), lowered, sampling,
         )  # fmt: skip
         *_, expansion, _ = programs["grow"].function(
             parameters, pages, heard, None, scratch, expansion, lowered, sampling

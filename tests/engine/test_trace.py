@@ -12,10 +12,11 @@ import pytest
 from ssd_jax.engine import trace
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request
-from ssd_jax.engine.trace import LANES, RowTrace, Trace
+from ssd_jax.engine.trace import LANES, OF_A_WORKER, RowTrace, Trace
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.traces.read import read_trace
 from tests.engine.test_activity import ACTIVITIES, LOOK, Script, Silent
 from tests.sampling.edits import Edit, edited
 
@@ -67,7 +68,7 @@ def check_schema(document):
             continue
         assert set(event) == {"ph", "pid", "tid", "name", "ts", "dur", "args"}
         assert event["pid"] in processes
-        assert event["tid"] in LANES.values()
+        assert event["tid"] % OF_A_WORKER in LANES.values()
         assert math.isfinite(event["ts"])
         assert 0 <= event["dur"] < math.inf
     for lane in LANES:  # slices of a lane do not overlap, else viewers nest or drop them
@@ -111,6 +112,28 @@ def test_draft_slices_never_overlap_although_clocks_are_compared_again(tmp_path)
     document = json.loads((tmp_path / "trace.json").read_text())
     check_schema(document)
     assert slices(document, "draft")[1:] == [("grow", 2, 3), ("promote", 3, 3)]
+
+
+def test_workers_that_share_the_work_have_lanes_of_their_own(tmp_path):
+    recorder = Trace(tmp_path / "trace.json", zero=0.0)
+    engine = recorder.engine("ssd")
+    engine.draft([Busy("expand", 1.0, 2.0, [0]), Busy("expand", 1.5, 3.0, [0], worker=1)])
+    engine.draft([Busy("grow", 2.0, 2.5, [0])])
+    recorder.write()
+    document = json.loads((tmp_path / "trace.json").read_text())
+    check_schema(document)
+    names = {e["tid"]: e["args"]["name"] for e in document["traceEvents"] if e["ph"] == "M"}
+    lanes = {
+        names[e["tid"]]: (e["ts"], e["dur"]) for e in document["traceEvents"] if e["ph"] == "X"
+    }
+    assert {"draft", "draft 2"} == {*lanes}
+    assert lanes["draft 2"] == (1.5e6, 1.5e6)
+    (read,) = read_trace(tmp_path / "trace.json")
+    assert [(each.begin, each.end) for each in read.draft] == [
+        (1000, 2000),
+        (1500, 3000),
+        (2000, 2500),
+    ]
 
 
 def row(source, proposed=0):

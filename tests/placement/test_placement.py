@@ -71,6 +71,43 @@ def test_devices_of_a_draft_are_for_one_that_is_elsewhere():
         Config(**SSD, draft_placement="inline", draft_devices="1")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draft_workers": 0}, "draft_workers = 0 is out of range; give a value from 1 to 64"),
+        (
+            {"draft_workers": 2, "draft_placement": "inline"},
+            "draft_workers = 2 is for a draft elsewhere, and this is draft_placement = inline",
+        ),
+        (
+            {"draft_workers": 3, "draft_placement": "remote:127.0.0.1:1,127.0.0.1:2"},
+            "draft_workers = 3, and draft_placement = 'remote.* names 2; leave draft_workers out",
+        ),
+        ({"draft_split": "slots"}, "draft_split = 'slots' is for several workers; give draft_work"),
+        (
+            {"draft_workers": 2, "draft_placement": "submesh", "draft_split": "branches"},
+            "draft_split = 'branches' is for a draft in processes, and this is .* = submesh",
+        ),
+        (
+            {"draft_workers": 2, "draft_placement": "submesh", "slots": 3},
+            "slots = 3 cannot be shared evenly by draft_workers = 2 in a submesh; give a mul",
+        ),
+        (
+            {"draft_workers": 2, "draft_placement": "submesh", "slots": 2, "kv_memory": "1GiB"},
+            "give mesh = 'data=2', or leave kv_memory and page_size out",
+        ),
+        (
+            {"draft_workers": 5, "draft_placement": "submesh", "slots": 5},
+            r"draft_workers = 5 cannot share the draft's 4 devices \(4,5,6,7\) evenly",
+        ),
+        ({"mode": "sd", "draft_workers": 2}, "draft_workers = 2 means nothing with mode = 'sd'"),
+    ],
+)
+def test_workers_that_cannot_share_the_work_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Config(**SSD | settings).place_draft()
+
+
 def grid(text):
     return Grid.parse(text)
 

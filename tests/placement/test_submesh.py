@@ -436,3 +436,17 @@ def test_flaws_are_caught(alike, many, flaw):
             return
         output, _, counters = caught_up(alike)
         assert not (all_accepted(output) and counters["late"] == 1)
+
+
+@pytest.mark.parametrize("kv_memory", [pytest.param(None, marks=pytest.mark.slow), "4MiB"])
+def test_groups_of_the_drafts_devices_share_the_slots(root, kv_memory):
+    """Two groups of two devices; where slots share pages the target is in as many groups."""
+    more = {} if kv_memory is None else {"kv_memory": kv_memory, "mesh": "data=2", "page_size": 64}
+    where = {"target_devices": "0-1", "draft_devices": "4-7", "draft_placement": "submesh"}
+    llm = opened(root, "qwen3", slots=4, verify="coupled", draft_workers=2, **where, **more)
+    assert str(llm.placement).endswith(", 2 workers that share slots")
+    assert llm.draft.model.mesh.shape == {"data": 2, "tensor": 2}
+    engine, _ = engine_of(llm)
+    found = run(engine, requests(llm, "coupled"))
+    assert ids(found) == ids(outputs(llm, requests(llm, "coupled"), "ar"))
+    assert max(rate for rate in hit_rates(found) if rate is not None) > 0

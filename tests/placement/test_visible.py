@@ -78,6 +78,17 @@ def test_with_several_gpus_the_draft_has_some_in_a_process_and_the_target_sees_t
         assert found.target.devices.size == len(target)
 
 
+def test_draft_workers_have_as_many_gpus_each(node):
+    node(6)
+    found, _ = placed(draft_workers=2, draft_devices="2-5", slots=2)
+    assert found.workers == (Devices("gpu", (2, 3)), Devices("gpu", (4, 5)))
+    assert found.devices["draft"] == ("gpu:2", "gpu:3", "gpu:4", "gpu:5")
+    assert str(found).endswith(", 2 workers that share slots")
+    node(6, started=True)
+    with pytest.raises(InputError, match=r"draft_workers = 3 cannot share .* 4 .*\(2,3,4,5\)"):
+        placed(draft_workers=3, draft_devices="2-5")
+
+
 def test_auto_says_in_one_line_why_and_which(node):
     node(2)
     assert str(placed()[0]) == (

@@ -180,13 +180,14 @@ class DraftByBranches:
         return self._branches
 
     def _joined(self, told: Sequence[BranchTokens | Absence]) -> BranchTokens:
-        shape = self.slots, self.branches
+        here = present(told)
+        empty = zip(here[0][:4], (-1, 0, 0, UNKNOWN), strict=True)
         joined = BranchTokens(
-            bonus=np.full(shape, -1, np.int32),
-            lengths=np.zeros(shape, np.int32),
-            tokens=np.zeros((*shape, self.k), np.int32),
-            confidence=np.full((*shape, self.k), UNKNOWN, np.int32),
-            forwards=min(each.forwards for each in present(told)),
+            *(
+                np.full((self.slots, self.branches, *array.shape[2:]), nothing, array.dtype)
+                for array, nothing in empty
+            ),
+            forwards=min(each.forwards for each in here),
         )
         for each, places in zip(told, self._places, strict=True):
             if isinstance(each, str):

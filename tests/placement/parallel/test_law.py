@@ -1,0 +1,153 @@
+"""Texts of drafts that share the work have exactly the target's law, however fast each is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ssd_jax.placement.parallel.by_branches import DraftByBranches
+from ssd_jax.placement.parallel.by_slots import DraftBySlots
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.speculation.division import share
+from tests.sampling.edits import Edit, edited
+from tests.speculation.enumeration.host import Host
+from tests.speculation.enumeration.host_roles import ToyDraft
+from tests.speculation.enumeration.laws import autoregressive
+from tests.speculation.enumeration.test_host import FAIR, GAME, law_of, of_row, seconds
+from tests.speculation.enumeration.toys import PROMPT
+
+
+class Part(ToyDraft):
+    """A toy whose tokens and proposals come in arrays; a q is what the target looks at."""
+
+    def tokens(self) -> Any:
+        found = np.zeros((self.slots, self.k), object)
+        for slot, record in self._records.items():
+            found[slot, : len(record.tokens)] = record.tokens
+        return found
+
+    def proposal(self) -> Any:
+        found = np.full(self.slots, None, object)
+        for slot, each in super().proposal().items():
+            found[slot] = each
+        return Proposal(found, found, found, found)
+
+    def close(self) -> None:
+        pass
+
+
+class ForToys:
+    """What the toys' target takes."""
+
+    def __init__(self, draft: Any) -> None:
+        self._draft = draft
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draft, name)
+
+    def tokens(self) -> None:
+        """See `ToyDraft.tokens`."""
+
+    def proposal(self) -> dict[int, Any]:
+        found = self._draft.proposal().q
+        return {slot: each for slot, each in enumerate(found) if each is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing(Host):
+    """A host whose draft is several: `parts` of every group, `groups` of slots.
+
+    Attributes:
+      slower: how many times as long each part takes as the one before it.
+    """
+
+    parts: int = 2
+    groups: int = 1
+    slower: float = 1.0
+
+    def engine(self, noise: Any, occurrences: Any = None, watch: Any = None) -> Any:
+        def several(toy: ToyDraft) -> ForToys:
+            def part(number: int) -> Part:
+                made = Part(
+                    toy._model,
+                    noise,
+                    toy._clock,
+                    slots=-(-self.slots // self.groups),
+                    k=toy.k,
+                    branches=share(self.budget, self.parts),
+                    width=self.width,
+                    forward=lambda n: toy._forward(n) * self.slower**number,
+                    patience=self.patience,
+                    q_arrives=self.q_arrives,
+                )
+                return made
+
+            of_groups: list[Any] = []
+            for _ in range(self.groups):
+                each = [part(number) for number in range(self.parts)]
+                of_groups.append(DraftByBranches(each) if self.parts > 1 else each[0])
+            together = of_groups[0]
+            if self.groups > 1:
+                together = DraftBySlots(of_groups, self.slots)
+            toy.activity = together.activity  # what the controller asks
+            return ForToys(together)
+
+        return super().engine(noise, occurrences, several)
+
+
+SETTINGS = {
+    "inline": (Sharing(game=GAME, backup="draft"), {"hit"}),
+    "inline, few branches": (Sharing(game=GAME, backup="draft", width=2), {"hit"}),
+    "slow drafts": (Sharing(game=GAME, forward=seconds(0.55), width=1), {"hit", "miss"}),
+    "one is slower": (
+        Sharing(game=GAME, forward=seconds(0.4), width=1, slower=2.0),
+        {"hit", "miss"},
+    ),
+    "one is late": (
+        Sharing(game=GAME, forward=seconds(0.3), patience=0.2, slower=6.0),
+        {"hit"},
+    ),
+    "n-grams after a miss": (
+        Sharing(game=GAME, forward=seconds(0.55), width=1, backup="ngram"),
+        {"hit", "miss"},
+    ),
+    "late q": (
+        Sharing(game=GAME, forward=seconds(0.55), q_arrives=lambda number: number % 2 == 0),
+        {"hit"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("host", "sources"), SETTINGS.values(), ids=SETTINGS)
+def test_drafts_that_share_branches_keep_the_law(host, sources):
+    law, seen = law_of(host, [(0, 0)], 6)
+    assert of_row(law, 0) == autoregressive(GAME.target, PROMPT, 6)
+    assert {source for source in seen if isinstance(source, str)} >= sources
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_drafts_that_share_slots_keep_the_law(parts):
+    host = Sharing(
+        game=FAIR, forward=seconds(0.55), width=1, budget=2, slots=2, groups=2, parts=parts
+    )
+    law, _ = law_of(host, [(0, 0), (0, 1)], 3)
+    alone = autoregressive(FAIR.target, PROMPT, 3)
+    assert law == {(a, b): alone[a] * alone[b] for a in alone for b in alone}
+
+
+# A worker keeps to itself what it has drafted like the bonus token.
+SELECTIVE = Edit(
+    DraftByBranches,
+    "_joined",
+    "np.nonzero(places >= 0)",
+    "np.nonzero((places >= 0) & (each.tokens[..., 0] != each.bonus))",
+)
+
+
+def test_a_part_that_selects_by_content_has_another_law():
+    with edited([SELECTIVE]):
+        law, _ = law_of(Sharing(game=GAME, forward=seconds(0.3), backup="none"), [(0, 0)], 5)
+    assert of_row(law, 0) != autoregressive(GAME.target, PROMPT, 5)
