@@ -508,7 +508,7 @@ class Config:
         """With what goes without saying in this placement: on a processor, where every branch
         costs, their number is chosen."""
         listed = self.fan_out is not None and "," in self.fan_out
-        free = self.budget is None and self.hosts is None and not listed
+        free = self.budget is None and not listed
         if self.mode == "ssd" and kind in ("process", "remote") and free:
             return dataclasses.replace(self, budget="auto")
         return self
@@ -596,12 +596,6 @@ class Config:
                 "with hosts the draft of mode ssd is in one beside the leader, or on another host: "
                 "use process or remote:HOST:PORT"
             )
-        for name in ("mode", "k", "budget"):
-            if getattr(self, name) == "auto":
-                raise InputError(
-                    f"{name} = 'auto' measures rounds, which one process alone cannot do with "
-                    f"hosts; give {name} itself"
-                )
 
     def _check_fan_out(self) -> None:
         chosen = ["k"] * self.chooses_k + ["budget"] * (len(self.budgets) > 1)

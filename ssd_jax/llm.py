@@ -202,7 +202,7 @@ class LLM:
         )
         for line in self.fallbacks:
             _LOG.warning(line)
-        if self.config.chooses:
+        if self.config.chooses and not (self._hosts and self._hosts.follows):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
             if status is not None:

@@ -56,6 +56,11 @@ class Roles:
     target: Target
     drafter: Drafter | None
 
+    def close(self) -> None:
+        """They are not needed any more: followers give theirs up, too."""
+        if isinstance(self.target, MirroredTarget):
+            self.target.close()
+
 
 Status = Callable[[str], None]
 """Called with what loading does just now, such as "compiling target: 5 of 9 programs"."""
@@ -131,21 +136,34 @@ class Loaded:
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode, with up to k proposed tokens a round."""
+        tuner = None  # before the roles: it may measure, on roles of its own
+        if self.tuner is not None and mode == "sd" and self._chooses_in_sd:
+            tuner = self.tuner(mode, k)
         if isinstance(self.hosts, Leader):
-            return self._mirrored(self.hosts, mode, k)
-        # Where the draft runs beside the leader, followers have none.
-        alone = mode == "ar" or (mode == "ssd" and self.hosts is not None)
-        return self._roles(None if alone else mode, k)
+            roles = self._mirrored(self.hosts, mode, k)
+        else:
+            roles = self._of_sd(mode, k)
+        # Where the draft of mode ssd runs beside the leader, followers have none.
+        if mode == "ssd" and not (self.hosts and self.hosts.follows):
+            return Roles(roles.target, self._controller(k))
+        if tuner is None or roles.drafter is None:
+            return roles
+        # Followers are told what the tuner has made of a batch.
+        return Roles(roles.target, TunedDrafter(roles.drafter, tuner, rule=self.config.verify))
 
-    def _roles(self, mode: str | None, k: int) -> Roles:
+    @property
+    def _chooses_in_sd(self) -> bool:
+        return self.config.mode == "auto" or self.config.chooses_k
+
+    def _of_sd(self, mode: str, k: int) -> Roles:
+        """A target, and the drafter if it is mode sd's."""
         target = DeviceTarget(self.programs, self.parameters)
-        return Roles(target, None if mode is None else self._drafter(mode, k))
+        return Roles(target, self._drafter(k) if mode == "sd" else None)
 
     def _mirrored(self, leader: Leader, mode: str, k: int) -> Roles:
-        """Roles whose calls followers make, too; a drafter that is on no device they do without."""
-        engine, roles = leader.new_engine(
-            mode, k, lambda: self._roles(None if mode == "ar" else mode, k)
-        )
+        """`_of_sd` with calls that followers make, too; a drafter that is on no device they do
+        without."""
+        engine, roles = leader.new_engine(mode, k, lambda: self._of_sd(mode, k))
         drafter, own = roles.drafter, None
         if isinstance(drafter, ModelDrafter):
             drafter = MirroredDrafter(leader, engine, drafter)
@@ -157,25 +175,16 @@ class Loaded:
         if self.worker is not None:
             self.worker.close()
 
-    def _drafter(self, mode: str, k: int) -> Drafter:
-        config = self.config
-        if mode == "ssd":
-            return self._controller(k)
-        drafter: Drafter
+    def _drafter(self, k: int) -> Drafter:
         if self.inline is None:
-            drafter = NgramDrafter(config.slots, k, self.programs.verification.widths[-1])
-        else:
-            drafter = ModelDrafter(
-                self.inline.plain(),
-                self.inline.parameters(),
-                k=k,
-                temperature=config.draft_temperature,
-                send=self.programs.model.place,
-            )
-        observes = config.mode == "auto" or config.chooses_k
-        if self.tuner is None or not observes:
-            return drafter
-        return TunedDrafter(drafter, self.tuner(mode, k), rule=config.verify)
+            return NgramDrafter(self.config.slots, k, self.programs.verification.widths[-1])
+        return ModelDrafter(
+            self.inline.plain(),
+            self.inline.parameters(),
+            k=k,
+            temperature=self.config.draft_temperature,
+            send=self.programs.model.place,
+        )
 
     def branching(self, *, patience: float | None = None) -> BranchDraft | SubmeshDraft | Part:
         """A draft of mode ssd where it is placed, with empty slots.
@@ -434,6 +443,7 @@ def _worker_settings(
         compile_cache=None if store is None else str(store.directory),
         cores=None,
         budgets=budgets,
+        attention=placement.asked_of_worker(config.attention),
     )
 
 

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import numpy as np
 
 from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config
+from ssd_jax.devices.opened import check_page_size
 from ssd_jax.devices.passes import Paging, page_size
+from ssd_jax.devices.sizes import branch_structs, bytes_of_process, bytes_per_device, device_limit
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.tree_attention.api import check_pages
-from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from ssd_jax.sampling import penalties
 from ssd_jax.system.host_memory import memory_limit
 
@@ -96,18 +95,10 @@ def needs(
         if role == "target" and programs:
             parts["its programs"] = programs
         opened = target if role == "target" else draft
-        limit = None if opened is None else _device_limit(opened)
+        limit = None if opened is None else device_limit(opened)
         if limit is not None:
             found.append(Need(parts, limit, f"each device of the {role}"))
     return found
-
-
-def _device_limit(opened: OpenedModel) -> int | None:
-    """Bytes that each of a model's devices may hold, where they tell."""
-    mesh = opened.model.mesh
-    devices = jax.local_devices()[:1] if mesh is None else mesh.local_devices
-    told = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
-    return min((limit for limit in told if limit), default=None)
 
 
 def _device_parts(
@@ -160,9 +151,9 @@ def _host_parts(
     size, count = paging
     parts: Parts = {}
     if on_host:
-        parts["weights of the target"] = _size(target.model.parameter_structs())
+        parts["weights of the target"] = bytes_of_process(target.model.parameter_structs())
         pages = target.model.page_structs(count, size)
-        parts["its keys and values"] = len(engines) * _size(pages)
+        parts["its keys and values"] = len(engines) * bytes_of_process(pages)
     drafting = [mode for mode, _ in engines if mode != "ar"]
     if draft is None or not (drafting or config.prepared == "ssd"):
         return parts
@@ -178,25 +169,23 @@ def _host_parts(
         for mode in drafting
     )
     pages = draft.model.page_structs(count, size)
-    parts["weights of the draft"] = copies * _size(draft.model.parameter_structs())
-    parts["the draft's keys and values"] = counted * _size(pages)
+    parts["weights of the draft"] = copies * bytes_of_process(draft.model.parameter_structs())
+    parts["the draft's keys and values"] = counted * bytes_of_process(pages)
     ks = [k for mode, k in engines if mode == "ssd"]
     if config.branches and ks and (here or apart):
-        parts["branches"] = len(ks) * _size(_branches(config, draft, max(ks)))
+        parts["branches"] = len(ks) * bytes_of_process(_branches(config, draft, max(ks)))
     return parts
 
 
 def _branches(config: Config, draft: OpenedModel, k: int) -> Any:
-    """Their keys and values, q with its ids, and the logits."""
-    branches = sum(config.budgets)
-    rows, outputs = config.slots * branches, draft.model.config.outputs
     support = SUPPORT if config.proposal_support is None else config.proposal_support
-    ids = outputs if support == "full" else int(support)
-    return [
-        draft.model.branch_structs(config.slots, k, branches),
-        jax.ShapeDtypeStruct((rows, k, 2 * ids), np.float32),
-        jax.ShapeDtypeStruct((rows, outputs), np.float32),
-    ]
+    return branch_structs(
+        draft,
+        slots=config.slots,
+        k=k,
+        budgets=config.budgets,
+        support=draft.model.config.outputs if support == "full" else int(support),
+    )
 
 
 def paging_of(
@@ -212,16 +201,8 @@ def paging_of(
     size, groups = config.page_size or kv_pages.BLOCK, target.model.data_shards
     each = -(-context // size)
     models = [opened.model for opened in (target, draft) if opened is not None]
-    if size % POSITIONS and any(model.execution.attention == "cpu" for model in models):
-        raise InputError(
-            f"page_size = {size} is no multiple of {POSITIONS}, which attention on this processor "
-            "takes together; give one, or --attention=xla"
-        )
     for model in models:
-        execution, head_dim = model.execution, model.config.head_dim
-        page = jax.ShapeDtypeStruct((1, 1, size, execution.page_width(head_dim)), execution.pages)
-        device = jax.devices()[0] if model.mesh is None else model.mesh.devices.flat[0]
-        check_pages(execution.attention, head_dim, page, device)
+        check_page_size(model, size)
     if config.kv_memory is None:
         return Paging(size, config.slots * each)
     of_one = sum(_whole(model.page_structs(1, size)) for model in models)
@@ -261,26 +242,6 @@ def check_fits(config: Config, context: int, need: Need) -> None:
         + (", or give one budget" if len(config.budgets) > 1 else "")
         + ", or use a smaller model or dtype"
     )
-
-
-def bytes_per_device(structs: Any) -> int:
-    """What each device holds of arrays of these structs, in bytes."""
-    return sum(_share(struct) for struct in jax.tree.leaves(structs))
-
-
-def _size(structs: Any) -> int:
-    """Bytes of all devices of this process together."""
-    return sum(_share(struct) * _devices(struct) for struct in jax.tree.leaves(structs))
-
-
-def _share(struct: jax.ShapeDtypeStruct) -> int:
-    whole = struct.sharding is None
-    shape = struct.shape if whole else struct.sharding.shard_shape(struct.shape)
-    return math.prod(shape) * struct.dtype.itemsize
-
-
-def _devices(struct: jax.ShapeDtypeStruct) -> int:
-    return 1 if struct.sharding is None else len(struct.sharding.addressable_devices)
 
 
 def _gib(size: int) -> str:

@@ -48,7 +48,7 @@ def accelerators(monkeypatch):
 
     def have(limit):
         monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-        monkeypatch.setattr(memory, "_device_limit", lambda _opened: limit)
+        monkeypatch.setattr(memory, "device_limit", lambda _opened: limit)
 
     return have
 

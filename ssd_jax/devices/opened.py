@@ -16,9 +16,11 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent
+from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.tree_attention.api import backend, check_pages
+from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
@@ -60,6 +62,23 @@ class OpenedModel:
         return load_parameters(self.checkpoint.tensors, self.model, where=where, progress=progress)
 
 
+def check_page_size(model: FunctionalModel, size: int) -> None:
+    """Whether a model's attention takes pages of so many positions.
+
+    Raises:
+      InputError: it does not.
+    """
+    execution, head_dim = model.execution, model.config.head_dim
+    if size % POSITIONS and execution.attention == "cpu":
+        raise InputError(
+            f"page_size = {size} is no multiple of {POSITIONS}, which attention on this processor "
+            "takes together; give one, or --attention=xla"
+        )
+    page = jax.ShapeDtypeStruct((1, 1, size, execution.page_width(head_dim)), execution.pages)
+    device = jax.devices()[0] if model.mesh is None else model.mesh.devices.flat[0]
+    check_pages(execution.attention, head_dim, page, device)
+
+
 def open_model(
     source: str,
     dtype: str,
@@ -92,10 +111,6 @@ def open_model(
     execution = Execution.for_platform(platform, dtype, linear=linear, attention=chosen)
     if bitwise:
         execution = row_independent(execution)
-    head_dim = checkpoint.config.head_dim
-    page = (1, 1, kv_pages.BLOCK, execution.page_width(head_dim))
-    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-    check_pages(chosen, head_dim, jax.ShapeDtypeStruct(page, execution.pages), device)
     stored = {}
     if dtype == "native":
         stored = native_kinds(checkpoint.tensors, where=str(checkpoint.path))
@@ -106,5 +121,6 @@ def open_model(
         output_ids=checkpoint.output_ids,
         stored=stored,
     )
+    check_page_size(model, kv_pages.BLOCK)
     check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
     return OpenedModel(checkpoint, checkpoint.tokenizer, model)

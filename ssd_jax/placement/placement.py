@@ -199,6 +199,14 @@ class Placement:
         """Whether the draft of mode ssd is in another process, of this host or another."""
         return self.kind in ("process", "remote")
 
+    def asked_of_worker(self, attention: str) -> str:
+        """What computes the draft's attention in a process of its own, where the target's is so: a
+        platform other than the target's has what is its own."""
+        import jax
+
+        other = self.kind == "process" and self.workers[0].platform != jax.default_backend()
+        return "auto" if other and attention != "xla" else attention
+
     @property
     def cacheable(self) -> bool:
         """Whether compiled programs may be kept on disk: on TPUs, those of devices without the

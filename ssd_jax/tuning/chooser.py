@@ -23,7 +23,10 @@ from ssd_jax.tuning.tuners import FastestTuner, Observed
 _NGRAM = Guess(acceptance=0.4)
 """Most rounds of n-grams have nothing to propose, and count as rejected."""
 _ENOUGH = 1.05  # times as fast as a simpler mode; what the host does is not in the predictions
-_NO_COST = ("trace", "compile_cache", "chat_template", "generation_config")
+_NO_COST = (
+    *("trace", "compile_cache", "chat_template", "generation_config"),
+    *("hosts", "host_timeout"),  # how many there are counts
+)
 
 
 class Chooser:
@@ -146,7 +149,7 @@ def _about(
     device, settings = jax.devices()[0], dataclasses.asdict(loaded.config)
     return {
         "settings": {name: settings[name] for name in settings if name not in _NO_COST},
-        "device": [device.platform, device.device_kind, jax.device_count()],
+        "device": [device.platform, device.device_kind, jax.device_count(), jax.process_count()],
         "processor": [cpu_model(), cpu_affinity()],
         "versions": versions(),
         "models": [None if model is None else model.fingerprint for model in (target, draft)],

@@ -4,7 +4,7 @@ one idle, and then a verification with branches beside it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded
+from ssd_jax.models.sharding import spans_processes
 from ssd_jax.roles.protocols import BranchingDraft, Drafter, Target
 from ssd_jax.roles.records import Drafted, SlotOpening, draft_batch, promotion
 from ssd_jax.sampling.params import SamplingParams
@@ -41,14 +42,16 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
     """
     config, programs = loaded.config, loaded.programs
     proposals = blank_proposals(programs, config.slots, programs.widths)
-    verify = verifying(loaded.roles("ar", 0).target, proposals)
+    roles = loaded.roles("ar", 0)
+    verify = verifying(roles.target, proposals)
     verified = {width: median(partial(verify, width), clock) for width in sorted(programs.widths)}
     costs = Costs(verify=verified)
     if config.draft_model and config.mode != "ssd":
         costs = replace(costs, draft=measure_draft(loaded, context, clock=clock))
     if config.prepared == "ssd":
-        draft = loaded.branching(patience=PATIENCE)
-        branches = Branches(draft, context, clock=clock)
+        draft, stock = loaded.branching(patience=PATIENCE), loaded.new_stock()
+        pages = () if stock is None else range(stock.needed(_TEXT))
+        branches = Branches(draft, context, pages=pages, clock=clock)
         forwards = {m: branches.expansion(m) for m in sorted(config.budgets)}
         width, budget = max(programs.widths), max(config.budgets)
         together = branches.expansion(budget, partial(verify, width))
@@ -60,14 +63,18 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
         )
         if loaded.worker is not None:
             loaded.worker.end_last()
+    roles.close()
     return costs
 
 
 def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> float:
     """T_1 of mode sd, for all slots."""
-    drafter = loaded.roles("sd", loaded.config.speculated).drafter
+    roles = loaded.roles("sd", loaded.config.speculated)
+    drafter = roles.drafter
     assert drafter is not None
-    return median(drafting(drafter, loaded.config.slots, context), clock) / drafter.k
+    found = median(drafting(drafter, loaded.config.slots, context), clock) / drafter.k
+    roles.close()
+    return found
 
 
 def drafting(
@@ -92,10 +99,11 @@ def drafting(
 
 def blank_proposals(programs: Programs, slots: int, widths: Iterable[int]) -> dict[int, Any]:
     """For `verifying`: proposals of w tokens in every slot, by w."""
-    blank = programs.verification.blank(slots)
+    blank, model = programs.verification.blank(slots), programs.model
+    # Other processes are told of arrays of the host.
+    place = model.place if not spans_processes(model.mesh) else lambda proposal: proposal
     return {
-        width: programs.model.place(blank._replace(length=np.full(slots, width, np.int32)))
-        for width in widths
+        width: place(blank._replace(length=np.full(slots, width, np.int32))) for width in widths
     }
 
 
@@ -130,6 +138,7 @@ class Branches:
       draft: one elsewhere is to wait for answers as long as `PATIENCE`: what it is measured for is
         how long they take, and one that is late each time would never be timed.
       context: most positions of a slot.
+      pages: that all slots have, where they share a stock: what is in them does not matter.
       clock: seconds.
 
     Raises:
@@ -137,12 +146,17 @@ class Branches:
     """
 
     def __init__(
-        self, draft: BranchingDraft, context: int, *, clock: Clock = time.perf_counter
+        self,
+        draft: BranchingDraft,
+        context: int,
+        *,
+        pages: Sequence[int] = (),
+        clock: Clock = time.perf_counter,
     ) -> None:
         self._draft, self._clock = draft, clock
         self._lowered = np.ones((draft.slots, draft.k), np.int32)
         position, slots = _position(context, 2 * draft.k), range(draft.slots)
-        _open(draft, slots)
+        _open(draft, slots, pages=pages)
         for slot in slots:
             draft.prefill(slot, [_TOKEN] * (position + 1), 0)
         self._begun = promotion(draft.slots, draft.k)
@@ -213,10 +227,13 @@ def median(run: Callable[[], Any], clock: Clock) -> float:
 
 
 def _open(
-    role: Target | Drafter | BranchingDraft, slots: Iterable[int], params: SamplingParams = _GREEDY
+    role: Target | Drafter | BranchingDraft,
+    slots: Iterable[int],
+    params: SamplingParams = _GREEDY,
+    pages: Sequence[int] = (),
 ) -> None:
     for slot in slots:
-        role.open(SlotOpening(slot, params, slot))
+        role.open(SlotOpening(slot, params, slot, pages=tuple(pages)))
 
 
 def _position(context: int, behind: int) -> int:

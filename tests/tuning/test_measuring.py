@@ -9,7 +9,9 @@ import pytest
 
 from ssd_jax import config
 from ssd_jax.devices.target_programs import Verification
+from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.errors import InputError
+from ssd_jax.loaded import Roles
 from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens, Drafted
 from ssd_jax.testing.by_row import promoted
@@ -97,7 +99,7 @@ class Underway:
 def test_a_drafted_token_is_timed_until_it_is_there():
     watch = Watch()
     made = loaded(worker=None)
-    made.roles = lambda mode, k: SimpleNamespace(drafter=Drafter(watch))
+    made.roles = lambda mode, k: Roles(None, Drafter(watch))
     assert measure_draft(made, CONTEXT, clock=watch) == pytest.approx(0.2)
 
 
@@ -216,13 +218,14 @@ def loaded(**parts):
     programs = SimpleNamespace(
         widths=(0, K),
         verification=Verification(widths=(0, K)),
-        model=SimpleNamespace(place=lambda arrays: arrays),
+        model=SimpleNamespace(place=lambda arrays: arrays, mesh=None),
     )
     settings = {"mode": "ssd", "target": "t", "draft": "d", "k": str(K), "slots": SLOTS}
     return SimpleNamespace(
         config=config.Config(**settings, budget="auto"),
         programs=programs,
-        roles=lambda *_: SimpleNamespace(target=Target(Watch())),
+        roles=lambda *_: Roles(Target(Watch()), None),
+        new_stock=lambda: None,
         **parts,
     )
 
@@ -243,11 +246,23 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
 def test_what_the_roles_take_from_each_other_is_measured(kind, contention):
     watch = Watch()
     made = loaded(branching=lambda patience: kind(watch), worker=None)
-    made.roles = lambda *_: SimpleNamespace(target=Target(watch))
+    made.roles = lambda *_: Roles(Target(watch), None)
     costs = measuring.measure(made, CONTEXT, clock=watch)
     assert costs.verify == pytest.approx({0: 1.0, K: 1.4})
     assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
     assert costs.contention == pytest.approx(contention)
+
+
+def test_slots_of_a_worker_have_pages_where_they_share_them():
+    """It takes no opening without any."""
+    watch, opened = Watch(), []
+    draft = Hidden(watch)
+    draft.open = opened.append
+    made = loaded(branching=lambda patience: draft, worker=None)
+    made.roles = lambda *_: Roles(Target(watch), None)
+    made.new_stock = lambda: PageStock(slots=SLOTS, count=8, size=16, beyond=5, context=CONTEXT)
+    measuring.measure(made, CONTEXT, clock=watch)
+    assert [each.pages for each in opened] == [(0, 1, 2)] * SLOTS
 
 
 def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):

@@ -22,6 +22,7 @@ from ssd_jax.placement.hosts.messages import (
     Accept,
     Call,
     End,
+    EndEngine,
     Facts,
     Forward,
     Go,
@@ -95,7 +96,7 @@ class Replay:
 
     def __init__(self, make: Callable[[str, int], Roles]) -> None:
         self._make = make
-        self._seats: list[_Seat] = []
+        self._seats: dict[int, _Seat] = {}
         self._digest = self.calls = 0
 
     def make(self, call: Call, frame: bytes) -> Pending | None:
@@ -115,7 +116,10 @@ class Replay:
 
     def _call(self, call: Call) -> Pending | None:
         if isinstance(call, NewEngine):
-            self._seats.append(_Seat(self._make(call.mode, call.k)))
+            self._seats[call.engine] = _Seat(self._make(call.mode, call.k))
+            return None
+        if isinstance(call, EndEngine):
+            del self._seats[call.engine]
             return None
         seat = self._seats[call.engine]
         target, pending = seat.roles.target, None

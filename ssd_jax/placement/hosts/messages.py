@@ -14,7 +14,7 @@ from ssd_jax.placement.process.messages import PackedArray
 from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
 from ssd_jax.sampling.proposal import Proposal
 
-VERSION = 1
+VERSION = 2
 _MOST = 2**31
 Count = Annotated[int, Meta(ge=0, lt=_MOST)]
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
@@ -91,6 +91,10 @@ class NewEngine(Call, frozen=True):
     k: Count
 
 
+class EndEngine(Call, frozen=True):
+    """Its roles are not needed any more."""
+
+
 class Open(Call, frozen=True):
     """See `protocols.Target.open`, `protocols.Drafter.open`."""
 
@@ -153,7 +157,7 @@ class Accept(Call, frozen=True):
 
 KINDS: tuple[type[HostMessage], ...] = (
     *(Greeting, Facts, Go, Settings, Refuse, End, Seen),
-    *(NewEngine, Open, SetPages, Prefill, Propose, Forward, Accept),
+    *(NewEngine, EndEngine, Open, SetPages, Prefill, Propose, Forward, Accept),
 )
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.methodcaller("item"))  # NumPy's scalars
 _DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, cast("Any", KINDS)))

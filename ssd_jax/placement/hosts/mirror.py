@@ -11,6 +11,7 @@ import numpy as np
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.messages import (
     Accept,
+    EndEngine,
     Forward,
     Open,
     Prefill,
@@ -92,6 +93,10 @@ class MirroredTarget:
         self.slots, self.context, self.max_chunk = target.slots, target.context, target.max_chunk
         self._leader, self._engine, self._target, self._own = leader, engine, target, own
         self._bonus: Any = None
+
+    def close(self) -> None:
+        """Has followers give up the engine's roles, which nobody calls any more."""
+        self._leader.call(lambda: None, EndEngine, self._engine)
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Target.open`."""

@@ -15,11 +15,12 @@ from ssd_jax.compat import check_sums
 from ssd_jax.devices.branch_draft import BranchDraft, run_once
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.opened import OpenedModel, open_model
+from ssd_jax.devices.opened import OpenedModel, check_page_size, open_model
 from ssd_jax.devices.passes import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
 from ssd_jax.models.sharding import mesh_of
+from ssd_jax.placement.process.memory import check_memory
 from ssd_jax.placement.process.server import MakeSession
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.supervisor import WorkerSettings
@@ -35,10 +36,12 @@ def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedMode
       mesh: its devices; None is the default one.
 
     Raises:
-      InputError: a checkpoint that cannot be used, or another one.
+      InputError: a checkpoint that cannot be used, or another one; attention that is not possible.
     """
     target = None if settings.target is None else open_checkpoint(settings.target)
-    opened = open_model(settings.source, settings.dtype, mesh=mesh, target=target)
+    opened = open_model(
+        settings.source, settings.dtype, attention=settings.attention, mesh=mesh, target=target
+    )
     if opened.fingerprint != settings.hello.model:
         raise InputError(
             f"{settings.source} is another draft than the target's side has opened (or has changed "
@@ -47,23 +50,27 @@ def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedMode
     return opened
 
 
-def load_sessions(settings: WorkerSettings, opened: OpenedModel | None = None) -> MakeSession:
+def load_sessions(settings: WorkerSettings, *, engines: int = 1) -> MakeSession:
     """Compiles and loads a draft, and runs it once: the first rounds must not be late.
 
     Args:
-      opened: the draft, where it was opened before.
+      engines: that share the memory of the draft's devices.
 
     Raises:
-      InputError: a checkpoint that cannot be used, or other devices than it was to have.
+      InputError: a checkpoint that cannot be used, other devices than it was to have, or too
+        little memory.
     """
     if settings.compile_cache is not None:
         keep_programs(open_store(settings.compile_cache))
     check_sums()
-    devices = settings.devices.start()
-    about = settings.hello
-    if opened is None:
-        devices = settings.devices.start()
-        opened = open_draft(settings, None if settings.devices.usual else mesh_of(devices))
+    about, devices = settings.hello, settings.devices
+    there = None if devices is None else devices.start()
+    usual = devices is None or devices.usual
+    opened = open_draft(settings, None if usual else mesh_of(there or ()))
+    paging = Paging(about.page_size, about.pages) if about.pages else None
+    if paging is not None:
+        check_page_size(opened.model, paging.size)
+    check_memory(opened, about, settings.budgets, engines=engines)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(opened.load)
         base = DraftPrograms(
@@ -72,7 +79,7 @@ def load_sessions(settings: WorkerSettings, opened: OpenedModel | None = None) -
             context=about.context,
             tokens=about.tokens,
             drafting=Drafting(**settings.drafting),
-            paging=Paging(about.page_size, about.pages) if about.pages else None,
+            paging=paging,
             late=settings.urgent,
         )
         *fewer, most = sorted(settings.budgets)

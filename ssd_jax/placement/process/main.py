@@ -64,7 +64,8 @@ def _start(settings: WorkerSettings) -> tuple[object, WorkerReport]:
     from ssd_jax.placement.process.loading import load_sessions
     from ssd_jax.placement.process.server import serve
 
-    settings.devices.claim()
+    if settings.devices is not None:
+        settings.devices.claim()
     server, address = serve(load_sessions(settings), settings.hello, settings.token)
     return server, WorkerReport(address=address, devices=seen())
 

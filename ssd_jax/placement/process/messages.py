@@ -141,6 +141,7 @@ class Wanted(DraftMessage, frozen=True):
       drafting: fields of a `draft_programs.Drafting`.
       draft_temperature: see `Config.draft_temperature`.
       budgets: numbers of branches that there are to be programs for.
+      attention: see `Config.attention`.
     """
 
     hello: Hello
@@ -148,6 +149,7 @@ class Wanted(DraftMessage, frozen=True):
     drafting: Annotated[dict[Text, int | float | bool | str], Meta(max_length=32)]
     draft_temperature: Annotated[float, Meta(ge=0, le=1e6)] | None
     budgets: Annotated[tuple[Count, ...], Meta(max_length=32)]
+    attention: Text
 
 
 class Welcome(DraftMessage, frozen=True):

@@ -44,7 +44,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     target: source of the target, where the draft takes tensors from it; None where it needs none.
     drafting: fields of a `draft_programs.Drafting`, which is imported when the cores are set.
     cores: to run on; None is wherever the system likes.
-    devices: that JAX is to start with, see `visible.Devices`.
+    devices: that JAX is to start with, see `visible.Devices`; None is what it has.
+    attention: see `Config.attention`.
     budgets: numbers of branches that there are programs for; the most is the `hello`'s.
     urgent: an engine waits: what expands records into the most branches is loaded first, programs
       of fewer and of just-in-time drafts when the worker is ready.
@@ -60,7 +61,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     compile_cache: str | None
     cores: tuple[int, ...] | None
     budgets: tuple[int, ...]
-    devices: Devices = PROCESSOR
+    devices: Devices | None = PROCESSOR
+    attention: str = "auto"
     urgent: bool = False
 
     @property
@@ -241,9 +243,9 @@ def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], star
         settings = msgspec.structs.replace(settings, urgent=bool(state.starts))
 
 
-def _environment(devices: Devices) -> dict[str, str]:
+def _environment(devices: Devices | None) -> dict[str, str]:
     environment = {**os.environ}
-    if devices.platform == "cpu":  # beside whatever the target runs on
+    if devices is not None and devices.platform == "cpu":  # beside whatever the target runs on
         environment["JAX_PLATFORMS"] = "cpu"
     if _ROOT not in sysconfig.get_paths().values():  # where it is found in any case
         paths = [_ROOT, *filter(None, [environment.get("PYTHONPATH")])]

@@ -45,6 +45,7 @@ class FarWorker:
                 settings.drafting,
                 settings.draft_temperature,
                 settings.budgets,
+                settings.attention,
             ),
             clock=address.loopback,
         )

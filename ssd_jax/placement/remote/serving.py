@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
-import jax
 import msgspec
 
-from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.passes import page_size
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
-from ssd_jax.placement.process.loading import load_sessions, open_draft
+from ssd_jax.placement.process.loading import load_sessions
 from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.server import MakeSession, serve_wanted
 from ssd_jax.placement.process.supervisor import WorkerSettings
-from ssd_jax.system.host_memory import memory_limit
 
 MESSAGE = 2**26
 """Most bytes of a message."""
 _LOG = logging.getLogger(__name__)
-_MIB = 2**20
 
 
 class Own(NamedTuple):
@@ -83,40 +77,10 @@ class Drafts:
             compile_cache=self._own.compile_cache,
             cores=None,
             budgets=wanted.budgets,
+            devices=None,
+            attention=wanted.attention,
         )
-        opened = open_draft(settings)
-        self._check_share(opened, wanted)
-        return load_sessions(settings, opened)
-
-    def _check_share(self, opened: OpenedModel, wanted: Wanted) -> None:
-        """Refuses an engine that needs more than its share of the memory behind the weights."""
-        limit, whose = _limit()
-        weights = _bytes(opened.model.parameter_structs())
-        share = (limit - weights) // self._own.engines
-        about = wanted.hello
-        pages = about.pages or about.slots
-        kept = [
-            opened.model.page_structs(pages, about.page_size or page_size(about.context)),
-            *(opened.model.branch_structs(about.slots, about.k, m) for m in wanted.budgets),
-        ]
-        needed = _bytes(kept)
-        if needed > share:
-            raise InputError(
-                f"keys and values of {about.slots} slots with {about.context} positions and their "
-                f"branches need {needed // _MIB} MiB here, and an engine's share is "
-                f"{max(share, 0) // _MIB} MiB ({whose}: {limit // _MIB} MiB, weights "
-                f"{weights // _MIB}, {self._own.engines} engines); lower --slots, --context or "
-                "--budget, or start the worker with fewer --engines"
-            )
-
-
-def _limit() -> tuple[int, str]:
-    told = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return (told, "the draft's device") if told else memory_limit()
-
-
-def _bytes(structs: Any) -> int:
-    return sum(math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(structs))
+        return load_sessions(settings, engines=self._own.engines)
 
 
 def serve(

@@ -31,7 +31,8 @@ def main() -> None:
     given = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[2:])
     timeout = float(given["host_timeout"])
     with LLM(**settings, hosts=given["hosts"], host_timeout=timeout) as llm:
-        print(json.dumps(answers(llm, settings["verify"], given["few"] == "True")))
+        found = answers(llm, settings["verify"], given["few"] == "True")
+        print(json.dumps(found | {"predicted": llm.predicted}))
 
 
 if __name__ == "__main__":

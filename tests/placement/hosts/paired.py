@@ -18,6 +18,7 @@ from ssd_jax.placement.hosts import follower
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
+from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import Drafted, Outcomes
 from ssd_jax.sampling.proposal import Proposal
 
@@ -62,7 +63,7 @@ class Pending:
         return Outcomes(np.zeros(SLOTS, np.int32), np.full((SLOTS, 1), self.value, np.int32))
 
 
-class Scripted:
+class Scripted(Drafter):
     """Both roles: notes each call; outcomes depend on all calls so far."""
 
     slots, context, max_chunk, k = SLOTS, 64, 8, K

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import DeviceError, InputError
+from ssd_jax.loaded import Roles
 from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Replay
 from ssd_jax.placement.hosts.leader import Leader
@@ -19,6 +21,8 @@ from ssd_jax.placement.hosts.messages import Open, Refuse, encode
 from ssd_jax.placement.hosts.start import STREAM
 from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.placement.hosts.paired import SLOTS, K, Texts, decoding, joined
 
 LENGTHS = np.array([4, -1], np.int32)
@@ -141,6 +145,38 @@ def test_a_hanging_program_is_not_waited_for_when_a_host_is_lost(monkeypatch):
         threading.Timer(0.3, pair.follower._link.close).start()
         with pytest.raises(DeviceError, match=r"host 1 of 2 .* is lost: its connection was closed"):
             rounds(pair)
+
+
+class Fewer:
+    """A tuner that wants two tokens."""
+
+    def plan(self, *, rows, steps):
+        return SpeculationPlan(k=2)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_followers_are_told_what_was_chosen(monkeypatch, wrong):
+    """The fault: the leader's drafter is what chooses, behind what followers are told."""
+    with decoding(monkeypatch, own=True) as pair:
+        drafter = TunedDrafter(pair.drafter, Fewer())
+        if wrong:
+            pair.drafter._drafter = TunedDrafter(pair.here[1], Fewer())
+            drafter = pair.drafter
+        drafter.open(SlotOpening(1, SamplingParams()))
+        batch = draft_batch(SLOTS, K + 1)._replace(limit=np.array([0, K], np.int32))
+        drafter.propose(batch)
+        wait_until(lambda: len(pair.there[1].calls) == 2)
+        assert pair.here[1].calls[-1][3 + 2] == [0, 2]
+        assert (pair.there[1].calls == pair.here[1].calls) is not wrong
+
+
+def test_followers_give_up_what_was_only_measured(monkeypatch):
+    with decoding(monkeypatch, own=True) as pair:
+        Roles(pair.target, None).close()
+        with contextlib.suppress(DeviceError):
+            pair.target.open(SlotOpening(1, SamplingParams()))
+        assert "host 1 of 2" in (why := pair.wait_left())
+        assert why.endswith("is lost: 0")  # there is no such engine
 
 
 def test_outcomes_that_nobody_waits_for_are_no_loss(monkeypatch):

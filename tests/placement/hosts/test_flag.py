@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssd_jax.config import Config
+from ssd_jax.config import AUTO_BUDGETS, Config
 from ssd_jax.errors import InputError
 from ssd_jax.placement import placement
 from ssd_jax.placement.hosts import start as starting
@@ -44,9 +44,6 @@ def test_hosts_as_they_are_given():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "auto", "draft": "ngram"}, "mode = 'auto' measures rounds"),
-        ({"mode": "sd", "draft": "ngram", "k": "auto"}, "k = 'auto' measures rounds"),
-        ({"mode": "ssd", "draft": "d", "budget": "auto"}, "budget = 'auto' measures rounds"),
         ({"mode": "ssd", "draft": "d", "draft_placement": "inline"}, "use process"),
         ({"mode": "ssd", "draft": "d", "draft_placement": "submesh"}, "use process"),
         ({"host_timeout": 0.5}, "host_timeout = 0.5 is out of range"),
@@ -83,7 +80,7 @@ def test_a_leader_that_is_not_there_is_named(monkeypatch):
 def test_what_hosts_have_without_saying():
     config = Config(hosts=HOSTS, mode="ssd", draft="d")
     assert config._draft_placement == "process"
-    assert config.placed("process").budgets == (16,)
+    assert config.placed("process").budgets == AUTO_BUDGETS
 
 
 def test_a_host_without_a_device_of_the_target_is_named():

@@ -15,8 +15,9 @@ from tests.placement.hosts.processes import Processes, said
 SHAPE = {"intermediate_size": 48, "vocab_size": 320, "num_attention_heads": 8}
 PAGES = {"kv_memory": "320KiB", "page_size": 64}
 """So small that texts get more of them as they grow."""
+CHOSEN = {"mode": "auto", "k": "auto", "budget": "auto"}
 CASES = [
-    pytest.param("qwen3", 2, "tensor=4", 2, "coupled", PAGES, True),
+    pytest.param("qwen3", 2, "tensor=4", 2, "coupled", PAGES | {"mode": "auto"}, True),
     *(
         pytest.param(*case, False, marks=pytest.mark.slow)
         for case in [
@@ -27,6 +28,8 @@ CASES = [
             ("qwen3", 2, "data=2,tensor=4", 4, "coupled", {"kv_memory": "64MiB"}),
             ("llama", 2, "tensor=8", 4, "ratio", {"prefix_caching": True, "kv_memory": "64MiB"}),
             ("qwen3", 4, "tensor=4", 2, "ratio", {"exact": "bitwise"}),
+            ("qwen3", 2, "tensor=4", 2, "coupled", CHOSEN),
+            ("llama", 2, "data=2,tensor=2", 2, "coupled", CHOSEN),
         ]
     ),
 ]
@@ -56,13 +59,19 @@ def settings_of(pair, verify, **more):
 def test_every_mode_of_several_processes_says_what_one_says(
     pair, family, heads, mesh, count, verify, more, few
 ):
+    """Also what `auto` measures and chooses; one process is told K, M and the mode."""
     settings = settings_of(pair(family, heads), verify, **more)
     leader = json.dumps(settings | {"mesh": mesh})
+    settings |= {"mode": "ssd", "k": 3, "budget": 8}
     asked = "tests.placement.hosts.leading", leader, f"--few={few}"
     with Processes(*asked, count=count) as processes:
         with LLM(**settings, draft_placement="inline") as alone:
             expected = answers(alone, verify, few)
         found = said(processes)
+    predicted = found.pop("predicted")
     assert found.keys() == expected.keys() == {"ar", "sd", "ssd"}
     for mode in expected:
         assert found[mode] == expected[mode], mode
+    chooses = "auto" in more.values()
+    assert predicted.keys() == (expected.keys() if chooses else set())
+    assert min(predicted.values(), default=1) > 0

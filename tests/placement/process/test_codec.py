@@ -68,6 +68,7 @@ MESSAGES = [
         {"k": 3, "rule": "ratio", "saguaro_c": 0.5, "confident": True},
         0.5,
         (4, 8),
+        "xla",
     ),
     PREFILL,
     ROUND,

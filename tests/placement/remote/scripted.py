@@ -9,7 +9,7 @@ from ssd_jax.placement.process.server import serve_wanted
 from ssd_jax.placement.process.session import DraftSession
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 
-WANTED = Wanted(HELLO, "float32", {"k": 3}, None, (6,))
+WANTED = Wanted(HELLO, "float32", {"k": 3}, None, (6,), "auto")
 SIZE = 2**22
 
 

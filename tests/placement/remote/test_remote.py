@@ -8,10 +8,12 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
+from ssd_jax.placement.process import memory
 from ssd_jax.placement.remote import far_worker, serving
 from tests.llm.test_speculative import outputs, requests
 from tests.placement.remote.workers import (
@@ -137,12 +139,30 @@ def test_more_engines_than_it_serves_are_refused(root):
 
 def test_a_need_of_more_than_the_share_is_refused_with_figures(root, llm, monkeypatch):
     wanted = llm.loaded.worker.supervisor.link.wanted
-    monkeypatch.setattr(serving, "memory_limit", lambda: (2**18, "this machine"))
-    share = (
-        r"need \d+ MiB here, and an engine's share is \d MiB \(this machine: 0 MiB, .* 3 engines"
+    monkeypatch.setattr(memory, "memory_limit", lambda: (2**18, "this machine"))
+    words = (
+        r"4 slots of context = 320 with budget = 8 and k = 3 need \d+ MiB of .* 0 MiB for each "
+        r"of 3 engines \(this machine: 0 MiB, weights 0 MiB\); lower one of them, or start it"
     )
-    with pytest.raises(InputError, match=rf"of 4 slots with 320 positions .* {share}\); lower"):
+    with pytest.raises(InputError, match=words):
         serving.Drafts(serving.Own(str(root / "draft"), None, None, 3)).load(wanted)
+
+
+def test_attention_that_the_worker_cannot_have_is_refused(root, llm):
+    wanted = llm.loaded.worker.supervisor.link.wanted
+    assert wanted.attention == "auto"
+    asked = msgspec.structs.replace(wanted, attention="pallas_tpu")
+    with pytest.raises(InputError, match="'pallas_tpu' is not possible: it needs a TPU"):
+        serving.Drafts(serving.Own(str(root / "draft"), None, None, 1)).load(asked)
+
+
+def test_a_worker_has_whatever_devices_its_jax_has(root, llm, monkeypatch):
+    """What an engine asks for is of no platform."""
+    loaded = []
+    monkeypatch.setattr(serving, "load_sessions", lambda settings, **_: loaded.append(settings))
+    wanted = llm.loaded.worker.supervisor.link.wanted
+    serving.Drafts(serving.Own(str(root / "draft"), None, None, 1)).load(wanted)
+    assert loaded[0].devices is None
 
 
 def test_nobody_at_an_address_is_said_in_seconds(root, monkeypatch):

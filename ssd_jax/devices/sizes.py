@@ -1,0 +1,53 @@
+"""How much arrays take of the memory of devices, and how much these have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ssd_jax.devices.opened import OpenedModel
+
+
+def device_limit(opened: OpenedModel) -> int | None:
+    """Bytes that each of a model's devices may hold, where they tell."""
+    mesh = opened.model.mesh
+    devices = jax.local_devices()[:1] if mesh is None else mesh.local_devices
+    told = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
+    return min((limit for limit in told if limit), default=None)
+
+
+def bytes_per_device(structs: Any) -> int:
+    """What each device holds of arrays of these structs, in bytes."""
+    return sum(_share(struct) for struct in jax.tree.leaves(structs))
+
+
+def bytes_of_process(structs: Any) -> int:
+    """What all devices of this process hold together."""
+    return sum(_share(struct) * _devices(struct) for struct in jax.tree.leaves(structs))
+
+
+def branch_structs(
+    opened: OpenedModel, *, slots: int, k: int, budgets: Sequence[int], support: int
+) -> Any:
+    """What branches of all these numbers take: keys and values, q of so many ids, and logits."""
+    branches, outputs = sum(budgets), opened.model.config.outputs
+    rows = slots * branches
+    return [
+        opened.model.branch_structs(slots, k, branches),
+        jax.ShapeDtypeStruct((rows, k, 2 * support), np.float32),
+        jax.ShapeDtypeStruct((rows, outputs), np.float32),
+    ]
+
+
+def _share(struct: jax.ShapeDtypeStruct) -> int:
+    whole = struct.sharding is None
+    shape = struct.shape if whole else struct.sharding.shard_shape(struct.shape)
+    return math.prod(shape) * struct.dtype.itemsize
+
+
+def _devices(struct: jax.ShapeDtypeStruct) -> int:
+    return 1 if struct.sharding is None else len(struct.sharding.addressable_devices)

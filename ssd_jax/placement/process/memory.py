@@ -1,0 +1,62 @@
+"""Whether a worker's own memory holds what an engine wants: nobody else can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.passes import page_size
+from ssd_jax.devices.sizes import branch_structs, bytes_of_process, bytes_per_device, device_limit
+from ssd_jax.errors import InputError
+from ssd_jax.placement.process.messages import Hello
+from ssd_jax.sampling import penalties
+from ssd_jax.system.host_memory import memory_limit
+
+
+def check_memory(
+    opened: OpenedModel, about: Hello, budgets: Sequence[int], *, engines: int = 1
+) -> None:
+    """Refuses an engine that needs more than its share of the memory behind the weights.
+
+    Args:
+      opened: the draft, on the devices that it will have.
+      about, budgets: what the engine wants.
+      engines: most at a time.
+
+    Raises:
+      InputError: it does.
+    """
+    told = device_limit(opened)
+    size_of = bytes_per_device if told else bytes_of_process
+    limit, whose = (told, "each of its devices") if told else memory_limit()
+    model, slots = opened.model, about.slots
+    parts = {
+        "keys and values": model.page_structs(
+            about.pages or slots, about.page_size or page_size(about.context)
+        ),
+        "records of past tokens": jax.eval_shape(lambda: penalties.empty(slots, about.tokens)),
+        "branches": branch_structs(
+            opened, slots=slots, k=about.k, budgets=budgets, support=about.support
+        ),
+    }
+    sizes = {name: size_of(structs) for name, structs in parts.items()}
+    weights = size_of(model.parameter_structs())
+    needed, share = sum(sizes.values()), (limit - weights) // engines
+    if needed <= share:
+        return
+    each = ", ".join(f"{name} {_mib(size)}" for name, size in sizes.items())
+    shared, fewer = "this engine", ""
+    if engines > 1:
+        shared, fewer = f"each of {engines} engines", ", or start it with fewer --engines"
+    raise InputError(
+        f"{slots} slots of context = {about.context} with budget = "
+        f"{' and '.join(map(str, budgets))} and k = {about.k} need {_mib(needed)} of the draft "
+        f"worker's memory ({each}), and there are {_mib(share)} for {shared} ({whose}: "
+        f"{_mib(limit)}, weights {_mib(weights)}); lower one of them{fewer}"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{max(size, 0) // 2**20} MiB"

@@ -1,0 +1,112 @@
+"""What a worker is asked for reaches it, and what it cannot have is refused before weights load."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from ssd_jax import loaded
+from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.errors import InputError
+from ssd_jax.kernels.tree_attention.api import why_not
+from ssd_jax.llm import LLM
+from ssd_jax.placement.placement import Placement
+from ssd_jax.placement.process import loading, memory
+from ssd_jax.placement.process.loading import load_sessions, open_draft
+from ssd_jax.placement.visible import Devices
+from ssd_jax.testing import tiny
+
+SETTINGS = {
+    "mode": "ssd",
+    "k": 3,
+    "budget": "8",
+    "context": 320,
+    "slots": 4,
+    "dtype": "float32",
+    "compile_cache": "off",
+    "draft_placement": "process",
+    "kv_memory": "1MiB",
+}
+
+
+class AskedError(Exception):
+    """Carries settings of a worker that is not started."""
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """What the worker of a model with these settings would be asked for."""
+    tiny.write_checkpoint(tmp_path / "target", "qwen3")
+
+    def worker(about, *_):
+        raise AskedError(about)
+
+    def asked(**settings):
+        monkeypatch.setattr(loaded, "_workers", worker)
+        target = str(tmp_path / "target")
+        with pytest.raises(AskedError) as raised:
+            LLM(target, draft=target, **SETTINGS | settings)
+        return raised.value.args[0]
+
+    return asked
+
+
+@pytest.fixture
+def no_programs(monkeypatch):
+    def compiles(*_, **_more):
+        raise AssertionError("compiles")
+
+    monkeypatch.setattr(OpenedModel, "load", lambda self: [])
+    monkeypatch.setattr(loading, "DraftPrograms", compiles)
+
+
+def test_attention_asked_for_by_name_is_the_workers_too(asked):
+    about = asked(attention="xla", page_size=16)
+    assert open_draft(about).model.execution.attention == "xla"
+
+
+@pytest.mark.skipif(why_not("cpu", "cpu") is not None, reason="there is no kernel here")
+def test_a_worker_that_was_not_told_of_it_refuses_such_pages(asked, no_programs):
+    """The planted fault."""
+    about = msgspec.structs.replace(asked(attention="xla", page_size=16), attention="auto")
+    with pytest.raises(InputError, match="page_size = 16 is no multiple of 64, which attention"):
+        load_sessions(about)
+
+
+def test_a_platform_other_than_the_targets_has_its_own_attention():
+    there = Placement(kind="process", workers=(Devices("gpu", (1,)),))
+    assert there.asked_of_worker("cpu") == "auto"
+    assert there.asked_of_worker("xla") == "xla"
+    here = dataclasses.replace(there, workers=(Devices("cpu", (0,)),))
+    assert here.asked_of_worker("cpu") == "cpu"
+    assert dataclasses.replace(there, kind="remote").asked_of_worker("cpu") == "cpu"
+
+
+MOST = 2**20
+
+
+@pytest.mark.parametrize(("device", "whose"), [(MOST, "each of its devices"), (None, "this host")])
+def test_what_a_worker_has_no_memory_for_is_refused(asked, no_programs, monkeypatch, device, whose):
+    about = asked(slots=64, kv_memory=None)
+    monkeypatch.setattr(memory, "device_limit", lambda _opened: device)
+    monkeypatch.setattr(memory, "memory_limit", lambda: (MOST, "this host"))
+    words = (
+        r"64 slots of context = 320 with budget = 8 and k = 3 need \d+ MiB of the draft worker's "
+        r"memory \(keys and values \d+ MiB, .* branches \d+ MiB\), and there are 0 MiB for this "
+        rf"engine \({whose}: 1 MiB, weights 0 MiB\); lower one of them$"
+    )
+    with pytest.raises(InputError, match=words):
+        load_sessions(about)
+
+
+def test_what_fits_is_loaded(asked, no_programs, monkeypatch):
+    """And a worker that does not look would load in any case."""
+    about = asked()
+    with pytest.raises(AssertionError, match="compiles"):
+        load_sessions(about)
+    monkeypatch.setattr(memory, "memory_limit", lambda: (MOST // 4, "this host"))
+    monkeypatch.setattr(loading, "check_memory", lambda *_, **_more: None)
+    with pytest.raises(AssertionError, match="compiles"):
+        load_sessions(about)
