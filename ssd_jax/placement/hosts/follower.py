@@ -81,6 +81,12 @@ class _Seat:
     bonus: Any = None
     drafted: Drafted | None = None
 
+    def accept(self, proposal: Any) -> Pending:
+        """See `protocols.Target.accept`."""
+        pending = self.roles.target.accept(self.logits, proposal)
+        self.bonus = pending.bonus
+        return pending
+
     def drafter(self) -> Drafter:
         """Which there is, since the leader calls it."""
         assert self.roles.drafter is not None
@@ -127,11 +133,11 @@ class Replay:
             told = seat.bonus if call.pending is None else unpacked(call.pending)
             drafted = drafted_of(call, seat.drafted)
             seat.logits = target.forward(told, unpacked(call.lengths), drafted)
+            if call.accepts:
+                own = None if drafted is None else seat.drafter().proposal()
+                pending = seat.accept(own)
         elif isinstance(call, Accept):
-            own = seat.drafter().proposal() if call.own else None
-            proposal = own if call.proposal is None else proposal_of(call.proposal)
-            pending = target.accept(seat.logits, proposal)
-            seat.bonus = pending.bonus
+            pending = seat.accept(proposal_of(call.proposal))
         elif isinstance(call, Propose):
             seat.drafted = seat.drafter().propose(batch_of(call.batch))
         elif isinstance(call, Open):

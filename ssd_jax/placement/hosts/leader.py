@@ -187,9 +187,9 @@ class Leader:
         if self._failure is not None:
             raise DeviceError(str(self._failure))
         frame = encode(kind(self._digest, *fields))
+        self._send_frame(frame)
         self._digest = zlib.crc32(frame, self._digest)
         self._calls += 1
-        self._send_frame(frame)
         return self._calls
 
     def _made(self, make: Callable[[], T]) -> T:
@@ -244,14 +244,13 @@ class Leader:
                         f"{host} within {JOINING:.0f} s; see that it is open, or name it by stream="
                     ) from None
                 try:
-                    connected.settimeout(_STRANGER)
-                    greeting = decode(Link(connected, _STRANGER).receive())
+                    link = Link(connected, _SILENT * self._timeout)
+                    greeting = decode(link.first(_STRANGER))
                     self._admit(greeting, token)
                 except OSError as error:
                     _LOG.warning("hosts: %s was sent away: %s", where[0], error)
                     connected.close()
                     continue
-                link = Link(connected, _SILENT * self._timeout)
                 self._hosts[greeting.index] = _Host(greeting.name, link)
 
     def _admit(self, greeting: Any, token: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 _LENGTH = struct.Struct("<I")
 MOST = 2**28
 """Bytes of a frame."""
+_AT_ONCE = 2**16  # bytes that are asked for: a frame and its length, and those that follow
 _BEATS = 4  # in the time that a host may be silent
 
 
@@ -30,6 +31,7 @@ class Link:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._silence = connected, silence
         self._sending, self._closed = threading.Lock(), threading.Event()
+        self._received = bytearray()
 
     def start(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
         """Begins to receive.
@@ -52,6 +54,14 @@ class Link:
         with self._sending:
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
 
+    def first(self, seconds: float) -> bytes:
+        """The first frame, if it comes within so many seconds; see `receive`."""
+        self._socket.settimeout(seconds)
+        try:
+            return self.receive()
+        finally:
+            self._socket.settimeout(self._silence)
+
     def receive(self) -> bytes:
         """The next frame, which may be a beat.
 
@@ -70,13 +80,15 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _exactly(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            part = self._socket.recv(min(count - len(parts), 2**20))
+        received = self._received
+        while len(received) < count:
+            part = self._socket.recv(_AT_ONCE)
             if not part:
                 raise ConnectionError("its connection was closed")
-            parts += part
-        return bytes(parts)
+            received += part
+        found = bytes(memoryview(received)[:count])
+        del received[:count]
+        return found
 
     def _receive(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
         try:

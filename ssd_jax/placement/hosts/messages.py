@@ -135,24 +135,21 @@ class Forward(Call, frozen=True):
       pending: None stands for the bonus tokens of the `accept` before.
       proposed: L of each slot; None without a proposal.
       tokens: None stands for those of the drafter's proposal.
+      accepts: whether the call goes on with `protocols.Target.accept`, of the drafter's proposal
+        or, without tokens, of none.
     """
 
     lengths: PackedArray
     pending: PackedArray | None
     proposed: PackedArray | None
     tokens: PackedArray | None
+    accepts: bool
 
 
 class Accept(Call, frozen=True):
-    """See `protocols.Target.accept`, of the `forward` before.
+    """See `protocols.Target.accept`, of the `forward` before."""
 
-    Attributes:
-      own: whether what is verified is the drafter's proposal.
-      proposal: what else is.
-    """
-
-    own: bool
-    proposal: list[PackedArray] | None
+    proposal: list[PackedArray]
 
 
 KINDS: tuple[type[HostMessage], ...] = (

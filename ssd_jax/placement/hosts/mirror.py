@@ -93,6 +93,7 @@ class MirroredTarget:
         self.slots, self.context, self.max_chunk = target.slots, target.context, target.max_chunk
         self._leader, self._engine, self._target, self._own = leader, engine, target, own
         self._bonus: Any = None
+        self._accepted: tuple[Any, MirroredPending] | None = None  # with the logits it is of
 
     def close(self) -> None:
         """Has followers give up the engine's roles, which nobody calls any more."""
@@ -132,17 +133,26 @@ class MirroredTarget:
         if drafted is not None:
             proposed = packed(drafted.lengths)
             tokens = None if self._own else packed(np.asarray(drafted.tokens))
-        make = partial(self._target.forward, pending, lengths, drafted)
-        about = packed(lengths), told, proposed, tokens
-        return self._leader.call(make, Forward, self._engine, *about)[1]
+        accepts = tokens is None  # what is verified is known, and needs no message of its own
+
+        def make() -> tuple[Any, Pending | None]:
+            logits = self._target.forward(pending, lengths, drafted)
+            own = None if drafted is None or self._own is None else self._own()
+            return logits, self._target.accept(logits, own) if accepts else None
+
+        about = packed(lengths), told, proposed, tokens, accepts
+        call, (logits, outcome) = self._leader.call(make, Forward, self._engine, *about)
+        self._accepted = None if outcome is None else (logits, self._pending(call, outcome))
+        return logits
 
     def accept(self, logits: Any, proposal: Any = None) -> MirroredPending:
         """See `protocols.Target.accept`."""
-        own = proposal is not None and self._own is not None
-        told = None
-        if proposal is not None and not own:
-            told = [packed(np.asarray(array)) for array in proposal]
+        if self._accepted is not None and self._accepted[0] is logits:
+            return self._accepted[1]
+        told = [packed(np.asarray(array)) for array in proposal]
         make = partial(self._target.accept, logits, proposal)
-        call, pending = self._leader.call(make, Accept, self._engine, own, told)
+        return self._pending(*self._leader.call(make, Accept, self._engine, told))
+
+    def _pending(self, call: int, pending: Pending) -> MirroredPending:
         self._bonus = pending.bonus
         return MirroredPending(self._leader, call, pending)
