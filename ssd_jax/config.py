@@ -192,8 +192,9 @@ class Config:
         None,
         "processes that run the target together, this one being the leader: the address of JAX's "
         "coordinator, which it starts, and how many there are, such as 10.0.0.1:4000,count=2, or "
-        "auto, as JAX finds out; the others run ssd-jax follower. mesh and target_devices then "
-        "count the devices of all, and default to them",
+        "auto, as JAX finds out; the others run ssd-jax follower. Each waits for the others 300 "
+        "seconds, or joining=N. mesh and target_devices then count the devices of all processes, "
+        "and default to them",
     )
     host_timeout: float = _field(
         30.0,
@@ -256,8 +257,8 @@ class Config:
     )
     attention: str = _field(
         "auto",
-        "what computes attention of the target, and of a draft in its process: cpu (a kernel for "
-        "processors), pallas_tpu (one for TPUs), pallas_gpu (one for H100 and H200, by name only: "
+        "what computes attention of target and draft (a draft's process on another platform has "
+        "its own, unless it is xla): cpu (a kernel for processors), pallas_tpu (one for TPUs), pallas_gpu (one for H100 and H200, by name only: "
         "no GPU has run it), xla; auto takes the platform's own, or xla where there is none; a "
         "given one that is not possible is an error",
         ("auto", "cpu", "pallas_tpu", "pallas_gpu", "xla"),

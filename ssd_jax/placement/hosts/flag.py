@@ -22,12 +22,14 @@ class Hosts:
       count: how many there are, the leader among them.
       index: of this one; the leader's is 0.
       stream: port of the leader's for what it tells followers; 0 takes a free one.
+      joining: seconds that this process waits for the others when it starts.
     """
 
     address: str | None
     count: int = 0
     index: int = 0
     stream: int = 0
+    joining: int = 300
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -39,16 +41,18 @@ class Hosts:
         first, *rest = (part.strip() for part in text.split(","))
         numbers: dict[str, int] = {}
         for part in rest:
-            found = re.fullmatch(r"(count|index|stream)=([0-9]{1,5})", part)
+            found = re.fullmatch(r"(count|index|stream|joining)=([0-9]{1,5})", part)
             if found is None or found[1] in numbers:
                 raise _wrong(text)
             numbers[found[1]] = int(found[2])
         address = None if first == "auto" else _address(text, first)
-        if {*numbers} - {"stream"} if address is None else "count" not in numbers:
+        if {*numbers} - {"stream", "joining"} if address is None else "count" not in numbers:
             raise _wrong(text)
         hosts = cls(first if address else None, **numbers)
         if hosts.stream >= _MOST:
             raise InputError(f"hosts = {text!r}: there is no port {hosts.stream}")
+        if not hosts.joining:
+            raise InputError(f"hosts = {text!r}: joining is seconds, 1 or more")
         if address and not hosts.index < hosts.count:
             raise InputError(
                 f"hosts = {text!r}: index is 0 for the leader and at most {hosts.count - 1} of "

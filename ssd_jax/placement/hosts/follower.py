@@ -43,7 +43,7 @@ from ssd_jax.placement.hosts.messages import (
     proposal_of,
     unpacked,
 )
-from ssd_jax.placement.hosts.start import JOINING, STREAM, leave, named, own_name, start, words_of
+from ssd_jax.placement.hosts.start import STREAM, leave, named, own_name, start, waited, words_of
 from ssd_jax.roles.protocols import Drafter, Pending, Target
 from ssd_jax.roles.records import Drafted
 
@@ -67,7 +67,8 @@ class Roles(Protocol):
 
 def join(hosts: str, timeout: float) -> Follower:
     """Joins a leader, and compares what must be the same; see `leader.lead`."""
-    follower = Follower(start(Hosts.parse(hosts), timeout, follows=True), timeout)
+    about = Hosts.parse(hosts)
+    follower = Follower(start(about, timeout, follows=True), about, timeout)
     follower.agree(of_process())
     return follower
 
@@ -161,6 +162,7 @@ class Follower:
 
     Args:
       job: of all processes.
+      hosts: how long to wait for the leader.
       timeout, leave: see `Leader`.
 
     Raises:
@@ -170,10 +172,20 @@ class Follower:
     follows = True
 
     def __init__(
-        self, job: compat.Job, timeout: float, *, leave: Callable[[str, int], None] = leave
+        self,
+        job: compat.Job,
+        hosts: Hosts,
+        timeout: float,
+        *,
+        leave: Callable[[str, int], None] = leave,
     ) -> None:
         self._job, self._leave, self._ended = job, leave, False
-        host, port, token = self._job.get(STREAM, JOINING).split(" ")
+        try:
+            host, port, token = self._job.get(STREAM, hosts.joining).split(" ")
+        except RuntimeError as error:
+            raise InputError(
+                f"hosts: the leader has not said where it listens: {error}; waited {waited(hosts)}"
+            ) from None
         self._address = f"{host}:{port}"
         try:
             connected = socket.create_connection((host, int(port)), timeout=timeout)

@@ -37,13 +37,13 @@ from ssd_jax.placement.hosts.messages import (
     encode,
 )
 from ssd_jax.placement.hosts.start import (
-    JOINING,
     STREAM,
     leave,
     named,
     own_name,
     refusal,
     start,
+    waited,
     words_of,
 )
 from ssd_jax.roles.records import Outcomes
@@ -66,7 +66,7 @@ class Leader:
 
     Args:
       job: of all processes.
-      port: to listen at; 0 takes a free one.
+      hosts: at which port to listen, and how long.
       timeout: seconds within which every process has ended when one is lost.
       leave: see `start.leave`.
 
@@ -79,7 +79,7 @@ class Leader:
     def __init__(
         self,
         job: compat.Job,
-        port: int,
+        hosts: Hosts,
         timeout: float,
         *,
         leave: Callable[[str, int], None] = leave,
@@ -95,7 +95,7 @@ class Leader:
         self._closed = self._decoding = False
         self._hosts: dict[int, _Host] = {}
         threading.Thread(target=self._make_all, daemon=True, name="devices").start()
-        self._listen(port)
+        self._listen(hosts)
         atexit.register(self._at_exit)
         for index, host in self._hosts.items():
 
@@ -224,13 +224,14 @@ class Leader:
             time.sleep(_NAMED / 100)
         return error if self._failure is None else DeviceError(str(self._failure))
 
-    def _listen(self, port: int) -> None:
+    def _listen(self, hosts: Hosts) -> None:
         """Waits for all followers; whoever does not know the secret is sent away."""
         host, _ = Address.parse(self._job.address, "hosts")
         local = host in ("localhost", "127.0.0.1", "::1")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        token, end = secrets.token_hex(32), time.monotonic() + JOINING
-        with socket.create_server((host if local else "", port), family=family) as server:
+        token, end = secrets.token_hex(32), time.monotonic() + hosts.joining
+        own = (host if local else "", hosts.stream)
+        with socket.create_server(own, family=family) as server:
             port = server.getsockname()[1]
             self._job.put(STREAM, f"{host} {port} {token}")
             while len(self._hosts) < self._job.count - 1:
@@ -241,7 +242,8 @@ class Leader:
                     missing = {*range(1, self._job.count)} - {*self._hosts}
                     raise InputError(
                         f"hosts: processes {sorted(missing)} have not come to port {port} of "
-                        f"{host} within {JOINING:.0f} s; see that it is open, or name it by stream="
+                        f"{host}: see that it is open, or name it by stream=; waited "
+                        f"{waited(hosts)}"
                     ) from None
                 try:
                     link = Link(connected, _SILENT * self._timeout)
@@ -338,7 +340,7 @@ def lead(hosts: str, timeout: float) -> Leader:
       InputError: the job cannot start, or its processes differ.
     """
     about = Hosts.parse(hosts)
-    leader = Leader(start(about, timeout, follows=False), about.stream, timeout)
+    leader = Leader(start(about, timeout, follows=False), about, timeout)
     leader.agree(of_process())
     return leader
 

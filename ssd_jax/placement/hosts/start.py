@@ -13,8 +13,6 @@ from ssd_jax.errors import InputError, SsdError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.hosts.flag import Hosts
 
-JOINING = 300.0
-"""Seconds that processes wait for each other when they start."""
 STREAM = "ssd_jax/stream"
 """Name of the text that says where the leader listens, and the secret of the job."""
 _PAUSE = 0.2
@@ -67,14 +65,14 @@ def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
         where = " that JAX was to find out (of SLURM, Kubernetes or a TPU's metadata)"
     if hosts.address is not None:
         _check_place(hosts.index, follows)
-        (_wait_for if follows else _require_free)(hosts.address)
+        _wait_for(hosts) if follows else _require_free(hosts.address)
     # JAX would end this process by an abort.
-    late = f"hosts: not all processes have come to the job{where} within {JOINING:.0f} s"
-    limit = threading.Timer(JOINING, leave, (late, InputError.exit_status))
+    late = f"hosts: not all processes have come to the job{where} within {waited(hosts)}"
+    limit = threading.Timer(hosts.joining, leave, (late, InputError.exit_status))
     limit.daemon = True
     limit.start()
     try:
-        job = compat.start_job(2 * JOINING, timeout, **hosts.given)
+        job = compat.start_job(2 * hosts.joining, timeout, **hosts.given)
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"hosts: the job{where} cannot start: {str(error).partition(chr(10))[0]}"
@@ -111,9 +109,15 @@ def _require_free(address: str) -> None:
         ) from None
 
 
-def _wait_for(address: str) -> None:
-    """Waits until somebody listens there."""
-    end, why = time.monotonic() + JOINING, ""
+def waited(hosts: Hosts) -> str:
+    """How long a process has waited for the others, and how to have it wait longer."""
+    return f"{hosts.joining} s; --hosts=...,joining=SECONDS waits longer"
+
+
+def _wait_for(hosts: Hosts) -> None:
+    """Waits until the leader listens."""
+    address = hosts.address or ""
+    end, why = time.monotonic() + hosts.joining, ""
     while time.monotonic() < end:
         try:
             socket.create_connection(Address.parse(address, "hosts"), timeout=_PAUSE * 10).close()
@@ -123,6 +127,6 @@ def _wait_for(address: str) -> None:
             return
         time.sleep(_PAUSE)
     raise InputError(
-        f"hosts: nobody listens at {address} for {JOINING:.0f} s ({why}): start the leader there, "
-        f"and see that the port is open, as nc -vz {address.replace(':', ' ')} tells"
+        f"hosts: nobody listens at {address} ({why}): start the leader there, and see that the "
+        f"port is open, as nc -vz {address.replace(':', ' ')} tells; waited {waited(hosts)}"
     )

@@ -19,7 +19,7 @@ from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
 from ssd_jax.roles.records import Drafted, draft_batch
 from ssd_jax.sampling.proposal import Proposal
-from tests.placement.hosts.paired import Pending, Scripted
+from tests.placement.hosts.paired import HOSTS, Pending, Scripted
 
 SLOTS, K = 4, 4
 WARM = 200
@@ -58,7 +58,7 @@ def follow(pipe: Any, mode: str) -> None:
     text, roles = pipe.recv(), Quick()
     job = compat.Job("127.0.0.1:1", 1, 2, lambda *_: None, lambda *_: text)
     own = roles if mode == "sd" else None
-    follower = Follower(job, 30.0)
+    follower = Follower(job, HOSTS, 30.0)
     began = time.process_time()
     compat.leave_job = lambda: None
     follower.follow(lambda *_: SimpleNamespace(target=roles, drafter=own))
@@ -72,7 +72,7 @@ def rounds(mode: str, count: int) -> tuple[list[float], ...]:
     process = multiprocessing.get_context("spawn").Process(target=follow, args=(other, mode))
     process.start()
     job = compat.Job("127.0.0.1:1", 0, 2, lambda _name, text: pipe.send(text), lambda *_: "")
-    leader, role, here = Leader(job, 0, 30.0), Quick(), Quick()
+    leader, role, here = Leader(job, HOSTS, 30.0), Quick(), Quick()
     atexit.unregister(leader._at_exit)
     leader_engine, _ = leader.new_engine(mode, K, lambda: None)
     drafter = MirroredDrafter(leader, leader_engine, role)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ssd_jax import compat
 from ssd_jax.placement.hosts import follower
+from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
@@ -22,6 +23,7 @@ from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import Drafted, Outcomes
 from ssd_jax.sampling.proposal import Proposal
 
+HOSTS = Hosts("127.0.0.1:1", 2, joining=10)
 SILENCE = 3.0
 SLOTS, K = 2, 3
 
@@ -150,10 +152,10 @@ def joined(monkeypatch, left):
     monkeypatch.setattr(follower, "_TOLD", 0.5)
     texts, made = Texts(), []
     thread = threading.Thread(
-        target=lambda: made.append(Leader(texts.job(0), 0, SILENCE, leave=leave))
+        target=lambda: made.append(Leader(texts.job(0), HOSTS, SILENCE, leave=leave))
     )
     thread.start()
-    other = Follower(texts.job(1), SILENCE, leave=leave)
+    other = Follower(texts.job(1), HOSTS, SILENCE, leave=leave)
     thread.join(10)
     atexit.unregister(made[0]._at_exit)
     try:

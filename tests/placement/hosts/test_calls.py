@@ -23,7 +23,7 @@ from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import SpeculationPlan
-from tests.placement.hosts.paired import SLOTS, K, Texts, decoding, joined
+from tests.placement.hosts.paired import HOSTS, SLOTS, K, Texts, decoding, joined
 
 LENGTHS = np.array([4, -1], np.int32)
 
@@ -215,7 +215,7 @@ def test_a_host_that_cannot_go_on_is_named_to_all(monkeypatch):
 def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
     monkeypatch.setattr(leaders, "_STRANGER", 0.2)
     texts, made = Texts(), []
-    thread = threading.Thread(target=lambda: made.append(Leader(texts.job(0), 0, 5.0)))
+    thread = threading.Thread(target=lambda: made.append(Leader(texts.job(0), HOSTS, 5.0)))
     thread.start()
     host, port, token = texts.of(STREAM).get(timeout=10).split(" ")
     hello = leaders.Greeting(leaders.VERSION, token, 1, "me")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +14,12 @@ import pytest
 from ssd_jax.config import AUTO_BUDGETS, Config
 from ssd_jax.errors import InputError
 from ssd_jax.placement import placement
-from ssd_jax.placement.hosts import start as starting
 from ssd_jax.placement.hosts.flag import Hosts
+from ssd_jax.placement.hosts.follower import Follower
+from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.start import start
+from tests.placement.hosts.paired import Texts
+from tests.placement.hosts.processes import environment, free_port
 
 HOSTS = "10.0.0.1:4000,count=2"
 
@@ -28,6 +35,8 @@ HOSTS = "10.0.0.1:4000,count=2"
         ("auto,count=2", "is not understood"),
         ("10.0.0.1:4000,count=2,index=2", "at most 1"),
         ("10.0.0.1:4000,count=2,stream=70000", "no port 70000"),
+        ("10.0.0.1:4000,count=2,joining=0", "joining is seconds, 1 or more"),
+        ("auto,joining=-1", "is not understood"),
     ],
 )
 def test_hosts_that_are_not_understood(text, words):
@@ -39,6 +48,7 @@ def test_hosts_as_they_are_given():
     assert Hosts.parse("auto,stream=5") == Hosts(None, stream=5)
     assert Hosts.parse("[::1]:4000,count=3,index=2") == Hosts("[::1]:4000", 3, 2)
     assert Hosts.parse("auto").given == {}
+    assert [Hosts.parse(text).joining for text in ("auto", "auto,joining=900")] == [300, 900]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +81,36 @@ def test_a_port_that_others_have_is_refused():
             start(Hosts(address, 2), 30, follows=False)
 
 
-def test_a_leader_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(starting, "JOINING", 0.5)
-    with pytest.raises(InputError, match=r"nobody listens at 127.0.0.1:1 for .* nc -vz 127.0.0.1"):
-        start(Hosts("127.0.0.1:1", 2, 1), 30, follows=True)
+WAITED = r"waited 1 s; --hosts=...,joining=SECONDS waits longer"
+
+
+def test_a_leader_that_is_not_there_is_named():
+    words = rf"nobody listens at 127.0.0.1:1 \(.* nc -vz 127.0.0.1 1 tells; {WAITED}"
+    with pytest.raises(InputError, match=words):
+        start(Hosts("127.0.0.1:1", 2, 1, joining=1), 30, follows=True)
+
+
+def test_followers_that_do_not_come_are_named():
+    words = rf"processes \[1, 2\] have not come to port \d+ of 127.0.0.1: .* {WAITED}"
+    with pytest.raises(InputError, match=words):
+        Leader(Texts().job(0, 3), Hosts("127.0.0.1:1", 3, joining=1), 30)
+
+
+def test_a_leader_that_says_nothing_is_waited_for_as_long():
+    def get(_name, seconds):
+        raise RuntimeError(f"nothing within {seconds}")
+
+    job = dataclasses.replace(Texts().job(1), get=get)
+    with pytest.raises(InputError, match=rf"where it listens: nothing within 1; {WAITED}"):
+        Follower(job, Hosts("127.0.0.1:1", 2, 1, joining=1), 30)
+
+
+def test_a_job_that_not_all_join_ends_in_the_time_that_was_given():
+    command = [sys.executable, "-m", "ssd_jax", "generate", "--target=t", "--prompt=x"]
+    hosts = f"--hosts=127.0.0.1:{free_port()},count=2,joining=1"
+    ended = subprocess.run([*command, hosts], capture_output=True, text=True, env=environment())
+    assert ended.returncode == 2
+    assert re.search(r"not all processes have come to the job .* within 1 s; --hosts", ended.stderr)
 
 
 def test_what_hosts_have_without_saying():

@@ -38,7 +38,12 @@ def command(listen, root, *flags):
 
 
 def start(root, *flags, listen="127.0.0.1:0"):
-    process = subprocess.Popen(command(listen, root, *flags), stderr=subprocess.PIPE, text=True)
+    return listening(command(listen, root, *flags))
+
+
+def listening(command):
+    """A worker that has said where it listens."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     lines = []
     for line in process.stderr:
         lines.append(line)
