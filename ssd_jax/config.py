@@ -258,9 +258,9 @@ class Config:
     attention: str = _field(
         "auto",
         "what computes attention of target and draft (a draft's process on another platform has "
-        "its own, unless it is xla): cpu (a kernel for processors), pallas_tpu (one for TPUs), pallas_gpu (one for H100 and H200, by name only: "
-        "no GPU has run it), xla; auto takes the platform's own, or xla where there is none; a "
-        "given one that is not possible is an error",
+        "its own, unless it is xla): cpu (a kernel for processors), pallas_tpu (one for TPUs), "
+        "pallas_gpu (one for H100 and H200, by name only: no GPU has run it), xla; auto takes the "
+        "platform's own, or xla where there is none; a given one that is not possible is an error",
         ("auto", "cpu", "pallas_tpu", "pallas_gpu", "xla"),
     )
     logprobs: int | None = _field(

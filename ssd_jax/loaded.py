@@ -136,9 +136,9 @@ class Loaded:
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode, with up to k proposed tokens a round."""
-        tuner = None  # before the roles: it may measure, on roles of its own
-        if self.tuner is not None and mode == "sd" and self._chooses_in_sd:
-            tuner = self.tuner(mode, k)
+        tuner, chooses = None, self.config.mode == "auto" or self.config.chooses_k
+        if self.tuner is not None and mode == "sd" and chooses:
+            tuner = self.tuner(mode, k)  # before the roles: it may measure, on some of its own
         if isinstance(self.hosts, Leader):
             roles = self._mirrored(self.hosts, mode, k)
         else:
@@ -150,10 +150,6 @@ class Loaded:
             return roles
         # Followers are told what the tuner has made of a batch.
         return Roles(roles.target, TunedDrafter(roles.drafter, tuner, rule=self.config.verify))
-
-    @property
-    def _chooses_in_sd(self) -> bool:
-        return self.config.mode == "auto" or self.config.chooses_k
 
     def _of_sd(self, mode: str, k: int) -> Roles:
         """A target, and the drafter if it is mode sd's."""

@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ssd_jax.bench.stats import estimate_of
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
@@ -33,6 +35,7 @@ PROMPTS = (
     "A train leaves at noon with 60 km/h. When has it gone 150 km? Think step by step.",
 )
 SETTINGS = {"context": 512, "slots": 1, "exact": "law"}
+BESIDE = ("verify_ms", "hit_rate", "acceptance_length")
 OF_SSD = {"mode": "ssd", "draft": "default", "k": 4, "budget": "8", "verify": "coupled"}
 
 
@@ -48,7 +51,8 @@ def answer(settings: dict[str, Any]) -> None:
             (output,) = llm.generate(json.loads(line), params)
             seconds = time.perf_counter() - began - output.metrics["ttft_ms"] / 1e3
             rate = (len(output.token_ids) - 1) / seconds
-            print(json.dumps({"rate": rate, "ids": output.token_ids}), flush=True)
+            found = {name: output.metrics[name] for name in BESIDE}
+            print(json.dumps({"rate": rate, "ids": output.token_ids, **found}), flush=True)
 
 
 class Answering:
@@ -129,21 +133,24 @@ def main() -> None:
     settings = {"mode": given.mode, "dtype": given.dtype, "max_tokens": given.max_tokens}
     if given.mode == "sd":
         settings |= {"draft": "default"}
-    ratios, rates = [], ([], [])
+    ratios: list[float] = []
+    answers: tuple[list[dict[str, Any]], ...] = ([], [])
     with both(given.what, settings) as sides:
         for pair in range(given.pairs):
             prompt = PROMPTS[pair % len(PROMPTS)]
             order = (0, 1) if pair % 2 else (1, 0)
             found = {side: sides[side].ask(prompt) for side in order}
             same = found[0]["ids"] == found[1]["ids"]
-            for side, of in enumerate(rates):
-                of.append(found[side]["rate"])
+            for side, of in enumerate(answers):
+                of.append(found[side])
             ratios.append(found[0]["rate"] / found[1]["rate"])
             print(f"{found[0]['rate']:.1f} against {found[1]['rate']:.1f} tokens/s, "
                   f"{'the same' if same else 'OTHER'} text", flush=True)  # fmt: skip
-    one, other = (estimate_of(of).median for of in rates)
-    ratio = estimate_of(ratios)
-    print(f"{given.what}: {one:.1f} against {other:.1f} tokens/s, paired {ratio}")
+    for name in ("rate", *BESIDE):
+        values = [[each[name] for each in of if each[name] is not None] for of in answers]
+        if all(values):
+            print(f"{name}: {' against '.join(f'{np.median(each):.3f}' for each in values)}")
+    print(f"{given.what}: tokens/s of the first over those of the other, {estimate_of(ratios)}")
 
 
 if __name__ == "__main__":

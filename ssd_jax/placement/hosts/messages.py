@@ -136,7 +136,7 @@ class Forward(Call, frozen=True):
       proposed: L of each slot; None without a proposal.
       tokens: None stands for those of the drafter's proposal.
       accepts: whether the call goes on with `protocols.Target.accept`, of the drafter's proposal
-        or, without tokens, of none.
+        or, without a proposal, of none.
     """
 
     lengths: PackedArray

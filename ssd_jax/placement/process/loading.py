@@ -63,10 +63,11 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1) -> MakeSession:
     if settings.compile_cache is not None:
         keep_programs(open_store(settings.compile_cache))
     check_sums()
-    about, devices = settings.hello, settings.devices
-    there = None if devices is None else devices.start()
-    usual = devices is None or devices.usual
-    opened = open_draft(settings, None if usual else mesh_of(there or ()))
+    about, mesh = settings.hello, None
+    if settings.devices is not None:
+        devices = settings.devices.start()
+        mesh = None if settings.devices.usual else mesh_of(devices)
+    opened = open_draft(settings, mesh)
     paging = Paging(about.page_size, about.pages) if about.pages else None
     if paging is not None:
         check_page_size(opened.model, paging.size)
