@@ -66,7 +66,7 @@ class DeviceTarget:
         self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.by_slots)
         blank = programs.verification.blank
         self._nothing = model.place(blank(self.slots))
-        programs.placed(jax.tree.map(np.asarray, self._nothing))  # compiles it before rounds do
+        programs.placed(jax.tree.map(np.asarray, blank(self.slots)))  # compiles it before rounds do
         self._nothing_in_one = model.place_whole(blank(1))
 
     def open(self, opening: SlotOpening) -> None:
