@@ -59,11 +59,13 @@ class Execution:
         cls, platform: str, dtype: str, *, linear: str = "xla", attention: str | None = None
     ) -> Execution:
         """Measured choices: unrolled layers are up to twice as fast on CPU, and prefill is fastest
-        per token at 128; elsewhere a scan keeps compilation short. XLA's bfloat16 product of one or
-        two rows takes a path on CPU five times slower than one of three. (An int8 product has two
-        rows for one token and needs no more; padded to three tokens it costs the same, and other
-        sums then do not depend on the number of tokens.) Elsewhere a branch on the device stops the
-        host, which then chooses among programs itself, and every array of a call is a transfer.
+        per token at 128. On TPUs a scan keeps compilation short; on GPUs it would copy each layer's
+        weights out of the stack before their product with several rows. XLA's bfloat16 product of
+        one or two rows takes a path on CPU five times slower than one of three. (An int8 product
+        has two rows for one token and needs no more; padded to three tokens it costs the same, and
+        other sums then do not depend on the number of tokens.) Elsewhere a branch on the device
+        stops the host, which then chooses among programs itself, and every array of a call is a
+        transfer.
 
         Args:
           platform: JAX's name of it.
@@ -78,7 +80,7 @@ class Execution:
             compute=compute,
             pages=kv_pages.storage_dtype(_floating(compute), platform),
             min_rows=3 if padded else 1,
-            scan_layers=not cpu,
+            scan_layers=platform == "tpu",
             attention=attention,
             kernels=TpuKernels() if attention == "pallas_tpu" else None,
             window_writes=not cpu,

@@ -96,8 +96,9 @@ class Embedding(Matrix):
         super().__init__(shape, ("vocab", "embed"), dtype)
 
     def __call__(self, tokens: Int32[Array, "n"]) -> Float32[Array, "n H"]:
-        """The rows of some tokens."""
-        return take(self.rows, tokens)
+        """The rows of some tokens. One is looked up as two: XLA would slice it out of the whole
+        table, which devices that share it would first send each other."""
+        return take(self.rows, pad_rows(tokens, 2))[: tokens.shape[0]]
 
 
 def pad_rows(x: Shaped[Array, "n ..."], rows: int) -> Shaped[Array, "padded ..."]:

@@ -6,8 +6,13 @@ import time
 import jax
 import pytest
 
-from ssd_jax.aot import gpus, hlo
+from ssd_jax.aot import gpus, hlo, traffic
+from ssd_jax.aot.configurations import read_configuration
+from ssd_jax.aot.programs import Sizes, of_target
 from ssd_jax.errors import InputError
+from ssd_jax.memory import bytes_per_device
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from tests.aot import specs
 
@@ -53,6 +58,21 @@ def test_a_program_passes_every_gate(name):
     pages = about.num_layers * SLOTS * about.num_kv_heads * CONTEXT * 2 * about.head_dim * 2
     temporaries = compiled.memory_analysis().temp_size_in_bytes
     assert gates(temporaries, hlo.read(compiled.as_text()), pages) == {}
+
+
+@pytest.mark.parametrize("width", [pytest.param(n, marks=compiles, id=f"{n}") for n in (0, 4)])
+def test_a_forward_of_eight_devices_reads_weights_once_and_sends_no_table(width):
+    """Layers of a scan would be copied out of their stack, and one row is a slice of the table."""
+    about, count = read_configuration("llama-3.1-8b"), 8
+    mesh = mesh_of(gpus.devices("h100", count))
+    model = FunctionalModel(about, Execution.for_platform("gpu", "bfloat16"), mesh=mesh)
+    sizes = Sizes(slots=1, context=8192, k=4, branches=specs.BRANCHES)
+    module = hlo.read(of_target(model, sizes)["forward", width].compile(mesh).as_text())
+    weights = bytes_per_device(model.parameter_structs())
+    moved = traffic.count(module, count).moved
+    print(f"{moved / weights:.2f} times the weights")
+    assert moved < 1.4 * weights
+    assert max(each.nbytes for each in module.collectives()) < 1 << 20
 
 
 OWN = [("target forward 4", 64), ("target forward 4", 128), ("draft expand 4 greedy", 64)]
