@@ -32,8 +32,12 @@ QUICK = {
     ("v4", "llama-3.1-8b", 1, 8192, "forward"),
     ("v5p", "llama-3.1-70b", 16, 32768, "promote"),
 }
-SLACK = {"v4": 3.0, "v5p": 3.0}
-"""Bytes moved over those of weights and pages: there attention in XLA keeps scores in memory."""
+DRAWN = {"start": (20, 5), "grow": (20, 5)}
+"""Times that a program's logits may be read or written, and held at once, at most; others 8 and 3.
+
+Draws at a temperature pass over them for p, its scores, the support of q and the candidates; what
+holds blocks of 32 of them is padded to 128 lanes.
+"""
 
 CASES = [
     (chip, target, slots, context, name)
@@ -87,6 +91,7 @@ def gates(case):
     compiled, module = case.compiled, case.module
     own = compiled.beside + compiled.temporaries + compiled.code
     page = {case.sizes.context, 2 * case.about.head_dim}
+    passes, held = DRAWN.get(case.name[0], (8, 3))
     found = {
         "compiles in a minute": compiled.seconds // 60,
         "fits": max(0, weights + pages + own - case.chip.memory),
@@ -97,7 +102,7 @@ def gates(case):
             for each in module.copies(1 << 20)
             if page <= {*each.dims} and each.shape.startswith("bf16")
         ],
-        "no temporary of their size": compiled.temporaries // (pages // 10 + 3 * case.logits),
+        "no temporary of their size": compiled.temporaries // (pages // 10 + held * case.logits),
         "logits stay where they are made": _sent(case),
     }
     if case.name[0] in ("forward", "start", "grow"):
@@ -105,7 +110,7 @@ def gates(case):
         looked_up = 0 if c.tie_embeddings else c.vocab_size * c.hidden_size * 2 / count
         least = weights - looked_up + pages
         moved = compiled.work.moved
-        most = SLACK.get(case.slice_.name, 1.15) * least + 8 * case.logits
+        most = 1.15 * least + passes * case.logits
         found["reads weights and pages once"] = 0 if least <= moved < most else moved / least
     return {name: wrong for name, wrong in found.items() if wrong}
 
@@ -118,7 +123,9 @@ def _sent(case):
 def known_weaknesses(case):
     """Gates that are known to fail, and why."""
     found = {}
-    if case.slice_.name == "tpu7x" and case.name[0] in ("forward", "start", "grow"):
+    weights, pages = case.held
+    copied = case.name[0] in ("forward", "start", "grow") and 10 * weights > pages
+    if case.slice_.name == "tpu7x" and copied:
         why = "arguments come in tiles of 8 rows, and products there take bfloat16 in tiles of 16"
         found |= dict.fromkeys(_OF_TILES, why)
     return found
@@ -138,7 +145,7 @@ def marked(case):
 
 
 @pytest.mark.parametrize("about", list(map(marked, CASES)))
-def test_a_program_passes_every_gate(about):
+def test_a_program_passes_every_gate(about, record_property):
     case = Case(*about)
     held = sum(case.held)
     if held > case.chip.memory:
@@ -146,6 +153,7 @@ def test_a_program_passes_every_gate(about):
     known = known_weaknesses(case)
     try:
         case.compiled, case.module = compile_program(case.spec, case.model, case.chip)
+        record_property("core seconds of the compile", round(case.compiled.seconds, 1))
         wrong = gates(case)
     except jax.errors.JaxRuntimeError as error:
         wrong = {"fits": str(error)}
