@@ -45,6 +45,8 @@ class Settings(TypedDict, total=False):
     hosts: str | None
     host_timeout: float
     draft_cores: int | str | None
+    draft_workers: int | None
+    draft_split: str | None
     draft_token_file: str | Path | None
     draft_tls_ca: str | Path | None
     draft_tls_cert: str | Path | None
