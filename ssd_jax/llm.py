@@ -230,6 +230,7 @@ class LLM:
           OSError: the trace cannot be written.
         """
         self._sharing.close()
+        self.tokenizer.close()
         if self._loaded is not None:
             self._loaded.close()
         if self._hosts is not None:

@@ -37,8 +37,8 @@ class ChatTemplate:
     """One Jinja chat template and the special tokens that it may name.
 
     Safe to use from several threads, and in a process that was forked from this one. Its process
-    starts at the first `render`, lives as long as this object, and ends with this program however
-    that ends.
+    starts at the first `render`, lives until `close` or as long as this object, and ends with this
+    program however that ends.
 
     Args:
       source: Jinja source.
@@ -77,6 +77,11 @@ class ChatTemplate:
                 "change the messages, or pass a plain prompt with --chat_template=false"
             )
         return text
+
+    def close(self) -> None:
+        """Ends its process, if there is one; another `render` starts one again."""
+        if self._child.owner == os.getpid():
+            self._child.close()
 
 
 def _check_messages(messages: object) -> None:
@@ -118,6 +123,11 @@ class _Child:
                 self._drop()
                 return True, f"it took more than {SECONDS:g} s or {MEMORY >> 20} MB"
         return bool(answer[0]), answer[1:].decode("utf-8", "surrogatepass")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._drop()
 
     def _started(self) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()

@@ -116,6 +116,11 @@ class Tokenizer:
         text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
         return self.encode(text, add_special=False)
 
+    def close(self) -> None:
+        """Ends the process of the chat template; another starts where it is needed again."""
+        if self._template is not None:
+            self._template.close()
+
     def save(self, directory: Path) -> None:
         """Writes the files that `tokenizer_from_directory` reads back to an equal tokenizer."""
         directory.mkdir(parents=True, exist_ok=True)

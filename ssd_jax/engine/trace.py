@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
@@ -86,23 +86,30 @@ class Trace:
         """Writes the file, all of it or nothing; not where nothing was traced.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: it cannot be written, with its name and why.
         """
         if not self._events:
             return
+        try:
+            with new_file(self.path) as file:
+                self._write_to(file)
+        except OSError as error:
+            why = f"the trace was not written: {error.strerror or error}"
+            raise OSError(error.errno, why, str(self.path)) from error
+
+    def _write_to(self, file: BinaryIO) -> None:
         about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
-        with new_file(self.path) as file:
-            file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
-            for place, event in enumerate(self._chrome_events()):
-                file.write((",\n" * bool(place) + json.dumps(event)).encode())
-            file.write(b"\n]}\n")
+        file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
+        for place, event in enumerate(self._chrome_events()):
+            file.write((",\n" * bool(place) + json.dumps(event)).encode())
+        file.write(b"\n]}\n")
 
     def write_at_the_end(self) -> None:
         """Writes the file where nobody is left to be told of an error; it is logged."""
         try:
             self.write()
         except OSError as error:
-            _LOG.warning("trace %s was not written: %s", self.path, error)
+            _LOG.warning("%s: %s", error.filename, error.strerror)
 
     def _chrome_events(self) -> Iterator[dict[str, Any]]:
         for number, (name, shared) in enumerate(self._engines, start=1):

@@ -112,6 +112,16 @@ def test_the_process_ends_with_the_template():
     assert child.poll() is not None
 
 
+def test_the_process_ends_when_the_template_is_closed_and_another_starts():
+    template = made("x")
+    template.close()
+    say(template, "a")
+    child = process(template)
+    template.close()
+    assert child.poll() is not None
+    assert say(template, "a") == "x"
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)

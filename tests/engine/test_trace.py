@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import resource
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -200,6 +203,26 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     recorder.write()
     check_schema(json.loads(path.read_text()))
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_costs_the_trace_alone(tiny_checkpoint, tmp_path):
+    """No file may grow beyond 4 KB there."""
+    path = tmp_path / "trace.json"
+
+    def said(*flags, **more):
+        command = [sys.executable, "-m", "ssd_jax", "generate", f"--target={tiny_checkpoint}"]
+        about = ["--prompt=abc", "--max_tokens=60", "--ignore_eos", "--compile_cache=off"]
+        return subprocess.run([*command, *about, *flags], capture_output=True, text=True, **more)
+
+    def small():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    found = said(f"--trace={path}", preexec_fn=small)
+    assert found.stdout == said().stdout
+    assert found.stdout
+    assert f"{path}: the trace was not written: File too large" in found.stderr
+    assert found.returncode
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):

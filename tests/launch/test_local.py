@@ -78,10 +78,14 @@ def children(pid):
     return found
 
 
+_ABOUT = ("cmdline", "stat")
+
+
 def gone(pids):
     end = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < end, "a process was left"
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        said = [Path(f"/proc/{pid}/{file}").read_text() for pid in left for file in _ABOUT]
+        assert time.monotonic() < end, f"a process was left: {said}"
         time.sleep(0.1)
 
 

@@ -55,7 +55,7 @@ class RemoteDraft:
       counters: what happened: "late", "stale", "dead", "hung", "q late", "q malformed",
         "connections".
       address: of the worker that there is now, None for none.
-      end: ends the worker at an address, which hangs.
+      end: ends the worker at an address, which hangs; None where that is not this one's to do.
       limit: when it is taken to, for an answer that is owed.
       silence: the same for a sign of life.
     """
@@ -69,7 +69,7 @@ class RemoteDraft:
         patience: float = PATIENCE,
         counters: Counter[str] | None = None,
         address: Callable[[], str | None] = lambda: None,
-        end: Callable[[str], None] = lambda address: None,
+        end: Callable[[str], None] | None = None,
         limit: HangLimit | None = None,
         silence: HangLimit | None = None,
     ) -> None:
@@ -81,6 +81,7 @@ class RemoteDraft:
         self._end, self._limit = end, limit or HangLimit()
         self._silence = silence or HangLimit(SILENCE, forgets=True)
         self._trouble = self._logged = ""
+        self._hung_said = False
         self._connection: Connection | None = None
         self._ended: Connection | None = None  # the one before it
         self._numbers, self._requests = itertools.count(1), itertools.count(1)
@@ -307,7 +308,7 @@ class RemoteDraft:
         elif self._overdue and not link.answered:
             self._absence = "stale"
         else:
-            self._overdue = False
+            self._overdue = self._hung_said = False
             self._limit.settled()
             self._silence.settled()
             return link
@@ -332,8 +333,12 @@ class RemoteDraft:
         if silent or self._limit.reached(where):
             self.counters["hung"] += 1
             what = "gives no sign of life" if silent else "has not answered for long"
-            _LOG.warning("the draft worker %s; another is started", what)
-            self._end(where)
+            follows = "another stream is tried" if self._end is None else "another is started"
+            level = logging.DEBUG if self._hung_said and self._end is None else logging.WARNING
+            self._hung_said = True
+            _LOG.log(level, "the draft worker %s; %s", what, follows)
+            if self._end is not None:
+                self._end(where)
             if link is not None:
                 link.close()
 

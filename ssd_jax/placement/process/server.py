@@ -64,12 +64,14 @@ def serve(
     Returns: the server and its address.
     """
 
+    refusals = _Refusals()
+
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
-        inbox = _Inbox(about)
+        inbox = _Inbox(about, refusals)
         inbox.start(requests)
         return _answers(session(inbox.called), inbox, greeting)
 
-    return serve_streams(start, token, listen, message_size(about), streams)
+    return _serve(start, token, listen, message_size(about), streams, refusals)
 
 
 def serve_wanted(
@@ -91,23 +93,38 @@ def serve_wanted(
     Returns: the server and its address.
     """
 
+    refusals = _Refusals()
+
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
-        inbox = _Inbox(_NOTHING)
+        inbox = _Inbox(_NOTHING, refusals)
         inbox.start(requests)
         return _loaded(load, inbox, greeting, size)
 
-    return serve_streams(start, token, listen, size, streams)
+    return _serve(start, token, listen, size, streams, refusals)
 
 
 _NOTHING = Hello("", slots=0, context=0, tokens=0, k=0, branches=0, support=0, rule="")
 
 
-def serve_streams(
+class _Refusals:
+    """Says once of each kind who is refused: no flood of strangers fills the log."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def say(self, kind: str, why: object) -> None:
+        level = logging.DEBUG if kind in self._said else logging.WARNING
+        self._said.add(kind)
+        _LOG.log(level, "a stream is refused (others like it are not mentioned): %s", why)
+
+
+def _serve(
     start: Callable[[Iterator[bytes]], Iterator[bytes]],
     token: str,
     listen: Callable[[grpc.Server], str],
     size: int,
     streams: int,
+    refusals: _Refusals,
 ) -> tuple[grpc.Server, str]:
     """Starts a server of streams, whose answers `start` gives."""
     free = threading.BoundedSemaphore(streams)
@@ -118,6 +135,7 @@ def serve_streams(
         context.send_initial_metadata((LET_IN,))  # a sign of life, before there is a draft
         if not free.acquire(blocking=False):
             reason = f"it serves {streams} engines already, and no more; close some"
+            refusals.say("streams", reason)
             yield codec.encode(Refused(reason=reason))
             return
         try:
@@ -125,7 +143,7 @@ def serve_streams(
         finally:
             free.release()
 
-    handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token)
+    handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token, refusals)
     server.add_generic_rpc_handlers([handler])
     address = listen(server)
     server.start()
@@ -135,8 +153,8 @@ def serve_streams(
 class _Handler(grpc.GenericRpcHandler):
     """Bytes in, bytes out, for who knows the token; nobody else's are read, nor given a thread."""
 
-    def __init__(self, handler: grpc.RpcMethodHandler, token: str) -> None:
-        self._handler, self._token = handler, token.encode()
+    def __init__(self, handler: grpc.RpcMethodHandler, token: str, refusals: _Refusals) -> None:
+        self._handler, self._token, self._refusals = handler, token.encode(), refusals
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -146,15 +164,21 @@ class _Handler(grpc.GenericRpcHandler):
             return None
         told = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN]
         known = len(told) == 1 and hmac.compare_digest(str(told[0]).encode(), self._token)
+        if not known:
+            self._refusals.say("token", "it does not know the token")
         return self._handler if known else None
+
+
+class _SilentError(ProtocolError):
+    """No first message."""
 
 
 class _Inbox:
     """Messages of one stream, read ahead; the last item is None."""
 
-    def __init__(self, about: Hello) -> None:
-        self.about = about
-        """What messages must fit."""
+    def __init__(self, about: Hello, refusals: _Refusals) -> None:
+        self.about, self.refusals = about, refusals
+        """What messages must fit, and who says of those that do not."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
         self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
         self.admitted = threading.Event()
@@ -176,6 +200,9 @@ class _Inbox:
             self._items.put(error)
         except Exception as error:  # the other side is gone; gRPC says so in many ways
             _LOG.debug("a stream ended: %r", error)
+            if not self.admitted.is_set():
+                why = "it broke off before its first message, or that is larger than any of use"
+                self.refusals.say("broken", why)
         self._items.put(None)
 
     def called(self) -> bool:
@@ -193,7 +220,7 @@ class _Inbox:
                 limit = None if self.admitted.is_set() else greeting
                 message = self._items.get(timeout=limit)
             except queue.Empty:
-                raise ProtocolError(f"no Hello within {greeting:.0f} s") from None
+                raise _SilentError(f"no Hello within {greeting:.0f} s") from None
             if message is None:
                 return
             if isinstance(message, ProtocolError):
@@ -210,6 +237,7 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
                 yield codec.encode(answer)
             inbox.admitted.set()
     except ProtocolError as error:
+        inbox.refusals.say(type(error).__name__, error)
         yield codec.encode(Refused(reason=str(error)))
     except Exception as error:
         _LOG.exception("a stream failed")
@@ -236,9 +264,12 @@ def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[b
             )
         session = load(wanted)(inbox.called)
         inbox.about = wanted.hello
+    except ProtocolError as error:
+        inbox.refusals.say(type(error).__name__, error)
+        yield codec.encode(Refused(reason=str(error)))
     except Exception as error:
-        known = isinstance(error, ProtocolError | SsdError)
-        _LOG.warning("a stream is refused: %s", error, exc_info=not known)
+        known = isinstance(error, SsdError)
+        _LOG.warning("an engine is refused: %s", error, exc_info=not known)
         reason = str(error) if known else f"{type(error).__name__}: {error}"
         yield codec.encode(Refused(reason=reason))
     finally:

@@ -51,6 +51,8 @@ def decoding(folders, tmp_path, timeout=10.0):
         (0, signal.SIGKILL),
         pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param(0, signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_every_process_ends_when_one_is_lost(folders, tmp_path, lost, by):

@@ -213,7 +213,7 @@ def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
 
 def test_only_a_round_calls_the_draft_away_from_its_branches():
     """A prompt that is prefilled meanwhile must not cost the others their branches."""
-    inbox = server._Inbox(HELLO)
+    inbox = server._Inbox(HELLO, server._Refusals())
     inbox.admitted.set()
     inbox.fill(iter([server.codec.encode(message) for message in (OPEN, PREFILL)]))
     assert not inbox.called()

@@ -69,7 +69,7 @@ def silent_draft(address, ends, **more):
         connector(HELLO, TOKEN, address, counters),
         counters=counters,
         address=address,
-        end=ends.append,
+        end=None if ends is None else ends.append,
         silence=HangLimit(0.25, forgets=True),
         **more,
     )
@@ -90,6 +90,18 @@ def test_a_worker_that_accepts_and_is_silent_is_ended():
         looks(draft, 30)
         draft.close()
         assert ends == [address]
+
+
+def test_a_silent_worker_that_is_not_ours_to_end_is_mentioned_once(caplog):
+    with Deaf() as address:
+        draft = silent_draft(lambda: address, None)
+        for times in (1, 2):
+            while draft.counters["hung"] < times:
+                draft._usable()
+                time.sleep(0.01)
+        draft.close()
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sum("no sign of life; another stream is tried" in line for line in said) == 1
 
 
 def test_a_worker_that_is_not_there_is_not_ended():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -171,6 +173,20 @@ def test_messages_for_an_earlier_request_of_a_slot_are_not_executed():
     assert answer.complete
     assert answer.slots.size == 0
     assert talk.counters["stale"] == 3
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[1:])
+def test_messages_in_another_order_change_no_text(order):
+    """What is answered is what was to be answered, or nothing; the draft checks its texts."""
+    later = replace(ROUND, number=4, position=rows(IDLE, IDLE), counts=rows([0] * (K + 1)))
+    messages = [OPEN, PREFILL, ROUND, later]
+    right = {answer.number: answer for answer in Talk(HELLO, *messages).answers[1:]}
+    talk = Talk(HELLO)
+    with contextlib.suppress(ProtocolError):  # the stream ends, and the engine tells all anew
+        talk.say(*(messages[place] for place in order))
+    for answer in talk.answers[1:]:
+        if answer.slots.size:
+            np.testing.assert_array_equal(answer.tokens, right[answer.number].tokens)
 
 
 def opening(**changes):

@@ -115,7 +115,7 @@ def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
 
     monkeypatch.setattr(server.codec, "decode", decode)
     with serving(greeting=60.0) as connect:
-        inbox = server._Inbox(HELLO)
+        inbox = server._Inbox(HELLO, server._Refusals())
         inbox.start(iter([codec.encode(OPEN)] * 9))
         eventually(lambda: decoded)
         time.sleep(0.1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -123,6 +125,35 @@ def test_a_worker_that_is_told_to_end_ends_and_leaves_no_socket(root, end):
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", int(worker.port)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_an_engine_that_is_told_to_end_leaves_nothing_and_the_worker_serves_the_next(
+    root, llm, worker, expected, tmp_path, end
+):
+    prompts, kept = tmp_path / "prompts.jsonl", tmp_path / "kept"
+    prompts.write_text('{"prompt": "abc"}\n' * 99)
+    kept.mkdir()
+    words = (
+        *("--mode=ssd", "--k=3", "--dtype=float32", "--context=320", "--slots=1", "--json"),
+        *(f"--prompt_file={prompts}", "--max_tokens=300", "--ignore_eos"),
+        *(f"--target={root / 'target'}", f"--draft={root / 'draft'}"),
+    )
+    engine = subprocess.Popen(
+        [sys.executable, "-m", "ssd_jax", "generate", *words,
+         f"--draft_placement=remote:{worker.address}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(kept)}, start_new_session=True,
+    )  # fmt: skip
+    assert engine.stdout.readline(), engine.communicate()  # in the middle of the next text
+    engine.send_signal(end)
+    engine.communicate(timeout=60)
+    assert engine.returncode in (128 + end, -end)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(engine.pid, 0)
+    assert list(kept.iterdir()) == []
+    assert ids(outputs(llm, requests(llm, "coupled"), "ssd")) == expected
 
 
 def test_another_draft_is_refused_in_words_at_once(root, worker):

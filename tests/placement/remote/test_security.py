@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+
 import pytest
 
 trustme = pytest.importorskip("trustme")
@@ -9,6 +12,7 @@ trustme = pytest.importorskip("trustme")
 from ssd_jax.errors import InputError  # noqa: E402
 from tests.llm.test_speculative import outputs, requests  # noqa: E402
 from tests.placement.remote.test_remote import ids, secret  # noqa: E402
+from tests.placement.remote.wire import FAR, namespace  # noqa: E402
 from tests.placement.remote.workers import checkpoints, hits, opened, started  # noqa: E402
 
 
@@ -27,7 +31,7 @@ def files(tmp_path_factory):
         authority.cert_pem.write_to_path(str(path / name))
         found[name] = str(path / name)
     for end, authority in (("worker", ours), ("engine", ours), ("stranger", theirs)):
-        made = authority.issue_cert("127.0.0.1", "localhost")
+        made = authority.issue_cert("127.0.0.1", "localhost", FAR)
         made.private_key_pem.write_to_path(str(path / f"{end}.key"))
         made.cert_chain_pems[0].write_to_path(str(path / f"{end}.cert"))
         found |= {f"{end}.{kind}": str(path / f"{end}.{kind}") for kind in ("key", "cert")}
@@ -70,3 +74,29 @@ def test_certificates_of_both_ends(root, files):
                 opened(root, worker.address, **known | pair)
         pair = {f"draft_tls_{kind}": files[f"engine.{kind}"] for kind in ("cert", "key")}
         assert speaks(root, worker.address, **known | pair)
+
+
+@pytest.mark.slow
+def test_a_link_with_delay_and_loss(root, files):
+    """5 ms each way, and one packet in a hundred lost."""
+    own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
+    known = {"draft_tls_ca": files["ca"], "draft_token_file": files["token"]}
+    with contextlib.ExitStack() as ends:
+        try:
+            where = ends.enter_context(namespace(delay=0.005, loss=0.01))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"a network namespace with a wire: {error}")
+        flags = *own, f"--token_file={files['token']}"
+        worker = ends.enter_context(started(root, *flags, listen=f"{FAR}:4711", where=where))
+        llm = ends.enter_context(opened(root, worker.address, **known))
+        asked = requests(llm, "coupled")
+        expected = ids(outputs(llm, asked, "ar"))
+        for _ in range(2):
+            found = outputs(llm, requests(llm, "coupled"), "ssd")
+            assert ids(found) == expected
+            assert hits(found) > 0
+            trips = [each.metrics["round_trip_ms"] for each in found if each.metrics["hit_rate"]]
+            assert min(trips) > 9
+        figures = llm.loaded.worker.counters
+        print(f"round trips {min(trips):.1f} to {max(trips):.1f} ms, {dict(figures)}")
+        assert not figures["dead"]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.process import codec
+from ssd_jax.placement.process import codec, server
 from ssd_jax.placement.process.connection import Connection, Link
 from ssd_jax.placement.process.messages import Refused, Welcome
 from ssd_jax.placement.process.transport import METHOD
@@ -23,14 +23,14 @@ from tests.placement.remote.scripted import SIZE, WANTED, serving
 @pytest.fixture
 def worker():
     """Its address; an engine that comes after all else is served."""
-    server, address = serving(greeting=0.5)
+    running, address = serving(greeting=0.5)
     yield address
     link = Connection(address, HELLO, TOKEN, Counter(), Link(wanted=WANTED))
     try:
         assert link.wait_ready(30), link.trouble
     finally:
         link.close()
-        server.stop(None)
+        running.stop(None)
 
 
 def talk(address, messages, token=TOKEN):
@@ -67,11 +67,12 @@ def test_a_hello_that_is_another_than_was_said_is_refused(worker):
     assert "slots" in reason
 
 
-def test_one_that_is_silent_is_ended(worker):
-    def nothing():
-        time.sleep(5)
-        yield b""
+def nothing():
+    time.sleep(5)
+    yield b""
 
+
+def test_one_that_is_silent_is_ended(worker):
     began = time.monotonic()
     (answer,) = talk(worker, nothing())
     assert "no Hello within" in answer.reason
@@ -93,14 +94,31 @@ def test_messages_larger_than_any_are_refused_before_they_are_sent_and_when_they
     assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def test_each_kind_of_refusal_is_logged_once_and_no_secret_with_it(worker, caplog):
+    caplog.set_level("WARNING", logger=server.__name__)
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError):
+            talk(worker, iter([b""]), token="guessed")
+        refused(worker, b"GET / HTTP/1.1")
+        with pytest.raises(grpc.RpcError):
+            talk(worker, iter([b"\0" * (SIZE + 1)]))
+        talk(worker, nothing())
+    said = [record.getMessage() for record in caplog.records]
+    whys = ("not know the token", "no message of this protocol", "larger than any", "no Hello")
+    assert len(said) == len(whys)
+    for why in whys:
+        assert sum(why in line for line in said) == 1, said
+    assert not any("guessed" in line or TOKEN in line for line in said)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
     def load(_wanted):
         raise InputError("no such file") if known else MemoryError("out of memory")
 
-    server, address = serving(load)
+    running, address = serving(load)
     try:
         reason = refused(address, WANTED)
         assert reason == ("no such file" if known else "MemoryError: out of memory")
     finally:
-        server.stop(None)
+        running.stop(None)

@@ -37,8 +37,9 @@ def command(listen, root, *flags):
     return [*start, *flags]
 
 
-def start(root, *flags, listen="127.0.0.1:0"):
-    return listening(command(listen, root, *flags))
+def start(root, *flags, listen="127.0.0.1:0", where=()):
+    """`where` begins the command."""
+    return listening([*where, *command(listen, root, *flags)])
 
 
 def listening(command):
@@ -53,8 +54,8 @@ def listening(command):
 
 
 @contextlib.contextmanager
-def started(root, *flags, listen="127.0.0.1:0"):
-    worker = start(root, *flags, listen=listen)
+def started(root, *flags, listen="127.0.0.1:0", where=()):
+    worker = start(root, *flags, listen=listen, where=where)
     try:
         yield worker
     finally:

@@ -1,0 +1,158 @@
+"""Whatever becomes of the way to a worker on another host, the text is the same; counters tell."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+
+from ssd_jax.placement.process import transport
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Link, connector
+from tests.placement.process.script import HELLO, TOKEN
+from tests.placement.process.scripted import only_misses, run_of
+from tests.placement.remote.proxy import Proxy
+from tests.placement.remote.scripted import WANTED, serving
+from tests.placement.remote.workers import eventually
+
+ROUND = 0.002
+"""Seconds of a forward of the target, so that an engine without a draft does not spin."""
+NOTICED = 10.0
+"""Seconds; a ping that is not answered ends a stream after 2, an answer that is owed after 30."""
+
+
+@contextmanager
+def linked(patience=0.3, seed=0):
+    """An engine, the way to its worker, and the worker."""
+    server, address = serving()
+    proxy, counters = Proxy(int(address.rpartition(":")[2]), seed=seed), Counter()
+    where = f"127.0.0.1:{proxy.port}"
+    link = Link(wanted=WANTED, clock=False)
+    connect = connector(HELLO, TOKEN, lambda: where, counters, link=link)
+    draft = RemoteDraft(HELLO, connect, patience=patience, counters=counters, address=lambda: where)
+    servers = [server]
+    try:
+        assert draft.wait_ready(30)
+        run = run_of(draft)
+        forward = run.target.forward
+        run.target.forward = lambda *arguments: time.sleep(ROUND) or forward(*arguments)
+        assert run.until(only_misses)["miss"] > 0
+        yield run, proxy, servers
+    finally:
+        draft.close()
+        proxy.close()
+        for each in servers:
+            each.stop(None)
+
+
+def test_a_worker_that_is_killed_and_started_again_is_found_at_its_address():
+    with linked() as (run, proxy, servers):
+        for times in range(2):
+            servers.pop().stop(None)
+            causes = run.until(lambda found: set(found) == {"dead"})
+            assert run.draft.counters["connections"] >= times + 1
+            server, address = serving()
+            servers.append(server)
+            proxy.to = int(address.rpartition(":")[2])
+            causes += run.until(only_misses)
+            assert causes["miss"] > 0
+        assert run.draft.counters["dead"] > 0
+        assert run.draft.counters["garbage"] == 0
+
+
+def test_a_way_that_is_cut_off_is_noticed_by_pings_and_found_again():
+    """No end is told of it, and nothing comes: the stream ends long before an answer is overdue."""
+    with linked() as (run, proxy, _):
+        began = time.monotonic()
+        with proxy.parted():
+            causes = run.until(lambda found: set(found) == {"dead"})
+        assert time.monotonic() - began < NOTICED
+        assert causes["late"] > 0
+        assert causes["stale"] > 0
+        run.until(only_misses)
+        assert run.draft.counters["connections"] >= 2
+        assert run.draft.counters["hung"] == 0
+
+
+def test_a_way_that_stands_still_for_a_moment_costs_one_wait_and_no_stream():
+    with linked() as (run, proxy, _):
+        before = run.draft.counters["late"]
+        with proxy.parted():
+            causes = run.until(lambda found: found["stale"] > 0)
+        assert causes["stale"] > 0
+        assert run.draft.counters["late"] == before + 1
+        run.until(only_misses)
+        assert run.draft.counters["connections"] == 1
+        assert run.draft.counters["dead"] == 0
+
+
+def test_connections_that_are_reset_are_made_again():
+    with linked() as (run, proxy, _):
+        for times in range(3):
+            proxy.cut()
+            run.until(lambda _, n=times: run.draft.counters["connections"] >= n + 2)
+            run.until(only_misses)
+        assert run.draft.counters["dead"] > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bytes_that_are_changed_on_their_way_change_no_text(seed):
+    """Plain text has no seal; what still is a message is judged like any other."""
+    with linked(seed=seed) as (run, proxy, _):
+        proxy.damage = 0.05
+        run.until(lambda _: run.draft.counters["connections"] >= 2)
+        proxy.damage = 0.0
+        proxy.cut()
+        run.until(only_misses)
+
+
+def test_a_slow_and_lossy_way_is_measured_and_does_not_end_speculation():
+    with linked(patience=5.0) as (run, proxy, _):
+        proxy.delay, proxy.loss = 0.005, 0.01
+        sent = proxy.bytes
+        run.generate(count=4, size=100)
+        assert proxy.bytes > sent
+        assert run.draft.counters["connections"] == 1
+        assert run.draft.counters["dead"] == 0
+        assert any(d.sources.get(0) == "hit" for d, _ in run.target.verified[-50:])
+        assert run.draft._connection._clock.round_trip > 2 * proxy.delay
+
+
+def test_peers_that_dribble_are_sent_away_and_disturb_nobody(monkeypatch):
+    """A slow loris: connections that never get to the end of what they begin."""
+    monkeypatch.setattr(transport, "_IDLE", 300)
+    with linked() as (run, proxy, _):
+        peers = [socket.create_connection(("127.0.0.1", proxy.to)) for _ in range(20)]
+        begun = b"PRI * HTTP/2.0\r\n"
+        for place in range(len(begun)):
+            for peer in peers:
+                try:
+                    peer.sendall(begun[place : place + 1])
+                except OSError:  # it was sent away already
+                    continue
+            run.generate(count=1, size=20)
+        for peer in peers:
+            peer.settimeout(0.2)
+
+        def ended():
+            return all(_ended(peer) for peer in peers)
+
+        eventually(ended, 10)
+        run.until(only_misses)
+        assert run.draft.counters["connections"] == 1
+        for peer in peers:
+            peer.close()
+
+
+def _ended(peer):
+    try:
+        while peer.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
