@@ -44,7 +44,7 @@ from tests.kernels import attention_cases as cases
 _DOCS = Path(__file__).parent.parent / "docs"
 EVIDENCE, PAGE = _DOCS / "support.json", _DOCS / "support.md"
 INTERPRETER = "interpreter"
-COLUMNS = ("cpu", INTERPRETER, *chips.CHIPS, *gpus.GPUS)
+COLUMNS = ("cpu", INTERPRETER, *chips.CHIPS)
 """Platforms of the page; devices that ran something and are none of these come behind them."""
 STATES = {
     "failed": "does not compile, or gives something else",
@@ -106,17 +106,13 @@ def places(wanted: list[str]) -> Iterator[Place]:
     own = "cpu" if platform == "cpu" else jax.devices()[0].device_kind
     if not wanted or own in wanted:
         yield Place(own, platform)
-    for platform, names, devices in (
-        ("tpu", chips.CHIPS, chips.devices),
-        ("gpu", gpus.GPUS, gpus.devices),
-    ):
-        for name in names:
-            if wanted and name not in wanted:
-                continue
-            try:
-                yield Place(name, platform, mesh_of(devices(name, 1)))
-            except InputError as error:
-                print(f"{name}: not surveyed: {error}", file=sys.stderr)
+    for name, chip in chips.CHIPS.items():
+        if wanted and name not in wanted:
+            continue
+        try:
+            yield Place(name, chip.platform, mesh_of(chips.devices(name)))
+        except InputError as error:
+            print(f"{name}: not surveyed: {error}", file=sys.stderr)
 
 
 # Kernels: a function of arrays, and what it must give.
@@ -297,7 +293,7 @@ def survey(wanted: list[str]) -> list[Note]:
 def versions(platform: str) -> str:
     """Of what compiled for a platform."""
     found = [f"JAX {jax.__version__}", f"jaxlib {importlib.metadata.version('jaxlib')}"]
-    compilers = {"libtpu": platform in chips.CHIPS or "TPU" in platform}
+    compilers = {"libtpu": platform in chips.TPUS or "TPU" in platform}
     compilers["jax-cuda13-plugin"] = platform in gpus.GPUS or "NVIDIA" in platform
     found += [f"{name} {importlib.metadata.version(name)}" for name in compilers if compilers[name]]
     if platform == "cpu":

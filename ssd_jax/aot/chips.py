@@ -1,8 +1,9 @@
 """Devices to compile for without having them, and what they can do.
 
-Memory, bandwidth and arithmetic are those that Google publishes for each chip
-(https://cloud.google.com/tpu/docs/system-architecture-tpu-vm); links, those of "How to scale your
-model" (https://jax-ml.github.io/scaling-book/tpus), which also says what a hop takes.
+Memory, bandwidth and arithmetic are those that Google and NVIDIA publish for each chip
+(https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, the data sheets of H100 and H200
+with SXM); links of TPUs, those of "How to scale your model"
+(https://jax-ml.github.io/scaling-book/tpus), which also says what a hop takes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
+from ssd_jax.aot import gpus
 from ssd_jax.aot.traffic import Collective, Work
 from ssd_jax.errors import InputError
 
@@ -27,15 +29,17 @@ class Chip:
     """A kind of device, as JAX counts devices: a whole chip, of tpu7x one of its two halves.
 
     Attributes:
-      slices: the compiler's names of sets of devices, by their number.
+      platform: JAX's name of it.
+      slices: the compiler's names of sets of devices, by their number; none of GPUs.
       memory: bytes.
       bandwidth: of the memory, bytes/s.
       flops: multiplications and additions a second, in bfloat16.
-      link: bytes/s that a link carries in one direction.
+      link: bytes/s that a link carries in one direction; a device sends by two of them at once.
       options: of the topology.
     """
 
-    slices: Mapping[int, str]
+    platform: str = "tpu"
+    slices: Mapping[int, str] = dataclasses.field(default_factory=dict)
     memory: int
     bandwidth: float
     flops: float
@@ -81,7 +85,11 @@ CHIPS: Mapping[str, Chip] = {
         flops=1153e12,
         link=100e9,
     ),
+    # NVLink carries 450 GB/s in each direction to any other device of the machine.
+    "h100": Chip(platform="gpu", memory=84929347584, bandwidth=3352e9, flops=989e12, link=225e9),
+    "h200": Chip(platform="gpu", memory=150000000000, bandwidth=4800e9, flops=989e12, link=225e9),
 }
+TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 
 # Without them libtpu looks for the machine's own chips, and a second process waits for the first.
 _OFFLINE = {
@@ -151,9 +159,11 @@ def devices(name: str, count: int = 1) -> list[Any]:
     """Devices to compile for, of the smallest slice that has so many; nothing can run on them.
 
     Raises:
-      InputError: no such chip, no slice of it has so many, or libtpu is not installed.
+      InputError: no such chip, no slice of it has so many, or its compiler is not installed.
     """
     chip = chip_named(name)
+    if chip.platform == "gpu":
+        return gpus.devices(name, count)
     sizes = [size for size in chip.slices if size >= count]
     if not sizes:
         raise InputError(

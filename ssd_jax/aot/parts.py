@@ -126,13 +126,13 @@ class Slice:
         Raises:
           InputError: nothing of it can be shared out.
         """
-        count = len(places)
+        count, platform = len(places), self.chip.platform
         mesh = mesh_of([self.devices[place] for place in places])
         execution = Execution.for_platform(
-            "tpu",
+            platform,
             dtype,
-            linear=products.backend("tpu", dtype, devices=count),
-            attention=attention.backend("tpu", devices=count),
+            linear=products.backend(platform, dtype, devices=count),
+            attention=attention.backend(platform, devices=count),
         )
         model = FunctionalModel(about, execution, mesh=mesh)
         if count > 1 and not any(getattr(model.rules, name) for name in _SHARED):

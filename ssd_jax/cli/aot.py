@@ -16,8 +16,8 @@ _USED = (
     *("target_devices", "draft_devices", "config"),
 )
 _OWN: settings.OwnFlags = {
-    "chip": ("str", None, "what to compile for: v4, v5e, v5p, v6e or tpu7x"),
-    "devices": ("int", None, "devices of the slice"),
+    "chip": ("str", None, "what to compile for: v4, v5e, v5p, v6e, tpu7x, h100 or h200"),
+    "devices": ("int", None, "devices of the slice, or of a machine with GPUs"),
 }
 _DTYPES = ("bfloat16", "int8", "float32")
 
