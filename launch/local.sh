@@ -6,12 +6,13 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 usage() {
   cat <<'EOF'
-usage: launch/local.sh [--dry_run] [--processes=2] [--devices=1] [--draft=SOURCE] [--port=N]
-                       COMMAND [--flag=value ...]
+usage: launch/local.sh [--dry_run] [--processes=2] [--devices=1] [--draft=SOURCE [--draft_devices=LIST]]
+                       [--port=N] COMMAND [--flag=value ...]
 
   --processes  of the target, each with as many virtual devices of the processor as
   --devices    says
   --draft      source of a draft, which a worker of its own serves; without it COMMAND names one, or none
+  --draft_devices  that share it, such as cpu:0-1; default: one
   --port       of the leader; the draft worker has the next one; default: two that are free now
   --dry_run    prints the commands in place of running them
 
@@ -19,12 +20,13 @@ launch/local.sh --processes=2 --draft=default generate --mode=ssd --prompt='Why 
 EOF
 }
 
-processes=2 devices=1 draft='' port='' dry_run=false
+processes=2 devices=1 draft='' draft_devices='' port='' dry_run=false
 while [[ ${1:-} == --* ]]; do
   case $1 in
     --processes=*) processes=${1#*=} ;;
     --devices=*) devices=${1#*=} ;;
     --draft=*) draft=${1#*=} ;;
+    --draft_devices=*) draft_devices=${1#*=} ;;
     --port=*) port=${1#*=} ;;
     --dry_run) dry_run=true ;;
     --help) usage; exit 0 ;;
@@ -61,6 +63,9 @@ if [[ -n $draft ]]; then
   for flag in "$@"; do # a draft that takes tensors from the target needs to know which
     [[ $flag == --target=* ]] && worker+=("$flag")
   done
+  if [[ -n $draft_devices ]]; then
+    worker+=("--draft_devices=$draft_devices")
+  fi
   command+=("--draft=$draft" "--draft_placement=remote:127.0.0.1:$((port + 1))")
 fi
 

@@ -6,7 +6,7 @@ usage() {
   cat <<'EOF'
 usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME --chips=N [--topology=AxB]
                          [--name=ssd] [--draft=SOURCE --draft_accelerator=NAME --draft_chips=N
-                         --draft_topology=AxB] [--port=4711] COMMAND [--flag=value ...]
+                         --draft_topology=AxB --draft_devices=LIST] [--port=4711] COMMAND [--flag=value ...]
 
   --image        with ssd_jax and launch/ in /ssd: see launch/gke/Dockerfile
   --hosts        of the target
@@ -14,6 +14,7 @@ usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME 
                  nvidia-h100-80gb, without
   --chips        TPU chips or GPUs of a node
   --draft        source of a draft, which a worker on one node serves; default accelerator: none, its processor
+  --draft_devices  of that node that share the draft, such as 0-3; default: one
   --port         of that worker
   --dry_run      prints the manifest in place of applying it
 
@@ -25,7 +26,7 @@ EOF
 }
 
 image='' hosts='' accelerator='' chips='' topology='' name=ssd port=4711 dry_run=false
-draft='' draft_accelerator='' draft_chips='' draft_topology=''
+draft='' draft_devices='' draft_accelerator='' draft_chips='' draft_topology=''
 while [[ ${1:-} == --* ]]; do
   case $1 in
     --image=*) image=${1#*=} ;;
@@ -35,6 +36,7 @@ while [[ ${1:-} == --* ]]; do
     --topology=*) topology=${1#*=} ;;
     --name=*) name=${1#*=} ;;
     --draft=*) draft=${1#*=} ;;
+    --draft_devices=*) draft_devices=${1#*=} ;;
     --draft_accelerator=*) draft_accelerator=${1#*=} ;;
     --draft_chips=*) draft_chips=${1#*=} ;;
     --draft_topology=*) draft_topology=${1#*=} ;;
@@ -154,6 +156,9 @@ EOF
     for flag in "$@"; do # a draft that takes tensors from the target needs to know which
       [[ $flag == --target=* ]] && worker+=("$flag")
     done
+    if [[ -n $draft_devices ]]; then
+      worker+=("--draft_devices=$draft_devices")
+    fi
     job draft 1 1000000 OnFailure "$draft_accelerator" "$draft_chips" "$draft_topology" "${worker[@]}"
   fi
 }

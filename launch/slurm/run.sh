@@ -5,11 +5,12 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'EOF'
-usage: launch/slurm/run.sh [--dry_run] --nodes=N [--draft=SOURCE] [--port=4711] [--directory=DIR]
-                           [--sbatch=FLAG ...] COMMAND [--flag=value ...]
+usage: launch/slurm/run.sh [--dry_run] --nodes=N [--draft=SOURCE [--draft_devices=LIST]] [--port=4711]
+                           [--directory=DIR] [--sbatch=FLAG ...] COMMAND [--flag=value ...]
 
   --nodes      of the target; with --draft the job has one more
   --draft      source of a draft, which a worker on the last node serves
+  --draft_devices  of that node that share the draft, such as 0-3; default: one
   --port       of that worker
   --directory  on a file system that all nodes share, for its token and certificate; default: ./ssd-JOB
   --sbatch     a flag for sbatch, such as --sbatch=--partition=gpu; any number of them
@@ -20,12 +21,13 @@ launch/slurm/run.sh --nodes=2 --draft=hf:org/draft --sbatch=--gpus-per-node=8 \
 EOF
 }
 
-nodes='' draft='' port=4711 directory='' dry_run=false job=''
+nodes='' draft='' draft_devices='' port=4711 directory='' dry_run=false job=''
 sbatch=(sbatch "--job-name=ssd-jax" "--ntasks-per-node=1")
 while [[ ${1:-} == --* ]]; do
   case $1 in
     --nodes=*) nodes=${1#*=} ;;
     --draft=*) draft=${1#*=} ;;
+    --draft_devices=*) draft_devices=${1#*=} ;;
     --port=*) port=${1#*=} ;;
     --directory=*) directory=${1#*=} ;;
     --sbatch=*) sbatch+=("${1#*=}") ;;
@@ -45,7 +47,7 @@ if [[ -z $job ]]; then
   own=(--job "--nodes=$nodes" "--port=$port" "--directory=$directory")
   all=$nodes
   if [[ -n $draft ]]; then
-    own+=("--draft=$draft")
+    own+=("--draft=$draft" "--draft_devices=$draft_devices")
     all=$((nodes + 1))
   fi
   command=("${sbatch[@]}" "--nodes=$all" "$here/slurm/run.sh" "${own[@]}" "$@")
@@ -79,6 +81,9 @@ if [[ -n $draft ]]; then
   for flag in "$@"; do # a draft that takes tensors from the target needs to know which
     [[ $flag == --target=* ]] && worker+=("$flag")
   done
+  if [[ -n $draft_devices ]]; then
+    worker+=("--draft_devices=$draft_devices")
+  fi
   # The job goes on without the draft, and SLURM does not start it again.
   run srun --nodes=1 --ntasks=1 "--relative=$nodes" --no-kill "${worker[@]}" &
   trap 'kill %1 2>/dev/null || true' EXIT

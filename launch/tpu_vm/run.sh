@@ -6,13 +6,15 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 usage() {
   cat <<'EOF'
 usage: launch/tpu_vm/run.sh [--dry_run] --tpu=NAME --hosts=N --zone=ZONE [--draft=SOURCE --draft_tpu=NAME
-                            --draft_address=ADDRESS] [--port=4711] [--setup=COMMAND] COMMAND [--flag=value ...]
+                            --draft_address=ADDRESS] [--draft_devices=LIST] [--port=4711] [--setup=COMMAND]
+                            COMMAND [--flag=value ...]
 
   --tpu, --hosts   the target's slice, and how many hosts it has
   --draft          source of a draft, which a worker on
   --draft_tpu      a slice of one host serves, that the target's hosts reach at
   --draft_address  its internal address, and
   --port
+  --draft_devices  of that host that share the draft, such as 0-3; default: one
   --setup          what each host runs first, such as --setup='source ssd/.venv/bin/activate && cd ssd';
                    it must leave `ssd-jax` on the path and launch/ in the directory
   --dry_run        prints the commands in place of running them
@@ -22,13 +24,14 @@ launch/tpu_vm/run.sh --tpu=target --hosts=4 --zone=us-east5-a --draft=hf:org/dra
 EOF
 }
 
-tpu='' hosts='' zone='' draft='' draft_tpu='' address='' port=4711 setup=true dry_run=false
+tpu='' hosts='' zone='' draft='' draft_devices='' draft_tpu='' address='' port=4711 setup=true dry_run=false
 while [[ ${1:-} == --* ]]; do
   case $1 in
     --tpu=*) tpu=${1#*=} ;;
     --hosts=*) hosts=${1#*=} ;;
     --zone=*) zone=${1#*=} ;;
     --draft=*) draft=${1#*=} ;;
+    --draft_devices=*) draft_devices=${1#*=} ;;
     --draft_tpu=*) draft_tpu=${1#*=} ;;
     --draft_address=*) address=${1#*=} ;;
     --port=*) port=${1#*=} ;;
@@ -88,6 +91,9 @@ if [[ -n $draft ]]; then
   for flag in "$@"; do # a draft that takes tensors from the target needs to know which
     [[ $flag == --target=* ]] && worker+=("$flag")
   done
+  if [[ -n $draft_devices ]]; then
+    worker+=("--draft_devices=$draft_devices")
+  fi
   on "$draft_tpu" 0 "${worker[@]}" &
   children+=($!)
   if $dry_run; then wait; fi

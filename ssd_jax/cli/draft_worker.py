@@ -36,6 +36,11 @@ _FLAGS: settings.OwnFlags = {
         "PEM file of certificates that sign those of engines, which then need one",
     ),
     "engines": ("int", 4, "most engines at a time; each has this share of the memory"),
+    "draft_devices": (
+        "str",
+        None,
+        "devices of this host that share the draft, such as 0-3, gpu:0,1 or cpu:0-3; default: one",
+    ),
     "draft_cores": ("str", None, "processor cores to run on, such as 1 or 2-3; default: all"),
     "compile_cache": (
         "str",
@@ -61,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     token, credentials = files.read_token(OF_WORKER.token or ""), files.of_worker(OF_WORKER)
     Cores.parse(given["draft_cores"], None).pin_target()  # before JAX counts them
 
-    from ssd_jax.placement.remote.serving import Own, default_source, serve
+    from ssd_jax.placement.remote.serving import Own, default_source, devices_of, serve
     from ssd_jax.system.compile_cache import open_store
 
     store = open_store(given["compile_cache"])
@@ -70,6 +75,7 @@ def run(arguments: Sequence[str]) -> int:
         target=given["target"],
         compile_cache=None if store is None else str(store.directory),
         engines=given["engines"],
+        devices=devices_of(given["draft_devices"]),
     )
     ended = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: ended.set())

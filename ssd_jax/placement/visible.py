@@ -20,9 +20,9 @@ MOST_OF_A_PROCESSOR = 256
 
 
 class Devices(NamedTuple):
-    """Devices of a process: GPUs as CUDA counts them, or virtual devices of the processor."""
+    """Devices of a process: GPUs as CUDA counts them, virtual devices of the processor, or TPUs."""
 
-    platform: Literal["cpu", "gpu"]
+    platform: Literal["cpu", "gpu", "tpu"]
     numbers: tuple[int, ...]
 
     @property
@@ -37,7 +37,7 @@ class Devices(NamedTuple):
 
     def claimable(self) -> bool:
         """Whether JAX may still start with these devices, or has started with them."""
-        if self.platform == "cpu":
+        if self.platform != "gpu":
             return True
         if not jax_has_started():
             return _setting() in ("all", self._listed)
@@ -62,7 +62,7 @@ class Devices(NamedTuple):
             return
         if self.platform == "gpu":
             jax.config.update(_SETTING, self._listed)
-        elif not self.usual:
+        elif self.platform == "cpu" and not self.usual:
             jax.config.update("jax_num_cpu_devices", self.numbers[-1] + 1)
 
     def start(self) -> list[Any]:

@@ -12,16 +12,18 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 SCRIPTS = sorted(path.relative_to(LAUNCH).as_posix() for path in LAUNCH.rglob("*.sh"))
 COMMAND = ["generate", "--target=hf:o/t", "--mode=ssd", '--prompt=say "a b" $HOME']
 FLAGS = {
-    "slurm/run.sh": ["--nodes=2", "--draft=hf:o/d", "--sbatch=--partition=gpu"],
+    "slurm/run.sh": [
+        *("--nodes=2", "--draft=hf:o/d", "--draft_devices=0-3", "--sbatch=--partition=gpu"),
+    ],
     "tpu_vm/run.sh": [
         *("--tpu=t", "--hosts=2", "--zone=z", "--draft=hf:o/d", "--draft_tpu=u"),
-        "--draft_address=10.0.0.7",
+        *("--draft_address=10.0.0.7", "--draft_devices=0-3"),
     ],
     "gke/run.sh": [
         *("--image=i:1", "--hosts=4", "--accelerator=tpu-v6e-slice", "--chips=4"),
-        *("--topology=4x4", "--draft=hf:o/d"),
+        *("--topology=4x4", "--draft=hf:o/d", "--draft_devices=0-3"),
     ],
-    "local.sh": ["--processes=2", "--draft=hf:o/d", "--port=4000"],
+    "local.sh": ["--processes=2", "--draft=hf:o/d", "--draft_devices=0-3", "--port=4000"],
 }
 ON_GPUS = [
     *("--image=i:1", "--hosts=2", "--accelerator=nvidia-h100-80gb", "--chips=8", "--draft=hf:o/d"),
@@ -77,7 +79,9 @@ def test_hosts_run_the_leaders_command_or_follow():
 def test_local_processes_are_two_of_the_target_and_a_worker():
     worker, follower, leader = commands(dry("local.sh", *FLAGS["local.sh"], *COMMAND))
     assert worker[:2] == ["ssd-jax", "draft-worker"]
-    assert {"--listen=127.0.0.1:4001", "--draft=hf:o/d", "--target=hf:o/t"} == {*worker[2:]}
+    assert {*worker[2:]} == {
+        *("--listen=127.0.0.1:4001", "--draft=hf:o/d", "--target=hf:o/t", "--draft_devices=0-3")
+    }
     assert follower == ["ssd-jax", "follower", "--hosts=127.0.0.1:4000,count=2,index=1"]
     own = ["--draft=hf:o/d", "--draft_placement=remote:127.0.0.1:4001"]
     assert leader == ["ssd-jax", *COMMAND, *own, "--hosts=127.0.0.1:4000,count=2"]
@@ -95,9 +99,10 @@ def parts(script):
 def test_clusters_run_what_local_processes_run(script):
     """A worker with TLS, and hosts by JAX's own detection."""
     (worker,), hosts = parts(script)
-    assert {"--draft=hf:o/d", "--target=hf:o/t"} < {*worker}
+    assert {"--draft=hf:o/d", "--target=hf:o/t", "--draft_devices=0-3"} < {*worker}
     assert {word.partition("=")[0] for word in worker[2:]} == {
-        *("--listen", "--draft", "--target", "--token_file", "--tls_cert", "--tls_key")
+        *("--listen", "--draft", "--target", "--draft_devices"),
+        *("--token_file", "--tls_cert", "--tls_key"),
     }
     for host in hosts:
         at = host.index("generate")

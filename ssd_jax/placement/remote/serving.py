@@ -6,17 +6,19 @@ import contextlib
 import logging
 import threading
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import grpc
 import msgspec
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
+from ssd_jax.placement.placement import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
 from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.server import MakeSession, serve_wanted
 from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.placement.visible import Devices, count_gpus
 
 MESSAGE = 2**26
 """Most bytes of a message."""
@@ -30,12 +32,14 @@ class Own(NamedTuple):
       draft, target: sources; a draft that takes tensors from a target needs both.
       compile_cache: directory; None keeps no programs.
       engines: most engines at a time.
+      devices: that share the draft; None is the one that JAX takes.
     """
 
     draft: str
     target: str | None
     compile_cache: str | None
     engines: int
+    devices: Devices | None = None
 
 
 class Drafts:
@@ -77,7 +81,7 @@ class Drafts:
             compile_cache=self._own.compile_cache,
             cores=None,
             budgets=wanted.budgets,
-            devices=None,
+            devices=self._own.devices,
             attention=wanted.attention,
         )
         return load_sessions(settings, engines=self._own.engines)
@@ -113,6 +117,31 @@ def serve(
         return str(address._replace(port=port))
 
     return serve_wanted(Drafts(own).load, token, listen, size=MESSAGE, streams=own.engines)
+
+
+def devices_of(text: str | None) -> Devices | None:
+    """Those that `draft_devices` names, which JAX starts with; None where it names none.
+
+    Raises:
+      InputError: no list of devices, or this host has others.
+    """
+    groups = DeviceGroups.parse(None, text)
+    if groups.draft is None:
+        return None
+    platform = groups.platform or ("gpu" if count_gpus() else None)
+    if platform is None:
+        import jax
+
+        platform = jax.default_backend()
+        if platform == "cpu":
+            raise InputError(
+                f"draft_devices = {text!r}: JAX has the processor alone on this host; give "
+                f"cpu:{text} for parts of it"
+            )
+    devices = Devices(cast("Any", platform), groups.draft)
+    devices.claim()
+    devices.start()
+    return devices
 
 
 def default_source(draft: str, target: str | None) -> str:

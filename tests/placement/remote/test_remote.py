@@ -196,6 +196,13 @@ def test_a_worker_has_whatever_devices_its_jax_has(root, llm, monkeypatch):
     assert loaded[0].devices is None
 
 
+def test_a_draft_that_several_devices_share(root, expected):
+    with started(root, "--draft_devices=cpu:0-1") as worker, opened(root, worker.address) as llm:
+        found = outputs(llm, requests(llm, "coupled"), "ssd")
+        assert ids(found) == expected
+        assert hits(found) > 0
+
+
 def test_nobody_at_an_address_is_said_in_seconds(root, monkeypatch):
     monkeypatch.setattr(far_worker, "ANSWER", 1.0)
     with socket.socket() as free:
@@ -232,6 +239,11 @@ def test_a_token_is_needed_where_the_worker_has_one(root, tmp_path):
 REFUSED = {
     "listen = 'here' is no address": ["--listen=here", "--draft=x"],
     "give --draft, as in": ["--listen=127.0.0.1:1"],
+    "draft_devices = 'x' is not": ["--listen=127.0.0.1:1", "--draft=x", "--draft_devices=x"],
+    "JAX has the processor alone on this host; give cpu:0-1": [
+        *("--listen=127.0.0.1:1", "--draft=x", "--draft_devices=0-1"),
+    ],
+    "in place of cpu:99": ["--listen=127.0.0.1:1", "--draft=x", "--draft_devices=cpu:99"],
     "engines = 0": ["--listen=127.0.0.1:1", "--draft=x", "--engines=0"],
     "without TLS anybody between could read and change what is sent; give tls_cert and tls_key": [
         "--listen=0.0.0.0:1",
