@@ -68,6 +68,7 @@ class FarWorker:
                 if self._first.refused or now > began + ANSWER:
                     raise InputError(self._trouble(self._first))
                 time.sleep(0.2)
+                self._first.close()
                 self._first = self._connect()
             elif not self._first.heard and now > began + ANSWER:
                 raise InputError(self._trouble(self._first))

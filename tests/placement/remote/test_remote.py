@@ -16,6 +16,7 @@ import pytest
 from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import memory
+from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.remote import far_worker, serving
 from tests.llm.test_speculative import outputs, requests
 from tests.placement.remote.workers import (
@@ -204,6 +205,19 @@ def test_a_draft_that_several_devices_share(root, expected):
 
 
 def test_nobody_at_an_address_is_said_in_seconds(root, monkeypatch):
+    """No attempt goes on: streams that are left open delay those of the next engine."""
+    made, closed = [], []
+
+    class Noted(Connection):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+        def close(self):
+            super().close()
+            closed.append(self)
+
+    monkeypatch.setattr(far_worker, "Connection", Noted)
     monkeypatch.setattr(far_worker, "ANSWER", 1.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -211,6 +225,8 @@ def test_nobody_at_an_address_is_said_in_seconds(root, monkeypatch):
     words = rf"answers at 127.0.0.1:{port} within .*--listen=HOST:{port}.* nc -vz 127.0.0.1 {port}"
     with pytest.raises(InputError, match=words):
         opened(root, f"127.0.0.1:{port}")
+    assert len(made) > 1
+    assert {*map(id, made)} == {*map(id, closed)}
 
 
 def test_a_port_that_is_taken_is_refused(root, worker):

@@ -10,6 +10,7 @@ import pytest
 trustme = pytest.importorskip("trustme")
 
 from ssd_jax.errors import InputError  # noqa: E402
+from ssd_jax.placement.remote import far_worker  # noqa: E402
 from tests.llm.test_speculative import outputs, requests  # noqa: E402
 from tests.placement.remote.test_remote import ids, secret  # noqa: E402
 from tests.placement.remote.wire import FAR, namespace  # noqa: E402
@@ -46,6 +47,14 @@ def speaks(root, address, **settings):
         return hits(found) > 0
 
 
+@contextlib.contextmanager
+def impatient():
+    """Refusals of TLS look like silence, which is waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(far_worker, "ANSWER", 2.0)
+        yield
+
+
 def test_tls_and_a_token(root, files):
     own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
     with started(root, *own, f"--token_file={files['token']}") as worker:
@@ -57,7 +66,7 @@ def test_tls_and_a_token(root, files):
             (known | {"draft_token_file": None}, "its token or its protocol is another"),
         ]
         for settings, words in refused:
-            with pytest.raises(InputError, match=words):
+            with pytest.raises(InputError, match=words), impatient():
                 opened(root, worker.address, **settings)
         assert speaks(root, worker.address, **known), "it stays up"
 
@@ -70,7 +79,7 @@ def test_certificates_of_both_ends(root, files):
             pair = {}
             if end:
                 pair = {f"draft_tls_{kind}": files[f"{end}.{kind}"] for kind in ("cert", "key")}
-            with pytest.raises(InputError, match="no draft worker answers"):
+            with pytest.raises(InputError, match="no draft worker answers"), impatient():
                 opened(root, worker.address, **known | pair)
         pair = {f"draft_tls_{kind}": files[f"engine.{kind}"] for kind in ("cert", "key")}
         assert speaks(root, worker.address, **known | pair)
