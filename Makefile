@@ -4,7 +4,9 @@ AOT_PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
-PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
+# One more than cores, since some tests wait for others' processes; a worker takes up to 3 GB.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 4))')
+PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 PYTEST_FLAGS :=
 
 .PHONY: demo test test-fast check docs slow support aot aot-quick eval-draft clean
@@ -34,7 +36,7 @@ support: $(VENV)/.test
 	$(BIN)/python -m tests.support
 
 # Compiles every program for chips that are not there; needs JAX 0.12, so Python 3.12 or newer.
-aot: $(VENV)-aot/.test
+aot: $(VENV)-aot/.cuda
 	JAX_PLATFORMS=cpu $(VENV)-aot/bin/python -m pytest -m aot $(PYTEST_FLAGS)
 
 # A few of them, in a minute or two.
@@ -44,6 +46,10 @@ aot-quick: $(VENV)-aot/.test
 $(VENV)-aot/.test: pyproject.toml
 	$(AOT_PYTHON) -m venv $(VENV)-aot
 	$(VENV)-aot/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,tpu]'
+	touch $@
+
+$(VENV)-aot/.cuda: $(VENV)-aot/.test
+	$(VENV)-aot/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda-aot]'
 	touch $@
 
 check: $(VENV)/.dev

@@ -1,6 +1,7 @@
 """Shared fixtures; virtual CPU devices, asked for before JAX starts, stand for accelerators."""
 
 import dataclasses
+import gc
 import os
 import signal
 from collections import Counter
@@ -10,6 +11,10 @@ from typing import Any
 from tests.xla_flags import DEVICES, QUICK, use_emitters
 
 os.environ.setdefault("XLA_FLAGS", f"{DEVICES} {QUICK}")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # a tenth of tracing and lowering
+gc.set_threshold(
+    100_000, 20, 50
+)  # what traces leave behind is little beside the time to look for it
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -82,12 +87,18 @@ def pytest_runtest_setup(item):
 def _compile_once(pytestconfig):
     """Programs that several tests compile are compiled once, in no user's cache.
 
-    Later sessions find them again, below pytest's own cache, and so do the workers of pytest-xdist.
+    Later sessions find them again, below pytest's own cache, and so do the workers of pytest-xdist
+    and the processes that tests start.
     """
     # As a user's own JAX settings, which models leave alone.
-    jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    settings = {
+        "jax_compilation_cache_dir": str(pytestconfig.cache.mkdir("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ class Purpose(enum.IntEnum):
     TOKEN = 3
 
 
+@jax.jit  # traced once for all draws of the same shape
 def threefry(key: Words, counter: Words) -> Words:
     """The Threefry-2x32 block cipher; arguments broadcast together."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))

@@ -28,4 +28,9 @@ class Sampling(NamedTuple):
 
 def sampling_of(sampling: Sampling, rows: Int32[Array, "n"]) -> Sampling:
     """The settings of some rows."""
+    return _of_rows(sampling, rows)
+
+
+@jax.jit  # a law asks for them again and again, and a program has many laws
+def _of_rows(sampling: Sampling, rows: jax.Array) -> Sampling:
     return jax.tree.map(lambda array: array[rows], sampling)

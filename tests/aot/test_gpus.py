@@ -1,9 +1,7 @@
 """What the compiler for CUDA makes of every program, on a GPU that is not there."""
 
-import importlib.util
 import time
 
-import jax
 import pytest
 
 from ssd_jax.aot import chips, hlo, traffic
@@ -14,26 +12,22 @@ from ssd_jax.memory import bytes_per_device
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
-from tests.aot import specs
+from tests.aot import gpus, specs
 
 SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
 LOGITS = SLOTS * specs.BRANCHES * 128256 * 4
 NAMES = sorted(specs.programs(specs.config(vocab_size=1024), platform="gpu"))
-MISSING = [
-    name
-    for name in ("jax_plugins.xla_cuda13", "nvidia.cu13")
-    if importlib.util.find_spec(name.split(".")[0]) is None or not importlib.util.find_spec(name)
-]
 compiles = [
     pytest.mark.aot,
     pytest.mark.slow,
     pytest.mark.shipped,
-    pytest.mark.skipif(
-        bool(MISSING) or jax.__version_info__ < (0, 12),
-        reason=f"no compiler for CUDA ({', '.join(MISSING) or 'JAX 0.12'} missing): "
-        "pip install 'ssd-jax[cuda-aot]' with Python 3.12",
-    ),
+    pytest.mark.usefixtures("compiler"),
 ]
+
+
+@pytest.fixture
+def compiler():
+    gpus.require()
 
 
 def gates(program, module, pages):

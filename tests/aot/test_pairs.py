@@ -1,6 +1,7 @@
-"""What the compilers of TPUs make of the programs of real pairs, on chips that are not there.
+"""What compilers make of the programs of real pairs, on chips that are not there.
 
-A few of all cases are quick; the others have the marker `slow`, too. They need JAX 0.12 and libtpu.
+A few of all cases are quick; the others have the marker `slow`, too. They need JAX 0.12 and libtpu,
+those of GPUs the extra `cuda-aot`.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from ssd_jax.aot.parts import Slice, build, compile_program
 from ssd_jax.aot.programs import Sizes, of_draft, of_target
 from ssd_jax.devices.passes import page_size
 from ssd_jax.memory import bytes_per_device
+from tests.aot import gpus
 
 pytestmark = [pytest.mark.aot, pytest.mark.shipped]
 
@@ -41,7 +43,7 @@ holds blocks of 32 of them is padded to 128 lanes.
 
 CASES = [
     (chip, target, slots, context, name)
-    for chip in chips.TPUS
+    for chip in chips.CHIPS
     for target in PAIRS
     for slots in (1, 16, 64)
     for context in (8192, 32768)
@@ -144,6 +146,8 @@ def marked(case):
 
 @pytest.mark.parametrize("about", list(map(marked, CASES)))
 def test_a_program_passes_every_gate(about, record_property):
+    if about[0] not in chips.TPUS:
+        gpus.require()
     case = Case(*about)
     held = sum(case.held)
     if held > case.chip.memory:

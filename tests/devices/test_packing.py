@@ -144,7 +144,8 @@ APART = {"draft_placement": "submesh", "target_devices": "1"}
 @pytest.mark.parametrize(
     ("mesh", "there", "settings"),
     [
-        ("data=2,tensor=2", False, {"kv_memory": "64MiB"}),
+        (None, True, {"kv_memory": "64MiB"}),
+        pytest.param("data=2,tensor=2", False, {"kv_memory": "64MiB"}, marks=pytest.mark.slow),
         pytest.param("data=2,tensor=2", True, {"kv_memory": "64MiB"}, marks=pytest.mark.slow),
         pytest.param(None, True, {}, marks=pytest.mark.slow),
         pytest.param(None, True, APART, marks=pytest.mark.slow),

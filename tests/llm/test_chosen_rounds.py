@@ -58,7 +58,7 @@ def run(engine, asked):
     return [found[each.index] for each in asked]
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("mode", [pytest.param("sd", marks=pytest.mark.slow), "ssd"])
 def test_text_does_not_depend_on_plans_that_change_every_round(auto, mode):
     """Greedy and sampled, with budgets of both programs and between."""
     asked = requests(auto, "coupled")

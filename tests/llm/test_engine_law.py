@@ -72,6 +72,7 @@ def test_a_draft_that_ships_another_q_is_caught(laws, branching, mode):
     assert_caught(branching, laws, mode)
 
 
+@pytest.mark.slow
 def test_texts_follow_the_law_while_k_and_budget_change_every_round(checkpoints, laws, monkeypatch):
     """With programs of two budgets, and Saguaro sampling, whose sets depend on them."""
     monkeypatch.setattr(config, "AUTO_BUDGETS", (2, 4))

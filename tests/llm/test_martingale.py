@@ -98,6 +98,7 @@ def losing(llm, share=0.2):
     engine._drafter = Losing(engine._drafter, share)
 
 
+@pytest.mark.slow  # `test_engine_law.py` counts fewer texts of it
 def test_a_draft_in_this_process(checkpoints, inline):
     with policy(inline, backup="draft"):
         found = sums(say(inline, COUNT), *checkpoints)
@@ -106,6 +107,7 @@ def test_a_draft_in_this_process(checkpoints, inline):
     assert of_all["all", "rank 0 of p"] < 0.014
 
 
+@pytest.mark.slow
 def test_a_draft_in_a_worker_whose_q_is_lost_at_times(checkpoints, process):
     with policy(process, backup="random"):
         losing(process)

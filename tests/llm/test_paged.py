@@ -63,7 +63,7 @@ def expected(pair):
 PAGE = 2 * 2 * 2 * 128 * 2 * 8 * 4
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("there", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_says_what_slots_of_their_own_say(pair, expected, there):
     """With pages for one long request and two short ones at a time."""
     llm = opened(pair, there=there, kv_memory=str(7 * PAGE))
@@ -80,7 +80,13 @@ ELSEWHERE = {
 """With groups, the target's devices number their own pages from 0, and the draft's do not."""
 
 
-@pytest.mark.parametrize("where", ELSEWHERE)
+def elsewhere(default):
+    """Each of them; all but one are slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(each, marks=() if each == default else slow) for each in ELSEWHERE]
+
+
+@pytest.mark.parametrize("where", elsewhere("groups"))
 def test_a_draft_elsewhere_has_the_same_pages(pair, expected, where):
     with opened(pair, kv_memory=str(9 * PAGE), **ELSEWHERE[where]) as llm:
         assert llm.loaded.programs.paging.total == (8 if where == "groups" else 9)
@@ -123,7 +129,9 @@ def test_pages_that_attention_cannot_read_are_refused(pair):
         opened(pair, page_size=32)
 
 
-@pytest.mark.parametrize(("size", "attention"), [(16, "xla"), (64, "auto")])
+@pytest.mark.parametrize(
+    ("size", "attention"), [(16, "xla"), pytest.param(64, "auto", marks=pytest.mark.slow)]
+)
 def test_small_pages_say_the_same(pair, expected, size, attention):
     llm = opened(pair, page_size=size, attention=attention)
     for mode in ("ar", "ssd"):

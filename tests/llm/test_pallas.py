@@ -56,6 +56,11 @@ def ar(pair, **settings):
     return said(opened([pair[0], None], **none | settings), "ar")
 
 
+def test_plain_decoding_says_the_same(pair):
+    assert ar(pair, pallas=True) == ar(pair, pallas=False)
+
+
+@pytest.mark.slow
 def test_ssd_says_what_the_target_says(pair):
     """Greedy and coupled, beside each other; XLA is the judge of what the target says."""
     llm = opened(pair, pallas=True)

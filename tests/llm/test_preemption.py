@@ -10,7 +10,7 @@ import pytest
 from ssd_jax import SamplingParams
 from ssd_jax.devices.page_table import SlotPages
 from ssd_jax.devices.passes import PagedPrograms
-from tests.llm.test_paged import ELSEWHERE, PAGE, opened, pair
+from tests.llm.test_paged import ELSEWHERE, PAGE, elsewhere, opened, pair
 from tests.llm.test_speculative import outputs
 from tests.placement.test_submesh import ids
 
@@ -54,7 +54,7 @@ def expected(pair):
     return ids(found)
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("prefix_caching", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_says_what_it_says_alone(pair, expected, prefix_caching):
     llm = opened(pair, prefix_caching=prefix_caching, **FEW)
     for mode in llm.modes:
@@ -63,7 +63,7 @@ def test_every_mode_says_what_it_says_alone(pair, expected, prefix_caching):
         assert put_off(found) >= 2, mode
 
 
-@pytest.mark.parametrize("where", ELSEWHERE)
+@pytest.mark.parametrize("where", elsewhere("process"))
 def test_a_draft_elsewhere_follows(pair, expected, where):
     settings = FEW | {"kv_memory": str((14 if where == "groups" else 9) * PAGE // 2)}
     with opened(pair, **settings | ELSEWHERE[where]) as llm:
@@ -85,6 +85,7 @@ def test_a_draft_elsewhere_follows(pair, expected, where):
             assert ids(sorted(ended, key=lambda output: output.prompt_index)) == expected
 
 
+@pytest.mark.slow
 def test_the_ratio_rule_draws_the_same_where_lengths_do_not_change(pair):
     """A proposal that was dropped is drawn again, from the same noise."""
     more = {"verify": "ratio", "context": 400}

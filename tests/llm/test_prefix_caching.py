@@ -13,7 +13,7 @@ from ssd_jax import InputError, SamplingParams
 from ssd_jax.devices.passes import PagedPrograms, Paging
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loaded import Loaded
-from tests.llm.test_paged import ELSEWHERE, LONG, PAGE, opened, pair
+from tests.llm.test_paged import ELSEWHERE, LONG, PAGE, elsewhere, opened, pair
 from tests.llm.test_speculative import outputs
 from tests.placement.test_submesh import ids
 
@@ -69,7 +69,7 @@ def test_every_mode_says_what_it_says_without(shared, expected, mode):
     assert sum(cached(before)) > 4 * 256
 
 
-@pytest.mark.parametrize("where", ELSEWHERE)
+@pytest.mark.parametrize("where", elsewhere("submesh"))
 def test_a_draft_elsewhere_reuses_the_same_pages(pair, expected, where):
     with opened(pair, kv_memory=str(9 * PAGE), **ELSEWHERE[where]) as llm:
         for _ in range(2):
@@ -89,6 +89,7 @@ def test_a_draft_elsewhere_reuses_the_same_pages(pair, expected, where):
             assert sum(cached(found)) >= 2 * 256
 
 
+@pytest.mark.slow
 def test_the_ratio_rule_draws_the_same_and_logprobs_are_the_same_bits(pair):
     """With the same noise and the same laws, as a page has the same bits whoever has filled it."""
     settings = {"verify": "ratio", "logprobs": 2, "exact": "bitwise"}

@@ -65,18 +65,16 @@ def said(llm, mode, verify="coupled"):
 EVEN = [("llama", 2, "tensor=2"), ("qwen3", 4, "tensor=4"), ("qwen2", 2, "data=2")]
 SHARED = [("qwen2", 2, "data=2,tensor=4"), ("qwen3", 1, "tensor=8"), ("llama", 2, "tensor=8")]
 ODD = [("llama", 3, "data=4,tensor=2")]  # attention is whole on every device
-SLOW = [
-    pytest.param(*case, there, verify, marks=pytest.mark.slow)
+CASES = [
+    (*case, there, verify)
     for case in (*EVEN, *SHARED, *ODD)
     for there in (False, True)
     for verify in ("ratio", "coupled")
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "heads", "mesh", "there", "verify"),
-    [(*SHARED[0], True, "coupled"), (*EVEN[0], False, "ratio"), *SLOW],
-)
+@pytest.mark.slow  # by default `test_submesh.py` and the planted faults below have grids
+@pytest.mark.parametrize(("family", "heads", "mesh", "there", "verify"), CASES)
 def test_every_mode_says_what_one_device_says(pairs, family, heads, mesh, there, verify):
     pair = pairs(family, heads)
     alone = opened(pair, None, there=there, verify=verify)
@@ -85,6 +83,7 @@ def test_every_mode_says_what_one_device_says(pairs, family, heads, mesh, there,
         assert said(spread, mode, verify) == said(alone, mode, verify), mode
 
 
+@pytest.mark.slow  # `test_submesh.py` has groups of both roles
 def test_a_target_in_groups_takes_proposals_of_a_draft_elsewhere(pairs):
     pair = pairs("qwen3", 1)
     spread = opened(pair, "data=2,tensor=2", there=True, draft_placement="submesh")
@@ -118,5 +117,6 @@ def test_planted_faults_are_seen(pairs, where, name, fault, monkeypatch):
     ar = {"mode": "ar", "there": True, "draft": None, "draft_placement": None}
     ar |= {"k": None, "budget": None}
     right = said(opened(pair, None, **ar), "ar")
+    assert said(opened(pair, "data=2,tensor=4", **ar), "ar") == right
     monkeypatch.setattr(where, name, fault)
     assert said(opened(pair, "data=2,tensor=4", **ar), "ar") != right

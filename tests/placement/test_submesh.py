@@ -157,6 +157,7 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
     assert chooser._seen.judged > 0
 
 
+@pytest.mark.slow
 def test_groups_of_four_that_share_heads_channels_and_vocabulary(split):
     assert str(split.placement).startswith("draft_placement = submesh: target on cpu:0, cpu:1")
     engine, draft = engine_of(split)

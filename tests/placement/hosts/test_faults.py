@@ -48,7 +48,7 @@ def decoding(folders, tmp_path, timeout=10.0):
     ("lost", "by"),
     [
         (1, signal.SIGKILL),
-        (0, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param(0, signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
@@ -76,6 +76,7 @@ def test_every_process_ends_when_one_is_lost(folders, tmp_path, lost, by):
         assert cut_off["token_ids"]
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_told_to_end_ends_all(folders, tmp_path):
     with decoding(folders, tmp_path) as processes:
         processes.read_line()

@@ -17,21 +17,16 @@ PAGES = {"kv_memory": "320KiB", "page_size": 64}
 """So small that texts get more of them as they grow."""
 CHOSEN = {"mode": "auto", "k": "auto", "budget": "auto"}
 CASES = [
-    pytest.param("qwen3", 2, "tensor=4", 2, "coupled", PAGES | {"mode": "auto"}, True),
-    *(
-        pytest.param(*case, False, marks=pytest.mark.slow)
-        for case in [
-            ("qwen3", 2, "tensor=4", 2, "coupled", {}),
-            ("llama", 4, "data=2,tensor=2", 2, "coupled", {}),
-            ("qwen2", 1, "tensor=4", 2, "ratio", {}),
-            ("qwen2", 2, "data=4", 2, "coupled", {"kv_memory": "64MiB"}),
-            ("qwen3", 2, "data=2,tensor=4", 4, "coupled", {"kv_memory": "64MiB"}),
-            ("llama", 2, "tensor=8", 4, "ratio", {"prefix_caching": True, "kv_memory": "64MiB"}),
-            ("qwen3", 4, "tensor=4", 2, "ratio", {"exact": "bitwise"}),
-            ("qwen3", 2, "tensor=4", 2, "coupled", CHOSEN),
-            ("llama", 2, "data=2,tensor=2", 2, "coupled", CHOSEN),
-        ]
-    ),
+    ("qwen3", 2, "tensor=4", 2, "coupled", PAGES | {"mode": "auto"}, True),
+    ("qwen3", 2, "tensor=4", 2, "coupled", {}, False),
+    ("llama", 4, "data=2,tensor=2", 2, "coupled", {}, False),
+    ("qwen2", 1, "tensor=4", 2, "ratio", {}, False),
+    ("qwen2", 2, "data=4", 2, "coupled", {"kv_memory": "64MiB"}, False),
+    ("qwen3", 2, "data=2,tensor=4", 4, "coupled", {"kv_memory": "64MiB"}, False),
+    ("llama", 2, "tensor=8", 4, "ratio", {"prefix_caching": True, "kv_memory": "64MiB"}, False),
+    ("qwen3", 4, "tensor=4", 2, "ratio", {"exact": "bitwise"}, False),
+    ("qwen3", 2, "tensor=4", 2, "coupled", CHOSEN, False),
+    ("llama", 2, "data=2,tensor=2", 2, "coupled", CHOSEN, False),
 ]
 
 
@@ -55,6 +50,7 @@ def settings_of(pair, verify, **more):
     return usual | {"target": pair[0], "draft": pair[1]} | more
 
 
+@pytest.mark.slow  # `tests/launch/test_local.py` has two processes by default
 @pytest.mark.parametrize(("family", "heads", "mesh", "count", "verify", "more", "few"), CASES)
 def test_every_mode_of_several_processes_says_what_one_says(
     pair, family, heads, mesh, count, verify, more, few

@@ -126,7 +126,8 @@ def test_remote_workers_share_slots_or_branches(pair, worker, expected, split):
             assert not {"late", "dead", "stale"} & {*each.counters}
 
 
-@pytest.mark.parametrize("split", ["branches", pytest.param("slots", marks=pytest.mark.slow)])
+@pytest.mark.slow  # `test_sharing.py` has it by default, with a scripted worker
+@pytest.mark.parametrize("split", ["branches", "slots"])
 def test_a_worker_that_is_killed_costs_its_share_until_it_is_back(pair, expected, split):
     with opened(
         pair, slots=3, draft_placement="process", draft_workers=2, draft_split=split

@@ -98,7 +98,7 @@ def test_connections_that_are_reset_are_made_again():
         assert run.draft.counters["dead"] > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_bytes_that_are_changed_on_their_way_change_no_text(seed):
     """Plain text has no seal; what still is a message is judged like any other."""
     with linked(seed=seed) as (run, proxy, _):
