@@ -25,6 +25,9 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Which operand is written into the first one."""
 
+_MOVES = {"copy-start": 0, "slice-start": 1}
+"""Which part of the result is where to; others are where from, which is an operand, and a flag."""
+
 _REDUCES = ("all-reduce", "reduce-scatter")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -136,8 +139,8 @@ def _alone(each: Instruction, operands: list[Instruction]) -> int:
     if each.opcode in _UPDATES and len(operands) > _UPDATES[each.opcode]:
         written = operands[_UPDATES[each.opcode]].nbytes if each.in_memory else 0
         return sum(read[1:]) + written
-    if each.opcode == "copy-start":  # where to, where from, and a flag
-        return min(sum(read), each.parts[0]) + (each.in_memory - sum(read))
+    if each.opcode in _MOVES:
+        return min(sum(read), each.parts[_MOVES[each.opcode]]) + (each.in_memory - sum(read))
     return sum(read) + each.in_memory
 
 

@@ -128,6 +128,9 @@ def known_weaknesses(case):
     if case.slice_.name == "tpu7x" and case.name[0] != "accept":
         why = "arguments come in tiles of 8 rows, and products there take bfloat16 in tiles of 16"
         found |= dict.fromkeys(_OF_TILES, why)
+    if case.chip.platform == "gpu":
+        why = "XLA copies a block's keys and values for its products, and scores go through memory"
+        found["reads weights and pages once"] = why
     return found
 
 

@@ -156,6 +156,16 @@ def test_a_copy_to_the_chip_reads_once():
     assert counted(text).moved == 64 * 128 * 4
 
 
+def test_a_slice_that_is_sent_to_the_chip_reads_what_it_cuts_out():
+    text = """ENTRY %m (x: f32[]) -> f32[] {
+  %x = f32[64,128]{1,0} parameter(0)
+  %s = ((f32[64,128]{1,0}), f32[16,128]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%x), slice={[0:16], [0:128]}
+  ROOT %y = f32[16,128]{1,0:S(1)} slice-done(%s)
+}
+"""
+    assert counted(text).moved == 16 * 128 * 4
+
+
 @pytest.mark.parametrize(
     ("groups", "devices"),
     [("{{0,1,2,3},{4,5,6,7}}", 4), ("[2,4]<=[8]", 4), ("mesh['model'=8] {'model'}", 8)],
