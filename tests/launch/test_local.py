@@ -89,14 +89,23 @@ def gone(pids):
         time.sleep(0.1)
 
 
-def test_two_processes_and_a_remote_draft_say_what_one_process_says(root):
+@pytest.mark.parametrize(
+    ("processes", "devices", "shared"),
+    [
+        (2, 1, []),
+        pytest.param(2, 2, ["--draft_devices=cpu:0-1"], marks=pytest.mark.slow),
+        pytest.param(4, 2, ["--draft_devices=cpu:0-1"], marks=pytest.mark.slow),
+    ],
+)
+def test_processes_and_a_remote_draft_say_what_one_process_says(root, processes, devices, shared):
     alone = subprocess.run(
         [root / "bin/ssd-jax", *flags(root)],
         env=environment(root), capture_output=True, text=True, check=True,
     )  # fmt: skip
     more = ["--mode=ssd", "--k=3", "--budget=8"]
-    local = started(root, "--processes=2", f"--draft={root / 'draft'}", more=more)
-    while len(own := children(local.pid)) < 3:
+    asked = f"--processes={processes}", f"--devices={devices}", f"--draft={root / 'draft'}"
+    local = started(root, *asked, *shared, more=more)
+    while len(own := children(local.pid)) < processes + 1:
         assert local.poll() is None, local.communicate()
         time.sleep(0.1)
     said, err = local.communicate(timeout=300)
