@@ -87,18 +87,13 @@ def pytest_runtest_setup(item):
 def _compile_once(pytestconfig):
     """Programs that several tests compile are compiled once, in no user's cache.
 
-    Later sessions find them again, below pytest's own cache, and so do the workers of pytest-xdist
-    and the processes that tests start.
+    Later sessions find them again, below pytest's own cache, and so do the workers of pytest-xdist.
+    Processes that tests start do not: a kill would leave half an entry, which JAX never replaces.
     """
     # As a user's own JAX settings, which models leave alone.
-    settings = {
-        "jax_compilation_cache_dir": str(pytestconfig.cache.mkdir("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    for name, value in settings.items():
-        jax.config.update(name, value)
-        os.environ[name.upper()] = str(value)
+    jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 @pytest.fixture(scope="session")

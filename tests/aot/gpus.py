@@ -3,21 +3,22 @@
 import importlib.util
 
 import jax
-import pytest
 
 
-def require():
-    """Skips a test where there is none."""
-    missing = [
+def _missing() -> list[str]:
+    found = importlib.util.find_spec
+    names = [
         name
         for name in ("jax_plugins.xla_cuda13", "nvidia.cu13")
-        if importlib.util.find_spec(name.split(".")[0]) is None
-        or not importlib.util.find_spec(name)
+        if found(name.split(".")[0]) is None or not found(name)
     ]
-    if jax.__version_info__ < (0, 12):
-        missing.append("JAX 0.12")
-    if missing:
-        pytest.skip(
-            f"no compiler for CUDA ({', '.join(missing)} missing): "
-            "pip install 'ssd-jax[cuda-aot]' with Python 3.12"
-        )
+    return names if jax.__version_info__ >= (0, 12) else [*names, "JAX 0.12"]
+
+
+WHY: str | None = (
+    f"no compiler for CUDA ({', '.join(_missing())} missing): "
+    "pip install 'ssd-jax[cuda-aot]' with Python 3.12"
+    if _missing()
+    else None
+)
+"""Why there is none."""

@@ -21,13 +21,8 @@ compiles = [
     pytest.mark.aot,
     pytest.mark.slow,
     pytest.mark.shipped,
-    pytest.mark.usefixtures("compiler"),
+    pytest.mark.skipif(gpus.WHY is not None, reason=str(gpus.WHY)),
 ]
-
-
-@pytest.fixture
-def compiler():
-    gpus.require()
 
 
 def gates(program, module, pages):

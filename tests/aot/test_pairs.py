@@ -149,8 +149,8 @@ def marked(case):
 
 @pytest.mark.parametrize("about", list(map(marked, CASES)))
 def test_a_program_passes_every_gate(about, record_property):
-    if about[0] not in chips.TPUS:
-        gpus.require()
+    if about[0] not in chips.TPUS and gpus.WHY is not None:
+        pytest.skip(gpus.WHY)
     case = Case(*about)
     held = sum(case.held)
     if held > case.chip.memory:

@@ -284,7 +284,7 @@ class Follower:
         try:
             self._link.send(encode(message))
         except OSError as error:
-            if self._ended:  # what it would be told of is over
-                return
-            time.sleep(_TOLD)
-            self._lose(error.strerror or str(error))
+            if not self._ended:  # as it may be told next
+                time.sleep(_TOLD)
+            if not self._ended:
+                self._lose(error.strerror or str(error))

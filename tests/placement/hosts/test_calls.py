@@ -190,6 +190,24 @@ def test_outcomes_that_nobody_waits_for_are_no_loss(monkeypatch):
         assert not pair.left
 
 
+def test_a_leader_that_takes_no_more_before_it_is_heard_to_end_is_not_lost(monkeypatch):
+    """Its end of the connection may be gone while what it said last is on its way."""
+
+    def gone(_frame):
+        raise BrokenPipeError
+
+    with decoding(monkeypatch, own=True) as pair:
+        rounds(pair)
+        wait_until(pair.follower._outcomes.empty)
+        monkeypatch.setattr(pair.follower._link, "send", gone)
+        pair.follower._outcomes.put((99, pair.there[0].pending()))
+        wait_until(pair.follower._outcomes.empty)
+        pair.leader.close()
+        wait_until(lambda: pair.follower._ended)
+        time.sleep(1)  # longer than `_TOLD`
+        assert not pair.left
+
+
 def test_hosts_that_tell_other_facts_end_with_one_message(monkeypatch):
     left: list[str] = []
     with joined(monkeypatch, left) as (leader, follower):
