@@ -41,6 +41,11 @@ Draws at a temperature pass over them for p, its scores, the support of q and th
 holds blocks of 32 of them is padded to 128 lanes.
 """
 
+SPILL = ("v4", "v5p", "h100", "h200")
+"""Where activations go through memory, up to `PASSES` times a layer: elsewhere they stay on the
+chip."""
+PASSES = 10
+
 CASES = [
     (chip, target, slots, context, name)
     for chip in chips.CHIPS
@@ -78,6 +83,7 @@ class Case:
         self.spec = specs[self.name]
         rows = slots * {"start": 1, "grow": BRANCHES}.get(name, K + 1)
         self.logits = rows * self.about.outputs * 4 // len(self.places)
+        self.activations = rows * self.about.hidden_size * 4 * self.about.num_layers
 
     @property
     def held(self):
@@ -94,6 +100,8 @@ def gates(case):
     own = compiled.beside + compiled.temporaries + compiled.code
     page = {case.sizes.context, 2 * case.about.head_dim}
     passes, held = DRAWN.get(case.name[0], (8, 3))
+    spilled = case.activations if case.slice_.name in SPILL else 0
+    allowed = pages // 10 + (held + bool(spilled)) * case.logits + spilled
     found = {
         "compiles in a minute": compiled.seconds // 60,
         "fits": max(0, weights + pages + own - case.chip.memory),
@@ -104,7 +112,7 @@ def gates(case):
             for each in module.copies(1 << 20)
             if page <= {*each.dims} and each.shape.startswith("bf16")
         ],
-        "no temporary of their size": compiled.temporaries // (pages // 10 + held * case.logits),
+        "no temporary of their size": compiled.temporaries // allowed,
         "logits stay where they are made": _sent(case),
     }
     if case.name[0] in ("forward", "start", "grow"):
@@ -112,7 +120,7 @@ def gates(case):
         looked_up = 0 if c.tie_embeddings else c.vocab_size * c.hidden_size * 2 / count
         least = weights - looked_up + pages
         moved = compiled.work.moved
-        most = 1.15 * least + passes * case.logits
+        most = 1.15 * least + passes * case.logits + PASSES * spilled
         found["reads weights and pages once"] = 0 if least <= moved < most else moved / least
     return {name: wrong for name, wrong in found.items() if wrong}
 
