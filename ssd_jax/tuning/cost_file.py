@@ -31,7 +31,7 @@ class KnownCosts:
 class _Kept(msgspec.Struct):
     """The file: only what `write` writes has these types and ranges."""
 
-    format: Literal[3]
+    format: Literal[4]
     about: Any
     costs: Costs
     guess: Guess
@@ -72,7 +72,7 @@ class CostFile:
         """Keeps it, whole or not at all; a directory that cannot be written keeps nothing."""
         if self.path is None:
             return
-        kept = msgspec.json.encode(_Kept(3, self._about, known.costs, known.guess))
+        kept = msgspec.json.encode(_Kept(4, self._about, known.costs, known.guess))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, kept)

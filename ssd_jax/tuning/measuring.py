@@ -16,7 +16,7 @@ from ssd_jax.devices.target_programs import Programs
 from ssd_jax.errors import InputError
 from ssd_jax.loaded import Loaded
 from ssd_jax.models.sharding import spans_processes
-from ssd_jax.roles.protocols import BranchingDraft, Drafter, Target
+from ssd_jax.roles.protocols import BranchingDraft, Drafter, Pending, Target
 from ssd_jax.roles.records import Drafted, SlotOpening, draft_batch, promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning.throughput import Costs, contention
@@ -45,7 +45,7 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
     roles = loaded.roles("ar", 0)
     verify = verifying(roles.target, proposals)
     verified = {width: median(partial(verify, width), clock) for width in sorted(programs.widths)}
-    costs = Costs(verify=verified)
+    costs = Costs(verify=verified, ahead=median(looking_ahead(roles.target), clock))
     if config.draft_model and config.mode != "ssd":
         costs = replace(costs, draft=measure_draft(loaded, context, clock=clock))
     if config.prepared == "ssd":
@@ -125,6 +125,28 @@ def verifying(
         proposal = proposals[width] if width else None
         drafted = proposal and Drafted(np.full_like(tokens, width), proposal.tokens)
         target.accept(target.forward(tokens, lengths, drafted), proposal).read()
+
+    return run
+
+
+def looking_ahead(target: Target) -> Callable[[], None]:
+    """A round of mode ar of every slot: dispatches it, then reads the one before.
+
+    Args:
+      target: with open slots.
+    """
+    tokens = np.full(target.slots, _TOKEN, np.int32)
+    lengths = np.full_like(tokens, _position(target.context, 0))
+
+    def dispatched(pending: Any) -> Pending:
+        return target.accept(target.forward(pending, lengths))
+
+    before = dispatched(tokens)
+
+    def run() -> None:
+        nonlocal before
+        last, before = before, dispatched(before.bonus)
+        last.read()
 
     return run
 

@@ -42,6 +42,7 @@ class Costs:
 
     Attributes:
       verify: T_v by the number of proposed tokens, of the widths that are compiled.
+      ahead: a round of mode ar, which dispatches the next one before it reads; 0 is not known.
       draft: T_1 of mode sd; 0 where drafting is free.
       backup: T_1 where the draft of mode ssd is.
       step: T_s by M; empty without branches.
@@ -49,6 +50,7 @@ class Costs:
     """
 
     verify: Mapping[int, Annotated[float, Meta(gt=0)]]
+    ahead: NotNegative = 0.0
     draft: NotNegative = 0.0
     backup: NotNegative = 0.0
     step: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
@@ -131,7 +133,7 @@ def missing(count: int, seen: Seen) -> float:
 
 def ar(costs: Costs, *, rows: int = 1) -> float:
     """Tokens per second of `rows` sequences without a draft."""
-    return rows / costs.verified(0)
+    return rows / (costs.ahead or costs.verified(0))
 
 
 def sd(costs: Costs, seen: Seen, plan: SpeculationPlan, *, rows: int = 1) -> float:

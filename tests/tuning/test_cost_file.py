@@ -12,7 +12,12 @@ from ssd_jax.tuning.throughput import Costs, Guess
 
 KNOWN = KnownCosts(
     Costs(
-        verify={0: 0.1, 4: 0.15}, draft=0.0, backup=0.01, step={4: 0.02, 16: 0.03}, contention=0.2
+        verify={0: 0.1, 4: 0.15},
+        ahead=0.08,
+        draft=0.0,
+        backup=0.01,
+        step={4: 0.02, 16: 0.03},
+        contention=0.2,
     ),
     Guess(acceptance=0.7, alone=0.3, judged=90),
 )
@@ -139,5 +144,5 @@ def test_costs_are_kept_beside_compiled_programs(tmp_path):
 def test_every_cost_is_kept():
     """A field that is added must be written and read."""
     assert {field.name for field in dataclasses.fields(Costs)} == {
-        "verify", "draft", "backup", "step", "contention",
+        "verify", "ahead", "draft", "backup", "step", "contention",
     }  # fmt: skip

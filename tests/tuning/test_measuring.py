@@ -16,7 +16,7 @@ from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens, Drafted
 from ssd_jax.testing.by_row import promoted
 from ssd_jax.tuning import measuring
-from ssd_jax.tuning.measuring import Branches, measure_draft, median, verifying
+from ssd_jax.tuning.measuring import Branches, looking_ahead, measure_draft, median, verifying
 
 SLOTS, CONTEXT, K = 2, 64, 4
 
@@ -38,6 +38,7 @@ class Target:
 
     def __init__(self, watch):
         self.watch, self.cold, self.width = watch, True, 0
+        self.bonus = np.zeros(SLOTS, np.int32)
         self.open = lambda *_: None
 
     def forward(self, tokens, lengths, drafted=None):
@@ -62,6 +63,33 @@ def test_a_verification_of_each_width_is_timed_when_it_is_warm():
     verify = verifying(Target(watch), proposals)
     found = [median(partial(verify, width), watch) for width in proposals]
     assert found == pytest.approx([1.0, 1.2, 1.4])
+
+
+class Ahead:
+    """A target whose forwards take 1 s each, one after the other, and its host 0.4 s for each."""
+
+    slots, context = SLOTS, CONTEXT
+
+    def __init__(self, watch):
+        self.watch, self.free = watch, 0.0
+
+    def forward(self, tokens, lengths):
+        assert tokens is self or tokens.shape == lengths.shape == (SLOTS,)
+        assert 0 < lengths.min() <= lengths.max() < CONTEXT
+        self.watch.now += 0.4
+        self.free = max(self.free, self.watch.now) + 1.0
+        return self.free
+
+    def accept(self, logits):
+        return SimpleNamespace(bonus=self, read=lambda: self.read(logits))
+
+    def read(self, done):
+        self.watch.now = max(self.watch.now, done)
+
+
+def test_a_round_that_looks_ahead_hides_the_host():
+    watch = Watch()
+    assert median(looking_ahead(Ahead(watch)), watch) == pytest.approx(1.0)
 
 
 class Drafter:

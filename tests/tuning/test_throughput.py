@@ -26,6 +26,7 @@ def test_one_by_one_a_forward_gives_a_token_a_row():
     assert ar(COSTS) == 1.0
     assert ar(COSTS, rows=3) == 3.0
     assert ar(Costs(verify={8: 2.0})) == 0.5  # where everything runs at the widest
+    assert ar(Costs(verify={0: 1.0}, ahead=0.8)) == 1.25  # the host works meanwhile
 
 
 def test_drafting_before_every_verification():
