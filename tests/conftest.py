@@ -12,9 +12,7 @@ from tests.xla_flags import DEVICES, QUICK, use_emitters
 
 os.environ.setdefault("XLA_FLAGS", f"{DEVICES} {QUICK}")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # a tenth of tracing and lowering
-gc.set_threshold(
-    100_000, 20, 50
-)  # what traces leave behind is little beside the time to look for it
+gc.set_threshold(100_000, 20, 50)  # tracing leaves little behind for the time a search takes
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
