@@ -4,21 +4,20 @@ import importlib.util
 
 import jax
 
-
-def _missing() -> list[str]:
-    found = importlib.util.find_spec
-    names = [
-        name
-        for name in ("jax_plugins.xla_cuda13", "nvidia.cu13")
-        if found(name.split(".")[0]) is None or not found(name)
-    ]
-    return names if jax.__version_info__ >= (0, 12) else [*names, "JAX 0.12"]
+_NEEDED = ("jax_plugins.xla_cuda13", "nvidia.cu13")
 
 
-WHY: str | None = (
-    f"no compiler for CUDA ({', '.join(_missing())} missing): "
+def _is_there(name: str) -> bool:
+    package = name.split(".")[0]
+    return importlib.util.find_spec(package) is not None and bool(importlib.util.find_spec(name))
+
+
+_MISSING = [name for name in _NEEDED if not _is_there(name)]
+if jax.__version_info__ < (0, 12):
+    _MISSING.append("JAX 0.12")
+
+WHY = _MISSING and (
+    f"no compiler for CUDA ({', '.join(_MISSING)} missing): "
     "pip install 'ssd-jax[cuda-aot]' with Python 3.12"
-    if _missing()
-    else None
 )
-"""Why there is none."""
+"""Why there is none; empty where there is one."""

@@ -47,8 +47,10 @@ def decoding(folders, tmp_path, timeout=10.0):
 @pytest.mark.parametrize(
     ("lost", "by"),
     [
-        (1, signal.SIGKILL),
-        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
+        (0, signal.SIGKILL),
+        pytest.param(
+            1, signal.SIGKILL, marks=pytest.mark.slow
+        ),  # by default `test_calls.py` has it
         pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param(0, signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
