@@ -38,12 +38,12 @@ int64_t BlockRows(int64_t width) {
 }
 
 void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
-  const int64_t steps = RoundUp(x.width, 32) / 32, lanes = w.Lanes(panel), each = PassRows(tiles);
+  const int64_t steps = RoundUp(x.width, 32) / 32, lanes = w.Lanes(panel);
   const char* from = w.Panel(panel);
   alignas(64) float sums[2 * kTile][kPanel];
-  for (int64_t row = 0; row < x.rows; row += each) {
-    const int64_t many = std::min(each, x.rows - row);
-    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), row / each, Parts(x.rows, each));
+  for (int64_t row = 0, many, pass = 0; row < x.rows; row += many, ++pass) {
+    many = PassRows(row, x.rows - row, tiles);
+    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), pass, Passes(x.rows, tiles));
     float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
     const bool whole = lanes == kPanel && many == Written(many, tiles);
     Sums<Form::kBfloat16>(x.Bfloat16(row), steps, many, from, ahead, tiles, whole ? y : sums[0],
@@ -55,13 +55,12 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
 
 // (high + low / DIGIT) * scale of the row * scale of the output, as quantized.py has it.
 void Int8Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
-  const int64_t steps = RoundUp(x.width, 64) / 64, lanes = w.Lanes(panel), each = PassRows(tiles);
+  const int64_t steps = RoundUp(x.width, 64) / 64, lanes = w.Lanes(panel);
   const char *from = w.Panel(panel), *scales = from + steps * kSteps;
   alignas(64) int32_t sums[2 * kTile][kPanel];
-  for (int64_t digit = 0; digit < 2 * x.rows; digit += each) {
-    const int64_t many = std::min(each, 2 * x.rows - digit);
-    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), digit / each,
-                      Parts(2 * x.rows, each));
+  for (int64_t digit = 0, many, pass = 0; digit < 2 * x.rows; digit += many, ++pass) {
+    many = PassRows(digit, 2 * x.rows - digit, tiles);
+    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), pass, Passes(2 * x.rows, tiles));
     Sums<Form::kDigits>(x.Digits(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
     for (int64_t r = 0; r < many; r += 2) {
       const int64_t row = (digit + r) / 2;

@@ -19,7 +19,11 @@ namespace {
 constexpr int64_t kPanel = 32;             // outputs of one panel
 constexpr int64_t kStep = 4 * kPanel;      // bytes of a panel's step: one word an output
 constexpr int64_t kSteps = kTile * kStep;  // bytes of a panel that meet a line of a tile
-constexpr int64_t kAhead = 4096;           // bytes that are asked of memory ahead of use
+
+// Bytes that are asked of memory ahead of use, and the cache that they go to: the second where tiles
+// wait for few, the first where vectors keep up with memory only by what is there already.
+constexpr int64_t kAhead = kHasTiles ? 4096 : 8192;
+constexpr int kNear = kHasTiles ? 2 : 3;
 
 // What a pass over a panel asks of memory: its share of what is read after the panel, so that no
 // pass waits for all of it. A step is for `step_bytes` of the panel.
@@ -29,7 +33,7 @@ struct Ahead {
         share(RoundUp(step_bytes / passes, kLine)) {}
 
   void Step() {
-    for (const char* end = at + share; at < end; at += kLine) __builtin_prefetch(at, 0, 2);
+    for (const char* end = at + share; at < end; at += kLine) __builtin_prefetch(at, 0, kNear);
   }
 
   const char* at;
@@ -76,9 +80,14 @@ constexpr int kRegisters = 32;
 constexpr int kRegisters = 16;
 #endif
 
-// Vectors of a panel whose sums of kRows rows stay in registers, a power of two.
+// Vectors of a panel whose sums of kRows rows stay in half of the registers, a power of two. A row's
+// sum with a vector waits for the one before it, so that many together keep the multipliers busy.
 template <int kRows>
-constexpr int kVectors = std::min<int>(kPanel / kLanes, std::max(1, kRegisters / (4 * kRows)));
+constexpr int kVectors = [] {
+  int vectors = kPanel / kLanes;
+  while (vectors > 1 && 2 * vectors * kRows > kRegisters) vectors /= 2;
+  return vectors;
+}();
 
 #if defined(SSD_JAX_TILES)
 
@@ -167,8 +176,16 @@ void WithRows(int64_t rows, F run) {
   run(std::integral_constant<int, kRows>());
 }
 
-// Rows of one pass over a panel, and the bytes of it for which a pass asks memory at a time.
-inline int64_t PassRows(bool tiles) { return tiles ? 2 * kTile : kTogether; }
+// Rows of the next pass over a panel, of the `rows` that are left from a row on, and how many passes
+// `rows` from the first one on take. Vectors stay within a tile, whose passes get about as many each.
+inline int64_t PassRows(int64_t row, int64_t rows, bool tiles) {
+  if (tiles) return std::min(2 * kTile, rows);
+  const int64_t left = std::min(kTile - row % kTile, rows), passes = Parts(left, kTogether);
+  return std::min(left, RoundUp(Parts(left, passes), 2));
+}
+inline int64_t Passes(int64_t rows, bool tiles) { return Parts(rows, tiles ? 2 * kTile : kTogether); }
+
+// Bytes of a panel for which a pass asks memory at a time.
 inline int64_t AskedBytes(bool tiles) { return tiles ? kSteps / 4 : kSteps; }
 
 // Rows that a pass of so many writes.
