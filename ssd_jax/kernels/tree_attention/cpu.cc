@@ -113,15 +113,22 @@ class Task {
     return ((row_ * call_.tokens + Token(i)) * call_.heads + head) * call_.size;
   }
 
-  void AddBlock(int64_t begin, int64_t most) {
+  // The keys of a block of positions, each with its value behind it.
+  const Number* Block(int64_t head, int64_t begin) const {
     const int64_t page = call_.table[row_ * call_.row_pages + begin / call_.page_size];
-    const int64_t at = (Clamp(page, call_.pages - 1) * call_.kv_heads + head_) * call_.page_size +
+    const int64_t at = (Clamp(page, call_.pages - 1) * call_.kv_heads + head) * call_.page_size +
                        begin % call_.page_size;
-    const Number* keys = static_cast<const Number*>(call_.kv) + at * call_.Stride();
-    const Number* values = keys + call_.size;
+    return static_cast<const Number*>(call_.kv) + at * call_.Stride();
+  }
+
+  void AddBlock(int64_t begin, int64_t most) {
+    const Number *keys = Block(head_, begin), *values = keys + call_.size;
+    const Number* next = most > kBlock                  ? Block(head_, begin + kBlock)
+                         : head_ + 1 < call_.kv_heads ? Block(head_ + 1, 0)
+                                                      : keys;
     if constexpr (std::is_same_v<Number, uint16_t>)
       if (call_.tiles) return AddTiled(begin, keys, values);
-    TransposeKeys(chunks_, keys, call_.Stride(), std::min(most, kBlock), keys_);
+    TransposeKeys(chunks_, keys, call_.Stride(), std::min(most, kBlock), keys_, next);
     for (int64_t i = 0; i < many_; i += kTogether) {
       const int64_t many = std::min<int64_t>(kTogether, many_ - i);
       if (many == kTogether)

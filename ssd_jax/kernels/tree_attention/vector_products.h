@@ -69,12 +69,16 @@ struct Chunks {
   }
 };
 
-// Keys of `positions`, rounded up to vectors, as [width, kBlock]; they lie `stride` apart.
+// Keys of `positions`, rounded up to vectors, as [width, kBlock]; they lie `stride` apart. Memory is
+// asked for the block at `next` bit by bit: all at once would be waited for.
 template <typename Number>
 void TransposeKeys(const Chunks<Number>& chunks, const Number* keys, int64_t stride,
-                   int64_t positions, float* out) {
+                   int64_t positions, float* out, const Number* next) {
+  const int64_t share = kLanes * stride * sizeof(Number) / chunks.count;  // bytes asked for
   for (int64_t first = 0; first < positions; first += kLanes) {
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+      const char* ask = reinterpret_cast<const char*>(next + first * stride) + chunk * share;
+      for (int64_t byte = 0; byte < share; byte += 64) __builtin_prefetch(ask + byte);
       Words words[kLanes];
       for (int64_t i = 0; i < kLanes; ++i)
         words[i] = chunks.Read(keys + (first + i) * stride, chunk);
