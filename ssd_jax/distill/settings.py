@@ -119,6 +119,8 @@ class DraftSettings:
       output_size: ids that the draft can propose, the most frequent ones of the training texts and
         all that end a text; 0 is the whole vocabulary.
       store: how the trained matrices are stored.
+      begin: a draft of this architecture for the same target, whose weights the draft begins with
+        instead: its directory, or the name of one that comes with the package.
     """
 
     layers: Annotated[
@@ -135,6 +137,7 @@ class DraftSettings:
     head: Part = "frozen"
     output_size: NotNegative = 0
     store: Literal["bfloat16", "int8"] = "bfloat16"
+    begin: str = ""
 
     def __post_init__(self) -> None:
         if self.family and self.family not in FAMILIES:

@@ -31,7 +31,13 @@ from ssd_jax.distill.training.data import (
     set_aside,
 )
 from ssd_jax.distill.training.journal import METRICS, Journal, means
-from ssd_jax.distill.training.model import draft_config, export, first_arrays, make_draft
+from ssd_jax.distill.training.model import (
+    draft_config,
+    export,
+    first_arrays,
+    make_draft,
+    open_beginning,
+)
 from ssd_jax.distill.training.step import (
     State,
     Taken,
@@ -62,6 +68,7 @@ def check(settings: TrainSettings, draft: DraftSettings, target: Checkpoint) -> 
       InputError: the value, what it may be, and what to change.
     """
     draft_config(draft, target.config)
+    open_beginning(draft, target)
     tokenizer = target.tokenizer
     if draft.output_size:
         always = tokenizer.eos_ids | tokenizer.special_ids
@@ -188,12 +195,15 @@ def run(
     work.mkdir(parents=True, exist_ok=True)
     made_with = recorded("train", settings) | recorded("draft", draft)
     made_with |= {"texts": packed.digest(), "target": identity.sha256}
+    begun = open_beginning(draft, target)
+    if begun is not None and begun.digest:
+        made_with["begin"] = begun.digest()
     checkpoints = Checkpoints(work / CHECKPOINTS, made_with=made_with, keep=settings.keep)
     teacher, theirs = Teacher(), []
     if settings.probabilities == "live":
         teacher, theirs = load_live(target, tokens=tokenizer.size, compute=settings.compute)
     trainer = Trainer(made, teacher, settings, mesh_of(settings.devices))
-    trained, frozen = first_arrays(made, draft, target, seed=seed)
+    trained, frozen = first_arrays(made, draft, target, seed=seed, begun=begun)
     state, first = trainer.first_state(trained), 0
     restored = checkpoints.restore(state)
     if restored is not None:

@@ -14,6 +14,9 @@ import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, SCALE, Identity, write_draft
+from ssd_jax.checkpoints.draft_source import DraftTensors
+from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.shipped import DIRECTORY
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.settings import SIZES, DraftSettings
 from ssd_jax.distill.training.data import PackedBatch
@@ -128,14 +131,49 @@ def make_draft(
     return Draft(config, FunctionalModel(config, execution), tied, output_ids)
 
 
+def open_beginning(settings: DraftSettings, target: Checkpoint) -> Checkpoint | None:
+    """The draft that training begins with, if one is named.
+
+    Raises:
+      InputError: it is none, is for another target, has other sizes than the settings describe, a
+        part of its own that they freeze, or a head whose ids training text would change.
+    """
+    if not settings.begin:
+        return None
+    shipped = DIRECTORY / settings.begin
+    begun = open_checkpoint(str(shipped) if shipped.is_dir() else settings.begin, target=target)
+    where, wanted = f"begin = {settings.begin!r}", draft_config(settings, target.config)
+    if not isinstance(begun.tensors, DraftTensors):
+        raise InputError(f"{where} is no draft that `ssd-jax distill` made; give its directory")
+    for name in ("family", *SIZES):
+        theirs, own = getattr(begun.config, name), getattr(wanted, name)
+        if theirs != own:
+            raise InputError(f"{where} has {name} {theirs}, the other keys of [draft] say {own}")
+    for part, name in (("embedding", EMBEDDING), ("head", HEAD)):
+        if getattr(settings, part) == "frozen" and name in begun.tensors.stored:
+            raise InputError(f'{where} has trained its {part}; set {part} = "trained"')
+    if settings.head == "trained" and settings.output_size:
+        raise InputError(
+            f"{where}: a trained head has the ids of the text that it was trained on; set "
+            'output_size = 0, or head = "frozen"'
+        )
+    return begun
+
+
 def first_arrays(
-    draft: Draft, settings: DraftSettings, target: Checkpoint, *, seed: int
+    draft: Draft,
+    settings: DraftSettings,
+    target: Checkpoint,
+    *,
+    seed: int,
+    begun: Checkpoint | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """What training begins with.
 
     Args:
       target: whose tensors are read; only those that are needed.
       seed: of weights from scratch.
+      begun: see `open_beginning`.
 
     Returns: trained arrays, float32, and frozen ones, bfloat16.
 
@@ -144,6 +182,9 @@ def first_arrays(
     """
     trained, frozen = {}, {}
     for name, struct in draft.model.wanted().items():
+        if begun is not None and name not in draft.tied:
+            trained[name] = begun.tensors.read(name).astype(np.float32)
+            continue
         source = _source(name, draft, settings, target.config)
         if source is None:
             trained[name] = _from_scratch(name, struct.shape, draft.config.num_layers, seed)

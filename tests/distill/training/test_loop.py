@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from safetensors.numpy import load_file
 
-from ssd_jax.checkpoints.draft_checkpoint import identity_of
+from ssd_jax.checkpoints.draft_checkpoint import TENSORS, identity_of
 from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.manifest import file_digests
 from ssd_jax.distill.settings import DraftSettings, TrainSettings
@@ -233,6 +234,46 @@ def test_what_does_not_fit_is_refused_before_anything_is_compiled(
     with pytest.raises(InputError, match="no cached probabilities"):
         train(target, bare, tmp_path)
     assert not [event for event in compilations if event]
+
+
+def test_training_goes_on_from_a_draft_that_is_there(target, texts, whole, tmp_path):
+    begin = dataclasses.replace(DRAFT, begin=str(whole[1].draft))
+    result = train(target, texts, tmp_path, draft=begin, steps=1, learning_rate=1e-9)
+    [before, _, _] = journal(tmp_path)
+    assert before["held_out"] == pytest.approx(whole[1].held_out, rel=1e-2)
+    own, theirs = (load_file(draft / TENSORS) for draft in (result.draft, whole[1].draft))
+    for name in own:
+        np.testing.assert_allclose(_rounded(own[name]), _rounded(theirs[name]), atol=1e-6)
+    with pytest.raises(InputError, match="begin was"):
+        train(target, texts, tmp_path, steps=1, learning_rate=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": (0, 1)}, "has num_layers 1, the other keys of \\[draft\\] say 2"),
+        ({"head": "trained"}, "a trained head has the ids of the text"),
+        ({"begin": "nowhere"}, "nowhere"),
+    ],
+)
+def test_a_draft_that_cannot_be_gone_on_from_is_refused(
+    target, texts, whole, tmp_path, changes, message
+):
+    begin = dataclasses.replace(DRAFT, **({"begin": str(whole[1].draft)} | changes))
+    with pytest.raises(InputError, match=message):
+        train(target, texts, tmp_path, draft=begin)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_begins_a_draft_keeps_what_it_trained(target, texts, tmp_path):
+    own = dataclasses.replace(DRAFT, embedding="trained")
+    made = train(target, texts, tmp_path / "first", draft=own, steps=1)
+    begin = dataclasses.replace(own, begin=str(made.draft))
+    train(target, texts, tmp_path / "second", draft=begin, steps=1)
+    with pytest.raises(InputError, match='has trained its embedding; set embedding = "trained"'):
+        train(
+            target, texts, tmp_path / "third", draft=dataclasses.replace(begin, embedding="frozen")
+        )
 
 
 def test_what_is_not_known_of_the_target_is_left_out(target, texts, tmp_path, monkeypatch):
