@@ -93,7 +93,10 @@ class Config:
         "bfloat16", "compute dtype; native: the weights of a GGUF file as quantised in it", DTYPES
     )
     draft_dtype: str | None = _field(
-        None, "compute dtype of the draft; default: dtype, or int8 for want of native", DTYPES
+        None,
+        "compute dtype of the draft; default: dtype, but int8 for want of native, and on "
+        "processors for a checkpoint in int8",
+        DTYPES,
     )
     slots: int = _field(1, "requests decoded together", within=(1, _MOST))
     context: int | None = _field(

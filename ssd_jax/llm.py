@@ -367,7 +367,12 @@ class LLM:
         if source is None:
             return None
         dtype = self.config.draft_dtype
-        dtype = dtype or dtype_of_draft(source, self.config.dtype, progress=progress)
+        dtype = dtype or dtype_of_draft(
+            source,
+            self.config.dtype,
+            platform=self.placement.draft_platform,
+            progress=progress,
+        )
         if dtype != self.config.dtype:
             self.config = dataclasses.replace(self.config, draft_dtype=dtype)
         draft = open_model(

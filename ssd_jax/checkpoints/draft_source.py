@@ -31,6 +31,7 @@ from ssd_jax.checkpoints.safetensors import open_file
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.system.files import read_json
 
 _BLOCK = 1 << 24
 """Elements of the target's tensor that are read at once for rows of it."""
@@ -96,6 +97,18 @@ def open_draft(
         acceptance=about.acceptance,
         digest=tensors.digest,
     )
+
+
+def is_int8_draft(path: Path) -> bool:
+    """Whether a directory is of a draft checkpoint whose own matrices are int8.
+
+    Raises:
+      InputError: a file of it is damaged.
+    """
+    if not (path / CONFIG).is_file() or KEY not in read_json(path / CONFIG):
+        return False
+    own = open_file(path / TENSORS)
+    return any(own.get_slice(name).get_dtype() == "I8" for name in own.keys())  # noqa: SIM118
 
 
 class DraftTensors(TensorSource):

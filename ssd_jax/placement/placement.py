@@ -199,6 +199,15 @@ class Placement:
         """Whether the draft of mode ssd is in another process, of this host or another."""
         return self.kind in ("process", "remote")
 
+    @property
+    def draft_platform(self) -> str | None:
+        """Of the draft's devices, as JAX names it; None on another host."""
+        import jax
+
+        if self.kind == "process":
+            return self.workers[0].platform
+        return None if self.kind == "remote" else jax.default_backend()
+
     def asked_of_worker(self, attention: str) -> str:
         """What computes the draft's attention in a process of its own, where the target's is so: a
         platform other than the target's has what is its own."""

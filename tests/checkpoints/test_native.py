@@ -11,6 +11,7 @@ from ssd_jax.checkpoints.load import load_arrays
 from ssd_jax.checkpoints.native import has_native, native_kinds
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
+from ssd_jax.checkpoints.shipped import shipped_drafts
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.reference import dense
@@ -132,15 +133,26 @@ def test_panels_hold_what_the_file_holds(tmp_path, kind):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_other_dtypes_are_the_drafts_too_and_nothing_is_looked_at(dtype):
-    assert dtype_of_draft("no such file", dtype) == dtype
+    assert dtype_of_draft("no such file", dtype, platform="gpu") == dtype
 
 
 def test_a_draft_is_native_where_its_file_can_be(tmp_path):
-    assert dtype_of_draft(str(written(tmp_path)), "native") == "native"
-    assert dtype_of_draft(str(tmp_path), "native") == "native"
-    assert dtype_of_draft(str(written(tmp_path, k_proj="F16")), "native") == "int8"
+    def found(source):
+        return dtype_of_draft(str(source), "native", platform="cpu")
+
+    assert found(written(tmp_path)) == "native"
+    assert found(tmp_path) == "native"
+    assert found(written(tmp_path, k_proj="F16")) == "int8"
     tiny.write_hf(tmp_path / "hf")
-    assert dtype_of_draft(str(tmp_path / "hf"), "native") == "int8"
+    assert found(tmp_path / "hf") == "int8"
+    assert dtype_of_draft(str(tmp_path / "hf"), "bfloat16", platform="cpu") == "bfloat16"
+
+
+def test_an_int8_draft_is_int8_on_a_processor():
+    [draft, *_] = (str(each.path) for each in shipped_drafts())
+    assert dtype_of_draft(draft, "bfloat16", platform="cpu") == "int8"
+    for dtype, platform in (("bfloat16", "tpu"), ("bfloat16", None), ("float32", "cpu")):
+        assert dtype_of_draft(draft, dtype, platform=platform) == dtype
 
 
 @pytest.mark.parametrize(
