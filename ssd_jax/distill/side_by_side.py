@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import itertools
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -118,6 +120,7 @@ def _serve(
 ) -> None:
     """Answers with what becomes of shards; whatever fails is an answer, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too; its starter ends it
+    threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
         pin(cores)  # before JAX starts, which has as many threads as cores
         check_sums()
@@ -129,3 +132,11 @@ def _serve(
         return
     except Exception as error:
         pipe.send(error)
+
+
+def _end_with_starter() -> None:
+    """However that ends: a shard's scores take minutes, which nobody would wait for."""
+    starter = multiprocessing.parent_process()
+    if starter is not None:
+        starter.join()
+        os._exit(1)

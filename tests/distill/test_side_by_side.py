@@ -5,6 +5,8 @@ import dataclasses
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -56,6 +58,16 @@ def test_an_error_in_a_process_is_raised_here_and_none_is_left(tmp_path):
     with pytest.raises(InputError, match=re.escape(str(missing))):
         fake_target.run(job(tmp_path / "run", missing, 2))
     assert not multiprocessing.active_children()
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    command = [sys.executable, "-m", "tests.distill.abandoned", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        for _ in range(2):
+            assert starter.stdout.readline().startswith(b"Generated")
+        starter.kill()
+        starter.communicate(timeout=30)  # to the end: nobody has the output open any more
 
 
 def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny_checkpoint):

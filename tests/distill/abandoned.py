@@ -1,0 +1,22 @@
+"""`python -m tests.distill.abandoned DIRECTORY`: two processes whose work does not end."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ssd_jax.distill import side_by_side
+from ssd_jax.distill.completions import Generated
+from tests.distill import fake_target
+
+
+def sleep(_job: object, _shards: object) -> Iterator[Generated]:
+    """Says that it has begun."""
+    yield Generated(0, 0)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    job = fake_target.job(Path(sys.argv[1]), processes=2)
+    for report in side_by_side.run(sleep, job, {0: None, 1: None}):
+        print(report, flush=True)
