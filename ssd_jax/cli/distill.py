@@ -37,6 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.distill.stages import STAGES, Stopped, run
     from ssd_jax.system.cache_dir import cache_dir
     from ssd_jax.system.compile_cache import keep_programs, open_store
+    from ssd_jax.system.host_memory import keep_freed_memory
 
     values = settings.Flags()
     for name, text in _FLAGS.items():
@@ -72,6 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     work = cache_dir() / "distill" / name if given["out"] is None else user_path(given["out"])
     require_writable("out", work)
     keep_programs(open_store(given["compile_cache"]))
+    keep_freed_memory()
     check_sums()
     shown = {"bar": progress_bar, "say": _say, "show": Console().print}
     try:

@@ -22,6 +22,7 @@ from ssd_jax.distill.completions import CompletionJob, Report, ShardWritten
 from ssd_jax.errors import SsdError
 from ssd_jax.system.compile_cache import keep_programs, kept_in, open_store
 from ssd_jax.system.cores import pin, usable_cores
+from ssd_jax.system.host_memory import keep_freed_memory
 
 Work = Callable[[CompletionJob, Iterable[tuple[int, Any]]], Iterator[Report]]
 """From shards by their places, each with what is to be done of it; the first report says that the
@@ -123,6 +124,7 @@ def _serve(
     threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
         pin(cores)  # before JAX starts, which has as many threads as cores
+        keep_freed_memory()
         check_sums()
         keep_programs(open_store(store))
         for report in work(job, iter(pipe.recv, None)):

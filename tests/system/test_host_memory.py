@@ -1,6 +1,10 @@
-"""Limits of control groups, of either version, their own and those they are in."""
+"""Limits of control groups, of either version, their own and those they are in; what is freed."""
 
 from __future__ import annotations
+
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -51,3 +55,32 @@ def test_without_a_limit_it_is_the_machine(tmp_path, groups):
     assert limit > 2**28
     assert whose == "this machine"
     assert memory_limit(tmp_path / "nowhere") == (limit, whose)
+
+
+_ROUNDS = """
+import resource, sys, threading
+import numpy as np
+from ssd_jax.system.host_memory import keep_freed_memory
+
+def faults():
+    begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(1 << 27, np.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun
+
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+counted = []
+thread = threading.Thread(target=lambda: counted.extend(faults() for _ in range(3)))
+thread.start()
+thread.join()
+print(counted[-1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_memory_that_is_kept_is_not_asked_for_again():
+    def last(*arguments):
+        command = [sys.executable, "-c", _ROUNDS, *arguments]
+        return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    assert last("kept") < 40 < last("as ever")  # of 32,768 small pages or 64 huge ones
