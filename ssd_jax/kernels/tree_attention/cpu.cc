@@ -123,11 +123,11 @@ class Task {
 
   void AddBlock(int64_t begin, int64_t most) {
     const Number *keys = Block(head_, begin), *values = keys + call_.size;
+    if constexpr (std::is_same_v<Number, uint16_t>)
+      if (call_.tiles) return AddTiled(begin, keys, values);
     const Number* next = most > kBlock                  ? Block(head_, begin + kBlock)
                          : head_ + 1 < call_.kv_heads ? Block(head_ + 1, 0)
                                                       : keys;
-    if constexpr (std::is_same_v<Number, uint16_t>)
-      if (call_.tiles) return AddTiled(begin, keys, values);
     TransposeKeys(chunks_, keys, call_.Stride(), std::min(most, kBlock), keys_, next);
     for (int64_t i = 0; i < many_; i += kTogether) {
       const int64_t many = std::min<int64_t>(kTogether, many_ - i);
