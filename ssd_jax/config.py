@@ -26,6 +26,7 @@ _MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*(KiB|MiB|GiB|TiB)?")
 _MOST = 2**31 - 1
 MODES = ("ar", "sd", "ssd", "auto")
 DTYPES = ("float32", "bfloat16", "int8", "native")
+DRAFT_DTYPES = (*DTYPES, "w8a8")
 DEFAULT_CONTEXT = 2048
 _PAGE = 16  # positions that every kernel can read alone
 MAX_K = 16
@@ -79,8 +80,8 @@ class Config:
     draft: str | None = _field(
         None,
         "draft of modes sd and ssd: ngram (not ssd), a model source as for the target, the "
-        "directory of a draft checkpoint made for it, or default, the one that comes with the "
-        "package for this target",
+        "directory of a draft checkpoint made for it, the name of one that comes with the "
+        "package, or default, the smallest of these for this target",
     )
     k: str | None = _field(
         None,
@@ -94,9 +95,9 @@ class Config:
     )
     draft_dtype: str | None = _field(
         None,
-        "compute dtype of the draft; default: dtype, but int8 for want of native, and on "
-        "processors for a checkpoint in int8",
-        DTYPES,
+        "compute dtype of the draft; w8a8: int8 with half of the activations' bits; default: "
+        "dtype, but int8 for want of native, and on processors w8a8 for a draft checkpoint in int8",
+        DRAFT_DTYPES,
     )
     slots: int = _field(1, "requests decoded together", within=(1, _MOST))
     context: int | None = _field(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
 from ssd_jax.checkpoints.opening import dtype_of_draft
-from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
+from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
 from ssd_jax.config import Config
@@ -133,9 +133,9 @@ class LLM:
             progress=progress,
         )
         self.tokenizer: Tokenizer = self.target.tokenizer
-        if self.config.draft == DEFAULT:
-            path = default_draft(self.target.checkpoint, self.config.mode)
-            self.config = dataclasses.replace(self.config, draft=str(path))
+        if self.config.draft is not None:
+            draft = draft_source(self.config.draft, lambda: self.target.checkpoint)
+            self.config = dataclasses.replace(self.config, draft=draft)
         self._default_params = default_params(self.config.generation_config, self.target.checkpoint)
         if self.config.generation_config == "auto":
             _LOG.info(sampling_line(given_settings(self._default_params)))

@@ -85,7 +85,12 @@ DRAFTS = {
         "budget": "8",
     },
     "light": {"mode": "sd", "draft": "default"},
-    "strong": {"mode": "ssd", "draft": "default", "draft_placement": "inline", "budget": "8"},
+    "strong": {
+        "mode": "ssd",
+        "draft": "smollm2-135m-strong",
+        "draft_placement": "inline",
+        "budget": "8",
+    },
 }
 
 

@@ -1,7 +1,8 @@
-"""Drafts that come with the package: `--draft=default` is the one for the given target."""
+"""Drafts that come with the package: `--draft=default` is that of the given target."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.files import read_json
 
 DEFAULT = "default"
-"""Instead of a draft's source: the one that comes with the package."""
+"""Instead of a draft's source: what comes with the package."""
 
 DIRECTORY = Path(__file__).parents[1] / "drafts"
 """Where they are; each has a model card, README.md."""
@@ -39,9 +40,12 @@ def shipped_drafts() -> list[ShippedDraft]:
     Raises:
       InputError: one is damaged.
     """
+    return sorted(map(_read, _places()), key=lambda draft: (draft.bytes, draft.path))
+
+
+def _places() -> list[Path]:
     places = [path.parent for path in DIRECTORY.glob(f"*/{CONFIG}")]
-    found = [_read(place) for place in places if not place.name.startswith(".")]
-    return sorted(found, key=lambda draft: (draft.bytes, draft.path))
+    return [place for place in places if not place.name.startswith(".")]
 
 
 def _read(path: Path) -> ShippedDraft:
@@ -60,19 +64,17 @@ def _read(path: Path) -> ShippedDraft:
         ) from None
 
 
-def find_draft(target: Checkpoint, mode: str) -> Path | None:
-    """The draft that comes with the package for a target, if there is one.
+def find_draft(target: Checkpoint) -> Path | None:
+    """The draft that comes with the package for a target, if there is one: the smallest of several.
 
-    Of several, mode sd takes the smallest, for its drafting takes time of its own, and every other
-    mode the largest, which is the best and whose drafting SSD hides. The target's tensors are read
-    only where its shape is a draft's.
+    SD has the time of its drafting to pay, and SSD branches that a larger one leaves no time for.
+    The target's tensors are read only where its shape is a draft's.
 
     Raises:
       InputError: a draft of the package is damaged.
     """
     config, names = target.config, target.tensors.names()
     digests: dict[frozenset[str], str] = {}
-    fitting = []
     for draft in shipped_drafts():
         tied = frozenset(draft.origin.tied.values())
         if draft.shape != (config.hidden_size, config.vocab_size) or not tied <= names:
@@ -80,23 +82,31 @@ def find_draft(target: Checkpoint, mode: str) -> Path | None:
         if tied not in digests:
             digests[tied] = identity_of(target, draft.origin.tied).sha256
         if digests[tied] == draft.origin.target.sha256:
-            fitting.append(draft.path)
-    return fitting[0 if mode == "sd" else -1] if fitting else None
+            return draft.path
+    return None
 
 
-def default_draft(target: Checkpoint, mode: str) -> Path:
-    """See `find_draft`.
+def draft_source(draft: str, target: Callable[[], Checkpoint]) -> str:
+    """Where a draft is, if it is `DEFAULT` or the name of one that comes with the package; else
+    what is given.
+
+    Args:
+      draft: see `Config.draft`.
+      target: opens the one that it is for.
 
     Raises:
       InputError: there is none for this target, or one is damaged.
     """
-    found = find_draft(target, mode)
+    if draft != DEFAULT:
+        return next((str(path) for path in _places() if path.name == draft), draft)
+    opened = target()
+    found = find_draft(opened)
     if found is not None:
-        return found
+        return str(found)
     targets = ", ".join(sorted({draft.origin.target.source for draft in shipped_drafts()}))
-    there = f"yet, for {target.source} or any other target"
+    there = f"yet, for {opened.source} or any other target"
     if targets:
-        there = f"for {target.source}, only for {targets}"
+        there = f"for {opened.source}, only for {targets}"
     raise InputError(
         f"draft = {DEFAULT!r}: no draft comes with ssd_jax {there}; name a draft's source, use "
         "ngram, or make a draft with `ssd-jax distill`"

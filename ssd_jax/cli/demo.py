@@ -121,20 +121,21 @@ class _Demo:
         paper: list[DemoRow] = []
         with ExitStack() as until:
             # First: what it compiles, on all cores, the processes on some of them find.
-            light = until.enter_context(self._opened(sd))
-            self._answer(light)
+            sd_model = until.enter_context(self._opened(sd))
+            self._answer(sd_model)
             if len(cores) > 1:
                 paper = self._paper(sd, ssd, *core_groups(plain.target_cores, None))
                 ssd = dataclasses.replace(ssd, trace=None)
-            strong = until.enter_context(self._opened(dataclasses.replace(ssd, mode="auto")))
-            variants = {mode: self._variant(light, mode) for mode in light.modes}
-            variants |= {mode: self._variant(strong, mode) for mode in ("ssd", "auto")}
+            ssd_model = until.enter_context(self._opened(dataclasses.replace(ssd, mode="auto")))
+            variants = {mode: self._variant(sd_model, mode) for mode in sd_model.modes}
+            variants |= {mode: self._variant(ssd_model, mode) for mode in ("ssd", "auto")}
             *rows, auto = self._run(variants)
             where = f": {_named(cores)}" if cores else ""
             self._show(rows, f"All cores for everybody{where}", ssd)
-            drafted = ", with the draft of ssd" * (auto.results[0].metrics.get("mode") == "sd")
+            other = sd.draft != ssd.draft and auto.results[0].metrics.get("mode") == "sd"
+            drafted = ", with the draft of ssd" * other
             measured = number_cell(auto.speed, f"; measured{drafted}: {{:.1f}}") or ""
-            self.console.print(f"{strong.choice}{measured}\n")
+            self.console.print(f"{ssd_model.choice}{measured}\n")
         self.console.print(_picture(trace), soft_wrap=True)
         return [*paper, *rows, auto]
 
@@ -145,12 +146,12 @@ class _Demo:
         sd = dataclasses.replace(sd, target_cores=shown(target))
         ssd = dataclasses.replace(ssd, target_cores=shown(target), draft_cores=shown(draft))
         with ExitStack() as until:
-            light = until.enter_context(closing(PinnedModel(sd, self.params)))
-            strong = until.enter_context(closing(PinnedModel(ssd, self.params)))
+            sd_model = until.enter_context(closing(PinnedModel(sd, self.params)))
+            ssd_model = until.enter_context(closing(PinnedModel(ssd, self.params)))
             with self._waiting("loading again, on fewer cores"):
-                light.wait_ready()
-                strong.wait_ready()
-            modes = {"ar": light, "sd": light, "ssd": strong}
+                sd_model.wait_ready()
+                ssd_model.wait_ready()
+            modes = {"ar": sd_model, "sd": sd_model, "ssd": ssd_model}
             rows = self._run({mode: model.variant(mode, None) for mode, model in modes.items()})
         title = (
             f"The paper's accounting: the target on {_named(target)} in every mode,\n"
@@ -206,18 +207,18 @@ class _Demo:
 
 
 def _with_drafts(plain: Config, k: str | None, source: Checkpoint) -> tuple[Config, Config, str]:
-    """Modes sd and ssd with the drafts of the package, or for want of these with others; and what
-    drafts they are. Mode ssd writes its timeline."""
+    """Modes sd and ssd with the draft of the package, or for want of it with others; and what
+    drafts they have. Mode ssd writes its timeline."""
     trace = plain.trace
     if trace is None:
         cache_dir().mkdir(parents=True, exist_ok=True)
         trace = str(cache_dir() / "demo-trace.json")
     common = {"draft_placement": "process", "trace": trace}
-    if find_draft(source, "sd") is not None:
+    if find_draft(source) is not None:
         drafts: dict[str, Any] = {"draft": DEFAULT, "k": k or _K}
         sd = dataclasses.replace(plain, mode="sd", **drafts | {"trace": None})
         ssd = dataclasses.replace(plain, mode="ssd", budget=_BUDGET, **drafts | common)
-        about = "the package's drafts, the light one for sd, the strong one for ssd"
+        about = "the package's draft for sd and ssd"
     else:
         sd = dataclasses.replace(plain, mode="sd", draft="ngram", k=k, trace=None)
         own = {"draft": plain.target, "draft_dtype": "int8", "budget": _OWN_BUDGET}

@@ -21,7 +21,7 @@ _FLAGS: settings.OwnFlags = {
         "address that engines reach, such as 10.0.0.7:4711; 127.0.0.1 is this host alone, port 0 "
         "any that is free",
     ),
-    "draft": ("str", None, "source of the draft: a path, hf:org/name, or default"),
+    "draft": ("str", None, "source of the draft: as in the other commands"),
     "target": (
         "str",
         DEFAULT_TARGET,
@@ -66,12 +66,12 @@ def run(arguments: Sequence[str]) -> int:
     token, credentials = files.read_token(OF_WORKER.token or ""), files.of_worker(OF_WORKER)
     Cores.parse(given["draft_cores"], None).pin_target()  # before JAX counts them
 
-    from ssd_jax.placement.remote.serving import Own, default_source, devices_of, serve
+    from ssd_jax.placement.remote.serving import Own, devices_of, own_source, serve
     from ssd_jax.system.compile_cache import open_store
 
     store = open_store(given["compile_cache"])
     own = Own(
-        draft=default_source(given["draft"], given["target"]),
+        draft=own_source(given["draft"], given["target"]),
         target=given["target"],
         compile_cache=None if store is None else str(store.directory),
         engines=given["engines"],

@@ -84,7 +84,7 @@ def _described(source: str, path: Path, size: int) -> CachedModel:
 
     try:
         opened = open_checkpoint(str(path))
-        family, draft = opened.config.family, find_draft(opened, "sd") is not None
+        family, draft = opened.config.family, find_draft(opened) is not None
     except InputError:
         family, draft = None, False
     return CachedModel(source, size, family, draft)

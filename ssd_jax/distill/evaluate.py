@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from ssd_jax.bench.report import json_safe
+from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.devices.opened import OpenedModel, open_model
@@ -83,13 +84,15 @@ def plan_texts(job: CompletionJob) -> Shards:
 
 
 def open_pair(target: TargetSettings, draft: str) -> tuple[OpenedModel, OpenedModel]:
-    """Target and draft without their weights.
+    """Target and draft without their weights; the draft computes as it does beside the target if
+    nothing else is said.
 
     Raises:
       InputError: a draft that is none, or of another target.
     """
     theirs = open_model(target.source, target.dtype)
-    own = open_model(draft, target.dtype, target=theirs.checkpoint)
+    dtype = dtype_of_draft(draft, target.dtype, platform=jax.default_backend())
+    own = open_model(draft, dtype, target=theirs.checkpoint)
     require_same(theirs.tokenizer, own.tokenizer, target_name=theirs.source, draft_name=own.source)
     return theirs, own
 
@@ -112,6 +115,7 @@ def evaluate(
         "draft_sha256": _draft_digest(draft),
         "texts_sha256": [entry["sha256"] for entry in shards],
         "dtype": job.target.dtype,
+        "draft_dtype": draft.model.execution.kind,
         "apart": list(settings.apart),
         "ks": list(settings.ks),
         "budgets": list(settings.budgets),

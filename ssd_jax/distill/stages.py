@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
+from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.distill.completions import Bar, CompletionJob
 from ssd_jax.distill.generate import generate
 from ssd_jax.distill.magpie import SET, Written, read_turns, user_turn
@@ -169,7 +169,7 @@ def run(
 
     Args:
       stage: one of `STAGES`.
-      draft: as in `Distillation`; "default" is the one for mode ssd that comes with the package.
+      draft: as in `Distillation`, or one that comes with the package, as `Config.draft` has it.
 
     Raises:
       Stopped: a stage ended early, at a place from which it goes on.
@@ -179,8 +179,8 @@ def run(
     chosen = _stages_of(settings, stage, draft)
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
-    if draft == DEFAULT:
-        draft = str(default_draft(target.checkpoint, "ssd"))
+    if draft is not None:
+        draft = draft_source(draft, lambda: target.checkpoint)
     whole = Distillation(
         settings=settings, target=target, work=work, draft=draft, bar=bar, say=say, show=show
     )

@@ -18,6 +18,7 @@ class Execution:
     Attributes:
       compute: dtype of weights and of activations entering a product (float32, bfloat16 or int8);
         norms, softmax, the residual stream and logits are float32 always.
+      digits: of an activation in an int8 product, see `kernels/linear/quantized.py`.
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
@@ -34,6 +35,7 @@ class Execution:
 
     compute: jnp.dtype
     pages: jnp.dtype
+    digits: int = 2
     min_rows: int = 1
     scan_layers: bool = False
     attention: str = "xla"
@@ -49,6 +51,11 @@ class Execution:
         """dtype of what is not quantised: attention's operands, an embedding that is no output
         head, and weights on their way to int8."""
         return _floating(self.compute)
+
+    @property
+    def kind(self) -> str:
+        """Of packed weights, see `kernels/linear/kinds.py`."""
+        return "w8a8" if self.digits == 1 else self.compute.name
 
     def page_width(self, head_dim: int) -> int:
         """Of a key beside its value, as pages have them."""
@@ -69,16 +76,17 @@ class Execution:
 
         Args:
           platform: JAX's name of it.
-          dtype: a floating type, int8, or "native" (see `Config.dtype`).
+          dtype: a floating type, int8, "w8a8" (int8 with one digit) or "native" (see `Config`).
           linear, attention: see above; attention None is Pallas's on TPUs, else XLA's.
         """
-        compute = jnp.dtype("bfloat16" if dtype == "native" else dtype)
+        compute = jnp.dtype({"native": "bfloat16", "w8a8": "int8"}.get(dtype, dtype))
         cpu = platform == "cpu"
         attention = attention or ("pallas_tpu" if platform == "tpu" else in_xla(platform))
         padded = cpu and linear == "xla" and compute != jnp.float32
         return cls(
             compute=compute,
             pages=kv_pages.storage_dtype(_floating(compute), platform),
+            digits=1 if dtype == "w8a8" else 2,
             min_rows=3 if padded else 1,
             scan_layers=platform == "tpu",
             attention=attention,

@@ -79,6 +79,9 @@ class FunctionalModel:
         copied = dataclasses.replace(config, num_kv_heads=self.kv_heads)
         module = nnx.eval_shape(lambda: CausalLM(copied, execution))
         self._packed = _pack(module, self.stored) if execution.linear == "cpu" else {}
+        for _, each in nnx.iter_modules(module):
+            if isinstance(each, Matrix):
+                each.digits = execution.digits
         self._graph, state = nnx.split(module)
         self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
@@ -235,14 +238,14 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
         if isinstance(matrix, Matrix):
             looked_up = isinstance(matrix, Embedding) and not module.config.tie_embeddings
             if name in stored or not looked_up:
-                matrix.pack(stored.get(name, module.execution.compute.name))
+                matrix.pack(stored.get(name, module.execution.kind))
                 packed[name] = matrix
     return packed
 
 
 @functools.cache
 def _packing(kind: str | None) -> Callable[[jax.Array], jax.Array]:
-    if kind == "int8":
+    if kind in ("int8", "w8a8"):
         return jax.jit(lambda weight: pack_int8(*quantize(weight)))
     return jax.jit(pack_bfloat16)
 

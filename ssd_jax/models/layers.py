@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
-from ssd_jax.kernels.linear.api import Packed, Quantized, Weight, products, take
+from ssd_jax.kernels.linear.api import W8A8, Packed, Quantized, Weight, products, take
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.rows import Norm, rms_norm
 
@@ -32,6 +32,7 @@ class Matrix(nnx.Module):
         self.weight_scale = scales if dtype == jnp.int8 else None
         self.shape = shape
         self.kind: str | None = None
+        self.digits = 2  # of an activation, where the weight is int8
 
     def pack(self, kind: str) -> None:
         """Stores the weight in panels of this kind; called before there are arrays."""
@@ -47,7 +48,8 @@ class Matrix(nnx.Module):
             return Packed(self.weight[...], self.kind, *self.shape)
         if self.weight_scale is None:
             return self.weight[...]
-        return Quantized(self.weight[...], self.weight_scale[...])
+        int8 = Quantized if self.digits == 2 else W8A8
+        return int8(self.weight[...], self.weight_scale[...])
 
 
 class Linear(Matrix):

@@ -148,11 +148,13 @@ def test_a_draft_is_native_where_its_file_can_be(tmp_path):
     assert dtype_of_draft(str(tmp_path / "hf"), "bfloat16", platform="cpu") == "bfloat16"
 
 
-def test_an_int8_draft_is_int8_on_a_processor():
+def test_an_int8_draft_has_one_digit_on_a_processor():
     [draft, *_] = (str(each.path) for each in shipped_drafts())
-    assert dtype_of_draft(draft, "bfloat16", platform="cpu") == "int8"
+    for dtype in ("bfloat16", "int8", "native"):
+        assert dtype_of_draft(draft, dtype, platform="cpu") == "w8a8"
     for dtype, platform in (("bfloat16", "tpu"), ("bfloat16", None), ("float32", "cpu")):
         assert dtype_of_draft(draft, dtype, platform=platform) == dtype
+    assert dtype_of_draft(draft, "native", platform="tpu") == "int8"
 
 
 @pytest.mark.parametrize(

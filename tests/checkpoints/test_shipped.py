@@ -35,23 +35,36 @@ def drafts(tmp_path, path, monkeypatch):
     return directory
 
 
-@pytest.mark.parametrize(("mode", "name"), [("sd", "light"), ("ssd", "strong"), ("auto", "strong")])
-def test_sd_takes_the_lightest_and_the_others_the_strongest(drafts, path, mode, name):
-    assert shipped.default_draft(open_target(path), mode) == drafts / name
+def found(target, draft=shipped.DEFAULT):
+    return shipped.draft_source(draft, lambda: target)
+
+
+def test_the_default_is_the_smallest_for_its_target(drafts, path):
+    assert found(open_target(path)) == str(drafts / "light")
+
+
+@pytest.mark.parametrize("name", ["light", "strong", "other"])
+def test_a_draft_of_the_package_has_a_name(drafts, name):
+    assert found(None, name) == str(drafts / name)
+
+
+@pytest.mark.parametrize("source", ["ngram", "pip:x==1", "./light", ".", "..", "/", "", "light/.."])
+def test_other_sources_are_what_they_are(drafts, source):
+    assert found(None, source) == source
 
 
 def test_the_smallest_comes_first(drafts):
-    found = shipped.shipped_drafts()
-    assert {draft.path.name for draft in found} == {"light", "strong", "other"}
-    assert [draft.bytes for draft in found] == sorted(draft.bytes for draft in found)
-    assert found[-1].path.name == "strong"
+    drafts = shipped.shipped_drafts()
+    assert {draft.path.name for draft in drafts} == {"light", "strong", "other"}
+    assert [draft.bytes for draft in drafts] == sorted(draft.bytes for draft in drafts)
+    assert drafts[-1].path.name == "strong"
 
 
 def test_a_target_of_another_shape_is_not_read(drafts, tmp_path, monkeypatch):
     target = open_target(tiny.write_checkpoint(tmp_path / "wide", hidden_size=48))
     monkeypatch.setattr(shipped, "identity_of", None)
     with pytest.raises(InputError, match="no draft comes with"):
-        shipped.default_draft(target, "ssd")
+        found(target)
 
 
 def test_two_drafts_of_one_target_take_one_look_at_it(drafts, path, monkeypatch):
@@ -63,7 +76,7 @@ def test_two_drafts_of_one_target_take_one_look_at_it(drafts, path, monkeypatch)
 
     shipped_identity = shipped.identity_of
     monkeypatch.setattr(shipped, "identity_of", identity_of)
-    assert shipped.default_draft(open_target(path), "ssd") == drafts / "strong"
+    assert found(open_target(path)) == str(drafts / "light")
     assert len(looks) == 1
 
 
@@ -80,7 +93,7 @@ def test_a_damaged_draft_is_named(drafts, path, damage):
     else:
         config.write_text("{" if damage == "no JSON" else "{}")
     with pytest.raises(InputError, match=r"light is no draft .*; install ssd_jax again"):
-        shipped.default_draft(open_target(path), "sd")
+        found(open_target(path))
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -90,7 +103,7 @@ def test_without_any_draft_that_is_said(tmp_path, path, monkeypatch, there):
         directory.mkdir()
     monkeypatch.setattr(shipped, "DIRECTORY", directory)
     with pytest.raises(InputError, match=r"no draft comes with ssd_jax yet, for .*; name a draft"):
-        shipped.default_draft(open_target(path), "sd")
+        found(open_target(path))
 
 
 def test_drafts_of_the_package_are_whole_and_packed():
@@ -104,10 +117,9 @@ def test_drafts_of_the_package_are_whole_and_packed():
     assert sum(file.stat().st_size for file in files) <= 25_000_000
 
 
-@pytest.mark.parametrize(("mode", "name"), [("sd", "light"), ("ssd", "strong")])
-def test_the_engine_takes_the_draft_of_its_mode(drafts, path, mode, name):
-    more = {"draft_placement": "inline"} if mode == "ssd" else {}
-    llm = LLM(str(path), mode=mode, draft="default", context=64, load=False, **more)
+@pytest.mark.parametrize(("draft", "name"), [("default", "light"), ("strong", "strong")])
+def test_the_engine_takes_a_draft_of_the_package(drafts, path, draft, name):
+    llm = LLM(str(path), **OPTIONS | {"draft": draft}, context=64, load=False)
     assert llm.draft is not None
     assert llm.config.draft == llm.draft.source == str(drafts / name)
 
@@ -115,18 +127,18 @@ def test_the_engine_takes_the_draft_of_its_mode(drafts, path, mode, name):
 def test_a_target_without_one_is_told_which_have_one(drafts, tmp_path):
     target = open_target(tiny.write_checkpoint(tmp_path / "third", seed=2))
     with pytest.raises(InputError, match=r"no draft comes with ssd_jax for .*third.*only for .*"):
-        shipped.default_draft(target, "sd")
+        found(target)
 
 
 def test_a_target_that_lacks_a_tied_tensor_is_another_one(drafts, tmp_path):
     target = open_target(tiny.write_checkpoint(tmp_path / "tied", "qwen2"))
     with pytest.raises(InputError, match="no draft comes with"):
-        shipped.default_draft(target, "sd")
+        found(target)
 
 
-def test_default_is_a_draft_like_any_other(drafts, path):
+def test_a_draft_of_the_package_is_like_any_other(drafts, path):
     texts = []
-    for settings in ({}, OPTIONS):
+    for settings in ({}, OPTIONS | {"draft": "strong"}):
         with LLM(str(path), dtype="float32", context=64, **settings) as llm:
             params = SamplingParams(max_tokens=12, ignore_eos=True)
             (output,) = llm.generate([[5, 6, 7]], params)

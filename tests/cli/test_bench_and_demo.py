@@ -249,14 +249,13 @@ def test_demo_answers_in_every_mode_and_compares_the_ids(demo, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_demo_takes_the_drafts_of_the_package(demo, tiny_checkpoint, monkeypatch, tmp_path):
+def test_demo_takes_the_draft_of_the_package(demo, tiny_checkpoint, monkeypatch, tmp_path):
     target = open_target(tiny_checkpoint)
-    for name, layers in (("light", 1), ("strong", 2)):
-        write(tmp_path / "drafts" / name, target, None, layers=layers)
+    write(tmp_path / "drafts" / "light", target, None, layers=1)
     monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
     monkeypatch.setattr("ssd_jax.cli.demo.usable_cores", lambda: {0})  # other processes have none
     out = demo("--prompt=Why?")
-    assert "the light one for sd, the strong one for ssd" in out
+    assert "the package's draft for sd and ssd" in out
     for mode in ("sd", "ssd"):
         assert re.search(rf"\n{mode} .* yes", out)
     assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()

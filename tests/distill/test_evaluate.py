@@ -203,11 +203,11 @@ def test_a_draft_of_the_package_is_evaluated_without_prompts_to_train(
     ]
     (path,) = (out / "evaluation").iterdir()
     found = json.loads(path.read_text())
-    assert found["draft"] == str(tmp_path / "drafts" / "tiny")
+    assert found["draft"] == str(tmp_path / "drafts" / "light")
     assert list(found["sets"]) == ["held_out.jsonl"]
     before = path.stat()
     monkeypatch.chdir(tmp_path)
-    for same in ("default", "drafts/tiny/"):  # prompts are read again, figures are kept
+    for same in ("default", "light", "drafts/light/"):  # prompts are read again, figures are kept
         assert main(["distill", *given, f"--draft={same}"]) == 0
     assert [each.stat() for each in path.parent.iterdir()] == [before]
     capsys.readouterr()

@@ -52,7 +52,7 @@ def test_products_are_the_references(kind, shape):
     np.testing.assert_allclose(product(x, packed), want, atol=2e-6 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8"])
 @pytest.mark.parametrize("inputs", [1, 2, 3, 31, 33, 65, 127])
 def test_any_number_of_inputs(kind, inputs):
     x, packed = states(3, max(inputs, 4))[:, :inputs], weight(kind, 37, inputs)
@@ -117,7 +117,7 @@ def test_weights_of_another_kind_or_shape_are_refused():
             product(states(1, 256), wrong)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8", "Q4_1"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8", "Q4_1"])
 def test_rows_are_normed_before(kind):
     x, packed = states(5, 288), weight(kind, 40, 288)
     norm = Norm(jnp.linspace(0.5, 2, 288, dtype=jnp.float32), 1e-5)

@@ -10,6 +10,7 @@ import pytest
 from ssd_jax.kernels.linear.quantized import (
     DIGIT,
     LARGEST,
+    W8A8,
     Digits,
     Quantized,
     digits,
@@ -73,6 +74,19 @@ def test_two_digits_of_an_activation_are_off_by_at_most_half_a_second_digit():
     allowed = np.asarray(both.scales)[:, None] / DIGIT * 0.51  # units are float32
     assert (np.abs(back - x) <= allowed).all()
     assert np.abs(both.low).max() == LARGEST
+
+
+def test_one_digit_is_the_first_of_two():
+    x, weight = random(5, WIDTH), quantize(random(OUT, WIDTH, seed=1))
+    both, first = digits(x), digits(x, one=True)
+    np.testing.assert_array_equal(first.high, both.high)
+    assert first.low is None
+    zeros = Digits(both.high, jnp.zeros_like(both.low), both.scales)
+    got = product(x, W8A8(*weight))
+    np.testing.assert_array_equal(got, integer_product(zeros, weight))
+    assert (np.asarray(got) != np.asarray(product(x, weight))).mean() > 0.9
+    for none in (weight, W8A8(*weight)):
+        assert product(x[:0], none).shape == (0, OUT)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-38, 1e30])

@@ -200,6 +200,7 @@ SLOW_INLINE = {
         "fan_out": "measured",
     },
     "draft temperature": {"draft_temperature": 0.5, "k": "3", "backup": "random"},
+    "draft in w8a8": {"draft_dtype": "w8a8", "backup": "draft"},
     "greedy draft": {"draft_temperature": 0.0, "backup": "ngram", "fan_out": "uniform"},
 }
 

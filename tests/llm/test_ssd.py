@@ -37,6 +37,8 @@ ENGINES = [
 ]
 FIRST = 1
 """What the engine `many` is not; the others are slow to run."""
+IN_W8A8 = (FIRST, 5)
+"""Whose drafts compute in another dtype than their targets."""
 BACKUPS = ("none", "ngram", "random", "draft")
 FAN_OUTS = ("uniform", "geometric", "list")
 
@@ -105,6 +107,7 @@ def test_text_and_logprobs_equal_autoregressive_decoding(checkpoints, row):
     llm = ssd(
         checkpoints[family],
         dtype=dtype,
+        draft_dtype="w8a8" if row in IN_W8A8 else None,
         verify=verify,
         slots=slots,
         predict=predict,

@@ -46,6 +46,18 @@ def test_logits_are_close_to_the_float32_oracle(name):
     assert 1e-4 < error(got, expected) < ERROR
 
 
+@pytest.mark.parametrize(("linear", "scan_layers"), [("xla", False), ("xla", True), ("cpu", False)])
+def test_one_digit_an_activation_is_coarser_than_two(linear, scan_layers):
+    tokens, expected = golden("qwen2")
+    executions = INT8, Execution.for_platform("cpu", "w8a8", linear=linear)
+    runners = (
+        runner(GOLDENS / "qwen2", slots=2, execution=each, scan_layers=scan_layers)
+        for each in executions
+    )
+    two, one = (error(run(tokens), expected) for run in runners)
+    assert 1.02 * two < one < 2 * ERROR
+
+
 @pytest.mark.parametrize("projection", ["q_proj", "o_proj", "down_proj"])
 def test_a_wrong_scale_leaves_the_bound(projection):
     tokens, expected = golden("qwen2")

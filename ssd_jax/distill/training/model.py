@@ -16,7 +16,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, SCALE, Identity, write_draft
 from ssd_jax.checkpoints.draft_source import DraftTensors
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.shipped import DIRECTORY
+from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.settings import SIZES, DraftSettings
 from ssd_jax.distill.training.data import PackedBatch
@@ -140,8 +140,7 @@ def open_beginning(settings: DraftSettings, target: Checkpoint) -> Checkpoint | 
     """
     if not settings.begin:
         return None
-    shipped = DIRECTORY / settings.begin
-    begun = open_checkpoint(str(shipped) if shipped.is_dir() else settings.begin, target=target)
+    begun = open_checkpoint(draft_source(settings.begin, lambda: target), target=target)
     where, wanted = f"begin = {settings.begin!r}", draft_config(settings, target.config)
     if not isinstance(begun.tensors, DraftTensors):
         raise InputError(f"{where} is no draft that `ssd-jax distill` made; give its directory")

@@ -1,5 +1,5 @@
-// Rows of activations, rounded to what a kind of weights multiplies: bfloat16, two int8 digits with
-// a scale a row (quantized.py), or int8 with a scale for each group of 32.
+// Rows of activations, rounded to what a kind of weights multiplies: bfloat16, one or two int8
+// digits with a scale a row (quantized.py), or int8 with a scale for each group of 32.
 
 #pragma once
 
@@ -21,7 +21,7 @@ constexpr float kLargest = 127.0f;  // LARGEST, DIGIT and _SMALLEST_ABSMAX of qu
 constexpr float kDigit = 2 * kLargest;
 constexpr float kSmallestAbsmax = 1e-30f;
 
-enum class Form { kBfloat16, kDigits, kGroups };  // of activations
+enum class Form { kBfloat16, kDigit, kDigits, kGroups };  // of activations
 
 inline int64_t Parts(int64_t value, int64_t of) { return (value + of - 1) / of; }
 inline int64_t RoundUp(int64_t value, int64_t to) { return Parts(value, to) * to; }
@@ -50,6 +50,65 @@ struct Input {
   float eps;
 };
 
+// Of some values: their scale, NaN if one of them is not finite. Sizes compare as their bits do.
+inline float Scale(const float* values, int64_t count) {
+  Ints largest = (Ints)(Floats{} + kSmallestAbsmax);
+  for (int64_t k = 0; k < count; k += kLanes) {
+    const Ints size = (Ints)LoadSome(values + k, count - k) & 0x7fffffff;
+    largest = size > largest ? size : largest;
+  }
+  const int32_t most = Max(largest);
+  return most > 0x7f7fffff ? NAN : Load<float>(&most) / kLargest;
+}
+
+// To nearest, ties to even, of numbers that are less than 2^22.
+inline Floats Round(Floats x) { return (x + 12582912.0f) - 12582912.0f; }
+
+inline Ints StoreBytes(Floats x, int8_t* to) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  const Ints whole = __builtin_convertvector(x, Ints);
+  const Bytes bytes = __builtin_convertvector(whole, Bytes);
+  std::memcpy(to, &bytes, sizeof(bytes));
+  return whole;
+}
+
+// Activations as int8 digits, a row of tiles for each digit.
+template <int kMany>
+struct Digits {
+  explicit Digits(int64_t width) : padded(RoundUp(width, 64)) {}
+
+  const int64_t padded;
+  Scratch<int8_t> tiles{kMany * padded, kTile / kMany};
+  Scratch<float> scales{1};
+  Scratch<int32_t> sums{kMany};
+
+  void Resize(int64_t block) {
+    tiles.Resize(block);
+    scales.Resize(block);
+    sums.Resize(block);
+  }
+
+  // First bytes of a digit; those of the next digits of a tile are 64 bytes apart.
+  const char* Row(int64_t digit) const {
+    return reinterpret_cast<const char*>(&tiles[0]) + TileAt(digit, 0, padded);
+  }
+
+  // Each digit is what those before it leave.
+  void Make(int64_t row, const float* x, int64_t width) const {
+    const float scale = scales[row] = Scale(x, width);
+    Ints total[kMany] = {};
+    for (int64_t k = 0; k < padded; k += kLanes) {
+      Floats units = std::isnan(scale) ? Floats{} : LoadSome(x + k, width - k) / scale;
+      for (int digit = 0; digit < kMany; ++digit) {
+        const Floats whole = Round(units);
+        total[digit] += StoreBytes(whole, &tiles[TileAt(kMany * row + digit, k, padded)]);
+        units = (units - whole) * kDigit;
+      }
+    }
+    for (int digit = 0; digit < kMany; ++digit) sums[kMany * row + digit] = Sum(total[digit]);
+  }
+};
+
 // A block of rows as kinds multiply them, each form made once for all weights of a call.
 struct Activations {
   // A block has up to `block` rows.
@@ -58,11 +117,10 @@ struct Activations {
 
   const Input in;
   const int64_t width, block;
-  int64_t first = 0, rows = 0;                                // of the block
-  Scratch<uint16_t> bfloat16{RoundUp(width, 32), kTile};      // in tiles
-  Scratch<int8_t> digits{2 * RoundUp(width, 64), kTile / 2};  // in tiles: high and low of each row
-  Scratch<float> scales{1};
-  Scratch<int32_t> sums{2};
+  int64_t first = 0, rows = 0;                            // of the block
+  Scratch<uint16_t> bfloat16{RoundUp(width, 32), kTile};  // in tiles
+  Digits<1> digit{width};
+  Digits<2> digits{width};
   // Passes of up to kTogether rows, what their rows have at one place of the width side by side.
   Scratch<uint32_t> words{width / 4, kTogether};           // four int8 values
   Scratch<float> group_scales{width / kGroup, kTogether};  // of each group of 32
@@ -72,10 +130,10 @@ struct Activations {
   void Need(Form form) {
     if (form == Form::kBfloat16 && bfloat16.empty()) {
       bfloat16.Resize(block);
-    } else if (form == Form::kDigits && digits.empty()) {
+    } else if (form == Form::kDigit && digit.tiles.empty()) {
+      digit.Resize(block);
+    } else if (form == Form::kDigits && digits.tiles.empty()) {
       digits.Resize(block);
-      scales.Resize(block);
-      sums.Resize(block);
     } else if (form == Form::kGroups && words.empty()) {
       words.Resize(block);
       group_scales.Resize(block);
@@ -89,7 +147,8 @@ struct Activations {
     first = row;
     rows = std::min(block, in.rows - row);
     bfloat16.Pad(rows);
-    digits.Pad(rows);
+    digit.tiles.Pad(rows);
+    digits.tiles.Pad(rows);
     words.Pad(rows);
     group_scales.Pad(rows);
     group_sums.Pad(rows);
@@ -106,7 +165,8 @@ struct Activations {
         x = normed.data();
       }
       if (!bfloat16.empty()) MakeBfloat16(row, x);
-      if (!digits.empty()) MakeDigits(row, x);
+      if (!digit.tiles.empty()) digit.Make(row, x, width);
+      if (!digits.tiles.empty()) digits.Make(row, x, width);
       if (!words.empty()) MakeGroups(row, x);
     }
   }
@@ -114,11 +174,6 @@ struct Activations {
   // A row's first bytes of bfloat16; those of the next rows of a tile are 64 bytes apart.
   const char* Bfloat16(int64_t row) const {
     return reinterpret_cast<const char*>(&bfloat16[0]) + TileAt(row, 0, 2 * RoundUp(width, 32));
-  }
-
-  // Of digits, each a row.
-  const char* Digits(int64_t row) const {
-    return reinterpret_cast<const char*>(&digits[0]) + TileAt(row, 0, RoundUp(width, 64));
   }
 
   // Index of a row's group in what passes have for each group, `each` of it.
@@ -137,42 +192,6 @@ struct Activations {
       const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
       std::memcpy(&bfloat16[TileAt(row, 2 * k, 2 * padded) / 2], &halves, sizeof(halves));
     }
-  }
-
-  // Of some values: their scale, NaN if one of them is not finite. Sizes compare as their bits do.
-  static float Scale(const float* values, int64_t count) {
-    Ints largest = (Ints)(Floats{} + kSmallestAbsmax);
-    for (int64_t k = 0; k < count; k += kLanes) {
-      const Ints size = (Ints)LoadSome(values + k, count - k) & 0x7fffffff;
-      largest = size > largest ? size : largest;
-    }
-    const int32_t most = Max(largest);
-    return most > 0x7f7fffff ? NAN : Load<float>(&most) / kLargest;
-  }
-
-  // To nearest, ties to even, of numbers that are less than 2^22.
-  static Floats Round(Floats x) { return (x + 12582912.0f) - 12582912.0f; }
-
-  static Ints StoreBytes(Floats x, int8_t* to) {
-    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-    const Ints whole = __builtin_convertvector(x, Ints);
-    const Bytes bytes = __builtin_convertvector(whole, Bytes);
-    std::memcpy(to, &bytes, sizeof(bytes));
-    return whole;
-  }
-
-  void MakeDigits(int64_t row, const float* x) const {
-    const int64_t padded = RoundUp(width, 64);
-    const float scale = scales[row] = Scale(x, width);
-    Ints highs = {}, lows = {};
-    for (int64_t k = 0; k < padded; k += kLanes) {
-      const Floats units = std::isnan(scale) ? Floats{} : LoadSome(x + k, width - k) / scale;
-      const Floats first = Round(units);
-      highs += StoreBytes(first, &digits[TileAt(2 * row, k, padded)]);
-      lows += StoreBytes(Round((units - first) * kDigit), &digits[TileAt(2 * row + 1, k, padded)]);
-    }
-    sums[2 * row] = Sum(highs);
-    sums[2 * row + 1] = Sum(lows);
   }
 
   void MakeGroups(int64_t row, const float* x) const {

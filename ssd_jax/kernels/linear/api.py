@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear import cpu, quantized, xla
 from ssd_jax.kernels.linear.cpu import Packed
-from ssd_jax.kernels.linear.quantized import Quantized
+from ssd_jax.kernels.linear.quantized import W8A8, Quantized
 from ssd_jax.kernels.rows import Norm, rms_norm
 
 Weight = Float[Array, "_ inputs"] | Quantized | Packed
@@ -53,4 +53,4 @@ def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
     return weight[indices].astype(jnp.float32)
 
 
-__all__ = ["Packed", "Quantized", "Weight", "backend", "products", "take"]
+__all__ = ["W8A8", "Packed", "Quantized", "Weight", "backend", "products", "take"]

@@ -5,8 +5,8 @@
 // and in one direction. A row's sums are made in the same order whatever rows run beside it: its
 // bits depend on it alone.
 //
-// Activations are rounded to what a kind multiplies: bfloat16, two int8 digits with a scale a row
-// (quantized.py), or int8 with a scale for each group of 32.
+// Activations are rounded to what a kind multiplies: bfloat16, one or two int8 digits with a scale
+// a row (quantized.py), or int8 with a scale for each group of 32.
 //
 // Compiled for the processor that runs it: AMX tiles, AVX-512 or the same loops over narrower
 // vectors.
@@ -53,26 +53,31 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
   }
 }
 
-// (high + low / DIGIT) * scale of the row * scale of the output, as quantized.py has it.
-void Int8Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
-  const int64_t steps = RoundUp(x.width, 64) / 64, lanes = w.Lanes(panel);
+// (high + low / DIGIT) * scale of the row * scale of the output, as quantized.py has it; without
+// low where activations have one digit.
+template <int kMany, Digits<kMany> Activations::* kOf>
+void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool tiles) {
+  const Digits<kMany>& x = rows.*kOf;
+  const int64_t steps = x.padded / 64, lanes = w.Lanes(panel), digits = kMany * rows.rows;
   const char *from = w.Panel(panel), *scales = from + steps * kSteps;
   alignas(64) int32_t sums[2 * kTile][kPanel];
-  for (int64_t digit = 0, many, pass = 0; digit < 2 * x.rows; digit += many, ++pass) {
-    many = PassRows(digit, 2 * x.rows - digit, tiles);
-    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), pass, Passes(2 * x.rows, tiles));
-    Sums<Form::kDigits>(x.Digits(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
-    for (int64_t r = 0; r < many; r += 2) {
-      const int64_t row = (digit + r) / 2;
+  for (int64_t digit = 0, many, pass = 0; digit < digits; digit += many, ++pass) {
+    many = PassRows(digit, digits - digit, tiles);
+    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), pass, Passes(digits, tiles));
+    Sums<Form::kDigits>(x.Row(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
+    for (int64_t r = 0; r < many; r += kMany) {
+      const int64_t row = (digit + r) / kMany;
       float y[kPanel];
       for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
-        const Ints high = Load<Ints>(&sums[r][lane]) - 128 * x.sums[2 * row];
-        const Ints low = Load<Ints>(&sums[r + 1][lane]) - 128 * x.sums[2 * row + 1];
-        const Floats units = __builtin_convertvector(high, Floats) +
-                             __builtin_convertvector(low, Floats) / kDigit;
-        Store(y + lane, units * x.scales[row] * Load<Floats>(scales + 4 * lane));
+        const auto units = [&](int i) {
+          const Ints whole = Load<Ints>(&sums[r + i][lane]) - 128 * x.sums[digit + r + i];
+          return __builtin_convertvector(whole, Floats);
+        };
+        Floats total = units(0);
+        if constexpr (kMany == 2) total += units(1) / kDigit;
+        Store(y + lane, total * x.scales[row] * Load<Floats>(scales + 4 * lane));
       }
-      std::memcpy(w.y + (x.first + row) * w.outputs + panel * kPanel, y, lanes * sizeof(float));
+      std::memcpy(w.y + (rows.first + row) * w.outputs + panel * kPanel, y, lanes * sizeof(float));
     }
   }
 }
@@ -118,7 +123,10 @@ constexpr Kind Of(std::string_view name) {
 
 constexpr Kind kKinds[] = {
     {"bfloat16", Form::kBfloat16, 32, 32 * kPanel * 2, 0, Bfloat16Panel, Bfloat16Row},
-    {"int8", Form::kDigits, 64, 64 * kPanel, kPanel * 4, Int8Panel, Int8Row},
+    {"int8", Form::kDigits, 64, 64 * kPanel, kPanel * 4, Int8Panel<2, &Activations::digits>,
+     Int8Row},
+    {"w8a8", Form::kDigit, 64, 64 * kPanel, kPanel * 4, Int8Panel<1, &Activations::digit>,
+     Int8Row},
     Of<kQ4_0>("Q4_0"),
     Of<kQ4_1>("Q4_1"),
     Of<kQ5_0>("Q5_0"),

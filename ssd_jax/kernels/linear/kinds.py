@@ -8,6 +8,7 @@ zero bytes, so that their scales make their values 0. A block, by kind:
   bfloat16   of each pair of inputs, 32 x 2 bfloat16. K is padded with zeros.
   int8       of each four inputs, 32 x a word of u = value + 128. K is padded with u = 128. After
              all blocks, 32 x float32 scale.
+  w8a8       as int8.
   Q4_0       4 steps of 32 x a word of nibbles; 32 x float16 scale.
   Q4_1       as Q4_0; 32 x float16 minimum.
   Q5_0       8 steps of 32 x a word of u (5 bits in a byte); 32 x float16 scale.
@@ -76,6 +77,7 @@ _HALVES = 2 * LANES
 
 BFLOAT16 = Kind("bfloat16", block=32, block_bytes=16 * _WORDS, per_word=2)
 INT8 = Kind("int8", block=64, block_bytes=16 * _WORDS, per_word=4, offset=128, tail_bytes=_WORDS)
+W8A8 = dataclasses.replace(INT8, name="w8a8")
 
 _STORED = (
     Kind("Q4_0", 32, 4 * _WORDS + _HALVES, 8, group=32, offset=8, stored_bytes=18),
@@ -92,7 +94,7 @@ _STORED = (
     ),
 )  # fmt: skip
 
-KINDS = {kind.name: kind for kind in (BFLOAT16, INT8, *_STORED)}
+KINDS = {kind.name: kind for kind in (BFLOAT16, INT8, W8A8, *_STORED)}
 
 STORED_KINDS = tuple(kind.name for kind in _STORED)
 """The kinds that weights of a GGUF file can have as they are."""

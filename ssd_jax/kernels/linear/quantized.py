@@ -6,7 +6,8 @@ integers: exact, whatever its order, and the same for a row alone as among other
 One int8 an activation is not enough: a few channels of a token are many times larger than the rest,
 which a scale that fits them rounds away (SmolLM2's perplexity rises by 4%). So an activation is two
 digits, the second being what the first leaves, and the digits of a token are two rows of one
-product. Few rows cost no more than one: the weights, which bound it, are read once.
+product. Few rows cost no more than one: the weights, which bound it, are read once. A draft, whose
+branches are many rows and whose guesses are verified, may have one digit (W8A8).
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ class Quantized(NamedTuple):
     scales: Float32[Array, "outputs"]
 
 
+class W8A8(Quantized):
+    """A weight whose products have one digit of each activation."""
+
+
 class Digits(NamedTuple):
-    """Activations: row i is (high[i] + low[i] / DIGIT) * scales[i]."""
+    """Activations: row i is (high[i] + low[i] / DIGIT) * scales[i], low None being zeros."""
 
     high: Int8[Array, "n inputs"]
-    low: Int8[Array, "n inputs"]
+    low: Int8[Array, "n inputs"] | None
     scales: Float32[Array, "n"]
 
 
@@ -52,14 +57,17 @@ def quantize(weight: Float[Array, "outputs inputs"]) -> Quantized:
     return Quantized(jnp.round(weight / scales[:, None]).astype(jnp.int8), scales)
 
 
-def digits(x: Float32[Array, "n inputs"]) -> Digits:
+def digits(x: Float32[Array, "n inputs"], *, one: bool = False) -> Digits:
     """Each row by its own largest magnitude.
 
-    No value is off by more than half its row's scale / DIGIT, to float32 rounding.
+    No value is off by more than half its row's scale / DIGIT, to float32 rounding; with `one` digit
+    by half its row's scale.
     """
     scales = _scales(x)
     units = x / scales[:, None]
     high = jnp.round(units)
+    if one:
+        return Digits(high.astype(jnp.int8), None, scales)
     low = jnp.round((units - high) * DIGIT)
     return Digits(high.astype(jnp.int8), low.astype(jnp.int8), scales)
 
@@ -72,10 +80,13 @@ def take(weight: Quantized, indices: Int32[Array, "n"]) -> Float32[Array, "n inp
 def integer_product(x: Digits, weight: Quantized) -> Float32[Array, "n outputs"]:
     """x @ weight^T, summed in int32 and scaled. A sum cannot overflow below 133,000 terms."""
     contract_in = (((1,), (1,)), ((), ()))
-    rows = jnp.concatenate([x.high, x.low])
+    rows = x.high if x.low is None else jnp.concatenate([x.high, x.low])
     sums = jax.lax.dot_general(rows, weight.values, contract_in, preferred_element_type=jnp.int32)
-    high, low = jnp.split(sums.astype(jnp.float32), 2)
-    return (high + low / DIGIT) * x.scales[:, None] * weight.scales
+    units = sums.astype(jnp.float32)
+    if x.low is not None:
+        high, low = jnp.split(units, 2)
+        units = high + low / DIGIT
+    return units * x.scales[:, None] * weight.scales
 
 
 def _scales(x: Float32[Array, "n inputs"]) -> Float32[Array, "n"]:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Float64, UInt8
 
-from ssd_jax.kernels.linear.kinds import BFLOAT16, INT8, LANES, Kind
+from ssd_jax.kernels.linear.kinds import BFLOAT16, INT8, LANES, W8A8, Kind
 
 Panels = UInt8[np.ndarray, "panels panel_bytes"]
 
@@ -36,19 +36,19 @@ def product(
     """x @ dense(...)^T with activations of fewer bits: the kernel's result but for rounding.
 
     bfloat16: activations rounded to bfloat16. int8: each activation two int8 digits, with a scale a
-    row. Types of ggml: int8 with a scale for each 32 inputs. Sums of integers are exact; what
-    follows is in float64, and the result is rounded to float32.
+    row; w8a8: the first of them. Types of ggml: int8 with a scale for each 32 inputs. Sums of
+    integers are exact; what follows is in float64, and the result is rounded to float32.
     """
     if kind == BFLOAT16:
         weight = dense(kind, panels, outputs, x.shape[1]).astype(np.float64)
         return (x.astype(ml_dtypes.bfloat16).astype(np.float64) @ weight.T).astype(np.float32)
     units, scales, minima = _unpacked(kind, panels, outputs)
-    if kind == INT8:
+    if kind in (INT8, W8A8):
         units = units[:, : x.shape[1]]
         x_scales = _scales(x)
         high = np.round(x / x_scales)
         low = np.round((x / x_scales - high) * np.float32(_DIGIT))
-        sums = _times(high, units) + _times(low, units) / _DIGIT
+        sums = _times(high, units) + (_times(low, units) / _DIGIT if kind == INT8 else 0)
         return (sums * x_scales * scales[:, 0]).astype(np.float32)
     total = np.zeros((len(x), outputs))
     for first in range(0, x.shape[1], kind.group):
@@ -80,7 +80,7 @@ def _unpacked(
     Float64[np.ndarray, "outputs groups"],
 ]:
     """The integers less their offset, the scales and the minima, the padding of K included."""
-    if kind == INT8:
+    if kind in (INT8, W8A8):
         units = _units(kind, _steps(panels[:, : -kind.tail_bytes]))
         scales = panels[:, -kind.tail_bytes :].view("<f4").astype(np.float64)
         found = units, scales[:, None], np.zeros_like(scales[:, None])

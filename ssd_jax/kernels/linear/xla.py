@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from ssd_jax.kernels.linear.quantized import Quantized, digits, integer_product
+from ssd_jax.kernels.linear.quantized import W8A8, Quantized, digits, integer_product
 from ssd_jax.kernels.precision import precision
 
 
@@ -16,7 +16,7 @@ def product(
     """x @ weight^T; see `api.products`. Products that share x share its quantised form, which the
     compiler computes once."""
     if isinstance(weight, Quantized):
-        return integer_product(digits(x), weight)
+        return integer_product(digits(x, one=isinstance(weight, W8A8)), weight)
     contract_in = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(
         x.astype(weight.dtype),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
 import msgspec
@@ -19,6 +18,9 @@ from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.server import MakeSession, serve_wanted
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.visible import Devices, count_gpus
+
+if TYPE_CHECKING:
+    from ssd_jax.checkpoints.checkpoint import Checkpoint
 
 MESSAGE = 2**26
 """Most bytes of a message."""
@@ -144,17 +146,18 @@ def devices_of(text: str | None) -> Devices | None:
     return devices
 
 
-def default_source(draft: str, target: str | None) -> str:
-    """The path of the draft that comes with the package, where that is what is asked for.
+def own_source(draft: str, target: str | None) -> str:
+    """The path of a draft that comes with the package, where that is what is asked for.
 
     Raises:
       InputError: there is none, or no target is named.
     """
     from ssd_jax.checkpoints.opening import open_checkpoint
-    from ssd_jax.checkpoints.shipped import DEFAULT, default_draft
+    from ssd_jax.checkpoints.shipped import draft_source
 
-    if draft != DEFAULT:
-        return draft
-    if target is None:
-        raise InputError("draft = 'default' is one for a target; give --target")
-    return str(Path(default_draft(open_checkpoint(target), "ssd")))
+    def opened() -> Checkpoint:
+        if target is None:
+            raise InputError("draft = 'default' is one for a target; give --target")
+        return open_checkpoint(target)
+
+    return draft_source(draft, opened)
