@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
+from ssd_jax.placement.frames import Frames
 from ssd_jax.placement.hosts.facts import of_process
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.leader import digest_of
-from ssd_jax.placement.hosts.link import Link
 from ssd_jax.placement.hosts.messages import (
     VERSION,
     Accept,
@@ -195,7 +195,7 @@ class Follower:
                 f"{error.strerror or error}; see that the port is open, or name it by stream= in "
                 "the leader's hosts"
             ) from None
-        self._link = Link(connected, _SILENT * timeout)
+        self._link = Frames(connected, _SILENT * timeout)
         self._told: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[int, Pending]] = queue.SimpleQueue()
         self._link.send(encode(Greeting(VERSION, token, self._job.index, own_name())))

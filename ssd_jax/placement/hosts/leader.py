@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 from ssd_jax import compat
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.placement.address import Address
+from ssd_jax.placement.frames import Frames
 from ssd_jax.placement.hosts.facts import of_process
 from ssd_jax.placement.hosts.flag import Hosts
-from ssd_jax.placement.hosts.link import Link
 from ssd_jax.placement.hosts.messages import (
     VERSION,
     Call,
@@ -58,7 +58,7 @@ _COMPARED = 64  # outcomes that followers may be late with
 
 class _Host(NamedTuple):
     name: str
-    link: Link
+    link: Frames
 
 
 class Leader:
@@ -246,7 +246,7 @@ class Leader:
                         f"{waited(hosts)}"
                     ) from None
                 try:
-                    link = Link(connected, _SILENT * self._timeout)
+                    link = Frames(connected, _SILENT * self._timeout)
                     greeting = decode(link.first(_STRANGER))
                     self._admit(greeting, token)
                 except OSError as error:

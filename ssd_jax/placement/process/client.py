@@ -14,7 +14,7 @@ import functools
 import itertools
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,6 +41,7 @@ PATIENCE = 1.0
 LEAVES = 1e-3
 """Seconds that the target's forward waits for a message to leave."""
 _LOOK = 0.1  # seconds
+_LATELY, _EARLIER = 16, 0.8  # verifications, and the share of the shortest that is surely left
 _LOG = logging.getLogger(__name__)
 
 
@@ -103,6 +104,7 @@ class RemoteDraft:
         self._unsent = False
         self._asked_q = np.zeros(0, np.int64)
         self._awaited = False  # the branches of the last `expand`
+        self._due = _Due()
         self._told: Told | None = None
         self._branches = no_branches(hello)
         self._proposals = HostProposals(hello.slots, hello.k, hello.support, hello.tokens)
@@ -140,6 +142,7 @@ class RemoteDraft:
     def promote(self, promotion: Promotion) -> None:
         """See `roles.BranchingDraft.promote`. What the target waits for is worked out at once."""
         self._flush()
+        self._due.outcome()
         self._link = self._usable()
         self._counted, self._asked_q = False, self._asked_q[:0]
         tokens = promotion.tokens.copy()
@@ -233,7 +236,8 @@ class RemoteDraft:
         if link is None:
             return
         given = (self._records.winner < 0) & (self._records.limit > 0)  # branches that are gone too
-        asked = {"counts": counts, "follow": given, "forwards": forwards}
+        due = self._due.expected()
+        asked = {"counts": counts, "follow": given, "forwards": forwards, "due": due}
         self._send_round(link, lowered, **asked | ({} if skip is None else {"skip": skip}))
         link.flush(LEAVES)
         for slot in np.flatnonzero(counts.any(axis=1)).tolist():
@@ -250,6 +254,7 @@ class RemoteDraft:
         if self._awaited and link is not None:
             told = link.told(forwards, self._patience, until)
             if told is None and until is not None and link.alive:
+                self._due.outcome()
                 return None
             if told is None:
                 self._give_up(link)
@@ -440,3 +445,22 @@ class RemoteDraft:
             self.counters["q late"] += len(slots)
         elif malformed := self._proposals.put_q(slots, winner):
             self.counters["q malformed"] += malformed
+
+
+class _Due:
+    """When the outcome of the verification that runs beside an expansion may be there."""
+
+    def __init__(self) -> None:
+        self._asked: float | None = None
+        self._lately: deque[float] = deque(maxlen=_LATELY)
+
+    def expected(self) -> float:
+        """Seconds from now, where the expansion is asked for, until the earliest outcome."""
+        self._asked = time.perf_counter()
+        return _EARLIER * min(self._lately) if len(self._lately) == _LATELY else 0.0
+
+    def outcome(self) -> None:
+        """It is there, which may be said more than once."""
+        if self._asked is not None:
+            self._lately.append(time.perf_counter() - self._asked)
+        self._asked = None

@@ -25,7 +25,7 @@ from ssd_jax.placement.process.messages import (
     ProtocolError,
 )
 
-VERSION = 6
+VERSION = 7
 _START = b"SSD" + bytes([VERSION])
 
 

@@ -1,18 +1,17 @@
-"""The engine's end of a gRPC stream, when another is tried, and when a worker is taken to hang."""
+"""The engine's end of a stream, when another is tried, and when a worker is taken to hang."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-import grpc
 import numpy as np
 
 from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.local import LocalStream
 from ssd_jax.placement.process.messages import (
     DraftMessage,
     Hello,
@@ -26,7 +25,7 @@ from ssd_jax.placement.process.messages import (
     Winner,
     no_branches,
 )
-from ssd_jax.placement.process.transport import LET_IN, METHOD, TOKEN, channel_options
+from ssd_jax.placement.process.stream import Open, StreamError, message_size
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import BranchTokens
 
@@ -68,15 +67,15 @@ class Told(NamedTuple):
 
 
 class Link(NamedTuple):
-    """How a worker is reached that is not this process's own.
+    """How a worker is reached.
 
     Attributes:
-      credentials: of the channel; None is plain text.
-      wanted: what the worker is to load.
+      open: opens a stream.
+      wanted: what the worker is to load; None is its own process, which knows.
       clock: whether its clock is this host's.
     """
 
-    credentials: grpc.ChannelCredentials | None = None
+    open: Open = LocalStream
     wanted: Wanted | None = None
     clock: bool = True
 
@@ -86,11 +85,11 @@ class Connection:
 
     When it fails it stays failed: `alive` is then False.
 
-    `heard` tells whether the worker has let it in, `ready` whether it agrees to the `Hello`, and
-    `refused` whether it failed because the worker did not.
+    `ready` tells whether the worker agrees to the `Hello`, and `refused` whether it failed because
+    the worker did not.
 
     Args:
-      address: of the worker, as gRPC names it.
+      address: of the worker.
       token: secret that it was started with.
       counters: where ignored messages and broken streams are counted.
       link: how it is reached.
@@ -109,48 +108,43 @@ class Connection:
         self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # and what has told of it
         self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
-        self._queued = self._left = 0  # messages; each is changed by one thread only
         self._counted = 0
         self._changed = threading.Condition()
         self._asked = 0
+        self._due = 0.0  # time before which an outcome is not looked for
         self._told: Told | None = None
         self._winner: Winner | None = None
         self.address = address
-        self.alive, self.heard, self.ready, self.refused = True, False, False, False
+        self.alive, self.ready, self.refused = True, False, False
         self.trouble = ""
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        options = channel_options(hello)
-        if link.credentials is None:
-            self._channel = grpc.insecure_channel(address, options=options)
-        else:
-            self._channel = grpc.secure_channel(address, link.credentials, options=options)
-        stream = self._channel.stream_stream(METHOD)
-        self._call = stream(self._leaving(), metadata=((TOKEN, token),), wait_for_ready=False)
+        self._stream = link.open(address, token, message_size(hello))
         for message in (link.wanted, hello):
             if message is not None:
                 self.send(message)
         threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
 
     def send(self, message: DraftMessage) -> None:
-        """Queues a message."""
+        """Sends a message; see `stream.Stream.send`."""
         data = codec.encode(message)
         self._sent += len(data)
-        self._queued += 1
-        self._outbox.put(data)
+        self._stream.send(data)
 
     def ask(self, message: Round) -> None:
         """Sends a round; answers to earlier ones are no longer kept."""
         with self._changed:
             self._asked, self._told, self._winner = message.number, None, None
         self._clock.asked()
+        self._due = time.perf_counter() + message.due
         self.send(message)
 
     def flush(self, timeout: float) -> bool:
-        """Waits until the transport has taken all that was queued; returns whether it has.
+        """See `stream.Stream.flush`."""
+        return self._stream.flush(timeout)
 
-        Threads of gRPC send, and get no turn soon where the cores are busy by then.
-        """
-        return bool(self._wait(lambda: self._left == self._queued or None, timeout))
+    @property
+    def heard(self) -> bool:
+        """Whether the worker has let it in."""
+        return self._stream.heard
 
     @property
     def answered(self) -> bool:
@@ -177,7 +171,7 @@ class Connection:
         while until is not None and enough() is None and self.alive:
             if until():
                 return None
-            self._wait(enough, _LOOK)
+            self._wait(enough, max(_LOOK, self._due - time.perf_counter()))
         return self._told
 
     def winner(self, timeout: float) -> Winner | None:
@@ -207,28 +201,17 @@ class Connection:
     def close(self) -> None:
         """Ends the stream."""
         self.alive = False
-        self._outbox.put(None)
-        self._call.cancel()
-        self._channel.close()
+        self._stream.close()
 
     def _wait(self, found: Callable[[], _T | None], timeout: float) -> _T | None:
         with self._changed:
             self._changed.wait_for(lambda: found() is not None or not self.alive, timeout)
             return found()
 
-    def _leaving(self) -> Iterator[bytes]:
-        """Messages for gRPC, which asks for the next one when it has sent one."""
-        while (data := self._outbox.get()) is not None:
-            yield data
-            with self._changed:
-                self._left += 1
-                self._changed.notify_all()
-
     def _receive(self) -> None:
         trouble = "the worker ended the stream"
         try:
-            self.heard = LET_IN in self._call.initial_metadata()  # waits for it
-            for data in self._call:
+            for data in self._stream.answers():
                 self._received += len(data)
                 message = codec.decode(data, self._hello)
                 if isinstance(message, Refused):
@@ -241,10 +224,9 @@ class Connection:
         except ProtocolError as error:
             self._counters["garbage"] += 1
             trouble = f"the worker sent {error}"
-        except grpc.RpcError as error:
-            code = error.code().name if isinstance(error, grpc.Call) else repr(error)
-            self.refused = code == "UNIMPLEMENTED"
-            trouble = f"the stream broke: {code}"
+        except StreamError as error:
+            self.refused = error.refused
+            trouble = f"the stream broke: {error}"
             if self.refused:
                 trouble = "the worker refused: its token or its protocol is another"
         except Exception as error:  # whatever it is, nobody is to wait for answers from here
@@ -254,8 +236,7 @@ class Connection:
             with self._changed:
                 self.alive, self.trouble = False, trouble
                 self._changed.notify_all()
-            self._outbox.put(None)
-            self._call.cancel()
+            self._stream.close()
 
     def _take(self, message: DraftMessage) -> None:
         if isinstance(message, Welcome):

@@ -230,6 +230,7 @@ class Round(DraftMessage, frozen=True):
       sampled: whether the verification needs the q of tokens that the draft made.
       lowered: D of Saguaro sampling for each token that is drafted.
       counts, skip, follow, forwards: see `roles.BranchingDraft.expand`.
+      due: seconds from its arrival during which nobody asks for branches that have tokens to come.
     """
 
     number: Number
@@ -247,6 +248,7 @@ class Round(DraftMessage, frozen=True):
     skip: Annotated[np.ndarray, Entries("B K+1", 0, "V")]
     follow: Annotated[np.ndarray, Entries("B", 0, 2)]
     forwards: Count
+    due: Seconds = 0.0
 
     @property
     def promotion(self) -> Promotion:

@@ -1,19 +1,16 @@
-"""The worker's end of the gRPC streams; one session, with slots of its own, for each."""
+"""The worker's end of the streams; one session, with slots of its own, for each."""
 
 from __future__ import annotations
 
-import hmac
 import logging
 import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-
-import grpc
 
 from ssd_jax.errors import SsdError
 from ssd_jax.placement.process import codec
+from ssd_jax.placement.process.local import LocalServer
 from ssd_jax.placement.process.messages import (
     DraftMessage,
     Hello,
@@ -22,15 +19,9 @@ from ssd_jax.placement.process.messages import (
     Round,
     Wanted,
 )
+from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.transport import (
-    LET_IN,
-    METHOD,
-    TOKEN,
-    listen,
-    message_size,
-    server_options,
-)
+from ssd_jax.placement.process.stream import Answers, message_size
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
@@ -54,8 +45,8 @@ def serve(
     *,
     streams: int = STREAMS,
     greeting: float = GREETING,
-) -> tuple[grpc.Server, str]:
-    """Starts a server of sessions for a worker that is as `about` says.
+) -> tuple[LocalServer, str]:
+    """Starts a server of sessions, for this host, of a worker that is as `about` says.
 
     Args:
       token: secret that who opens a stream must know.
@@ -64,109 +55,62 @@ def serve(
     Returns: the server and its address.
     """
 
-    refusals = _Refusals()
+    refusals = Refusals()
 
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
         inbox = _Inbox(about, refusals)
+        inbox.admitted.set()  # it is this host's
         inbox.start(requests)
         return _answers(session(inbox.called), inbox, greeting)
 
-    return _serve(start, token, listen, message_size(about), streams, refusals)
+    limited = _at_most(streams, start, refusals)
+    server = LocalServer(limited, token, message_size(about), refusals)
+    return server, server.address
 
 
-def serve_wanted(
+def wanted_sessions(
     load: Load,
-    token: str,
-    listen: Callable[[grpc.Server], str],
-    *,
     size: int,
+    refusals: Refusals,
+    *,
     streams: int = STREAMS,
     greeting: float = GREETING,
-) -> tuple[grpc.Server, str]:
-    """Starts a server of sessions that are as each engine wants them.
+) -> Answers:
+    """Serves streams of sessions that are as each engine wants them.
 
     Args:
-      token, streams, greeting: see `serve`.
-      listen: has a server listen somewhere; returns the address.
       size: most bytes of a message.
-
-    Returns: the server and its address.
+      refusals: says who is refused.
+      streams, greeting: see `STREAMS` and `GREETING`.
     """
-
-    refusals = _Refusals()
 
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
         inbox = _Inbox(_NOTHING, refusals)
         inbox.start(requests)
         return _loaded(load, inbox, greeting, size)
 
-    return _serve(start, token, listen, size, streams, refusals)
+    return _at_most(streams, start, refusals)
 
 
 _NOTHING = Hello("", slots=0, context=0, tokens=0, k=0, branches=0, support=0, rule="")
 
 
-class _Refusals:
-    """Says once of each kind who is refused: no flood of strangers fills the log."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def say(self, kind: str, why: object) -> None:
-        level = logging.DEBUG if kind in self._said else logging.WARNING
-        self._said.add(kind)
-        _LOG.log(level, "a stream is refused (others like it are not mentioned): %s", why)
-
-
-def _serve(
-    start: Callable[[Iterator[bytes]], Iterator[bytes]],
-    token: str,
-    listen: Callable[[grpc.Server], str],
-    size: int,
-    streams: int,
-    refusals: _Refusals,
-) -> tuple[grpc.Server, str]:
-    """Starts a server of streams, whose answers `start` gives."""
+def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
+    """Serves so many streams at a time, and refuses others in words."""
     free = threading.BoundedSemaphore(streams)
-    # Threads beyond the streams refuse others.
-    server = grpc.server(ThreadPoolExecutor(streams + 4), options=server_options(size))
 
-    def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        context.send_initial_metadata((LET_IN,))  # a sign of life, before there is a draft
+    def stream(requests: Iterator[bytes]) -> Iterator[bytes]:
         if not free.acquire(blocking=False):
             reason = f"it serves {streams} engines already, and no more; close some"
             refusals.say("streams", reason)
             yield codec.encode(Refused(reason=reason))
             return
         try:
-            yield from start(requests)
+            yield from answers(requests)
         finally:
             free.release()
 
-    handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token, refusals)
-    server.add_generic_rpc_handlers([handler])
-    address = listen(server)
-    server.start()
-    return server, address
-
-
-class _Handler(grpc.GenericRpcHandler):
-    """Bytes in, bytes out, for who knows the token; nobody else's are read, nor given a thread."""
-
-    def __init__(self, handler: grpc.RpcMethodHandler, token: str, refusals: _Refusals) -> None:
-        self._handler, self._token, self._refusals = handler, token.encode(), refusals
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler | None:
-        """See `grpc.GenericRpcHandler.service`."""
-        if handler_call_details.method != METHOD:
-            return None
-        told = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN]
-        known = len(told) == 1 and hmac.compare_digest(str(told[0]).encode(), self._token)
-        if not known:
-            self._refusals.say("token", "it does not know the token")
-        return self._handler if known else None
+    return stream
 
 
 class _SilentError(ProtocolError):
@@ -176,7 +120,7 @@ class _SilentError(ProtocolError):
 class _Inbox:
     """Messages of one stream, read ahead; the last item is None."""
 
-    def __init__(self, about: Hello, refusals: _Refusals) -> None:
+    def __init__(self, about: Hello, refusals: Refusals) -> None:
         self.about, self.refusals = about, refusals
         """What messages must fit, and who says of those that do not."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
@@ -215,9 +159,9 @@ class _Inbox:
         Raises:
           ProtocolError: one that is none, or none at all in time.
         """
+        limit: float | None = greeting
         while True:
             try:
-                limit = None if self.admitted.is_set() else greeting
                 message = self._items.get(timeout=limit)
             except queue.Empty:
                 raise _SilentError(f"no Hello within {greeting:.0f} s") from None
@@ -226,6 +170,7 @@ class _Inbox:
             if isinstance(message, ProtocolError):
                 raise message
             self._handled += isinstance(message, Round)
+            limit = None
             yield message
 
 

@@ -220,11 +220,17 @@ class DraftSession:
             # there.
             if not complete:
                 draft.grow(message.lowered)
-            yield self._speculations(message, rows, branches, complete=complete)
+            if complete or self._is_due(message):
+                yield self._speculations(message, rows, branches, complete=complete)
             if complete:
                 self.counters += Counter(rounds=1, forwards=done)
                 return
             done, what = done + 1, "grow"
+
+    def _is_due(self, message: Round) -> bool:
+        """Whether the branches may be asked for before the next forward ends."""
+        last = self._work[-1]  # which has just ended
+        return last.end + (last.end - last.begin) >= self._received + message.due
 
     def _speculations(
         self, message: Round, rows: np.ndarray, branches: BranchTokens, *, complete: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from ssd_jax.placement.process.connection import Connection, Link
 from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.supervisor import STARTUP, WorkerSettings
 from ssd_jax.placement.remote.security import OF_ENGINE, Files
+from ssd_jax.placement.remote.transport import FarStream
 
 ANSWER = 10.0
 """Seconds for a sign of life of a worker that should be there."""
@@ -38,7 +40,7 @@ class FarWorker:
         self.starts = 1
         self._settings, self._where = settings, address
         self.link = Link(
-            credentials=files.of_engine(OF_ENGINE),
+            open=functools.partial(FarStream, credentials=files.of_engine(OF_ENGINE)),
             wanted=Wanted(
                 settings.hello,
                 settings.dtype,

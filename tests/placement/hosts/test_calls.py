@@ -13,10 +13,10 @@ import pytest
 
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.loaded import Roles
+from ssd_jax.placement.frames import MOST
 from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Replay
 from ssd_jax.placement.hosts.leader import Leader
-from ssd_jax.placement.hosts.link import MOST
 from ssd_jax.placement.hosts.messages import Open, Refuse, encode
 from ssd_jax.placement.hosts.start import STREAM
 from ssd_jax.roles.records import SlotOpening, draft_batch

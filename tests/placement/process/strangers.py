@@ -3,9 +3,9 @@
     python -m tests.placement.process.strangers [--streams=2500]
 
 Strangers of the same user (no other can reach the socket) come in thousands: connections that say
-nothing, streams that say nothing, the largest messages, malformed ones, and bytes that are no HTTP.
-For each kind: seconds of a core and growth of memory of an otherwise idle worker; then what happens
-to an engine that decodes while they come.
+nothing, a token that is another, the length of a message without end, and noise. For each kind:
+seconds of a core and growth of memory of an otherwise idle worker; then what happens to an engine
+that decodes while they come.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-import grpc
-
-from ssd_jax.placement.process import codec
 from ssd_jax.placement.process.placement import DraftWorker
-from ssd_jax.placement.process.transport import METHOD, message_size
 from tests.placement.process.fake_worker import command
-from tests.placement.process.script import HELLO, SETTINGS
+from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, run_of
 
-KINDS = ("quiet", "silent", "huge", "malformed", "noise")
-_LINGER = 3.0  # seconds
+KINDS = ("quiet", "guess", "huge", "noise")
 
 
 class Cost(NamedTuple):
@@ -52,31 +47,13 @@ class Cost(NamedTuple):
 
 def attack(address: str, kind: str, streams: int) -> None:
     """Comes as that many strangers, and leaves."""
-    if kind in ("quiet", "noise"):
-        _connections(address.removeprefix("unix:"), streams, kind)
-        return
     said = {
-        "silent": [],
-        "huge": [b"\0" * (message_size(HELLO) - 64)],
-        "malformed": [codec.encode(HELLO)[:9] + b"\x91" * 4096],
+        "quiet": b"",
+        "guess": (32).to_bytes(4, "little") + b"0" * 32,
+        "huge": (2**32 - 1).to_bytes(4, "little"),
+        "noise": os.urandom(1000),
     }[kind]
-    calls, channels = [], [grpc.insecure_channel(address) for _ in range(25)]
-    for number in range(streams):
-        call = channels[number % len(channels)].stream_stream(METHOD)(_then_nothing(said))
-        calls.append(call)
-        if len(calls) == 100:
-            for each in calls:
-                with _whatever_comes():
-                    next(each)
-                each.cancel()
-            calls.clear()
-    for channel in channels:
-        channel.close()
-
-
-def _then_nothing(said):
-    yield from said
-    time.sleep(_LINGER)
+    _connections(address.removeprefix("unix:"), streams, said)
 
 
 class _whatever_comes:  # noqa: N801
@@ -84,21 +61,20 @@ class _whatever_comes:  # noqa: N801
         return self
 
     def __exit__(self, kind, *_):
-        return kind is not None and issubclass(kind, (grpc.RpcError, StopIteration, OSError))
+        return kind is not None and issubclass(kind, OSError)
 
 
-def _connections(path: str, count: int, kind: str) -> None:
+def _connections(path: str, count: int, said: bytes) -> None:
     opened = []
     for _ in range(count):
         found = socket.socket(socket.AF_UNIX)
         found.settimeout(1.0)
         with _whatever_comes():
             found.connect(path)
-            if kind == "noise":
-                found.sendall(os.urandom(1000))
+            found.sendall(said)
         opened.append(found)
-        if kind == "noise" or len(opened) == 500:  # our own files have an end, too
-            time.sleep(0.2 if kind == "quiet" else 0.0)
+        if said or len(opened) == 500:  # our own files have an end, too
+            time.sleep(0.0 if said else 0.2)
             for each in opened:
                 each.close()
             opened.clear()

@@ -11,6 +11,7 @@ import pytest
 
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.messages import Speculations
+from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
 from tests.placement.process.script import HELLO, K, ScriptedDraft
@@ -213,7 +214,7 @@ def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
 
 def test_only_a_round_calls_the_draft_away_from_its_branches():
     """A prompt that is prefilled meanwhile must not cost the others their branches."""
-    inbox = server._Inbox(HELLO, server._Refusals())
+    inbox = server._Inbox(HELLO, Refusals())
     inbox.admitted.set()
     inbox.fill(iter([server.codec.encode(message) for message in (OPEN, PREFILL)]))
     assert not inbox.called()
@@ -240,7 +241,7 @@ def test_a_worker_refuses_an_engine_that_expects_another(field):
 def test_a_worker_refuses_an_engine_that_does_not_know_its_token():
     with served(token="another") as run:
         assert run.draft.refused
-        assert "its token or its protocol is another" in run.draft.trouble
+        assert "its token is another" in run.draft.trouble
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])

@@ -51,7 +51,6 @@ def hollow(name, *shape):
 
 
 NOISE = [
-    b"",
     b"SSD",
     b"\0" * 40,
     b"SSD\x63\0\0\0\0",

@@ -16,7 +16,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.process import connection
 from ssd_jax.placement.process import supervisor as supervisor_module
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import Connection, HangLimit, connector
+from ssd_jax.placement.process.connection import HangLimit, connector
 from ssd_jax.placement.process.placement import DraftWorker
 from ssd_jax.placement.process.supervisor import Supervisor
 from tests.placement.process import faults, recovery, strangers
@@ -184,21 +184,6 @@ def test_streams_that_break_for_one_reason_are_told_of_once(monkeypatch, caplog)
             time.sleep(0.01)
         draft.close()
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
-
-
-def test_a_stream_keeps_no_place_among_the_broken_ones():
-    """Channels to one address share what they have learnt of it, unless they are told not to."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    address = f"127.0.0.1:{port}"
-    for _ in range(3):
-        broken = Connection(address, HELLO, TOKEN, Counter())
-        assert not broken.wait_ready(10)
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        listening.settimeout(0.9)  # gRPC would wait a second or more
-        again = Connection(address, HELLO, TOKEN, Counter())
-        listening.accept()[0].close()
-        again.close()
 
 
 def once(tmp_path, code):

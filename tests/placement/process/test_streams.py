@@ -1,33 +1,32 @@
-"""Streams: how many, how large, who is let in, and which way they go."""
+"""Streams of one host: how many, how large, who is let in, and signs of life."""
 
 from __future__ import annotations
 
-import queue
+import contextlib
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
-from types import SimpleNamespace
 
-import grpc
 import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.placement.process import client, codec, connection, server
+from ssd_jax.placement.process import codec, connection, local, refusals, server
 from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.local import LocalStream
 from ssd_jax.placement.process.messages import Open, Refused
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.transport import METHOD, message_size, options
-from ssd_jax.placement.process.transport import TOKEN as KEY
+from ssd_jax.placement.process.stream import StreamError, message_size
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import served
-from tests.placement.process.test_session import OPEN, ROUND
+from tests.placement.process.test_session import ROUND
 
 
 @contextmanager
@@ -76,21 +75,23 @@ def test_one_stream_too_many_is_refused_in_words_and_let_in_when_another_has_end
         eventually(lambda: connect().wait_ready(60))
 
 
-def talk(address, messages, *, limits=True):
-    """Sends bytes to a worker; returns the answers that come until it ends the stream."""
-    usual = options(message_size(HELLO)) if limits else ()
-    with grpc.insecure_channel(address, options=usual) as channel:
-        call = channel.stream_stream(METHOD)(messages, metadata=((KEY, TOKEN),), timeout=60)
-        return [codec.decode(answer, HELLO) for answer in call]
+def talk(address, *messages, token=TOKEN, size=2**30):
+    """Sends bytes to a worker; returns the answers that come until the stream ends."""
+    stream = LocalStream(address, token, size)
+    for message in messages:
+        stream.send(message)
+    answers = []
+    try:
+        answers.extend(codec.decode(answer, HELLO) for answer in stream.answers())
+    except StreamError:
+        return answers
+    finally:
+        stream.close()
 
 
 def test_a_stream_without_a_hello_is_ended():
-    def nothing():
-        time.sleep(30)
-        yield b""
-
     with serving(greeting=0.2, streams=1) as connect:
-        (answer,) = talk(connect.address, nothing())
+        (answer,) = talk(connect.address)
         assert isinstance(answer, Refused)
         assert "no Hello within" in answer.reason
         eventually(lambda: connect().wait_ready(60))
@@ -105,52 +106,51 @@ def test_a_greeting_is_waited_for_no_longer_than_its_own_time():
         assert connection.alive
 
 
-def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
-    decoded = []
-    read = codec.decode
-
-    def decode(data, about):
-        decoded.append(read(data, about))
-        return decoded[-1]
-
-    monkeypatch.setattr(server.codec, "decode", decode)
-    with serving(greeting=60.0) as connect:
-        inbox = server._Inbox(HELLO, server._Refusals())
-        inbox.start(iter([codec.encode(OPEN)] * 9))
-        eventually(lambda: decoded)
-        time.sleep(0.1)
-        assert len(decoded) == 1
-        inbox.admitted.set()
-        eventually(lambda: len(decoded) == 9)
-        answers = talk(connect.address, iter([codec.encode(OPEN)] * 9))
-        assert [type(answer) for answer in answers] == [Refused]
-
-
-@pytest.mark.parametrize("metadata", [(), ((KEY, "another"),), ((KEY, TOKEN), (KEY, TOKEN))])
 @pytest.mark.parametrize("said", [[], [b"no message"], [codec.encode(HELLO)]])
-def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
-    """Nor does it get a thread: no number of them keeps an engine out."""
+@pytest.mark.parametrize("token", ["another", "", TOKEN + "x", "x" * 1024])
+def test_nothing_of_a_stranger_is_read(monkeypatch, caplog, token, said):
+    read, asked = codec.decode, []
     monkeypatch.setattr(server.codec, "decode", lambda *_: pytest.fail("a message was read"))
-    asked, wait = [], threading.Event()
-
-    def messages():
-        yield from said
-        wait.wait(60)
+    caplog.set_level("WARNING", logger=refusals.__name__)
 
     def make(called):
         asked.append(called)
         return DraftSession(HELLO, ScriptedDraft, called)
 
     running, address = server.serve(make, HELLO, TOKEN, streams=1)
-    with grpc.insecure_channel(address) as channel:
-        for _ in range(20):
-            call = channel.stream_stream(METHOD)(messages(), metadata=metadata, timeout=60)
-            with pytest.raises(grpc.RpcError) as raised:
-                next(call)
-            assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        wait.set()
-    running.stop(None)
+    for _ in range(3):
+        stream = LocalStream(address, token, 2**20)
+        for each in said:
+            stream.send(each)
+        answers = stream.answers()
+        assert read(next(answers), HELLO) == Refused(reason="its token is another")
+        with pytest.raises(StreamError):
+            next(answers)
+        stream.close()
+    running.stop()
     assert not asked
+    assert sum("does not know the token" in line for line in caplog.messages) == 1
+
+
+def test_no_number_of_strangers_keeps_an_engine_out():
+    """Connections that say nothing: the oldest make room."""
+    with serving() as connect:
+        strangers = []
+        while len(strangers) < 3 * local._STRANGERS:
+            with contextlib.suppress(BlockingIOError):  # they come faster than they are taken
+                strangers.append(local._connected(connect.address))
+        eventually(lambda: connect().wait_ready(5))
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_token_of_any_length_takes_no_memory():
+    with serving() as connect:
+        stranger = local._connected(connect.address)
+        stranger.sendall((2**31).to_bytes(4, "little"))
+        stranger.settimeout(5)
+        assert stranger.recv(1) == b""
+        assert connect().wait_ready(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc of Linux")
@@ -174,10 +174,62 @@ def test_where_no_socket_can_be_made_the_loopback_interface_serves(monkeypatch, 
 
 
 def test_a_message_that_is_larger_than_any_of_use_is_not_read():
-    assert dict(options(message_size(HELLO)))["grpc.max_receive_message_length"] < 2**20
-    with serving() as connect, pytest.raises(grpc.RpcError) as raised:
-        talk(connect.address, iter([codec.encode(HELLO) + b"\0" * 2**20]), limits=False)
-    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert message_size(HELLO) < 2**20
+    with serving() as connect:
+        assert talk(connect.address, codec.encode(HELLO) + b"\0" * 2**20) == []
+        assert connect().wait_ready(60)
+
+
+def test_an_answer_that_is_larger_than_any_of_use_is_not_taken():
+    with serving() as connect:
+        stream = LocalStream(connect.address, TOKEN, 8)
+        stream._frames.most = 2**20  # of what it says itself
+        stream.send(codec.encode(HELLO))
+        stream._frames.most = 8
+        with pytest.raises(StreamError, match="at most 8 go"):
+            list(stream.answers())
+
+
+def test_a_worker_that_gives_no_sign_of_life_is_given_up(monkeypatch):
+    monkeypatch.setattr(local, "_SILENCE", 0.4)
+    monkeypatch.setattr(local, "_BEAT", 0.05)
+    with serving() as connect:
+        lives = connect()
+        assert lives.wait_ready(60)
+        monkeypatch.setattr(local, "_BEAT", 60.0)
+        silent = connect()
+        assert silent.wait_ready(60)
+        eventually(lambda: not silent.alive)
+        assert silent.trouble == "the stream broke: it was silent for 0.4 s"
+        assert lives.alive
+
+
+def test_what_a_worker_does_not_take_ends_the_stream(monkeypatch):
+    """A part of a message may have left."""
+    monkeypatch.setattr(local, "_SILENCE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        stream = LocalStream(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN, 2**26)
+        for _ in range(3):
+            stream.send(b"x" * 2**25)
+        with pytest.raises(StreamError):
+            list(stream.answers())
+
+
+def test_a_worker_that_can_take_no_stream_takes_the_next(monkeypatch):
+    """No thread to be had, for example."""
+    with serving() as connect:
+        start = threading.Thread.start
+        failures = iter([RuntimeError("can't start new thread")])
+
+        def failing(thread):
+            for error in failures if thread.name.endswith("(_serve)") else ():
+                raise error
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", failing)
+        connect()
+        assert connect().wait_ready(60)
+        assert next(failures, None) is None
 
 
 def test_the_largest_messages_fit():
@@ -188,67 +240,10 @@ def test_the_largest_messages_fit():
         seed=2**64 - 1,
     )
     large = Open(number=2**62, epoch=2**31 - 1, opening=SlotOpening(1, params))
-    most = dict(options(message_size(HELLO)))["grpc.max_receive_message_length"]
+    most = message_size(HELLO)
     assert len(codec.encode(large)) < most
     whole = np.full((SLOTS, HELLO.context), 1, np.int32)
     assert len(codec.encode(msgspec.structs.replace(ROUND, committed=whole))) < most
-
-
-@pytest.mark.parametrize("name", ["http_proxy", "grpc_proxy"])
-def test_no_proxy_comes_between(monkeypatch, name):
-    monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with serving() as connect:
-        assert connect().wait_ready(10)
-
-
-class Slow(queue.SimpleQueue):
-    """Gives nothing at once."""
-
-    def get(self, *arguments, **more):
-        item = super().get(*arguments, **more)
-        time.sleep(0.02)
-        return item
-
-
-def test_a_round_has_left_when_the_targets_forward_is_dispatched(monkeypatch):
-    monkeypatch.setattr(connection, "queue", SimpleNamespace(SimpleQueue=Slow))
-    monkeypatch.setattr(client, "LEAVES", 60.0)
-    asked, left = [], []
-    with served() as run:
-        expand, forward = run.draft.expand, run.target.forward
-
-        def expanding(*arguments, **more):
-            expand(*arguments, **more)
-            asked.append(run.draft._link)
-
-        def forwarding(*arguments):
-            left.append([link.flush(0) for link in asked])
-            asked.clear()
-            return forward(*arguments)
-
-        monkeypatch.setattr(run.draft, "expand", expanding)
-        monkeypatch.setattr(run.target, "forward", forwarding)
-        run.generate(count=1, size=20)
-    assert len(left) > 4
-    assert all(map(all, left))
-    assert all(left[:-2])  # at its end a text has no branches
-
-
-def test_a_message_that_does_not_leave_is_not_waited_for(monkeypatch):
-    held = threading.Event()
-
-    class Held(queue.SimpleQueue):
-        def get(self, *arguments, **more):
-            item = super().get(*arguments, **more)
-            held.wait(60)
-            return item
-
-    monkeypatch.setattr(connection, "queue", SimpleNamespace(SimpleQueue=Held))
-    with serving() as connect:
-        link = connect()
-        assert not link.flush(0.01)
-        held.set()
-        assert link.flush(60)
 
 
 def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 from msgspec.structs import replace
 
-from ssd_jax.placement.process.messages import Work
+from ssd_jax.placement.process import client
+from ssd_jax.placement.process.messages import Speculations, Work
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.activity import WORK, Busy
 from tests.placement.process.script import HELLO, K
@@ -117,3 +118,48 @@ def test_work_for_an_earlier_request_is_nobodys():
             link._work.append((Busy("grow", 1.0, 2.0), told))
             (one,) = link.activity(epochs if current else epochs + 1).spans
             assert list(one.slots) == [0] * current
+
+
+def test_an_outcome_is_expected_no_earlier_than_the_earliest_lately(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(client, "time", SimpleNamespace(perf_counter=lambda: now))
+    due, expected = client._Due(), []
+    for seconds in [10.0] * 16 + [5.0] + [20.0] * 16:
+        expected.append(due.expected())
+        now += seconds
+        due.outcome()
+        now += 100.0  # the next round begins
+        due.outcome()
+    assert expected == [0.0] * 16 + [8.0] + [4.0] * 16
+    assert due.expected() == 16.0
+
+
+def test_an_engine_is_told_little_before_its_outcome(monkeypatch):
+    monkeypatch.setattr(client, "_LATELY", 4)
+    told = {}
+    for share in (0.0, 0.8):
+        monkeypatch.setattr(client, "_EARLIER", share)
+        with served() as run:
+            run.target.forward = later(run.target.forward)
+            connection, messages = run.draft._connection, []
+            monkeypatch.setattr(connection, "_take", tee(messages, connection._take))
+            run.generate(count=1, size=60)
+            told[share] = sum(isinstance(each, Speculations) for each in messages)
+            assert run.draft.counters == {"connections": 1}
+    assert told[0.8] < 0.6 * told[0.0]
+
+
+def later(forward):
+    def slow(*given):
+        time.sleep(0.02)
+        return forward(*given)
+
+    return slow
+
+
+def tee(messages, take):
+    def taken(message):
+        messages.append(message)
+        take(message)
+
+    return taken

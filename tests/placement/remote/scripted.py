@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 
+from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.process.messages import Wanted
-from ssd_jax.placement.process.server import serve_wanted
 from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.placement.remote.serving import serve_wanted
+from ssd_jax.placement.remote.transport import FarStream
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 
 WANTED = Wanted(HELLO, "float32", {"k": 3}, None, (6,), "auto")
 SIZE = 2**22
+FAR = Link(FarStream, WANTED, clock=False)
+"""How such a worker is reached."""
 
 
 def listen(server):

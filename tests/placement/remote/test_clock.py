@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import Link, _FarClock, connector
+from ssd_jax.placement.process.connection import _FarClock, connector
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import run_of
-from tests.placement.remote.scripted import WANTED, serving
+from tests.placement.remote.scripted import FAR, serving
 
 
 def answer(sent, received=None):
@@ -42,7 +42,7 @@ def test_work_is_told_in_the_engines_time(shared):
     """Believing a clock that is ahead puts all work at the moment when it is told."""
     server, address = serving(ahead=12345.0)
     counters = Counter()
-    link = Link(wanted=WANTED, clock=shared)
+    link = FAR._replace(clock=shared)
     connect = connector(HELLO, TOKEN, lambda: address, counters, link=link)
     draft = RemoteDraft(HELLO, connect, patience=30.0, counters=counters, address=lambda: address)
     spans = []

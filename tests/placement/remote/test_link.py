@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from ssd_jax.placement.process import transport
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import Link, connector
+from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.remote import transport
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.remote.proxy import Proxy
-from tests.placement.remote.scripted import WANTED, serving
+from tests.placement.remote.scripted import FAR, serving
 from tests.placement.remote.workers import eventually
 
 ROUND = 0.002
@@ -30,8 +30,7 @@ def linked(patience=0.3, seed=0):
     server, address = serving()
     proxy, counters = Proxy(int(address.rpartition(":")[2]), seed=seed), Counter()
     where = f"127.0.0.1:{proxy.port}"
-    link = Link(wanted=WANTED, clock=False)
-    connect = connector(HELLO, TOKEN, lambda: where, counters, link=link)
+    connect = connector(HELLO, TOKEN, lambda: where, counters, link=FAR)
     draft = RemoteDraft(HELLO, connect, patience=patience, counters=counters, address=lambda: where)
     servers = [server]
     try:

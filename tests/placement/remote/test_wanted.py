@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.process import codec, server
-from ssd_jax.placement.process.connection import Connection, Link
+from ssd_jax.placement.process import codec, refusals
+from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Refused, Welcome
-from ssd_jax.placement.process.transport import METHOD
-from ssd_jax.placement.process.transport import TOKEN as KEY
+from ssd_jax.placement.remote.transport import METHOD
+from ssd_jax.placement.remote.transport import TOKEN as KEY
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.test_session import OPEN
-from tests.placement.remote.scripted import SIZE, WANTED, serving
+from tests.placement.remote.scripted import FAR, SIZE, WANTED, serving
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def worker():
     """Its address; an engine that comes after all else is served."""
     running, address = serving(greeting=0.5)
     yield address
-    link = Connection(address, HELLO, TOKEN, Counter(), Link(wanted=WANTED))
+    link = Connection(address, HELLO, TOKEN, Counter(), FAR)
     try:
         assert link.wait_ready(30), link.trouble
     finally:
@@ -95,7 +95,7 @@ def test_messages_larger_than_any_are_refused_before_they_are_sent_and_when_they
 
 
 def test_each_kind_of_refusal_is_logged_once_and_no_secret_with_it(worker, caplog):
-    caplog.set_level("WARNING", logger=server.__name__)
+    caplog.set_level("WARNING", logger=refusals.__name__)
     for _ in range(3):
         with pytest.raises(grpc.RpcError):
             talk(worker, iter([b""]), token="guessed")

@@ -1,4 +1,4 @@
-"""A connection between leader and follower: frames in their order, and how it ends."""
+"""A connection between two processes: frames in their order, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,33 +15,44 @@ _AT_ONCE = 2**16  # bytes that are asked for: a frame and its length, and those 
 _BEATS = 4  # in the time that a host may be silent
 
 
-class Link:
-    """One end of a connection, with threads that receive and that beat.
+class Frames:
+    """One end of a connection.
 
     A frame is its length (4 bytes, little-endian) and so many bytes; one of none is a beat.
 
     Args:
       connected: a stream socket.
-      silence: seconds without a frame after which the other end is lost.
+      silence: seconds without a frame after which the other end is lost; None is never.
+      most: bytes of a frame.
+
+    Attributes:
+      most: see above; of the frames that follow.
     """
 
-    def __init__(self, connected: socket.socket, silence: float) -> None:
+    def __init__(
+        self, connected: socket.socket, silence: float | None, *, most: int = MOST
+    ) -> None:
         connected.settimeout(silence)
         if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._silence = connected, silence
+        self._socket, self._silence, self.most = connected, silence, most
         self._sending, self._closed = threading.Lock(), threading.Event()
         self._received = bytearray()
 
     def start(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
-        """Begins to receive.
+        """Begins to receive, and to beat four times in the silence that is allowed.
 
         Args:
-          take: gets each frame, from a thread of the link.
+          take: gets each frame, from a thread of its own.
           lost: told why no more come, once, unless it was closed at this end.
         """
-        for work in (self._receive, self._beat):
-            threading.Thread(target=work, args=(take, lost), daemon=True, name="host").start()
+        threading.Thread(target=self._receive, args=(take, lost), daemon=True, name="host").start()
+        assert self._silence is not None
+        self.beat(self._silence / _BEATS, lost)
+
+    def beat(self, seconds: float, lost: Callable[[str], None] | None = None) -> None:
+        """Begins to beat every so many seconds; see `start`."""
+        threading.Thread(target=self._beat, args=(seconds, lost), daemon=True, name="beat").start()
 
     def send(self, frame: bytes) -> None:
         """Sends a frame.
@@ -49,8 +60,8 @@ class Link:
         Raises:
           OSError: the other end does not take it.
         """
-        if len(frame) > MOST:
-            raise OSError(f"a message of {len(frame)} bytes is too long; at most {MOST} go")
+        if len(frame) > self.most:
+            raise OSError(f"a message of {len(frame)} bytes is too long; at most {self.most} go")
         with self._sending:
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
 
@@ -69,8 +80,8 @@ class Link:
           OSError: none comes, or it is too long.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        if length > MOST:
-            raise OSError(f"it has sent a message of {length} bytes; at most {MOST} are taken")
+        if length > self.most:
+            raise OSError(f"it has sent a message of {length} bytes; at most {self.most} go")
         return self._exactly(length)
 
     def close(self) -> None:
@@ -98,18 +109,21 @@ class Link:
         except OSError as error:
             self._tell(error, lost)
 
-    def _beat(self, _take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
+    def _beat(self, seconds: float, lost: Callable[[str], None] | None) -> None:
         try:
-            while not self._closed.wait(self._silence / _BEATS):
+            while not self._closed.wait(seconds):
                 self.send(b"")
         except OSError as error:
-            self._tell(error, lost)
+            if lost is not None:
+                self._tell(error, lost)
 
     def _tell(self, error: OSError, lost: Callable[[str], None]) -> None:
-        if self._closed.is_set():
-            return
-        self._closed.set()
+        if not self._closed.is_set():
+            self._closed.set()
+            lost(self.why(error))
+
+    def why(self, error: OSError) -> str:
+        """What an error of `receive` or `send` means."""
         if isinstance(error, TimeoutError):
-            lost(f"it was silent for {self._silence:g} s")
-        else:
-            lost(error.strerror or str(error))
+            return f"it was silent for {self._silence:g} s"
+        return error.strerror or str(error)

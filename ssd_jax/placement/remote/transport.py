@@ -1,0 +1,185 @@
+"""Streams between hosts: gRPC, with its pings, limits and certificates."""
+
+from __future__ import annotations
+
+import hmac
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from ssd_jax.placement.process.refusals import Refusals
+from ssd_jax.placement.process.stream import Answers, StreamError
+
+METHOD = "/ssd_jax.Draft/Stream"
+TOKEN = "ssd-token"
+"""Key of a call's metadata: who does not know the secret under it gets no stream."""
+LET_IN = ("ssd-let-in", "1")
+"""What a worker answers to who does, at once."""
+Options = tuple[tuple[str, int], ...]
+_QUIET, _SILENT = 500, 1500  # milliseconds without a word until a ping, and until its answer is due
+_CONNECTIONS = 128  # at a time; each engine has one
+_IDLE = 10_000  # milliseconds that a connection lives without a stream
+_METADATA = 4096  # bytes
+
+
+def options(size: int) -> Options:
+    """Of a gRPC channel or server: no proxy, and no message of more bytes."""
+    return (
+        ("grpc.enable_http_proxy", 0),  # the way is known, whatever http_proxy says
+        ("grpc.max_receive_message_length", size),
+        ("grpc.max_send_message_length", size),
+        ("grpc.max_metadata_size", _METADATA),
+        ("grpc.absolute_max_metadata_size", _METADATA),
+    )
+
+
+def channel_options(size: int) -> Options:
+    """Of an engine's channel: a worker that is stopped is found out by pings of the transport.
+
+    Threads of gRPC answer them, however long the worker computes.
+    """
+    return (
+        *options(size),
+        ("grpc.keepalive_time_ms", _QUIET),
+        ("grpc.keepalive_timeout_ms", _SILENT),
+        ("grpc.http2.ping_timeout_ms", _SILENT),  # the longer of the two counts
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # no limit
+        ("grpc.use_local_subchannel_pool", 1),  # or a new channel waits as its failed ones would
+    )
+
+
+def server_options(size: int) -> Options:
+    """Of a worker's server: pings are welcome, and strangers have little room."""
+    return (
+        *options(size),
+        ("grpc.so_reuseport", 0),  # or two workers may get one port
+        ("grpc.http2.min_ping_interval_without_data_ms", 1),
+        ("grpc.http2.max_ping_strikes", 0),  # no limit
+        ("grpc.max_concurrent_streams", 4),  # of a connection
+        ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
+        ("grpc.max_connection_idle_ms", _IDLE),
+        ("grpc.server_handshake_timeout_ms", _IDLE),
+    )
+
+
+class FarStream:
+    """See `stream.Stream`; threads of gRPC send.
+
+    Args:
+      credentials: of the channel; None is plain text.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        size: int,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.heard = False
+        self._queued = self._left = 0  # messages; each is changed by one thread only
+        self._changed = threading.Condition()
+        self._ended = False
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        options = channel_options(size)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=options)
+        stream = self._channel.stream_stream(METHOD)
+        self._call = stream(self._leaving(), metadata=((TOKEN, token),), wait_for_ready=False)
+
+    def send(self, data: bytes) -> None:
+        """See `stream.Stream.send`; returns at once."""
+        self._queued += 1
+        self._outbox.put(data)
+
+    def flush(self, timeout: float) -> bool:
+        """See `stream.Stream.flush`: threads get no turn soon where the cores are busy."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left == self._queued or self._ended, timeout)
+            return self._left == self._queued
+
+    def answers(self) -> Iterator[bytes]:
+        """See `stream.Stream.answers`."""
+        try:
+            self.heard = LET_IN in self._call.initial_metadata()  # waits for it
+            yield from self._call
+        except grpc.RpcError as error:
+            code = error.code().name if isinstance(error, grpc.Call) else repr(error)
+            raise StreamError(code, refused=code == "UNIMPLEMENTED") from None
+
+    def close(self) -> None:
+        """See `stream.Stream.close`."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._outbox.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def _leaving(self) -> Iterator[bytes]:
+        """Messages for gRPC, which asks for the next one when it has sent one."""
+        while (data := self._outbox.get()) is not None:
+            yield data
+            with self._changed:
+                self._left += 1
+                self._changed.notify_all()
+
+
+def serve_far(
+    answers: Answers,
+    token: str,
+    listen: Callable[[grpc.Server], str],
+    size: int,
+    streams: int,
+    refusals: Refusals,
+) -> tuple[grpc.Server, str]:
+    """Starts a server of streams.
+
+    Args:
+      answers: serves one.
+      token: secret that who opens a stream must know.
+      listen: has a server listen somewhere; returns the address.
+      size: most bytes of a message.
+      streams: that get a thread at a time; `answers` refuses others.
+      refusals: says who is refused.
+
+    Returns: the server and its address.
+    """
+    # Threads beyond the streams refuse others.
+    server = grpc.server(ThreadPoolExecutor(streams + 4), options=server_options(size))
+
+    def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.send_initial_metadata((LET_IN,))  # a sign of life, before there is a draft
+        return answers(requests)
+
+    handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token, refusals)
+    server.add_generic_rpc_handlers([handler])
+    address = listen(server)
+    server.start()
+    return server, address
+
+
+class _Handler(grpc.GenericRpcHandler):
+    """Bytes in, bytes out, for who knows the token; nobody else's are read, nor given a thread."""
+
+    def __init__(self, handler: grpc.RpcMethodHandler, token: str, refusals: Refusals) -> None:
+        self._handler, self._token, self._refusals = handler, token.encode(), refusals
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        """See `grpc.GenericRpcHandler.service`."""
+        if handler_call_details.method != METHOD:
+            return None
+        told = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN]
+        known = len(told) == 1 and hmac.compare_digest(str(told[0]).encode(), self._token)
+        if not known:
+            self._refusals.say("token", "it does not know the token")
+        return self._handler if known else None

@@ -1,0 +1,167 @@
+"""Streams between hosts: who is let in, how large they are, which way they go, when they leave."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from ssd_jax.placement.process import client, codec, server
+from ssd_jax.placement.process.client import RemoteDraft
+from ssd_jax.placement.process.connection import Connection, connector
+from ssd_jax.placement.process.refusals import Refusals
+from ssd_jax.placement.remote import transport
+from ssd_jax.placement.remote.transport import METHOD
+from ssd_jax.placement.remote.transport import TOKEN as KEY
+from tests.placement.process.script import HELLO, TOKEN
+from tests.placement.process.scripted import run_of
+from tests.placement.process.test_session import OPEN
+from tests.placement.process.test_streams import eventually
+from tests.placement.remote.scripted import FAR, serving
+
+
+@contextmanager
+def far(**settings):
+    """A function that opens connections to a worker elsewhere, which is in this process."""
+    opened = []
+    running, address = serving(**settings)
+
+    def connect():
+        opened.append(Connection(address, HELLO, TOKEN, Counter(), FAR))
+        return opened[-1]
+
+    connect.address = address
+    try:
+        yield connect
+    finally:
+        for connection in opened:
+            connection.close()
+        running.stop(None)
+
+
+@pytest.mark.parametrize("metadata", [(), ((KEY, "another"),), ((KEY, TOKEN), (KEY, TOKEN))])
+@pytest.mark.parametrize("said", [[], [b"no message"], [codec.encode(HELLO)]])
+def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
+    """Nor does it get a thread: no number of them keeps an engine out."""
+    monkeypatch.setattr(server.codec, "decode", lambda *_: pytest.fail("a message was read"))
+    asked, wait = [], threading.Event()
+
+    def messages():
+        yield from said
+        wait.wait(60)
+
+    running, address = serving(asked.append, streams=1)
+    with grpc.insecure_channel(address) as channel:
+        for _ in range(20):
+            call = channel.stream_stream(METHOD)(messages(), metadata=metadata, timeout=60)
+            with pytest.raises(grpc.RpcError) as raised:
+                next(call)
+            assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        wait.set()
+    running.stop(None)
+    assert not asked
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "grpc_proxy"])
+def test_no_proxy_comes_between(monkeypatch, name):
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with far() as connect:
+        assert connect().wait_ready(10)
+
+
+def test_who_is_not_known_leaves_no_heap_of_messages(monkeypatch):
+    decoded = []
+    read = codec.decode
+
+    def decode(data, about):
+        decoded.append(read(data, about))
+        return decoded[-1]
+
+    monkeypatch.setattr(server.codec, "decode", decode)
+    inbox = server._Inbox(HELLO, Refusals())
+    inbox.start(iter([codec.encode(OPEN)] * 9))
+    eventually(lambda: decoded)
+    time.sleep(0.1)
+    assert len(decoded) == 1
+    inbox.admitted.set()
+    eventually(lambda: len(decoded) == 9)
+
+
+class Slow(queue.SimpleQueue):
+    """Gives nothing at once."""
+
+    def get(self, *arguments, **more):
+        item = super().get(*arguments, **more)
+        time.sleep(0.02)
+        return item
+
+
+def test_a_round_has_left_when_the_targets_forward_is_dispatched(monkeypatch):
+    monkeypatch.setattr(transport, "queue", SimpleNamespace(SimpleQueue=Slow))
+    monkeypatch.setattr(client, "LEAVES", 60.0)
+    asked, left = [], []
+    running, address = serving()
+    connect = connector(HELLO, TOKEN, lambda: address, Counter(), link=FAR)
+    draft = RemoteDraft(HELLO, connect, patience=30.0, address=lambda: address)
+    try:
+        assert draft.wait_ready(30)
+        run = run_of(draft, backup="none")
+        expand, forward = run.draft.expand, run.target.forward
+
+        def expanding(*arguments, **more):
+            expand(*arguments, **more)
+            asked.append(run.draft._link)
+
+        def forwarding(*arguments):
+            left.append([link.flush(0) for link in asked])
+            asked.clear()
+            return forward(*arguments)
+
+        monkeypatch.setattr(run.draft, "expand", expanding)
+        monkeypatch.setattr(run.target, "forward", forwarding)
+        run.generate(count=1, size=20)
+    finally:
+        draft.close()
+        running.stop(None)
+    assert len(left) > 4
+    assert all(map(all, left))
+    assert all(left[:-2])  # at its end a text has no branches
+
+
+def test_a_message_that_does_not_leave_is_not_waited_for(monkeypatch):
+    held = threading.Event()
+
+    class Held(queue.SimpleQueue):
+        def get(self, *arguments, **more):
+            item = super().get(*arguments, **more)
+            held.wait(60)
+            return item
+
+    monkeypatch.setattr(transport, "queue", SimpleNamespace(SimpleQueue=Held))
+    with far() as connect:
+        link = connect()
+        assert not link.flush(0.01)
+        held.set()
+        assert link.flush(60)
+
+
+def test_a_stream_keeps_no_place_among_the_broken_ones():
+    """Channels to one address share what they have learnt of it, unless they are told not to."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    for _ in range(3):
+        broken = Connection(address, HELLO, TOKEN, Counter(), FAR)
+        assert not broken.wait_ready(10)
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        listening.settimeout(0.9)  # gRPC would wait a second or more
+        again = Connection(address, HELLO, TOKEN, Counter(), FAR)
+        listening.accept()[0].close()
+        again.close()
