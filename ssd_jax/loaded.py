@@ -350,7 +350,7 @@ def _workers(
     placement: Placement,
     cores: tuple[int, ...] | None,
 ) -> DraftWorker | DraftWorkers:
-    from ssd_jax.placement.process.placement import DraftWorker  # gRPC takes time to import
+    from ssd_jax.placement.process.placement import DraftWorker
 
     if placement.addresses:
         from ssd_jax.placement.remote.far_worker import FarWorker, with_token
