@@ -38,6 +38,7 @@ Parameters = Sequence[jax.Array]
 
 _SCALE = "_scale"
 """After the name of a weight: the scales of its int8 rows."""
+_CACHE = 2**25  # bytes of weights that stay in the cache that cores share
 
 
 class FunctionalModel:
@@ -240,6 +241,9 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
             if name in stored or not looked_up:
                 matrix.pack(stored.get(name, module.execution.kind))
                 packed[name] = matrix
+    stays = sum(matrix.weight.get_value().size for matrix in packed.values()) <= _CACHE
+    for matrix in packed.values():
+        matrix.stays = stays
     return packed
 
 

@@ -32,6 +32,7 @@ class Matrix(nnx.Module):
         self.weight_scale = scales if dtype == jnp.int8 else None
         self.shape = shape
         self.kind: str | None = None
+        self.stays = False  # in a cache, see `Packed`
         self.digits = 2  # of an activation, where the weight is int8
 
     def pack(self, kind: str) -> None:
@@ -45,7 +46,7 @@ class Matrix(nnx.Module):
     def rows(self) -> Weight:
         """The weight as `products` takes it."""
         if self.kind is not None:
-            return Packed(self.weight[...], self.kind, *self.shape)
+            return Packed(self.weight[...], self.kind, *self.shape, self.stays)
         if self.weight_scale is None:
             return self.weight[...]
         int8 = Quantized if self.digits == 2 else W8A8

@@ -1,5 +1,7 @@
 """Products with packed weights: near the reference, and a row's bits its own."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,3 +137,11 @@ def test_a_norm_of_another_width_is_refused():
 
 def test_no_rows():
     assert product(states(1, 256)[:0], weight("int8", 8, 256)).shape == (0, 8)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8", "Q4_1"])
+def test_weights_that_stay_in_a_cache_have_the_same_products(kind, rows):
+    passing, x = weight(kind, 70, 256), states(rows, 256)
+    [stays] = api.products(x, [dataclasses.replace(passing, stays=True)])
+    np.testing.assert_array_equal(stays, api.products(x, [passing])[0])

@@ -43,7 +43,8 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
   alignas(64) float sums[2 * kTile][kPanel];
   for (int64_t row = 0, many, pass = 0; row < x.rows; row += many, ++pass) {
     many = PassRows(row, x.rows - row, tiles);
-    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), pass, Passes(x.rows, tiles));
+    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), pass, Passes(x.rows, tiles),
+                      w.stays);
     float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
     const bool whole = lanes == kPanel && many == Written(many, tiles);
     Sums<Form::kBfloat16>(x.Bfloat16(row), steps, many, from, ahead, tiles, whole ? y : sums[0],
@@ -63,7 +64,8 @@ void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool til
   alignas(64) int32_t sums[2 * kTile][kPanel];
   for (int64_t digit = 0, many, pass = 0; digit < digits; digit += many, ++pass) {
     many = PassRows(digit, digits - digit, tiles);
-    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), pass, Passes(digits, tiles));
+    const Ahead ahead(from, w.panel_bytes, AskedBytes(tiles), pass, Passes(digits, tiles),
+                      w.stays);
     Sums<Form::kDigits>(x.Row(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
     for (int64_t r = 0; r < many; r += kMany) {
       const int64_t row = (digit + r) / kMany;
@@ -154,11 +156,11 @@ ffi::Error Refused(std::string_view name) {
 
 constexpr int64_t kGrainBytes = 1 << 16;  // of weights; less is not worth a thread's waking
 
-// One product for each weight; `kinds`: their names, with a space after each. Rows are normed first
-// where there are weights of a norm.
+// One product for each weight; `kinds`: their names, with a space after each; `stays`: in a cache,
+// from call to call. Rows are normed first where there are weights of a norm.
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> norm,
                     ffi::RemainingArgs panels, ffi::RemainingRets ys, std::string_view kinds,
-                    float eps) {
+                    float eps, bool stays) {
   struct Job {
     Weight weight;
     const Kind* kind;
@@ -185,7 +187,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
     kinds.remove_prefix(space + 1);
     rows.Need(kind->form);
     const Weight weight{reinterpret_cast<const char*>(w->typed_data()), w->dimensions()[1], outputs,
-                        (*y)->typed_data()};
+                        (*y)->typed_data(), stays};
     count += weight.Panels();
     bytes += weight.Panels() * weight.panel_bytes;
     jobs.push_back({weight, kind, count});
@@ -237,7 +239,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_linear_products, Products,
                                   .RemainingArgs()
                                   .RemainingRets()
                                   .Attr<std::string_view>("kinds")
-                                  .Attr<float>("eps"));
+                                  .Attr<float>("eps")
+                                  .Attr<bool>("stays"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_linear_take, Take,
                               ffi::Ffi::Bind()

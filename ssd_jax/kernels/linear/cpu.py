@@ -23,12 +23,14 @@ class Packed:
       kind: name of its `Kind`.
       outputs: its rows; the last panel may have some that are none.
       inputs: its columns.
+      stays: all weights of its model together stay in a cache from call to call.
     """
 
     panels: UInt8[Array, "_ _"]
     kind: str
     outputs: int
     inputs: int
+    stays: bool = False
 
 
 def products(
@@ -45,7 +47,8 @@ def products(
     call = jax.ffi.ffi_call(PRODUCTS, shapes)
     weight, eps = norm or (jnp.zeros(0, jnp.float32), 0.0)
     panels = [weight.panels for weight in weights]
-    return list(call(x, weight, *panels, kinds=kinds, eps=np.float32(eps)))
+    stays = np.bool_(all(weight.stays for weight in weights))
+    return list(call(x, weight, *panels, kinds=kinds, eps=np.float32(eps), stays=stays))
 
 
 def take(weight: Packed, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:

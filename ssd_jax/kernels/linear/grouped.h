@@ -167,7 +167,7 @@ void GroupedPanel(const Activations& x, const Weight& w, int64_t panel, bool) {
   alignas(64) float out[kTogether][kPanel];
   for (int64_t row = 0; row < x.rows; row += kTogether) {
     const int64_t many = std::min<int64_t>(kTogether, x.rows - row);
-    const Ahead ahead(from, w.panel_bytes, kind.GroupBytes(), row / kTogether, passes);
+    const Ahead ahead(from, w.panel_bytes, kind.GroupBytes(), row / kTogether, passes, w.stays);
     WithRows(many, [&](auto rows) { GroupedRows<kind, rows()>(x, row, from, ahead, out); });
     float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
     for (int64_t r = 0; r < many; ++r)
