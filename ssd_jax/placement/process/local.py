@@ -136,16 +136,22 @@ class LocalServer:
         while not self._closed.is_set():
             try:
                 found, _ = self._listener.accept()
-                frames = Frames(found, None, most=_TOKEN)
-                with self._changing:
-                    self._open.add(frames)
-                    self._strangers[frames] = None
-                    if len(self._strangers) > _STRANGERS:
-                        next(iter(self._strangers)).close()
-                threading.Thread(target=self._serve, args=(frames,), daemon=True).start()
+                self._begin(Frames(found, None, most=_TOKEN))
             except (OSError, RuntimeError) as error:  # no file, no thread, or the end
                 _LOG.debug("no stream is taken: %s", error)
                 self._closed.wait(_PAUSE)
+
+    def _begin(self, frames: Frames) -> None:
+        with self._changing:
+            self._open.add(frames)
+            self._strangers[frames] = None
+            if len(self._strangers) > _STRANGERS:
+                next(iter(self._strangers)).close()
+        try:
+            threading.Thread(target=self._serve, args=(frames,), daemon=True).start()
+        except RuntimeError:
+            self._end(frames)
+            raise
 
     def _serve(self, frames: Frames) -> None:
         try:
@@ -157,10 +163,13 @@ class LocalServer:
         except OSError as error:
             _LOG.debug("a stream ended: %s", error)
         finally:
-            with self._changing:
-                self._strangers.pop(frames, None)
-                self._open.discard(frames)
-            frames.close()
+            self._end(frames)
+
+    def _end(self, frames: Frames) -> None:
+        with self._changing:
+            self._strangers.pop(frames, None)
+            self._open.discard(frames)
+        frames.close()
 
     def _knows_the_token(self, frames: Frames) -> bool:
         known = hmac.compare_digest(frames.first(_KNOCK), self._token)

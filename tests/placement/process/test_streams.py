@@ -227,7 +227,8 @@ def test_a_worker_that_can_take_no_stream_takes_the_next(monkeypatch):
             start(thread)
 
         monkeypatch.setattr(threading.Thread, "start", failing)
-        connect()
+        refused = connect()
+        eventually(lambda: not refused.alive)
         assert connect().wait_ready(60)
         assert next(failures, None) is None
 
