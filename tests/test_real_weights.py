@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -150,7 +151,7 @@ def check_speculation(llm, sets, max_tokens):
         if llm.config.draft == llm.config.target:  # rounded
             assert min(lengths) > 2
         else:
-            assert max(lengths) > 1 if llm.config.draft == "ngram" else min(lengths) > 1.1
+            assert max(lengths) > 1 if llm.config.draft == "ngram" else median(lengths) > 1.5
     if "ssd" in llm.modes:
         least = 0.5 if llm.config.draft == llm.config.target else 0.1
         assert all(output.metrics["hit_rate"] > least for output in texts["ssd"])
