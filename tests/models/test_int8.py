@@ -6,8 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.kernels.linear.api import products
+from ssd_jax.models import functional
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
@@ -149,3 +153,19 @@ def test_an_embedding_is_int8_only_where_it_is_the_head(tied):
 def test_keys_and_values_stay_bfloat16():
     assert INT8.pages == Execution.for_platform("cpu", "bfloat16").pages
     assert Execution.for_platform("tpu", "int8").pages == jnp.bfloat16
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+@pytest.mark.parametrize(("room", "stays"), [(2**25, "true"), (64, "false")])
+def test_weights_are_to_stay_in_a_cache_where_all_of_a_model_fit(monkeypatch, room, stays):
+    monkeypatch.setattr(functional, "_CACHE", room)
+    execution = Execution.for_platform("cpu", "int8", linear="cpu")
+    checkpoint = open_checkpoint(str(GOLDENS / NAMES[0]))
+    model = FunctionalModel(checkpoint.config, execution)
+    state = jax.tree.unflatten(model._treedef, model.parameter_structs())
+
+    def head(state, x):
+        return products(x, [nnx.merge(model._graph, state).model.layers[0].mlp.up_proj.rows])[0]
+
+    x = jax.ShapeDtypeStruct((1, checkpoint.config.hidden_size), jnp.float32)
+    assert f"stays = {stays}" in jax.jit(head).lower(state, x).as_text()

@@ -14,13 +14,14 @@ import functools
 import itertools
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ssd_jax.placement.process.connection import SILENCE, Connection, HangLimit, Told
+from ssd_jax.placement.process.due import Due
 from ssd_jax.placement.process.messages import (
     Hello,
     MorePages,
@@ -41,7 +42,6 @@ PATIENCE = 1.0
 LEAVES = 1e-3
 """Seconds that the target's forward waits for a message to leave."""
 _LOOK = 0.1  # seconds
-_LATELY, _EARLIER = 16, 0.8  # verifications, and the share of the shortest that is surely left
 _LOG = logging.getLogger(__name__)
 
 
@@ -104,7 +104,7 @@ class RemoteDraft:
         self._unsent = False
         self._asked_q = np.zeros(0, np.int64)
         self._awaited = False  # the branches of the last `expand`
-        self._due = _Due()
+        self._due = Due()
         self._told: Told | None = None
         self._branches = no_branches(hello)
         self._proposals = HostProposals(hello.slots, hello.k, hello.support, hello.tokens)
@@ -445,22 +445,3 @@ class RemoteDraft:
             self.counters["q late"] += len(slots)
         elif malformed := self._proposals.put_q(slots, winner):
             self.counters["q malformed"] += malformed
-
-
-class _Due:
-    """When the outcome of the verification that runs beside an expansion may be there."""
-
-    def __init__(self) -> None:
-        self._asked: float | None = None
-        self._lately: deque[float] = deque(maxlen=_LATELY)
-
-    def expected(self) -> float:
-        """Seconds from now, where the expansion is asked for, until the earliest outcome."""
-        self._asked = time.perf_counter()
-        return _EARLIER * min(self._lately) if len(self._lately) == _LATELY else 0.0
-
-    def outcome(self) -> None:
-        """It is there, which may be said more than once."""
-        if self._asked is not None:
-            self._lately.append(time.perf_counter() - self._asked)
-        self._asked = None

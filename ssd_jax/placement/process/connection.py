@@ -25,7 +25,7 @@ from ssd_jax.placement.process.messages import (
     Winner,
     no_branches,
 )
-from ssd_jax.placement.process.stream import Open, StreamError, message_size
+from ssd_jax.placement.process.stream import OpenStream, StreamError, message_size
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import BranchTokens
 
@@ -75,7 +75,7 @@ class Link(NamedTuple):
       clock: whether its clock is this host's.
     """
 
-    open: Open = LocalStream
+    open: OpenStream = LocalStream
     wanted: Wanted | None = None
     clock: bool = True
 

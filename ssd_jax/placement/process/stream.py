@@ -53,16 +53,8 @@ class Stream(Protocol):
         ...
 
 
-Open = Callable[[str, str, int], Stream]
+OpenStream = Callable[[str, str, int], Stream]
 """Opens a stream to an address, with a token and the most bytes of a message."""
-
-
-class Serving(Protocol):
-    """A worker's end of all streams."""
-
-    def stop(self, grace: float | None = None) -> object:
-        """Ends all streams, after so many seconds, and lets no more in."""
-        ...
 
 
 Answers = Callable[[Iterator[bytes]], Iterator[bytes]]

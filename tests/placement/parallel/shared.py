@@ -82,7 +82,7 @@ def _worker(hello: Hello, draft: type[ScriptedDraft], patience: float):
     )
     assert remote.wait_ready(30)
     try:
-        yield Worker(remote, sessions, lambda: serving.stop(None))
+        yield Worker(remote, sessions, lambda: serving.stop())
     finally:
         remote.close()
-        serving.stop(None)
+        serving.stop()

@@ -7,10 +7,29 @@ from contextlib import contextmanager
 
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.process.session import DraftSession
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import run_of
+
+
+@contextmanager
+def connecting(address, stop, *link):
+    """A function that opens connections to a worker in this process, which `stop` ends; `link` as
+    `Connection` takes it."""
+    opened = []
+
+    def connect():
+        opened.append(Connection(address, HELLO, TOKEN, Counter(), *link))
+        return opened[-1]
+
+    connect.address = address
+    try:
+        yield connect
+    finally:
+        for connection in opened:
+            connection.close()
+        stop()
 
 
 @contextmanager
@@ -42,7 +61,7 @@ def served(
         yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
     finally:
         remote.close()
-        serving.stop(None)
+        serving.stop()
 
 
 class Rogue(DraftSession):

@@ -9,14 +9,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 import pytest
 
 from ssd_jax.placement.process import codec, connection, local, refusals, server
-from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.local import LocalStream
 from ssd_jax.placement.process.messages import Open, Refused
 from ssd_jax.placement.process.session import DraftSession
@@ -25,29 +23,16 @@ from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses
-from tests.placement.process.serving import served
+from tests.placement.process.serving import connecting, served
 from tests.placement.process.test_session import ROUND
 
 
-@contextmanager
 def serving(**settings):
-    """A function that opens connections to a worker in this process."""
-    opened = []
+    """See `connecting`."""
     running, address = server.serve(
         lambda called: DraftSession(HELLO, ScriptedDraft, called), HELLO, TOKEN, **settings
     )
-
-    def connect():
-        opened.append(Connection(address, HELLO, TOKEN, Counter()))
-        return opened[-1]
-
-    connect.address = address
-    try:
-        yield connect
-    finally:
-        for connection in opened:
-            connection.close()
-        running.stop(None)
+    return connecting(address, running.stop)
 
 
 def eventually(condition):

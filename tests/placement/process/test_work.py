@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 from msgspec.structs import replace
 
-from ssd_jax.placement.process import client
+from ssd_jax.placement.process import due
 from ssd_jax.placement.process.messages import Speculations, Work
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.activity import WORK, Busy
@@ -122,23 +122,23 @@ def test_work_for_an_earlier_request_is_nobodys():
 
 def test_an_outcome_is_expected_no_earlier_than_the_earliest_lately(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(client, "time", SimpleNamespace(perf_counter=lambda: now))
-    due, expected = client._Due(), []
+    monkeypatch.setattr(due, "time", SimpleNamespace(perf_counter=lambda: now))
+    next_outcome, expected = due.Due(), []
     for seconds in [10.0] * 16 + [5.0] + [20.0] * 16:
-        expected.append(due.expected())
+        expected.append(next_outcome.expected())
         now += seconds
-        due.outcome()
+        next_outcome.outcome()
         now += 100.0  # the next round begins
-        due.outcome()
+        next_outcome.outcome()
     assert expected == [0.0] * 16 + [8.0] + [4.0] * 16
-    assert due.expected() == 16.0
+    assert next_outcome.expected() == 16.0
 
 
 def test_an_engine_is_told_little_before_its_outcome(monkeypatch):
-    monkeypatch.setattr(client, "_LATELY", 4)
+    monkeypatch.setattr(due, "_LATELY", 4)
     told = {}
     for share in (0.0, 0.8):
-        monkeypatch.setattr(client, "_EARLIER", share)
+        monkeypatch.setattr(due, "_EARLIER", share)
         with served() as run:
             run.target.forward = later(run.target.forward)
             connection, messages = run.draft._connection, []

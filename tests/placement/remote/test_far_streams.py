@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import grpc
@@ -22,28 +21,16 @@ from ssd_jax.placement.remote.transport import METHOD
 from ssd_jax.placement.remote.transport import TOKEN as KEY
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import run_of
+from tests.placement.process.serving import connecting
 from tests.placement.process.test_session import OPEN
 from tests.placement.process.test_streams import eventually
 from tests.placement.remote.scripted import FAR, serving
 
 
-@contextmanager
 def far(**settings):
-    """A function that opens connections to a worker elsewhere, which is in this process."""
-    opened = []
+    """See `connecting`; the worker is reached as one elsewhere."""
     running, address = serving(**settings)
-
-    def connect():
-        opened.append(Connection(address, HELLO, TOKEN, Counter(), FAR))
-        return opened[-1]
-
-    connect.address = address
-    try:
-        yield connect
-    finally:
-        for connection in opened:
-            connection.close()
-        running.stop(None)
+    return connecting(address, lambda: running.stop(None), FAR)
 
 
 @pytest.mark.parametrize("metadata", [(), ((KEY, "another"),), ((KEY, TOKEN), (KEY, TOKEN))])
