@@ -250,7 +250,7 @@ def remote(llm, session=DraftSession):
         yield made
     finally:
         made.close()
-        serving.stop(None)
+        serving.stop()
 
 
 @contextmanager
