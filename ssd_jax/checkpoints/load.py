@@ -32,7 +32,8 @@ def load_parameters(
     tensors: TensorSource, model: FunctionalModel, *, where: str, progress: Progress | None = None
 ) -> list[jax.Array]:
     """A model's parameters, as its programs take them; see `load_arrays`."""
-    stacks = Stacks(model)
+    pages = HugePages()
+    stacks = Stacks(model, pages.room)
     arrays = load_arrays(
         tensors,
         model.wanted(),
@@ -40,8 +41,9 @@ def load_parameters(
         prepare=stacks.prepare,
         stored=model.stored if model.execution.linear == "cpu" else None,
         progress=progress,
+        pages=pages,
     )
-    return model.assemble(arrays | stacks.arrays)
+    return model.assemble(arrays | stacks.arrays())
 
 
 def load_arrays(
@@ -52,6 +54,7 @@ def load_arrays(
     prepare: Prepare | None = None,
     stored: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    pages: HugePages | None = None,
 ) -> dict[str, jax.Array]:
     """Loads the wanted tensors.
 
@@ -69,6 +72,7 @@ def load_arrays(
       stored: kinds, by name, of the tensors that are packed as they are stored; on the default
         device.
       progress: called from loading threads, never two at once, in growing order.
+      pages: where arrays of processors lie.
 
     Raises:
       InputError: a tensor is missing or has another shape; nothing has been read then.
@@ -78,20 +82,19 @@ def load_arrays(
     nbytes = {name: sizes[name] * struct.dtype.itemsize for name, struct in wanted.items()}
     pace = _Pace(max(sizes.values(), default=0), progress, sum(nbytes.values()))
 
-    pages = HugePages()
+    pages = pages or HugePages()
 
     def load(name: str) -> dict[str, jax.Array]:
         struct = wanted[name]
         with pace.loading(sizes[name], nbytes[name]):
             if stored is not None and name in stored:
                 blocks = tensors.read_blocks(name)
-                made = {name: jax.device_put(pack_blocks(KINDS[stored[name]], blocks))}
+                array = jax.device_put(pack_blocks(KINDS[stored[name]], blocks))
+            elif struct.sharding is None:
+                array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
             else:
-                if struct.sharding is None:
-                    array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
-                else:
-                    array = _sharded(tensors, name, struct)
-                made = {name: array} if prepare is None else prepare(name, array)
+                array = _sharded(tensors, name, struct)
+            made = {name: array} if prepare is None else prepare(name, array)
             # Done before the next tensor is read: room is for this one.
             return {name: _placed(jax.block_until_ready(made[name]), pages) for name in made}
 

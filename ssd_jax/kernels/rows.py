@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, Shaped
 
+from ssd_jax.kernels.piece import Piece
+
 LONG = 4096
 """Rows of this many elements are large by themselves."""
 
@@ -49,14 +51,18 @@ def _sum_by_product(x: jax.Array) -> jax.Array:
 
 
 class Norm(NamedTuple):
-    """A root-mean-square norm: its weights, and what is added to the mean square."""
+    """A root-mean-square norm: its weights, and what is added to the mean square.
 
-    weight: Float32[Array, "size"]
+    A `Piece` has the bytes of the weights, for products with packed weights alone.
+    """
+
+    weight: Float32[Array, "size"] | Piece
     eps: float
 
 
 def rms_norm(x: Float32[Array, "*rows size"], norm: Norm) -> Float32[Array, "*rows size"]:
     """x with its last axis normed."""
+    assert not isinstance(norm.weight, Piece)
     scale = jax.lax.rsqrt(row_sum(jnp.square(x)) / x.shape[-1] + norm.eps)
     return x * scale * norm.weight
 

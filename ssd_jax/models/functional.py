@@ -21,6 +21,8 @@ from jaxtyping import Int32
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
+from ssd_jax.kernels.piece import Piece
+from ssd_jax.models.bundles import bundles
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM
 from ssd_jax.models.execution import Execution
@@ -53,6 +55,8 @@ class FunctionalModel:
         None where row v is token v. A draft's programs have them as constants.
       stored: kind of each weight that is packed as its checkpoint stores it, by tensor name, where
         weights are packed.
+      bundles: parameters that hold several tensors, by name; see `models/bundles.py`.
+      pieces: the bundle of each such tensor, and where in it the tensor begins.
     """
 
     def __init__(
@@ -86,6 +90,12 @@ class FunctionalModel:
         self._graph, state = nnx.split(module)
         self._flat = list(nnx.to_flat_state(state))
         self._treedef = jax.tree.structure(state)
+        self.bundles = bundles(module, self._packed) if self._packed else {}
+        self.pieces = {
+            name: (bundle, at)
+            for bundle, each in self.bundles.items()
+            for name, at in each.at.items()
+        }
         self._quantized = self._int8_placement()
         self._copied = self._copied_placement() if self.rules.kv_copies > 1 else {}
 
@@ -107,12 +117,14 @@ class FunctionalModel:
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
         """What a checkpoint tensor, loaded as `wanted`, becomes: itself, panels, or int8 rows and
-        scales. One of `stored` is loaded as it is to be.
+        scales. One of `stored` comes in panels.
 
         Returns: arrays by name, for `assemble`.
         """
         if name in self._packed:
-            return {name: _packing(self._packed[name].kind)(array)}
+            return {
+                name: array if name in self.stored else _packing(self._packed[name].kind)(array)
+            }
         if name in self._copied:
             heads = array.reshape(self.config.num_kv_heads, -1, *array.shape[1:])
             copies = jax.jit(jnp.repeat, static_argnums=(1, 2))(heads, self.rules.kv_copies, 0)
@@ -125,13 +137,17 @@ class FunctionalModel:
 
     def stacked(self) -> list[tuple[str, jax.ShapeDtypeStruct, list[str]]]:
         """The parameters of scanned layers: a name, a struct, and the tensors of the layers."""
-        structs = zip(self._flat, self.parameter_structs(), strict=True)
-        named = [(_joined(path), struct, self._names(path)) for (path, _), struct in structs]
-        return [each for each in named if self.execution.scan_layers and each[2] != [each[0]]]
+        named = [(_joined(path), path, variable) for path, variable in self._flat]
+        return [
+            (name, self._struct_of(variable), names)
+            for name, path, variable in named
+            if (names := self._names(path)) != [name]
+        ]
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
-        """The flat parameter list, from loaded tensors and `stacked` ones (see `stacks.Stacks`)."""
-        return [arrays[_joined(path)] for path, _ in self._flat]
+        """The flat parameter list, from loaded tensors, `stacked` ones and `bundles` (see
+        `stacks.Stacks`)."""
+        return [arrays[name] for name in self._parameters]
 
     @property
     def everywhere(self) -> Sharding | None:
@@ -158,10 +174,12 @@ class FunctionalModel:
 
     def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of each entry of the flat parameter list."""
-        return [
-            self._struct(variable.get_value().shape, variable.get_value().dtype, variable.axes)
-            for _, variable in self._flat
-        ]
+        return list(self._parameters.values())
+
+    def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Of the bundles, by name."""
+        bytes_, axes = jnp.dtype(jnp.uint8), (None,)
+        return {n: self._struct((each.nbytes,), bytes_, axes) for n, each in self.bundles.items()}
 
     def page_structs(self, count: int, page_size: int) -> Any:
         """Structure of `AllPages`: `count` pages a layer, each of `page_size` positions."""
@@ -190,7 +208,25 @@ class FunctionalModel:
 
     def module(self, parameters: Parameters) -> CausalLM:
         """The module over these parameters; call it while tracing."""
-        return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, parameters))
+        named = dict(zip(self._parameters, parameters, strict=True))
+        leaves = []
+        for path, _ in self._flat:
+            bundle, at = self.pieces.get(_joined(path), (None, 0))
+            leaves.append(named[_joined(path)] if bundle is None else Piece(named[bundle], at))
+        return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
+
+    @functools.cached_property
+    def _parameters(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The entries of the flat parameter list by name; bundles come first."""
+        found = self.bundle_structs()
+        for path, variable in self._flat:
+            if _joined(path) not in self.pieces:
+                found[_joined(path)] = self._struct_of(variable)
+        return found
+
+    def _struct_of(self, variable: nnx.Variable) -> jax.ShapeDtypeStruct:
+        value = variable.get_value()
+        return self._struct(value.shape, value.dtype, variable.axes)
 
     def _struct(self, shape: tuple[int, ...], dtype: jnp.dtype, axes: Axes) -> jax.ShapeDtypeStruct:
         if self.mesh is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,8 @@ class Matrix(nnx.Module):
     def rows(self) -> Weight:
         """The weight as `products` takes it."""
         if self.kind is not None:
-            return Packed(self.weight[...], self.kind, *self.shape, self.stays)
+            panels: Any = self.weight.get_value()
+            return Packed(panels, self.kind, *self.shape, self.stays)
         if self.weight_scale is None:
             return self.weight[...]
         int8 = Quantized if self.digits == 2 else W8A8
@@ -71,7 +73,7 @@ class RMSNorm(nnx.Module):
     @property
     def of_rows(self) -> Norm:
         """The norm as `products` takes it."""
-        return Norm(self.weight[...], self.eps)
+        return Norm(self.weight.get_value(), self.eps)
 
     def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
         """Over the last axis."""

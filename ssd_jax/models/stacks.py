@@ -1,53 +1,76 @@
-"""Tensors of layers that are scanned, straight into the arrays that hold all layers."""
+"""Tensors straight into the arrays that hold several of them."""
 
 from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import UInt8
 
 from ssd_jax.models.functional import FunctionalModel
 
+Room = Callable[[int], UInt8[np.ndarray, "nbytes"]]
+"""Memory of so many bytes, which begins where JAX takes it without a copy."""
+
 
 class Stacks:
-    """Stacked parameters that are filled layer by layer, as a loader brings their tensors.
+    """Parameters that are filled tensor by tensor, as a loader brings them.
 
-    A stack is made where it belongs, when its first layer comes, and changed in place: the devices
-    hold the weights and one tensor more at most, where stacking whole lists would hold them twice.
+    The stack of layers that are scanned is made where it belongs, when its first layer comes, and
+    changed in place: the devices hold the weights and one tensor more at most, where stacking whole
+    lists would hold them twice. A bundle (see `bundles`) is filled in memory of the host.
 
-    Attributes:
-      arrays: the stacks by name, for `FunctionalModel.assemble`.
+    Args:
+      room: where bundles are made.
     """
 
-    def __init__(self, model: FunctionalModel) -> None:
-        self.arrays: dict[str, jax.Array] = {}
+    def __init__(self, model: FunctionalModel, room: Room) -> None:
+        self._arrays: dict[str, jax.Array] = {}
         self._model = model
         self._places = {
             name: (stack, layer, struct)
             for stack, struct, names in model.stacked()
             for layer, name in enumerate(names)
         }
+        self._bundles = {name: room(each.nbytes) for name, each in model.bundles.items()}
         self._lock = threading.Lock()
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
-        """As `FunctionalModel.prepare`; what has gone into a stack is not among the results."""
+        """As `FunctionalModel.prepare`; what has its place here is not among the results."""
         kept = {}
         for part, values in self._model.prepare(name, array).items():
             if part in self._places:
                 self._put(part, values)
+            elif part in self._model.pieces:
+                bundle, at = self._model.pieces[part]
+                self._bundles[bundle][at : at + values.nbytes] = _bytes(values)
             else:
                 kept[part] = values
         return kept
 
+    def arrays(self) -> dict[str, jax.Array]:
+        """All of them, by name, for `FunctionalModel.assemble`."""
+        structs = self._model.bundle_structs()
+        made = {
+            name: jax.device_put(self._bundles[name], s.sharding) for name, s in structs.items()
+        }
+        return self._arrays | made
+
     def _put(self, name: str, values: jax.Array) -> None:
         stack, layer, struct = self._places[name]
         with self._lock:
-            if stack not in self.arrays:
-                self.arrays[stack] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
-            written = _writer(struct.sharding)(self.arrays.pop(stack), values, layer)
-            self.arrays[stack] = jax.block_until_ready(written)
+            if stack not in self._arrays:
+                self._arrays[stack] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
+            written = _writer(struct.sharding)(self._arrays.pop(stack), values, layer)
+            self._arrays[stack] = jax.block_until_ready(written)
+
+
+def _bytes(values: jax.Array) -> UInt8[np.ndarray, "nbytes"]:
+    return np.asarray(values).reshape(-1).view(np.uint8)
 
 
 @functools.cache

@@ -30,14 +30,18 @@ class HugePages:
         self._free = np.empty(0, np.uint8)
         self._changed = threading.Lock()
 
-    def copy(self, array: np.ndarray) -> np.ndarray:
-        """A copy of an array that begins at a multiple of 64 bytes. Threads may call it at once."""
-        size = math.ceil(array.nbytes / _ALIGNMENT) * _ALIGNMENT
+    def room(self, nbytes: int) -> np.ndarray:
+        """[nbytes] uint8 that begin at a multiple of 64 bytes. Threads may call it at once."""
+        size = math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT
         with self._changed:
             if size > self._free.size:
                 self._free = _chunk(max(size, _CHUNK))
-            room, self._free = self._free[: array.nbytes], self._free[size:]
-        placed = room.view(array.dtype).reshape(array.shape)
+            room, self._free = self._free[:nbytes], self._free[size:]
+        return room
+
+    def copy(self, array: np.ndarray) -> np.ndarray:
+        """A copy of an array in `room` of its size."""
+        placed = self.room(array.nbytes).view(array.dtype).reshape(array.shape)
         placed[...] = array
         return placed
 

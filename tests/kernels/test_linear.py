@@ -11,6 +11,7 @@ from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear import api, cpu, packing, reference
 from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.quantized import quantize
+from ssd_jax.kernels.piece import Piece
 from ssd_jax.kernels.rows import Norm, rms_norm
 from tests.kernels.stored_rows import random_blocks
 
@@ -129,10 +130,31 @@ def test_rows_are_normed_before(kind):
     np.testing.assert_array_equal(run(x[2:3]), run(x)[2:3])
 
 
-def test_a_norm_of_another_width_is_refused():
-    norm = Norm(jnp.ones(255, jnp.float32), 1e-5)
+@pytest.mark.parametrize("weights", [jnp.ones(255), Piece(jnp.zeros(1087, jnp.uint8), 64)])
+def test_a_norm_of_another_width_is_refused(weights):
+    norm = Norm(weights, 1e-5)
     with pytest.raises(Exception, match="one weight an input"):
         jax.jit(lambda x: cpu.products(x, [weight("int8", 8, 256)], norm))(states(1, 256))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_an_array_are_used_as_arrays_of_their_own(kind):
+    x, own = states(3, 256), [weight(kind, outputs, 256, outputs) for outputs in (40, 64)]
+    norm = Norm(jnp.linspace(0.5, 2, 256, dtype=jnp.float32), 1e-5)
+    parts = [own[0].panels, np.asarray(norm.weight).view(np.uint8), own[1].panels]
+    whole = jnp.concatenate([np.reshape(part, -1) for part in parts])
+    first, second, _ = np.cumsum([part.size for part in parts]).tolist()
+    pieces = [
+        dataclasses.replace(each, panels=Piece(whole, at))
+        for each, at in zip(own, (0, second), strict=True)
+    ]
+    of_pieces = jax.jit(lambda x: cpu.products(x, pieces, Norm(Piece(whole, first), 1e-5)))(x)
+    for got, want in zip(of_pieces, cpu.products(x, own, norm), strict=True):
+        np.testing.assert_array_equal(got, want)
+    for at in (second + 1, -1):
+        beyond = dataclasses.replace(own[1], panels=Piece(whole, at))
+        with pytest.raises(Exception, match="not packed as"):
+            product(x, beyond)
 
 
 def test_no_rows():

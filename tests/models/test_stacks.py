@@ -14,6 +14,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.models.stacks import Stacks
+from ssd_jax.system.huge_pages import HugePages
 
 LAYERS = 12
 
@@ -83,9 +84,9 @@ def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
 
 def test_a_stack_stays_where_it_is_while_layers_come():
     model = made("float32", 0)
-    stacks, places = Stacks(model), set()
+    stacks, places = Stacks(model, HugePages().room), set()
     for name in next(layers for _, _, layers in model.stacked()):
         assert stacks.prepare(name, jnp.ones(model.wanted()[name].shape)) == {}
-        (stack,) = stacks.arrays.values()
+        (stack,) = stacks.arrays().values()
         places.add(stack.unsafe_buffer_pointer())
     assert len(places) == 1

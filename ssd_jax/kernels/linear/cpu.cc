@@ -138,13 +138,19 @@ constexpr Kind kKinds[] = {
     Of<kQ6_K>("Q6_K"),
 };
 
-// The kind of this name if it fits the shape of panels, else null.
+// Whether an array of panels, or one of bytes from `at` on, has these.
+bool Holds(ffi::Span<const int64_t> array, int64_t at, int64_t panels, int64_t bytes) {
+  if (array.size() == 1) return at >= 0 && at + panels * bytes <= array[0];
+  return array.size() == 2 && at == 0 && array[0] == panels && array[1] == bytes;
+}
+
+// The kind of this name if the array has a weight of it, else null.
 const Kind* Find(std::string_view name, int64_t width, int64_t outputs,
-                 ffi::Span<const int64_t> panels) {
+                 ffi::Span<const int64_t> array, int64_t at) {
   for (const Kind& kind : kKinds) {
     const bool fits = kind.form != Form::kGroups || width % kind.block == 0;
-    if (kind.name == name && fits && panels.size() == 2 && panels[1] == kind.Bytes(width) &&
-        panels[0] * kPanel == RoundUp(outputs, kPanel) && width <= kLongest)
+    if (kind.name == name && fits && width <= kLongest &&
+        Holds(array, at, RoundUp(outputs, kPanel) / kPanel, kind.Bytes(width)))
       return &kind;
   }
   return nullptr;
@@ -157,19 +163,25 @@ ffi::Error Refused(std::string_view name) {
 constexpr int64_t kGrainBytes = 1 << 16;  // of weights; less is not worth a thread's waking
 
 // One product for each weight; `kinds`: their names, with a space after each; `stays`: in a cache,
-// from call to call. Rows are normed first where there are weights of a norm.
-ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> norm,
-                    ffi::RemainingArgs panels, ffi::RemainingRets ys, std::string_view kinds,
-                    float eps, bool stays) {
+// from call to call. Rows are normed first where there are weights of a norm. `at`: bytes of the
+// norm's array, and of each array of panels, before what is meant.
+ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer norm,
+                    ffi::RemainingArgs panels, ffi::RemainingRets ys, ffi::Span<const int64_t> at,
+                    std::string_view kinds, float eps, bool stays) {
   struct Job {
     Weight weight;
     const Kind* kind;
     int64_t end;  // panels of this and all jobs before it
   };
   const auto in = x.dimensions();
-  if (norm.element_count() != 0 && norm.element_count() != static_cast<size_t>(in[1]))
+  if (at.size() != panels.size() + 1)
+    return ffi::Error::InvalidArgument("every array has a place to begin at");
+  const int64_t normed = norm.size_bytes(), wanted = 4 * in[1];
+  const bool own = norm.element_type() == ffi::F32;
+  if (normed != 0 && (own ? normed != wanted : !Holds({&normed, 1}, at[0], 1, wanted)))
     return ffi::Error::InvalidArgument("a norm has one weight an input");
-  const float* weights = norm.element_count() == 0 ? nullptr : norm.typed_data();
+  const char* first = static_cast<const char*>(norm.untyped_data()) + (own ? 0 : at[0]);
+  const float* weights = normed == 0 ? nullptr : reinterpret_cast<const float*>(first);
   Activations rows({x.typed_data(), in[0], in[1], weights, eps}, BlockRows(in[1]));
   const bool tiles = kHasTiles && TilesAllowed();
   std::vector<Job> jobs;
@@ -182,12 +194,12 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
     const size_t space = kinds.find(' ');
     const auto name = kinds.substr(0, space);
     const int64_t outputs = (*y)->dimensions()[1];
-    const Kind* kind = Find(name, rows.width, outputs, w->dimensions());
+    const Kind* kind = Find(name, rows.width, outputs, w->dimensions(), at[i + 1]);
     if (kind == nullptr) return Refused(name);
     kinds.remove_prefix(space + 1);
     rows.Need(kind->form);
-    const Weight weight{reinterpret_cast<const char*>(w->typed_data()), w->dimensions()[1], outputs,
-                        (*y)->typed_data(), stays};
+    const Weight weight{reinterpret_cast<const char*>(w->typed_data()) + at[i + 1],
+                        kind->Bytes(rows.width), outputs, (*y)->typed_data(), stays};
     count += weight.Panels();
     bytes += weight.Panels() * weight.panel_bytes;
     jobs.push_back({weight, kind, count});
@@ -214,10 +226,11 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
 // Rows of a weight, as float32; an index that is no row gives NaN.
 ffi::Error Take(ffi::Buffer<ffi::S32> indices, ffi::Buffer<ffi::U8> panels,
                 ffi::ResultBuffer<ffi::F32> y, std::string_view kind_name, int64_t outputs) {
-  const int64_t width = y->dimensions()[1], bytes = panels.dimensions()[1];
-  const Kind* kind = Find(kind_name, width, outputs, panels.dimensions());
+  const int64_t width = y->dimensions()[1];
+  const Kind* kind = Find(kind_name, width, outputs, panels.dimensions(), 0);
   if (kind == nullptr) return Refused(kind_name);
   const char* data = reinterpret_cast<const char*>(panels.typed_data());
+  const int64_t bytes = kind->Bytes(width);
   for (int64_t i = 0; i < indices.dimensions()[0]; ++i) {
     const int64_t row = indices.typed_data()[i];
     float* out = y->typed_data() + i * width;
@@ -235,9 +248,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_linear_products, Products,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
                                   .RemainingRets()
+                                  .Attr<ffi::Span<const int64_t>>("at")
                                   .Attr<std::string_view>("kinds")
                                   .Attr<float>("eps")
                                   .Attr<bool>("stays"));

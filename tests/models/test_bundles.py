@@ -1,0 +1,63 @@
+"""A layer's packed weights lie in one array, and the model is the same."""
+
+import numpy as np
+import pytest
+
+from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.models import functional
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from tests.models.golden import Runner, parameters
+from tests.models.test_golden_logits import GOLDENS, NAMES, golden
+
+pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+
+
+def packed_model(name, dtype="bfloat16"):
+    checkpoint = open_checkpoint(str(GOLDENS / name))
+    execution = Execution.for_platform("cpu", dtype, linear="cpu")
+    return checkpoint, FunctionalModel(checkpoint.config, execution)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_weights_in_arrays_of_their_own(monkeypatch, name, dtype):
+    tokens, _ = golden(name)
+
+    def logits(model):
+        return Runner(model, parameters(checkpoint, model), slots=2)(tokens)
+
+    checkpoint, model = packed_model(name, dtype)
+    together = logits(model)
+    monkeypatch.setattr(functional, "bundles", lambda *_: {})
+    _, apart = packed_model(name, dtype)
+    assert len(apart.parameter_structs()) > len(model.parameter_structs())
+    np.testing.assert_array_equal(logits(apart), together)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_has_one_array_for_all_products(name):
+    checkpoint, model = packed_model(name)
+    layers = checkpoint.config.num_layers
+    assert len(model.bundles) == layers
+    assert all(len(bundle.at) == 9 for bundle in model.bundles.values())
+    found = parameters(checkpoint, model)
+    for array, struct in zip(found, model.parameter_structs(), strict=True):
+        assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
+    for array in found[:layers]:
+        assert array.unsafe_buffer_pointer() % 64 == 0
+
+
+def test_a_tensor_in_the_place_of_another_is_seen(monkeypatch):
+    """What the first test is for: two norms of a layer change places."""
+    name = NAMES[0]
+    tokens, _ = golden(name)
+    checkpoint, model = packed_model(name)
+    want = Runner(model, parameters(checkpoint, model), slots=2)(tokens)
+    (_, first), *_ = model.bundles.items()
+    one, other = (each for each in first.at if each.endswith("norm.weight"))
+    first.at[one], first.at[other] = first.at[other], first.at[one]
+    loaded = parameters(checkpoint, model)
+    _, model = packed_model(name)
+    assert (Runner(model, loaded, slots=2)(tokens) != want).any()
