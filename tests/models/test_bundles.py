@@ -55,9 +55,8 @@ def test_a_tensor_in_the_place_of_another_is_seen(monkeypatch):
     tokens, _ = golden(name)
     checkpoint, model = packed_model(name)
     want = Runner(model, parameters(checkpoint, model), slots=2)(tokens)
-    (_, first), *_ = model.bundles.items()
-    one, other = (each for each in first.at if each.endswith("norm.weight"))
-    first.at[one], first.at[other] = first.at[other], first.at[one]
+    one, other = [each for each in model.pieces if each.endswith("layernorm.weight")][:2]
+    model.pieces[one], model.pieces[other] = model.pieces[other], model.pieces[one]
     loaded = parameters(checkpoint, model)
     _, model = packed_model(name)
     assert (Runner(model, loaded, slots=2)(tokens) != want).any()
