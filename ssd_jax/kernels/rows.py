@@ -139,6 +139,54 @@ def _best_in_one(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return best, index
 
 
+def best_and_mass(
+    values: Float32[Array, "n V"], temperature: Float32[Array, "n 1"]
+) -> tuple[Float32[Array, "n"], Int32[Array, "n"], Float32[Array, "n 1"]]:
+    """`best_of`, and of each row the sum of exp((values - best) / temperature).
+
+    On GPUs all come from one pass over the rows. (TPUs keep them where passes cost little.)
+    """
+    return jax.lax.platform_dependent(
+        values, temperature, cuda=_mass_in_one, rocm=_mass_in_one, default=_mass_in_passes
+    )
+
+
+def _mass_in_passes(
+    values: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    best, index = best_of(values)
+    return best, index, row_sum(jnp.exp((values - best[:, None]) / temperature))
+
+
+def _mass_in_one(
+    values: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Parts of a row are summed by their own best value, and scaled where they meet."""
+
+    def joined(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        first = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
+        best, index = jax.tree.map(lambda a, b: jnp.where(first, a, b), one[:2], other[:2])
+        warm = jnp.maximum(one[3], other[3])
+
+        def scaled(part: tuple[jax.Array, ...]) -> jax.Array:
+            apart = jnp.where(part[0] == best, 0.0, (part[0] - best) / warm)  # both may be -inf
+            return part[2] * jnp.exp(apart)
+
+        return best, index, scaled(one) + scaled(other), warm
+
+    index = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
+    each = (values > -jnp.inf).astype(jnp.float32)
+    warm = jnp.broadcast_to(temperature, values.shape)
+    nothing = (
+        jnp.float32(-jnp.inf),
+        jnp.int32(values.shape[1] - 1),
+        jnp.float32(0),
+        jnp.float32(0),
+    )
+    best, index, total, _ = jax.lax.reduce((values, index, each, warm), nothing, joined, (1,))
+    return best, index, total[:, None]
+
+
 def largest(
     values: Float32[Array, "n V"], count: int
 ) -> tuple[Float32[Array, "n {count}"], Int32[Array, "n {count}"]]:

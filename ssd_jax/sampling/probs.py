@@ -85,9 +85,13 @@ def weights_of(
 
     `top` is the largest allowed logit of each row.
     """
-    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     # The maximum comes off first: at low temperatures the quotients themselves would overflow.
-    return jnp.exp((allowed - top) / temperature[:, None])
+    return jnp.exp((allowed - top) / warm(sampling)[:, None])
+
+
+def warm(sampling: Sampling) -> Float32[Array, "B"]:
+    """The temperatures, 1 for greedy rows."""
+    return jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
 
 
 def likeliest_probs(
@@ -99,7 +103,7 @@ def likeliest_probs(
     top-k beyond `count` does not enter what top-p keeps.) Greedy rows get temperature 1.
     Probabilities are 0 where filtered out.
     """
-    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
+    temperature = warm(sampling)[:, None]
     best, ids = largest(allowed, count)
     top = best[:, :1]
     total = row_sum(jnp.exp((allowed - top) / temperature))

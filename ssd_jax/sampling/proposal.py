@@ -76,4 +76,6 @@ def dense(
     """q over the whole vocabulary, from one position's support and q."""
     rows = jnp.arange(support.shape[0])[:, None]
     ids = jnp.where(support < 0, vocab, support)
-    return jnp.zeros((support.shape[0], vocab), jnp.float32).at[rows, ids].add(q, mode="drop")
+    # Plus zeros XLA would take for any other zeros of this shape, and read those from memory.
+    nothing = jnp.full((support.shape[0], vocab), -0.0, jnp.float32)
+    return nothing.at[rows, ids].add(q, mode="drop")

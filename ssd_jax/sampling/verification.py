@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from ssd_jax.kernels.rows import best_of, first_best, map_rows, row_sum, take_rows
+from ssd_jax.kernels.rows import best_and_mass, first_best, map_rows, take_rows
 from ssd_jax.sampling import keys, truncation
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.penalties import History, add_output, in_flight
-from ssd_jax.sampling.probs import allowed_logits, probs, sampled_probs, weights_of
+from ssd_jax.sampling.probs import allowed_logits, probs, sampled_probs, warm, weights_of
 from ssd_jax.sampling.proposal import Proposal, dense, of_token
 from ssd_jax.sampling.settings import Sampling, sampling_of
 from ssd_jax.sampling.truncation import Cut
@@ -212,15 +212,13 @@ def _at_once(
     law is computed where it is read. It is kept where thresholds are looked for in it.
     """
     scores, own = allowed(where), sampling_of(sampling, where.row)
-    best, greedy = best_of(scores)
-    cold = _leading(greedy.reshape(start.shape[0], -1), proposal)
     if not parts.sampled:
-        return cold
-    weights = weights_of(scores, own, best[:, None])
-    total = row_sum(weights)
-    uncut = weights / total if parts.truncated else None
+        return _leading(first_best(scores).reshape(start.shape[0], -1), proposal)
+    best, greedy, total = best_and_mass(scores, warm(own)[:, None])
+    cold, top = _leading(greedy.reshape(start.shape[0], -1), proposal), best[:, None]
+    uncut = weights_of(scores, own, top) / total if parts.truncated else None
     cuts = () if uncut is None else truncation.cuts(uncut, own)
-    where = where._replace(numbers=_Numbers(best[:, None], total, cuts, uncut))
+    where = where._replace(numbers=_Numbers(top, total, cuts, uncut))
 
     def law(block: _Positions) -> jax.Array:
         numbers = block.numbers
@@ -231,15 +229,15 @@ def _at_once(
         return weights_of(allowed(block), own, numbers.top) / numbers.total
 
     def of_proposed(token: jax.Array) -> jax.Array:
-        # This sum joins the pass that sums the weights; to look the token up would be another.
+        # This sum joins the pass that finds the best; to look the token up would be another.
         here = jnp.arange(scores.shape[1]) == token[:, None]
-        found = jnp.where(here, weights, 0.0).sum(axis=-1, keepdims=True)
-        return truncation.apply(found / total, cuts)[:, 0]
+        found = jnp.where(here, scores, 0.0).sum(axis=-1, keepdims=True)
+        return truncation.apply(weights_of(found, own, top) / total, cuts)[:, 0]
 
     laws = _Laws(law, of_proposed, decided=False)
-    warm = _drawn(rule, laws, where, proposal, sampling, start)
+    drawn = _drawn(rule, laws, where, proposal, sampling, start)
     hot = sampling.temperature > 0
-    return jax.tree.map(lambda drawn, best: jnp.where(hot, drawn, best), warm, cold)
+    return jax.tree.map(lambda own, best: jnp.where(hot, own, best), drawn, cold)
 
 
 def _leading(target: Int32[Array, "B W"], proposal: Proposal) -> Outcome:

@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.kernels.rows import LONG, _largest, first_best, largest, map_rows, row_sum
+from ssd_jax.kernels.rows import (
+    LONG,
+    _largest,
+    _mass_in_one,
+    best_and_mass,
+    first_best,
+    largest,
+    map_rows,
+    row_sum,
+)
 
 pytestmark = pytest.mark.shipped
 
@@ -81,6 +90,25 @@ def test_first_best_is_argmax_and_takes_the_lowest_of_equals():
     found = jax.jit(first_best)(x)
     assert found.dtype == jnp.int32
     np.testing.assert_array_equal(found, x.argmax(-1))
+
+
+@pytest.mark.parametrize("width", [300, 5000])
+@pytest.mark.parametrize("temperature", [1e-30, 0.3, 1.0, 50.0])
+def test_one_pass_finds_what_several_find(temperature, width):
+    x = np.random.default_rng(width).normal(0, 3, (9, width)).astype(np.float32)
+    x[:5] = np.pad(rows_with_ties()[:5], ((0, 0), (0, width - 300)), constant_values=-np.inf)
+    x[1, -1] = -3.0  # and nothing else
+    x[6, :-1] = -np.inf
+    warm = jnp.full((9, 1), temperature)
+    best, index, total = jax.jit(_mass_in_one)(x, warm)
+    np.testing.assert_array_equal(best, x.max(-1))
+    np.testing.assert_array_equal(index, x.argmax(-1))
+    with np.errstate(over="ignore"):
+        want = np.exp((x - x.max(-1, keepdims=True)).astype(np.float64) / temperature).sum(-1)
+    np.testing.assert_allclose(total[:, 0], want, rtol=2e-5)  # a CPU adds one by one
+    in_passes = best_and_mass(x, warm)
+    for got, two in zip((best, index, total), in_passes, strict=True):
+        np.testing.assert_allclose(got, two, rtol=2e-5)
 
 
 def test_zeros_of_both_signs_are_equal():

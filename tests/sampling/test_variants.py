@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels import rows as row_operations
 from ssd_jax.sampling import drafting, probs, truncation, verification
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.penalties import History
@@ -103,6 +104,13 @@ def test_outcomes_are_those_of_the_program_that_decides(variant, rule):
     assert len({k for k, _ in found}) > 1
 
 
+@pytest.mark.parametrize("variant", ["sampled", "truncated"])
+def test_so_are_they_where_a_law_is_summed_in_one_pass(monkeypatch, variant):
+    monkeypatch.setattr(verification, "best_and_mass", row_operations._mass_in_one)
+    found = verified(batch(settings_for(variant)), VARIANTS[variant], "ratio")
+    assert found == decided(variant, "ratio")
+
+
 @pytest.mark.parametrize(
     ("cheaper", "variant"), [("greedy", "sampled"), ("sampled", "truncated"), ("truncated", "full")]
 )
@@ -193,10 +201,10 @@ def test_faults_of_the_search_are_caught(fault):
         test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens()
 
 
-APPLIED = "truncation.apply(found / total, cuts)"
+APPLIED = "truncation.apply(weights_of(found, own, top) / total, cuts)"
 VERIFYING = {
     "a law of another position": ("_ratio", "* width + accepted", "* width"),
-    "cuts forgotten in acceptance": ("_at_once", APPLIED, "(found / total)"),
+    "cuts forgotten in acceptance": ("_at_once", APPLIED, "(weights_of(found, own, top) / total)"),
     "cuts forgotten in the bonus": (
         "_at_once",
         "truncation.apply(numbers.uncut, numbers.cuts)",
