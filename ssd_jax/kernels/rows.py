@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float32, Int32, Shaped
 
 from ssd_jax.kernels.piece import Piece
@@ -208,12 +209,20 @@ def largest(
     )
 
 
+def _whole(few: Shaped[Array, "n m"]) -> Shaped[Array, "n m"]:
+    """The same, whole on each device where several share columns: they send each other a few short
+    rows once. To sort what is cut they would send parts of it again and again."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return few
+    return jax.lax.with_sharding_constraint(few, PartitionSpec())
+
+
 def _largest(values: jax.Array, *, count: int, width: int) -> tuple[jax.Array, jax.Array]:
     rows, size = values.shape
     padding = ((0, 0), (0, -size % width))
     blocks = jnp.pad(values, padding, constant_values=-jnp.inf).reshape(rows, -1, width)
-    block = jnp.sort(jax.lax.top_k(jnp.max(blocks, axis=-1), count)[1])
-    few = jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(rows, -1)
+    block = _whole(jnp.sort(jax.lax.top_k(_whole(jnp.max(blocks, axis=-1)), count)[1]))
+    few = _whole(jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(rows, -1))
     best, place = jax.lax.top_k(few, count)
     ids = jnp.take_along_axis(block, place // width, axis=1) * width + place % width
     return best, ids.astype(jnp.int32)

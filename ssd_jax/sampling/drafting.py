@@ -19,7 +19,7 @@ from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
-from ssd_jax.sampling.probs import allowed_logits, likeliest_probs, sampled_probs
+from ssd_jax.sampling.probs import Largest, allowed_logits, likeliest_probs, sampled_probs
 from ssd_jax.sampling.saguaro import lower
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import DECIDED, Parts, when
@@ -83,13 +83,16 @@ def draw(
     allowed = allowed_logits(
         logits, sampling, position, get_history, tokens, outputs, parts.adjusted
     )
-    likeliest = _candidates(allowed, candidates, outputs)
+    support = min(support, logits.shape[1])
+    # Rows that are sampled in any case are searched once, for both.
+    once = parts.sampled and support < logits.shape[1]
+    found = largest(allowed, max(support, candidates)) if once else None
+    likeliest = _candidates(allowed, candidates, outputs, found)
     best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
     possible: jax.Array | None = None
     if outputs is not None:
         possible = jnp.max(allowed, axis=-1) > -jnp.inf
         best = jnp.where(possible, best, outputs[0])
-    support = min(support, logits.shape[1])
     first = jnp.arange(support) == 0
     greedy = Draw(
         best,
@@ -104,7 +107,7 @@ def draw(
             q = map_rows(lambda x, own: sampled_probs(x, own, parts.truncated), allowed, sampling)
             ids = jnp.broadcast_to(every_id(outputs, support), q.shape)
         else:
-            q, ids = likeliest_probs(allowed, support, sampling, parts.truncated)
+            q, ids = likeliest_probs(allowed, support, sampling, parts.truncated, found)
             ids = ids_of(outputs, ids)
         before = q
         if saguaro is not None:
@@ -159,7 +162,7 @@ def _class(probability: Float32[Array, "B"]) -> Int32[Array, "B"]:
 
 
 def _candidates(
-    allowed: Float32[Array, "B V"], count: int, outputs: Outputs
+    allowed: Float32[Array, "B V"], count: int, outputs: Outputs, found: Largest | None = None
 ) -> Int32[Array, "B {count}"]:
-    values, columns = largest(allowed, count)
+    values, columns = (a[:, :count] for a in found or largest(allowed, count))
     return ids_of(outputs, jnp.where(values > -jnp.inf, columns, -1))

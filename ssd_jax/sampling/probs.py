@@ -24,6 +24,8 @@ _BLOCK = 128
 _HEADS = (64, 256)  # blocks in which the likeliest tokens are looked for, fewest first
 
 Law = Float32[Array, "B V"]
+Largest = tuple[Float32[Array, "B n"], Int32[Array, "B n"]]
+"""See `kernels.rows.largest`."""
 Threshold = Callable[[jax.Array], jax.Array]
 """The least probability that stays, [B, 1]."""
 Enough = Callable[[jax.Array], jax.Array]
@@ -95,16 +97,21 @@ def warm(sampling: Sampling) -> Float32[Array, "B"]:
 
 
 def likeliest_probs(
-    allowed: Float32[Array, "B V"], count: int, sampling: Sampling, truncated: bool | None = None
+    allowed: Float32[Array, "B V"],
+    count: int,
+    sampling: Sampling,
+    truncated: bool | None = None,
+    found: Largest | None = None,
 ) -> tuple[Float32[Array, "B {count}"], Int32[Array, "B {count}"]]:
     """The law of sampled rows over its `count` likeliest tokens alone, renormalised, and their ids.
 
     As the likeliest entries of `sampled_probs`, without a pass over all tokens for each filter. (A
     top-k beyond `count` does not enter what top-p keeps.) Greedy rows get temperature 1.
-    Probabilities are 0 where filtered out.
+    Probabilities are 0 where filtered out. `found` are the `count` largest or more, if they are
+    known.
     """
     temperature = warm(sampling)[:, None]
-    best, ids = largest(allowed, count)
+    best, ids = (a[:, :count] for a in found or largest(allowed, count))
     top = best[:, :1]
     total = row_sum(jnp.exp((allowed - top) / temperature))
     within = sampling._replace(top_k=jnp.where(sampling.top_k > count, 0, sampling.top_k))
