@@ -8,6 +8,8 @@ from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models import functional
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.stacks import Stacks
+from ssd_jax.system.huge_pages import HugePages
 from tests.models.golden import Runner, parameters
 from tests.models.test_golden_logits import GOLDENS, NAMES, golden
 
@@ -47,6 +49,21 @@ def test_a_layer_has_one_array_for_all_products(name):
         assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
     for array in found[:layers]:
         assert array.unsafe_buffer_pointer() % 64 == 0
+
+
+def test_programs_read_bundles_where_they_were_filled():
+    """A copy would be all weights again."""
+    _, model = packed_model(NAMES[0])
+    rooms = []
+
+    def room(nbytes):
+        rooms.append(HugePages().room(nbytes))
+        return rooms[-1]
+
+    arrays = Stacks(model, room).arrays()
+    assert [array.unsafe_buffer_pointer() for array in arrays.values()] == [
+        each.ctypes.data for each in rooms
+    ]
 
 
 def test_a_tensor_in_the_place_of_another_is_seen(monkeypatch):
