@@ -216,7 +216,9 @@ def _at_once(
         return _leading(first_best(scores).reshape(start.shape[0], -1), proposal)
     best, greedy, total = best_and_mass(scores, warm(own)[:, None])
     cold, top = _leading(greedy.reshape(start.shape[0], -1), proposal), best[:, None]
-    uncut = weights_of(scores, own, top) / total if parts.truncated else None
+    uncut: jax.Array | None = None
+    if parts.truncated:
+        uncut = jax.lax.optimization_barrier(weights_of(scores, own, top) / total)
     cuts = () if uncut is None else truncation.cuts(uncut, own)
     where = where._replace(numbers=_Numbers(top, total, cuts, uncut))
 
@@ -231,8 +233,13 @@ def _at_once(
     def of_proposed(token: jax.Array) -> jax.Array:
         # This sum joins the pass that finds the best; to look the token up would be another.
         here = jnp.arange(scores.shape[1]) == token[:, None]
-        found = jnp.where(here, scores, 0.0).sum(axis=-1, keepdims=True)
-        return truncation.apply(weights_of(found, own, top) / total, cuts)[:, 0]
+        found = jnp.where(here, scores if uncut is None else uncut, 0.0)
+        found = found.sum(axis=-1, keepdims=True)
+        if uncut is None:
+            return (weights_of(found, own, top) / total)[:, 0]
+        # The very number that thresholds were looked for in: one that rounds in another way would
+        # cut the last token that stays.
+        return truncation.apply(found, cuts)[:, 0]
 
     laws = _Laws(law, of_proposed, decided=False)
     drawn = _drawn(rule, laws, where, proposal, sampling, start)

@@ -201,10 +201,10 @@ def test_faults_of_the_search_are_caught(fault):
         test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens()
 
 
-APPLIED = "truncation.apply(weights_of(found, own, top) / total, cuts)"
+APPLIED = "truncation.apply(found, cuts)"
 VERIFYING = {
     "a law of another position": ("_ratio", "* width + accepted", "* width"),
-    "cuts forgotten in acceptance": ("_at_once", APPLIED, "(weights_of(found, own, top) / total)"),
+    "cuts forgotten in acceptance": ("_at_once", APPLIED, "found"),
     "cuts forgotten in the bonus": (
         "_at_once",
         "truncation.apply(numbers.uncut, numbers.cuts)",
