@@ -66,7 +66,7 @@ def test_programs_read_bundles_where_they_were_filled():
     ]
 
 
-def test_a_tensor_in_the_place_of_another_is_seen(monkeypatch):
+def test_a_tensor_in_the_place_of_another_is_seen():
     """What the first test is for: two norms of a layer change places."""
     name = NAMES[0]
     tokens, _ = golden(name)
