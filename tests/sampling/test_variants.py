@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -219,6 +220,32 @@ def test_faults_of_verifying_at_once_are_caught(fault):
     with edited([Edit(verification, *VERIFYING[fault])]):
         found = verified(batch(settings_for("full")), VARIANTS["full"], "ratio")
     assert found != decided("full", "ratio")
+
+
+@pytest.fixture
+def computed_anew(monkeypatch):
+    """Weights that are computed anew round in another way, as XLA may have it."""
+    exact, times = verification.weights_of, itertools.count()
+    monkeypatch.setattr(
+        verification,
+        "weights_of",
+        lambda *arguments: exact(*arguments) * np.float32(1 - 1e-6 * next(times)),
+    )
+
+
+def test_thresholds_hold_for_the_numbers_they_were_looked_for_in(computed_anew):
+    least_likely_are_proposed = batch([{"top_k": 1 + row % 2} for row in range(12)])
+    found = verified(least_likely_are_proposed, VARIANTS["truncated"], "ratio")
+    assert found == verified(least_likely_are_proposed, DECIDED, "ratio")
+
+
+def test_a_proposed_token_computed_anew_is_caught(computed_anew):
+    anew = "weights_of(jnp.where(here, scores, 0.0).sum(axis=-1, keepdims=True), own, top) / total"
+    with (
+        edited([Edit(verification, "_at_once", "apply(found, cuts)", f"apply({anew}, cuts)")]),
+        pytest.raises(AssertionError),
+    ):
+        test_thresholds_hold_for_the_numbers_they_were_looked_for_in(None)
 
 
 def program_text(parts: Parts, rule: str) -> str:
