@@ -168,8 +168,8 @@ class DraftBySlots:
         return self._parts[number], row
 
     def _rows(self, number: int) -> slice:
-        """The slots of a part."""
-        return slice(number * self._each, min((number + 1) * self._each, self.slots))
+        """The slots of a part; the last ones may have none."""
+        return slice(*(min(edge * self._each, self.slots) for edge in (number, number + 1)))
 
     def _dealt(self, array: np.ndarray, number: int) -> np.ndarray:
         """A part's rows, with zeros in slots that are not used."""

@@ -8,6 +8,7 @@ from ssd_jax.placement.parallel.by_slots import DraftBySlots
 from ssd_jax.placement.parallel.layout import WEIGHTS, Layout, choose
 from ssd_jax.placement.parallel.part import joined
 from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.roles.records import IDLE, promotion
 from tests.placement.parallel.shared import sharing
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import served
@@ -51,6 +52,26 @@ def test_they_say_what_one_says(layout, backup, alone):
         assert worker.sessions[0].counters["rounds"] > 5
 
 
+class Told:
+    """A worker that notes whose records it gets."""
+
+    slots, k, branches = 2, 3, 6
+
+    def __init__(self):
+        self.positions = []
+
+    def promote(self, promotion):
+        self.positions += promotion.position.tolist()
+
+
+def test_workers_that_slots_do_not_reach_are_idle():
+    workers = [Told() for _ in range(4)]
+    told = promotion(5, Told.k)
+    told.position[:] = range(5)
+    DraftBySlots(workers, slots=5).promote(told)
+    assert [worker.positions for worker in workers] == [[0, 1], [2, 3], [4, IDLE], []]
+
+
 @WAYS
 def test_a_worker_that_is_gone_costs_its_own_share(layout):
     with sharing(layout) as shared:
@@ -87,7 +108,7 @@ FAULTS = {
     ),
     "rows are the first group's": (
         Layout(2, 1),
-        Edit(DraftBySlots, "_rows", "slice(number", "slice(0 * number"),
+        Edit(DraftBySlots, "_rows", "in (number,", "in (0,"),
     ),
 }
 
