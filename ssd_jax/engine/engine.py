@@ -382,7 +382,7 @@ class Engine:
         self, state: RequestState, tokens: list[int], reason: FinishReason | None
     ) -> TokenEvent:
         released = state.text.push(tokens, hidden_last=reason == "stop")
-        if released.stopped and reason != "stop":
+        if released.stopped:
             self._end(state, "stop")
             return state.final("stop", released)
         if reason is None:

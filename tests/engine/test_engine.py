@@ -1,7 +1,10 @@
 """The engine on scripted roles: stops, lengths, counters, slots, cancels."""
 
+import functools
+
 import pytest
 
+from ssd_jax.checkpoints.detokenizer import ByteStream
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.metrics import REQUEST_KEYS
 from ssd_jax.engine.request import Request
@@ -352,6 +355,25 @@ def test_a_stop_string_inside_an_accepted_block_ends_text_and_counters_there():
     assert output.text == "the quick "
     assert output.token_ids == ids("the quick ")
     assert output.metrics["acceptance_length"] == pytest.approx(9 / 1)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_a_stop_string_and_an_end_in_one_block_say_what_single_tokens_say(k):
+    """The stop string's last token begins a character, which is cut off with it."""
+    said = [3, 3, 4, EOS]
+    pieces = {3: b"ab", 4: b"STOP\xe2"}
+
+    def script(prompt, position):
+        return said[min(position - len(prompt), 3)]
+
+    def text(drafter):
+        streams = functools.partial(ByteStream, pieces.get, {EOS}, strip_space=False)
+        engine = Engine(FakeTarget(script), streams, frozenset({EOS}), drafter=drafter)
+        engine.add(request(max_tokens=9, stop="STOP"))
+        output = outputs(drain(engine))[0]
+        return output.text, output.token_ids, output.finish_reason
+
+    assert text(FakeDrafter(script, k=k)) == text(None) == ("abab", [3, 3], "stop")
 
 
 def test_speculation_stops_at_the_length_limit_and_at_the_context():
