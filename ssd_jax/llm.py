@@ -9,9 +9,9 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.shipped import draft_source
@@ -24,7 +24,7 @@ from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.engine.sharing import Caller, Sharing
 from ssd_jax.engine.trace import Trace
-from ssd_jax.errors import DeviceError, InputError
+from ssd_jax.errors import InputError
 from ssd_jax.keywords import Settings, config_of
 from ssd_jax.loaded import Loaded, Status, load
 from ssd_jax.memory import check_fits, fitting_context, needs, paging_of
@@ -229,17 +229,18 @@ class LLM:
         Raises:
           OSError: the trace cannot be written.
         """
-        self._sharing.close()
-        self.tokenizer.close()
-        if self._loaded is not None:
-            self._loaded.close()
-        if self._hosts is not None:
-            self._hosts.close()
-        self._unpin()
-        if self._chooser is not None:
-            self._remember()
-        if self._trace is not None and self._at_end.detach():
-            self._trace.write()
+        with contextlib.ExitStack() as ends:  # all of them, whatever one raises
+            if self._trace is not None and self._at_end.detach():
+                ends.callback(self._trace.write)
+            if self._chooser is not None:
+                ends.callback(self._remember)
+            ends.callback(self._unpin)
+            if self._hosts is not None:
+                ends.callback(self._hosts.close)
+            if self._loaded is not None:
+                ends.callback(self._loaded.close)
+            ends.callback(self.tokenizer.close)
+            ends.callback(self._sharing.close)
 
     def __repr__(self) -> str:
         default, given = vars(Config()), vars(self.config)
@@ -247,6 +248,7 @@ class LLM:
         return f"LLM({', '.join(changed)})"
 
     def __enter__(self) -> LLM:
+        self._sharing.check()
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -319,20 +321,24 @@ class LLM:
 
         Args:
           mode: one of `modes`, or auto where that is configured.
-          k: most proposed tokens a round; None is the configured K.
+          k: most proposed tokens a round, 0 in mode ar; None is the configured K.
 
         Raises:
           InputError: a mode or K that this model was not opened for.
+          SsdError: the model is closed.
         """
+        self._sharing.check()
         if mode == self.config.mode == "auto":
             mode = self.mode
         if mode not in self.modes:
             raise InputError(
                 f"mode = {mode!r} was not prepared; open the model with mode = {mode!r} and a draft"
             )
-        k = 0 if mode == "ar" else k or self.config.speculated
-        if k and k not in self._ks:
-            raise InputError(f"k = {k} was not prepared, only {list(self._ks)}; open with ks=[{k}]")
+        usual, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self._ks])
+        k = usual if k is None else k
+        if k not in ks:
+            remedy = f"; open with ks=[{k}]" if usual and k > 0 else ""
+            raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
         if (mode, k) in self._engines:
             return self._engines[mode, k]
         with self._loading:
@@ -461,11 +467,7 @@ class LLM:
           mode: one of `modes`; None is the configured one.
         """
         requests = self._maker.requests(prompts, params, n)
-        if not requests:
-            return []
-        place = {request.index: number for number, request in enumerate(requests)}
-        outputs = [event.output for event in self.run(requests, mode) if event.output is not None]
-        return sorted(outputs, key=lambda output: place[output.prompt_index])
+        return _in_order(requests, list(self.run(requests, mode))) if requests else []
 
     async def generate_async(
         self,
@@ -475,19 +477,33 @@ class LLM:
         n: int = 1,
         mode: str | None = None,
     ) -> list[RequestOutput]:
-        """`generate` for an event loop: what several tasks ask for is decoded in one batch."""
-        return await asyncio.to_thread(self.generate, prompts, params, n=n, mode=mode)
+        """`generate` for an event loop: what several tasks ask for is decoded in one batch, and a
+        task that is cancelled cancels what it asked for."""
+        requests = await asyncio.to_thread(self._maker.requests, prompts, params, n)
+        return _in_order(requests, [event async for event in self._run_async(requests, mode)])
 
     async def stream_async(
         self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for an event loop; leaving the loop cancels it."""
-        events = self.stream(prompt, params, mode=mode)
-        try:
-            while (event := await asyncio.to_thread(next, events, None)) is not None:
+        request = await asyncio.to_thread(self.request, prompt, params)
+        async with contextlib.aclosing(self._run_async([request], mode)) as events:
+            async for event in events:
                 yield event
+
+    async def _run_async(
+        self, requests: Sequence[Request], mode: str | None
+    ) -> AsyncGenerator[TokenEvent]:
+        """`run` for an event loop. A thread that waits for an event when this is cancelled ends
+        with the round."""
+        caller = Caller(await asyncio.to_thread(lambda: self.engine_of(mode or self.mode)))
+        try:
+            self._sharing.add(caller, requests)
+            while caller.open:
+                yield await asyncio.to_thread(self._sharing.next, caller)
         finally:
-            await asyncio.to_thread(cast("Generator[TokenEvent]", events).close)
+            self._sharing.leave(caller)
+        caller.check()
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
@@ -505,16 +521,20 @@ class LLM:
 
         Raises:
           DeviceError: a device has failed; the requests have ended with the reason "error".
-          SsdError: another thread has closed the model.
+          SsdError: the model is closed, or another thread has closed it meanwhile.
         """
-        caller, failed = Caller(self.engine_of(mode or self.mode, k)), False
+        caller = Caller(self.engine_of(mode or self.mode, k))
         try:
             self._sharing.add(caller, requests)
             while caller.open:
-                event = self._sharing.next(caller)
-                failed |= event.output is not None and event.output.finish_reason == "error"
-                yield event
+                yield self._sharing.next(caller)
         finally:
             self._sharing.leave(caller)
-        if failed and caller.engine.broken is not None:
-            raise DeviceError(caller.engine.broken)
+        caller.check()
+
+
+def _in_order(requests: Sequence[Request], events: Iterable[TokenEvent]) -> list[RequestOutput]:
+    """What requests have come to, in their order."""
+    place = {request.index: number for number, request in enumerate(requests)}
+    outputs = [event.output for event in events if event.output is not None]
+    return sorted(outputs, key=lambda output: place[output.prompt_index])

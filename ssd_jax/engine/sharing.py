@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request, TokenEvent
-from ssd_jax.errors import SsdError
+from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.system.interrupts import Deferred
 
 _LONGEST = 10.0  # seconds that the end of a round is waited for
@@ -27,7 +27,8 @@ class Caller:
       open: ids of those whose last event was not fetched.
       events: not fetched yet.
       wake: gets an item when it is worth to look again.
-      closed: the model was closed meanwhile.
+      closed: nothing comes any more: the model was closed, or the requests were cancelled.
+      failed: whether an event that was fetched tells of an error.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -35,7 +36,7 @@ class Caller:
         self.open: set[int] = set()
         self.events: deque[TokenEvent] = deque()
         self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.closed = False
+        self.closed = self.failed = False
 
     def fetch(self) -> TokenEvent | None:
         """The next event, if there is one."""
@@ -44,7 +45,13 @@ class Caller:
         event = self.events.popleft()
         if event.output is not None:
             self.open.discard(event.request_id)
+            self.failed |= event.output.finish_reason == "error"
         return event
+
+    def check(self) -> None:
+        """Raises: DeviceError: requests have failed, and so do those that follow."""
+        if self.failed and self.engine.broken is not None:
+            raise DeviceError(self.engine.broken)
 
 
 class Sharing:
@@ -58,16 +65,24 @@ class Sharing:
         self._leader: Caller | None = None  # who runs a round, or is told to
         self._waiting: dict[Caller, None] = {}  # the longest first
         self._left: deque[Caller] = deque()  # requests to be cancelled
+        self._closed = False
+
+    def check(self) -> None:
+        """Raises: SsdError: `close` was called."""
+        if self._closed:
+            raise SsdError("this model is closed; open it again")
 
     def add(self, caller: Caller, requests: Sequence[Request]) -> None:
         """Queues requests. Where it raises, those before may be queued: `leave` takes them back.
 
         Raises:
           InputError, DeviceError: see `Engine.add`.
+          SsdError: the model is closed.
         """
         with Deferred():
             for request in requests:
                 with self._lock:
+                    self.check()
                     request_id = caller.engine.add(request)
                     caller.open.add(request_id)
                     self._callers[caller.engine, request_id] = caller
@@ -107,9 +122,9 @@ class Sharing:
     def close(self) -> None:
         """Ends the wait of all callers; returns when no round is under way."""
         with Deferred(), self._lock:
+            self._closed = True
             for caller in self._callers.values():
-                caller.closed = True
-                caller.wake.put(None)
+                self._end(caller)
         if self._round.acquire(timeout=_LONGEST):
             self._round.release()
 
@@ -177,3 +192,9 @@ class Sharing:
             for request_id in caller.open:
                 self._callers.pop((caller.engine, request_id), None)
                 caller.engine.cancel(request_id, silent=True)
+            self._waiting.pop(caller, None)
+            self._end(caller)
+
+    def _end(self, caller: Caller) -> None:
+        caller.closed = True
+        caller.wake.put(None)

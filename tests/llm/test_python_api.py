@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 
 import ssd_jax
 from ssd_jax import LLM, Config, InputError, SamplingParams
+from ssd_jax.engine.engine import Engine
+from ssd_jax.errors import SsdError
 from ssd_jax.keywords import VLLM, Settings, config_of
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
@@ -146,6 +149,36 @@ def test_leaving_an_asynchronous_stream_cancels_it(llm):
     assert not llm.engine.has_work
 
 
+LONG = dataclasses.replace(SHORT, max_tokens=50)
+
+
+async def streamed(llm):
+    return [event async for event in llm.stream_async("ab", LONG)]
+
+
+@pytest.mark.parametrize("ask", [streamed, lambda llm: llm.generate_async(["ab", "cd"], LONG)])
+def test_a_cancelled_task_is_told_so_and_cancels_what_it_asked_for(llm, monkeypatch, ask):
+    began, goes_on, step, rounds = threading.Event(), threading.Event(), Engine.step, []
+
+    def held(engine):
+        rounds.append(began.set())
+        assert goes_on.wait(30)
+        return step(engine)
+
+    async def cancel():
+        task = asyncio.create_task(ask(llm))
+        await asyncio.to_thread(began.wait, 30)
+        task.cancel()
+        await asyncio.wait([task])  # while the round goes on
+        goes_on.set()
+        return task.cancelled()
+
+    monkeypatch.setattr(Engine, "step", held)
+    assert asyncio.run(cancel())  # returns once its threads have ended
+    assert not llm.engine.has_work
+    assert len(rounds) == 1
+
+
 def test_names_help_and_repr(llm):
     assert set(dir(ssd_jax)) == set(ssd_jax.__all__)
     assert "  top_k: likeliest tokens kept; 0 is off." in SamplingParams.__doc__
@@ -164,3 +197,34 @@ def test_requests_without_parameters_are_sampled_as_configured(tiny_checkpoint, 
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.7, top_k=20)
     assert llm.request("x").params.temperature == 0.7
     assert llm.request("x", SHORT).params == SHORT
+
+
+def test_a_closed_model_says_so(tiny_checkpoint):
+    llm = LLM(tiny_checkpoint, dtype="float32", context=64, load=False)
+    llm.close()
+    llm.close()
+    calls = [
+        lambda: llm.generate("ab"),
+        lambda: next(llm.stream("ab")),
+        lambda: asyncio.run(llm.generate_async("ab")),
+        lambda: llm.engine,
+        llm.__enter__,
+    ]
+    for call in calls:
+        with pytest.raises(SsdError, match="this model is closed; open it again"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("mode", "k", "message"),
+    [
+        ("ar", 5, "mode ar: k = 5 was not prepared, only [0]"),
+        ("sd", 0, "mode sd: k = 0 was not prepared, only [2]"),
+        ("sd", 3, "mode sd: k = 3 was not prepared, only [2]; open with ks=[3]"),
+    ],
+)
+def test_a_k_that_was_not_prepared_is_refused(tiny_checkpoint, mode, k, message):
+    llm = LLM(tiny_checkpoint, dtype="float32", mode="sd", draft="ngram", k=2, load=False)
+    with pytest.raises(InputError) as error:
+        llm.engine_of(mode, k)
+    assert str(error.value) == message

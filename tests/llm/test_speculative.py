@@ -183,7 +183,7 @@ def test_a_draft_made_for_fewer_positions_limits_the_context(checkpoints, tmp_pa
 
 def test_modes_and_values_of_k_that_were_not_prepared_are_refused(checkpoints):
     llm = LLM(str(checkpoints["llama"][0]), mode="sd", draft="ngram", k="2", load=False)
-    with pytest.raises(InputError, match=r"k = 3 was not prepared, only \[2\]"):
+    with pytest.raises(InputError, match=r"mode sd: k = 3 was not prepared, only \[2\]"):
         llm.engine_of("sd", 3)
     plain = LLM(str(checkpoints["llama"][0]), load=False)
     with pytest.raises(InputError, match="mode = 'sd' was not prepared"):
