@@ -3,6 +3,10 @@
 For accelerators, where a loop of unknown length or a branch would stop the host. The sets that stay
 are those of `probs`: each filter keeps every token at or above the largest threshold that keeps
 enough. What a filter does to a row is two numbers, so that laws need not be written down.
+
+A law that is computed in several places, for all tokens or for one, has the same bits everywhere,
+or a threshold found in one place would cut its own token in another: so it is only ever multiplied.
+(XLA divides rows by a column in one of two ways, and one token in the other.)
 """
 
 from __future__ import annotations
@@ -25,16 +29,16 @@ Enough = Callable[[Float32[Array, "n V"]], Bool[Array, "n 1"]]
 
 
 class Cut(NamedTuple):
-    """One filter: tokens below `low` go, the others are divided by `total`."""
+    """One filter: tokens below `low` go, the others are multiplied by `scale`."""
 
     low: Float32[Array, "n 1"]
-    total: Float32[Array, "n 1"]
+    scale: Float32[Array, "n 1"]
 
 
 def apply(p: Float32[Array, "n V"], cuts: tuple[Cut, ...]) -> Float32[Array, "n V"]:
     """p of any tokens of the rows after their cuts."""
-    for low, total in cuts:
-        p = jnp.where(p >= low, p, 0.0) / total
+    for low, scale in cuts:
+        p = jnp.where(p >= low, p, 0.0) * scale
     return p
 
 
@@ -56,7 +60,9 @@ def _cut(
     p = apply(p, before)
     # The likeliest token always stays, whatever rounding does to the threshold.
     low = jnp.where(applies, jnp.minimum(threshold, _best(p)), 0.0)
-    return Cut(low, jnp.where(applies, row_sum(jnp.where(p >= low, p, 0.0)), 1.0))
+    kept = row_sum(jnp.where(p >= low, p, 0.0))
+    # Behind a barrier neither number is computed a second time.
+    return Cut(*jax.lax.optimization_barrier((low, jnp.where(applies, 1 / kept, 1.0))))
 
 
 def _largest(

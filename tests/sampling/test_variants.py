@@ -192,6 +192,7 @@ FAULTS = {
     "top-p of what top-k has cut off": ("cuts", "_largest(p, made", "_largest(p, ()"),
     "min-p forgotten": ("cuts", "min_p > 0", "min_p > 1"),
     "divided by what was cut off, too": ("_cut", KEPT, "row_sum(p)"),
+    "not divided": ("_cut", "1 / kept", "1.0"),
     "the likeliest token cut": ("_cut", "jnp.minimum(threshold, _best(p))", "threshold * 1.01"),
 }
 
@@ -246,6 +247,53 @@ def test_a_proposed_token_computed_anew_is_caught(computed_anew):
         pytest.raises(AssertionError),
     ):
         test_thresholds_hold_for_the_numbers_they_were_looked_for_in(None)
+
+
+FILTERS = [
+    {"top_k": 40},
+    {"top_p": 0.9},
+    {"min_p": 0.05},
+    {"top_k": 2, "top_p": 0.5},
+    {"top_k": 20, "top_p": 0.8},
+    {"top_k": 40, "min_p": 0.1},
+    {"top_p": 0.9, "min_p": 0.05},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+def rejected(variant: str) -> int:
+    """Of proposals of the least likely token that filters keep, by a q below p: all are due."""
+    rng, each = np.random.default_rng(5), 96
+    settings = [{**own, "temperature": 0.7} for own in FILTERS for _ in range(each)]
+    count = len(settings)
+    logits = rng.normal(0, 2, (count, 2, 400)).astype(np.float32)
+    sampling, start = rows(*settings), np.full(count, 6, np.int32)
+    said = History(jnp.zeros((count, 400), bool), jnp.zeros((count, 400), jnp.int32))
+
+    def proposed(token, q) -> Proposal:
+        return Proposal(token[:, None], np.ones(count, np.int32), token[:, None, None], q)
+
+    first = proposed(np.zeros(count, np.int32), np.ones((count, 1, 1), np.float32))
+    law = verification.target_probs(logits, first, sampling, start, said, tokens=400)
+    last = np.where(law[:, 0] > 0, law[:, 0], 2.0)
+    least = proposed(last.argmin(-1).astype(np.int32), last.min(-1)[:, None, None] / 2)
+    run = functools.partial(verification.verify, tokens=400, parts=VARIANTS[variant])
+    outcome = jax.jit(run)(logits, least, sampling, start, said)
+    return int((np.asarray(outcome.accepted) == 0).sum())
+
+
+@pytest.mark.parametrize("variant", ["truncated", "full", "any"])
+def test_the_last_token_that_filters_keep_can_be_accepted(variant):
+    assert rejected(variant) == 0
+
+
+def test_a_law_that_is_divided_again_is_caught():
+    edits = [
+        Edit(truncation, "apply", "* scale", "/ scale"),
+        Edit(truncation, "_cut", "1 / kept", "kept"),
+    ]
+    with edited(edits):
+        assert rejected("truncated") > 0
 
 
 def program_text(parts: Parts, rule: str) -> str:
