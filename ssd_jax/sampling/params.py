@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import numbers
 import operator
 import os
@@ -22,6 +21,8 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 64, 4096
 
 MAX_BIASED_IDS = 64
 """Ids with a logit bias; a static size likewise."""
+
+MAX_BIAS = 1e6
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""
@@ -106,7 +107,10 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     items = bias.items() if isinstance(bias, Mapping) else bias
     try:
         split = [item.split(":") if isinstance(item, str) else item for item in items]
-        pairs = tuple((int(token), float(value)) for token, value in split)
+        pairs = tuple(
+            (int(token) if isinstance(token, str) else operator.index(token), float(value))
+            for token, value in split
+        )
     except (TypeError, ValueError):
         raise InputError(
             f"logit_bias = {bias!r} is not understood; give id:bias, such as 42:-5.5"
@@ -115,8 +119,11 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
         raise InputError(f"logit_bias has {len(pairs)} ids; at most {MAX_BIASED_IDS} are supported")
     if len({token for token, _ in pairs}) < len(pairs):
         raise InputError(f"logit_bias = {bias!r} names an id twice")
-    if not all(math.isfinite(value) for _, value in pairs):
-        raise InputError(f"logit_bias = {bias!r} must be finite; use -100 to make a token unlikely")
+    if not all(abs(value) <= MAX_BIAS for _, value in pairs):  # NaN is none either
+        raise InputError(
+            f"logit_bias = {bias!r} must be from -{MAX_BIAS:g} to {MAX_BIAS:g}; -100 makes a token "
+            "unlikely"
+        )
     return pairs
 
 

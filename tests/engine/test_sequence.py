@@ -69,7 +69,10 @@ def test_a_stop_id_does_not_end_before_min_tokens():
         ({"stop": [""]}, "not empty"),
         ({"stop": [3]}, "each stop is a string"),
         ({"stop_token_ids": ["a"]}, "token ids are integers"),
-        ({"logit_bias": {3: float("inf")}}, "must be finite"),
+        ({"logit_bias": {3: float("inf")}}, r"must be from -1e\+06 to 1e\+06"),
+        ({"logit_bias": {3: float("nan")}}, "must be from"),
+        ({"logit_bias": {3: -1e39}}, "must be from"),  # finite in Python alone
+        ({"logit_bias": {3.7: 1.0}}, "is not understood"),
         ({"logit_bias": [(3, 1.0), (3, 2.0)]}, "names an id twice"),
         ({"logit_bias": dict.fromkeys(range(65), 1.0)}, "at most 64"),
     ],

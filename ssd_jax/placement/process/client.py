@@ -14,6 +14,7 @@ import functools
 import itertools
 import logging
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -84,6 +85,7 @@ class RemoteDraft:
         self._trouble = self._logged = ""
         self._hung_said = False
         self._connection: Connection | None = None
+        self._end_stream: Callable[[], Any] = lambda: None
         self._ended: Connection | None = None  # the one before it
         self._numbers, self._requests = itertools.count(1), itertools.count(1)
         self._epochs = np.zeros(hello.slots, np.int32)
@@ -294,17 +296,20 @@ class RemoteDraft:
 
     def close(self) -> None:
         """Ends the stream; the worker then frees the slots."""
-        if self._connection is not None:
-            self._connection.close()
+        self._end_stream()
 
     def _usable(self) -> Connection | None:
         """The connection, unless an answer is overdue; connects anew if need be."""
         if self._connection is None or not self._connection.alive:
             if self._connection is not None:
-                self._connection.close()
+                self._end_stream()
                 self._tell_end(self._connection)
                 self._ended = self._connection
             self._connection = self._connect()
+            if self._connection is not None:
+                # Also where nobody calls `close`: the thread that receives keeps the stream alive.
+                self._end_stream = end = weakref.finalize(self, self._connection.close)
+                end.atexit = False
             self._overdue = False
             self.counters["connections"] += self._connection is not None
         link = self._connection

@@ -27,6 +27,7 @@ STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
 GREETING = 10.0
 """Seconds until a stream without a `Hello` is ended."""
+_LEAVING = 2.0  # seconds that a stream waits for one that is just being left
 _TRACEBACK = 4000  # characters of it that an engine is sent
 _LOG = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
     free = threading.BoundedSemaphore(streams)
 
     def stream(requests: Iterator[bytes]) -> Iterator[bytes]:
-        if not free.acquire(blocking=False):
+        if not free.acquire(timeout=_LEAVING):
             reason = f"it serves {streams} engines already, and no more; close some"
             refusals.say("streams", reason)
             yield codec.encode(Refused(reason=reason))

@@ -20,6 +20,7 @@ LET_IN = ("ssd-let-in", "1")
 """What a worker answers to who does, at once."""
 Options = tuple[tuple[str, int], ...]
 _QUIET, _SILENT = 500, 1500  # milliseconds without a word until a ping, and until its answer is due
+_ENGINE_QUIET, _ENGINE_SILENT = 2000, 5000  # the same of an engine, whose seat others may want
 _CONNECTIONS = 128  # at a time; each engine has one
 _IDLE = 10_000  # milliseconds that a connection lives without a stream
 _METADATA = 4096  # bytes
@@ -36,6 +37,16 @@ def options(size: int) -> Options:
     )
 
 
+def _pings(quiet: int, silent: int) -> Options:
+    return (
+        ("grpc.keepalive_time_ms", quiet),
+        ("grpc.keepalive_timeout_ms", silent),
+        ("grpc.http2.ping_timeout_ms", silent),  # the longer of the two counts
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # no limit
+    )
+
+
 def channel_options(size: int) -> Options:
     """Of an engine's channel: a worker that is stopped is found out by pings of the transport.
 
@@ -43,19 +54,17 @@ def channel_options(size: int) -> Options:
     """
     return (
         *options(size),
-        ("grpc.keepalive_time_ms", _QUIET),
-        ("grpc.keepalive_timeout_ms", _SILENT),
-        ("grpc.http2.ping_timeout_ms", _SILENT),  # the longer of the two counts
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),  # no limit
+        *_pings(_QUIET, _SILENT),
         ("grpc.use_local_subchannel_pool", 1),  # or a new channel waits as its failed ones would
     )
 
 
 def server_options(size: int) -> Options:
-    """Of a worker's server: pings are welcome, and strangers have little room."""
+    """Of a worker's server: pings are welcome, strangers have little room, and an engine whose host
+    is gone without a word leaves its seat."""
     return (
         *options(size),
+        *_pings(_ENGINE_QUIET, _ENGINE_SILENT),
         ("grpc.so_reuseport", 0),  # or two workers may get one port
         ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.http2.max_ping_strikes", 0),  # no limit

@@ -221,7 +221,7 @@ def test_a_worker_that_can_take_no_stream_takes_the_next(monkeypatch):
 def test_the_largest_messages_fit():
     """An opening with as many biases and stops as there may be, and the highest numbers."""
     params = SamplingParams(
-        logit_bias=tuple((2**31 + token, -1e300) for token in range(MAX_BIASED_IDS)),
+        logit_bias=tuple((2**31 + token, -1e6 / 3) for token in range(MAX_BIASED_IDS)),
         stop=("\U0001f600" * (MAX_STOP_CHARACTERS // MAX_STOPS),) * MAX_STOPS,
         seed=2**64 - 1,
     )

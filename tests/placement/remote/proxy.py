@@ -28,6 +28,7 @@ class Proxy:
         self.bytes = 0
         self._open = threading.Event()
         self._open.set()
+        self._abandoned: list[threading.Event] = []
         self._random = random.Random(seed)
         self._ends: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -43,6 +44,13 @@ class Proxy:
         finally:
             self._open.set()
 
+    def abandon(self) -> None:
+        """Connections that there are stand still for ever; others come through."""
+        self._open, abandoned = threading.Event(), self._open
+        self._open.set()
+        self._abandoned.append(abandoned)
+        abandoned.clear()
+
     def cut(self) -> None:
         """Ends all connections that there are."""
         ends, self._ends = self._ends, []
@@ -56,7 +64,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        self._open.set()
+        for each in (self._open, *self._abandoned):
+            each.set()
         self.cut()
 
     def _accept(self) -> None:
@@ -74,11 +83,12 @@ class Proxy:
                     threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        open_ = self._open
         with contextlib.suppress(OSError):
             while data := source.recv(2**16):
                 lost = self._random.random() < self.loss
                 time.sleep(self.delay + RESENT * lost)
-                self._open.wait()
+                open_.wait()
                 sink.sendall(self._damaged(data))
                 self.bytes += len(data)
         for end in (source, sink):

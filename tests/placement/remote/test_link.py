@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import socket
 import time
 from collections import Counter
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.remote import transport
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import only_misses, run_of
@@ -25,9 +27,9 @@ NOTICED = 10.0
 
 
 @contextmanager
-def linked(patience=0.3, seed=0):
+def linked(patience=0.3, seed=0, **settings):
     """An engine, the way to its worker, and the worker."""
-    server, address = serving()
+    server, address = serving(**settings)
     proxy, counters = Proxy(int(address.rpartition(":")[2]), seed=seed), Counter()
     where = f"127.0.0.1:{proxy.port}"
     connect = connector(HELLO, TOKEN, lambda: where, counters, link=FAR)
@@ -74,6 +76,43 @@ def test_a_way_that_is_cut_off_is_noticed_by_pings_and_found_again():
         run.until(only_misses)
         assert run.draft.counters["connections"] >= 2
         assert run.draft.counters["hung"] == 0
+
+
+def test_an_engine_whose_way_is_lost_gets_its_seat_back(monkeypatch):
+    """The worker, too, finds out by pings that nobody is there any more."""
+    monkeypatch.setattr(transport, "_ENGINE_QUIET", 500)
+    monkeypatch.setattr(transport, "_ENGINE_SILENT", 1500)
+    with linked(streams=1) as (run, proxy, _):
+        proxy.abandon()
+        run.until(lambda _: run.draft.counters["connections"] >= 2)
+        run.until(only_misses)
+
+
+def test_a_draft_that_nobody_holds_any_more_leaves_its_seat():
+    server, address = serving(streams=1)
+    try:
+        for _ in range(3):
+            connect = connector(HELLO, TOKEN, lambda: address, Counter(), link=FAR)
+            draft = RemoteDraft(HELLO, connect, address=lambda: address)
+            assert draft.wait_ready(30), draft.trouble
+            del draft
+            gc.collect()
+    finally:
+        server.stop(None)
+
+
+def test_who_comes_while_another_leaves_waits_for_the_seat():
+    server, address = serving(streams=1)
+    links = [Connection(address, HELLO, TOKEN, Counter(), FAR) for _ in range(2)]
+    try:
+        first = next(link for link in itertools.cycle(links) if link.wait_ready(0.1))
+        first.close()
+        (second,) = {*links} - {first}
+        assert second.wait_ready(30), second.trouble
+    finally:
+        for link in links:
+            link.close()
+        server.stop(None)
 
 
 def test_a_way_that_stands_still_for_a_moment_costs_one_wait_and_no_stream():
