@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from ssd_jax.roles.records import ALL, SlotOpening
 
 
+def own_pages(opening: SlotOpening, size: int) -> Sequence[int]:
+    """Pages of so many positions that a request does not reuse; none where slots share none."""
+    return opening.pages[opening.reused // size :] if size else ()
+
+
 class FilledPages:
     """Pages of which a draft was given all tokens, since they were last given to a request.
 
@@ -24,8 +29,7 @@ class FilledPages:
 
     def open(self, opening: SlotOpening) -> None:
         """A request has begun: the pages that it does not reuse are another text's from here on."""
-        if self._size:
-            self.lose(opening.pages[opening.reused // self._size :])
+        self.lose(own_pages(opening, self._size))
 
     def lose(self, pages: Sequence[int]) -> None:
         """These pages are another text's from here on."""

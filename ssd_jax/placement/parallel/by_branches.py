@@ -35,7 +35,7 @@ class DraftByBranches:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         first = parts[0]
-        self.slots, self.k = first.slots, first.k
+        self.slots, self.k, self.page_size = first.slots, first.k, first.page_size
         self._size = first.branches
         # A part without an outcome of k = L has a branch there all the same.
         self.branches = len(parts) * self._size - (len(parts) - 1)
@@ -61,6 +61,11 @@ class DraftByBranches:
         self._tell_all()
         for part in self._parts:
             part.set_pages(slot, pages)
+
+    def lose(self, pages: Sequence[int]) -> None:
+        """See `Part.lose`."""
+        for part in self._parts:
+            part.lose(pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""

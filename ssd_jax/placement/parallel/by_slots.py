@@ -12,6 +12,7 @@ from ssd_jax.placement.parallel.part import Part, ask, joined, present
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.speculation.filled_pages import own_pages
 
 
 class DraftBySlots:
@@ -25,7 +26,9 @@ class DraftBySlots:
 
     def __init__(self, parts: Sequence[Part], slots: int) -> None:
         self.slots, self.k, self.branches = slots, parts[0].k, parts[0].branches
+        self.page_size = parts[0].page_size
         self._parts, self._each = tuple(parts), parts[0].slots
+        self._pages = [0] * slots  # how many each slot has
         self._recorded: set[int] = set()  # parts with a record
         self._expanded: list[int] = []  # parts with branches
         self._told: list[BranchTokens | Absence] = []  # by these
@@ -35,11 +38,22 @@ class DraftBySlots:
         """See `protocols.BranchingDraft.open`."""
         part, slot = self._of(opening.slot)
         part.open(dataclasses.replace(opening, slot=slot))
+        self._pages[opening.slot] = len(opening.pages)
+        self.lose(own_pages(opening, self.page_size), owner=part)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
         """See `protocols.BranchingDraft.set_pages`."""
-        part, slot = self._of(slot)
-        part.set_pages(slot, pages)
+        part, own = self._of(slot)
+        part.set_pages(own, pages)
+        known, self._pages[slot] = self._pages[slot], len(pages)
+        self.lose(pages[known:], owner=part)
+
+    def lose(self, pages: Sequence[int], *, owner: Part | None = None) -> None:
+        """See `Part.lose`: the stock of pages is that of all slots, and others than the owner may
+        have filled them."""
+        for part in self._parts:
+            if part is not owner:
+                part.lose(pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""

@@ -14,7 +14,17 @@ from ssd_jax.sampling.proposal import Proposal
 
 
 class Part(BranchingDraft, Protocol):
-    """A draft elsewhere, whose tokens and proposals are on the host."""
+    """A draft elsewhere, whose tokens and proposals are on the host.
+
+    Attributes:
+      page_size: positions of a page; 0 where slots share none.
+    """
+
+    page_size: int
+
+    def lose(self, pages: Sequence[int]) -> None:
+        """These pages went to a slot that another has."""
+        ...
 
     def tokens(self) -> np.ndarray:
         """See `BranchingDraft.tokens`."""

@@ -76,6 +76,7 @@ class RemoteDraft:
         silence: HangLimit | None = None,
     ) -> None:
         self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
+        self.page_size = hello.page_size
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._q_travels = hello.rule == "ratio" and not greedy
         self._connect, self._patience = connect, patience
@@ -131,6 +132,10 @@ class RemoteDraft:
         self._filled.lose(pages[len(opening.pages) :])
         self._openings[slot] = dataclasses.replace(opening, pages=pages)
         self._grown.add(slot)
+
+    def lose(self, pages: Sequence[int]) -> None:
+        """See `parallel.part.Part.lose`."""
+        self._filled.lose(pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `roles.BranchingDraft.prefill`."""

@@ -8,7 +8,8 @@ from ssd_jax.placement.parallel.by_slots import DraftBySlots
 from ssd_jax.placement.parallel.layout import WEIGHTS, Layout, choose
 from ssd_jax.placement.parallel.part import joined
 from ssd_jax.roles.activity import Activity, Busy
-from ssd_jax.roles.records import IDLE, promotion
+from ssd_jax.roles.records import IDLE, SlotOpening, promotion
+from ssd_jax.sampling.params import SamplingParams
 from tests.placement.parallel.shared import sharing
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import served
@@ -53,12 +54,21 @@ def test_they_say_what_one_says(layout, backup, alone):
 
 
 class Told:
-    """A worker that notes whose records it gets."""
+    """A worker that notes whose records it gets, and which pages it loses."""
 
-    slots, k, branches = 2, 3, 6
+    slots, k, branches, page_size = 2, 3, 6, 32
 
     def __init__(self):
-        self.positions = []
+        self.positions, self.lost = [], []
+
+    def open(self, opening):
+        pass
+
+    def set_pages(self, slot, pages):
+        pass
+
+    def lose(self, pages):
+        self.lost += pages
 
     def promote(self, promotion):
         self.positions += promotion.position.tolist()
@@ -70,6 +80,15 @@ def test_workers_that_slots_do_not_reach_are_idle():
     told.position[:] = range(5)
     DraftBySlots(workers, slots=5).promote(told)
     assert [worker.positions for worker in workers] == [[0, 1], [2, 3], [4, IDLE], []]
+
+
+def test_pages_that_a_slot_gets_are_lost_to_the_workers_of_others():
+    """What they had filled would pass for the new text's."""
+    workers = [Told() for _ in range(3)]
+    draft = DraftBySlots(workers, slots=6)
+    draft.open(SlotOpening(2, SamplingParams(), pages=(7, 8, 9), reused=32, prompt=80))
+    draft.set_pages(2, (7, 8, 9, 4))
+    assert [worker.lost for worker in workers] == [[8, 9, 4], [], [8, 9, 4]]
 
 
 @WAYS
