@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 _LENGTH = struct.Struct("<I")
@@ -24,9 +25,6 @@ class Frames:
       connected: a stream socket.
       silence: seconds without a frame after which the other end is lost; None is never.
       most: bytes of a frame.
-
-    Attributes:
-      most: see above; of the frames that follow.
     """
 
     def __init__(
@@ -38,6 +36,7 @@ class Frames:
         self._socket, self._silence, self.most = connected, silence, most
         self._sending, self._closed = threading.Lock(), threading.Event()
         self._received = bytearray()
+        self._until: float | None = None  # time that all of a frame must have come by
 
     def start(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
         """Begins to receive, and to beat four times in the silence that is allowed.
@@ -65,12 +64,15 @@ class Frames:
         with self._sending:
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
 
-    def first(self, seconds: float) -> bytes:
-        """The first frame, if it comes within so many seconds; see `receive`."""
-        self._socket.settimeout(seconds)
+    def first(self, seconds: float, *, most: int) -> bytes:
+        """The first frame, by which a stranger says who it is, if it has no more than `most` bytes
+        and all of them come within so many seconds; see `receive`."""
+        usual, self.most = self.most, most
+        self._until = time.monotonic() + seconds
         try:
             return self.receive()
         finally:
+            self.most, self._until = usual, None
             self._socket.settimeout(self._silence)
 
     def receive(self) -> bytes:
@@ -93,6 +95,8 @@ class Frames:
     def _exactly(self, count: int) -> bytes:
         received = self._received
         while len(received) < count:
+            if self._until is not None:
+                self._socket.settimeout(max(1e-3, self._until - time.monotonic()))
             part = self._socket.recv(_AT_ONCE)
             if not part:
                 raise ConnectionError("its connection was closed")
@@ -106,7 +110,7 @@ class Frames:
             while True:
                 if frame := self.receive():
                     take(frame)
-        except OSError as error:
+        except Exception as error:  # a thread that ended without a word would leave all waiting
             self._tell(error, lost)
 
     def _beat(self, seconds: float, lost: Callable[[str], None] | None) -> None:
@@ -117,13 +121,15 @@ class Frames:
             if lost is not None:
                 self._tell(error, lost)
 
-    def _tell(self, error: OSError, lost: Callable[[str], None]) -> None:
+    def _tell(self, error: Exception, lost: Callable[[str], None]) -> None:
         if not self._closed.is_set():
             self._closed.set()
             lost(self.why(error))
 
-    def why(self, error: OSError) -> str:
+    def why(self, error: Exception) -> str:
         """What an error of `receive` or `send` means."""
         if isinstance(error, TimeoutError):
             return f"it was silent for {self._silence:g} s"
-        return error.strerror or str(error)
+        if isinstance(error, OSError):
+            return error.strerror or str(error)
+        return f"what it has sent could not be taken: {error!r}"

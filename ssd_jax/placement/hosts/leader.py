@@ -52,6 +52,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _SILENT = 0.7  # of the time-out: how long a host may be; the rest is for telling of it
 _STRANGER = 5.0  # seconds that whoever connects has to say who it is
+_GREETING = 2**12  # bytes that it may take
 _NAMED = 2.0  # seconds after an error of the devices in which the host is found that caused it
 _COMPARED = 64  # outcomes that followers may be late with
 
@@ -247,7 +248,8 @@ class Leader:
                     ) from None
                 try:
                     link = Frames(connected, _SILENT * self._timeout)
-                    greeting = decode(link.first(_STRANGER))
+                    patience = min(_STRANGER, max(0.0, end - time.monotonic()))
+                    greeting = decode(link.first(patience, most=_GREETING))
                     self._admit(greeting, token)
                 except OSError as error:
                     _LOG.warning("hosts: %s was sent away: %s", where[0], error)

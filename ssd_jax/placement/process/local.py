@@ -135,7 +135,7 @@ class LocalServer:
         while not self._closed.is_set():
             try:
                 found, _ = self._listener.accept()
-                self._begin(Frames(found, None, most=_TOKEN))
+                self._begin(Frames(found, None, most=self._size))
             except (OSError, RuntimeError) as error:  # no file, no thread, or the end
                 _LOG.debug("no stream is taken: %s", error)
                 self._closed.wait(_PAUSE)
@@ -171,10 +171,9 @@ class LocalServer:
         frames.close()
 
     def _knows_the_token(self, frames: Frames) -> bool:
-        known = hmac.compare_digest(frames.first(_KNOCK), self._token)
+        known = hmac.compare_digest(frames.first(_KNOCK, most=_TOKEN), self._token)
         with self._changing:
             self._strangers.pop(frames, None)
-        frames.most = self._size
         if not known:
             self._refusals.say("token", "it does not know the token")
             frames.send(codec.encode(Refused(reason="its token is another")))

@@ -13,7 +13,7 @@ import pytest
 
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.loaded import Roles
-from ssd_jax.placement.frames import MOST
+from ssd_jax.placement.frames import MOST, Frames
 from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Replay
 from ssd_jax.placement.hosts.leader import Leader
@@ -239,24 +239,45 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
     frames = [
         b"GET / HTTP/1.1\r\n\r\n",
         struct.pack("<I", MOST + 1),
+        struct.pack("<I", 2**13),  # no greeting is so long
         framed(encode(Refuse("no"))),
         framed(encode(leaders.Greeting(leaders.VERSION, "guess", 1, "me"))),
         framed(encode(leaders.Greeting(leaders.VERSION + 1, token, 1, "me"))),
         framed(encode(leaders.Greeting(leaders.VERSION, token, 2, "me"))),
         framed(b"\xff" * 9),
         b"",  # says nothing
+        struct.pack("<I", 4000),  # and so on, byte by byte
     ]
-    connected = []
+    connected, ended = [], threading.Event()
     for frame in [*frames, framed(encode(hello))]:
         connected.append(socket.create_connection((host, int(port))))
         connected[-1].sendall(frame)
+    threading.Thread(target=dribble, args=(connected[-2], ended), daemon=True).start()
     thread.join(10)
+    ended.set()
     assert made
     leaders.atexit.unregister(made[0]._at_exit)
     assert caplog.text.count("was sent away") == len(frames)
     made[0].close()
     for each in connected:
         each.close()
+
+
+def dribble(connected, ended):
+    with contextlib.suppress(OSError):
+        while not ended.wait(0.05):
+            connected.sendall(b"x")
+
+
+def test_a_message_that_cannot_be_taken_is_told_of():
+    ends, lost = socket.socketpair(), []
+    frames = Frames(ends[0], 5.0)
+    frames.start(lambda frame: {}[frame], lost.append)
+    ends[1].sendall(framed(b"odd"))
+    wait_until(lambda: lost)
+    assert lost == ["what it has sent could not be taken: KeyError(b'odd')"]
+    for end in ends:
+        end.close()
 
 
 def framed(message):
