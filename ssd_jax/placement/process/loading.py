@@ -50,11 +50,11 @@ def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedMode
     return opened
 
 
-def load_sessions(settings: WorkerSettings, *, engines: int = 1) -> MakeSession:
+def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1) -> MakeSession:
     """Compiles and loads a draft, and runs it once: the first rounds must not be late.
 
     Args:
-      engines: that share the memory of the draft's devices.
+      engines, copies: see `check_memory`.
 
     Raises:
       InputError: a checkpoint that cannot be used, other devices than it was to have, or too
@@ -71,7 +71,7 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1) -> MakeSession:
     paging = Paging(about.page_size, about.pages) if about.pages else None
     if paging is not None:
         check_page_size(opened.model, paging.size)
-    check_memory(opened, about, settings.budgets, engines=engines)
+    check_memory(opened, about, settings.budgets, engines=engines, copies=copies)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(opened.load)
         base = DraftPrograms(

@@ -16,14 +16,20 @@ from ssd_jax.system.host_memory import memory_limit
 
 
 def check_memory(
-    opened: OpenedModel, about: Hello, budgets: Sequence[int], *, engines: int = 1
+    opened: OpenedModel,
+    about: Hello,
+    budgets: Sequence[int],
+    *,
+    engines: int = 1,
+    copies: int = 1,
 ) -> None:
     """Refuses an engine that needs more than its share of the memory behind the weights.
 
     Args:
       opened: the draft, on the devices that it will have.
       about, budgets: what the engine wants.
-      engines: most at a time.
+      engines: most at a time, which share the memory of the draft's devices.
+      copies: of the weights, this one included: engines that want other things have their own.
 
     Raises:
       InputError: it does.
@@ -42,7 +48,7 @@ def check_memory(
         ),
     }
     sizes = {name: size_of(structs) for name, structs in parts.items()}
-    weights = size_of(model.parameter_structs())
+    weights = copies * size_of(model.parameter_structs())
     needed, share = sum(sizes.values()), (limit - weights) // engines
     if needed <= share:
         return

@@ -208,7 +208,8 @@ def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[b
                 f"messages of up to {message_size(wanted.hello)} bytes, and {size} are allowed; "
                 "lower --slots, --context or --budget"
             )
-        session = load(wanted)(inbox.called)
+        make = load(wanted)  # which keeps what was loaded as long as it is here
+        session = make(inbox.called)
         inbox.about = wanted.hello
     except ProtocolError as error:
         inbox.refusals.say(type(error).__name__, error)

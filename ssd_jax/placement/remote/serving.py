@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -54,7 +56,8 @@ class Own(NamedTuple):
 
 
 class Drafts:
-    """Drafts as engines want them. One loads at a time; what was loaded stays.
+    """Drafts as engines want them. One loads at a time. Each stays as long as an engine uses it,
+    the last one until another is wanted.
 
     Args:
       own: what the worker was started with.
@@ -63,7 +66,10 @@ class Drafts:
     def __init__(self, own: Own) -> None:
         self._own = own
         self._lock = threading.Lock()
-        self._loaded: dict[bytes, MakeSession] = {}
+        self._loaded: weakref.WeakValueDictionary[bytes, MakeSession] = (
+            weakref.WeakValueDictionary()
+        )
+        self._last: MakeSession | None = None
 
     def load(self, wanted: Wanted) -> MakeSession:
         """See `server.Load`.
@@ -73,12 +79,16 @@ class Drafts:
         """
         key = msgspec.msgpack.encode(wanted)
         with self._lock:
-            if key not in self._loaded:
+            found = self._loaded.get(key)
+            if found is None:
+                self._last = None
+                gc.collect()
                 _LOG.warning("loading for an engine: %s slots, context %s, k %s, %s branches",
                              wanted.hello.slots, wanted.hello.context, wanted.hello.k,
                              wanted.hello.branches)  # fmt: skip
-                self._loaded[key] = self._load(wanted)
-            return self._loaded[key]
+                found = self._loaded[key] = self._load(wanted)
+            self._last = found
+            return found
 
     def _load(self, wanted: Wanted) -> MakeSession:
         settings = WorkerSettings(
@@ -95,7 +105,8 @@ class Drafts:
             devices=self._own.devices,
             attention=wanted.attention,
         )
-        return load_sessions(settings, engines=self._own.engines)
+        copies = len(self._loaded) + 1
+        return load_sessions(settings, engines=self._own.engines, copies=copies)
 
 
 def serve(

@@ -191,7 +191,12 @@ def test_attention_that_the_worker_cannot_have_is_refused(root, llm):
 def test_a_worker_has_whatever_devices_its_jax_has(root, llm, monkeypatch):
     """What an engine asks for is of no platform."""
     loaded = []
-    monkeypatch.setattr(serving, "load_sessions", lambda settings, **_: loaded.append(settings))
+
+    def load_sessions(settings, **_):
+        loaded.append(settings)
+        return lambda called: None
+
+    monkeypatch.setattr(serving, "load_sessions", load_sessions)
     wanted = llm.loaded.worker.supervisor.link.wanted
     serving.Drafts(serving.Own(str(root / "draft"), None, None, 1)).load(wanted)
     assert loaded[0].devices is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter
 
 import grpc
@@ -13,6 +14,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.process import codec, refusals
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Refused, Welcome
+from ssd_jax.placement.remote import serving as serving_module
 from ssd_jax.placement.remote.transport import METHOD
 from ssd_jax.placement.remote.transport import TOKEN as KEY
 from tests.placement.process.script import HELLO, TOKEN
@@ -126,3 +128,35 @@ def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
         assert reason == ("no such file" if known else "MemoryError: out of memory")
     finally:
         running.stop(None)
+
+
+def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
+    """Each want has weights and programs of its own; a worker serves for weeks."""
+    told, alive = [], weakref.WeakSet()
+
+    def load_sessions(settings, *, engines, copies):
+        told.append((settings.hello.context, copies))
+
+        def make(called):
+            return None
+
+        alive.add(make)
+        return make
+
+    monkeypatch.setattr(serving_module, "load_sessions", load_sessions)
+    drafts = serving_module.Drafts(serving_module.Own("draft", None, None, 4))
+
+    def wanted(context):
+        return msgspec.structs.replace(
+            WANTED, hello=msgspec.structs.replace(HELLO, context=context)
+        )
+
+    for context in (64, 80, 96):
+        drafts.load(wanted(context))
+    used = drafts.load(wanted(96))
+    drafts.load(wanted(112))
+    assert drafts.load(wanted(96)) is used
+    assert told == [(64, 1), (80, 1), (96, 1), (112, 2)]
+    del used
+    drafts.load(wanted(64))
+    assert len(alive) == 1
