@@ -18,6 +18,7 @@ from ssd_jax.system.files import read_json, reading
 from ssd_jax.system.paths import user_path
 
 _CONFIG = "config.json"
+_PADDING = 0.01  # of a vocabulary: sizes of a family differ by so much
 
 
 def known() -> list[str]:
@@ -49,6 +50,21 @@ def read_configuration(source: str) -> ModelConfig:
     path = resolve_configuration(source)
     with reading(path):
         return _read(path)
+
+
+def require_same_words(target: str, of: ModelConfig, draft: str, other: ModelConfig) -> None:
+    """Refuses a pair whose vocabularies differ by more than padding: its tokenizers are not there
+    to be compared.
+
+    Raises:
+      InputError: they do.
+    """
+    if abs(of.vocab_size - other.vocab_size) > _PADDING * of.vocab_size:
+        raise InputError(
+            f"the draft {draft} has {other.vocab_size} words and the target {target} "
+            f"{of.vocab_size}: they exchange token ids, and cannot; give a draft with the target's "
+            "tokenizer"
+        )
 
 
 def _read(path: Path) -> ModelConfig:

@@ -99,13 +99,22 @@ def open_draft(
     )
 
 
+def takes_tensors(path: Path) -> bool:
+    """Whether a checkpoint is a draft's that takes tensors from its target.
+
+    Raises:
+      InputError: its configuration is damaged.
+    """
+    return (path / CONFIG).is_file() and KEY in read_json(path / CONFIG)
+
+
 def is_int8_draft(path: Path) -> bool:
     """Whether a directory is of a draft checkpoint whose own matrices are int8.
 
     Raises:
       InputError: a file of it is damaged.
     """
-    if not (path / CONFIG).is_file() or KEY not in read_json(path / CONFIG):
+    if not takes_tensors(path):
         return False
     own = open_file(path / TENSORS)
     return any(own.get_slice(name).get_dtype() == "I8" for name in own.keys())  # noqa: SIM118

@@ -55,7 +55,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     jax.config.update("jax_platforms", "cpu")
 
     from ssd_jax.aot.chips import chip_named, devices
-    from ssd_jax.aot.configurations import read_configuration
+    from ssd_jax.aot.configurations import read_configuration, require_same_words
     from ssd_jax.aot.page import build_page
     from ssd_jax.aot.pair import Pair, modes_of
     from ssd_jax.aot.parts import Slice
@@ -71,6 +71,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
         target_dtype=config.dtype,
         draft_dtype=draft_dtype,
     )
+    require_same_words(config.target, pair.target, config.draft, pair.draft)
     limits = {config.target: pair.target.max_context, config.draft: pair.draft.max_context}
     sizes = Sizes(
         slots=config.slots,

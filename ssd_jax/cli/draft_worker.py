@@ -66,13 +66,14 @@ def run(arguments: Sequence[str]) -> int:
     token, credentials = files.read_token(OF_WORKER.token or ""), files.of_worker(OF_WORKER)
     Cores.parse(given["draft_cores"], None).pin_target()  # before JAX counts them
 
-    from ssd_jax.placement.remote.serving import Own, devices_of, own_source, serve
+    from ssd_jax.placement.remote.serving import Own, devices_of, own_models, serve
     from ssd_jax.system.compile_cache import open_store
 
     store = open_store(given["compile_cache"])
+    draft, target = own_models(given["draft"], given["target"])
     own = Own(
-        draft=own_source(given["draft"], given["target"]),
-        target=given["target"],
+        draft=draft,
+        target=target,
         compile_cache=None if store is None else str(store.directory),
         engines=given["engines"],
         devices=devices_of(given["draft_devices"]),

@@ -42,6 +42,7 @@ def _any_jax(monkeypatch):
         ({"target": "llama-3.1-9b"}, "did you mean 'llama-3.1-8b'?"),
         ({"draft": "./none/config.json"}, "'./none/config.json' does not exist"),
         ({"draft": "ngram"}, "needs a draft model"),
+        ({"draft": "qwen3-0.6b"}, "qwen3-0.6b has 151936 words and the target llama-3.1-8b 128256"),
         ({"dtype": "native"}, "dtype = 'native' is for processors"),
         ({"k": "auto"}, "k = 'auto' needs measured costs; give a number"),
         ({"budget": "auto"}, "budget = 'auto' needs measured costs; give a number"),

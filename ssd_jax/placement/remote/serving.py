@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import threading
@@ -190,18 +191,29 @@ def devices_of(text: str | None) -> Devices | None:
     return devices
 
 
-def own_source(draft: str, target: str | None) -> str:
-    """The path of a draft that comes with the package, where that is what is asked for.
+def own_models(draft: str, target: str | None) -> tuple[str, str | None]:
+    """Sources of a draft, a path where it comes with the package, and of the target that it takes
+    tensors from, None where it takes none. Headers are read.
 
     Raises:
-      InputError: there is none, or no target is named.
+      InputError: a draft that cannot be served, or no target where one is needed.
     """
+    from ssd_jax.checkpoints.draft_source import takes_tensors
     from ssd_jax.checkpoints.opening import open_checkpoint
     from ssd_jax.checkpoints.shipped import draft_source
+    from ssd_jax.checkpoints.sources import resolve
 
+    @functools.cache
     def opened() -> Checkpoint:
         if target is None:
-            raise InputError("draft = 'default' is one for a target; give --target")
+            raise InputError(f"draft = {draft!r} is one for a target; give --target")
         return open_checkpoint(target)
 
-    return draft_source(draft, opened)
+    if draft == "ngram":
+        raise InputError(
+            "draft = 'ngram' is no model and needs no worker: give it to the engine, with --mode=sd"
+        )
+    source = draft_source(draft, opened)
+    needed = takes_tensors(resolve(source))
+    open_checkpoint(source, target=opened() if needed else None)
+    return source, target if needed else None

@@ -295,6 +295,32 @@ def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("ngram", "is no model and needs no worker"),
+        ("nowhere.gguf", "does not exist"),
+        ("{root}", "is not a checkpoint"),
+    ],
+)
+def test_a_draft_that_cannot_be_served_is_refused_before_the_worker_listens(
+    tmp_path, capsys, draft, words
+):
+    flags = ["--listen=127.0.0.1:0", f"--draft={draft.format(root=tmp_path)}"]
+    assert main(["draft-worker", *flags]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert "serving" not in said
+
+
+def test_only_a_draft_that_takes_tensors_has_its_target_opened(root, tmp_path):
+    whole = str(root / "draft")
+    assert serving.own_models(whole, "nowhere") == (whole, None)
+    (tmp_path / "config.json").write_text('{"ssd_jax_draft": {}}')
+    with pytest.raises(InputError, match="nowhere"):
+        serving.own_models(str(tmp_path), str(tmp_path / "nowhere"))
+
+
 ENGINE = {
     "draft_placement: remote = 'nowhere' is no address": {"draft_placement": "remote:nowhere"},
     "draft_placement: remote = '' is no address": {"draft_placement": "remote"},
