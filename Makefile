@@ -57,7 +57,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/shellcheck launch/*.sh launch/*/*.sh
+	$(BIN)/shellcheck --external-sources launch/*.sh launch/*/*.sh
 
 # The site of docs/ in build/site; links that lead nowhere fail.
 docs: $(VENV)/.docs

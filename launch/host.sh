@@ -2,6 +2,9 @@
 # This host's part of a target that several hosts run: the leader's command on host 0, else a follower.
 # All other scripts here end in this one, and in `ssd-jax draft-worker`.
 set -euo pipefail
+script=launch/host.sh
+# shellcheck source=launch/checks.bash
+source "$(dirname "${BASH_SOURCE[0]}")/checks.bash"
 
 usage() {
   cat <<'EOF'
@@ -20,13 +23,14 @@ while [[ ${1:-} == --* ]]; do
   case $1 in
     --dry_run) dry_run=true ;;
     --help) usage; exit 0 ;;
-    *) echo "launch/host.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+    *) refuse "unknown flag $1" ;;
   esac
   shift
 done
-if (($# < 3)) || [[ ! $1 =~ ^[0-9]+$ ]]; then
-  usage >&2
-  exit 2
+if (($# < 3)); then
+  refuse 'INDEX, HOSTS and COMMAND are needed'
+elif [[ ! $1 =~ ^[0-9]+$ ]]; then
+  refuse "INDEX = $1 is no number"
 fi
 index=$1 hosts=$2
 shift 2

@@ -3,6 +3,9 @@
 # other scripts do with hosts, for trying it and for tests.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+script=launch/local.sh
+# shellcheck source=launch/checks.bash
+source "$here/checks.bash"
 
 usage() {
   cat <<'EOF'
@@ -30,14 +33,13 @@ while [[ ${1:-} == --* ]]; do
     --port=*) port=${1#*=} ;;
     --dry_run) dry_run=true ;;
     --help) usage; exit 0 ;;
-    *) echo "launch/local.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+    *) refuse "unknown flag $1" ;;
   esac
   shift
 done
-if (($# == 0)) || [[ ! $processes =~ ^[1-9][0-9]*$ || ! $devices =~ ^[1-9][0-9]*$ ]]; then
-  usage >&2
-  exit 2
-fi
+given COMMAND "${1:-}"
+number --processes "$processes"
+number --devices "$devices"
 
 free_ports() {
   python3 - <<'EOF'

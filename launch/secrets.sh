@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # What a draft worker and its engines need to know each other: a token, and a certificate of the worker's.
 set -euo pipefail
+script=launch/secrets.sh
+# shellcheck source=launch/checks.bash
+source "$(dirname "${BASH_SOURCE[0]}")/checks.bash"
 
 usage() {
   cat <<'EOF'
@@ -17,13 +20,12 @@ while [[ ${1:-} == --* ]]; do
   case $1 in
     --dry_run) dry_run=true ;;
     --help) usage; exit 0 ;;
-    *) echo "launch/secrets.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+    *) refuse "unknown flag $1" ;;
   esac
   shift
 done
 if (($# != 2)); then
-  usage >&2
-  exit 2
+  refuse 'DIRECTORY and HOST are needed'
 fi
 directory=$1 host=$2
 name=DNS:$host

@@ -306,6 +306,10 @@ class Config:
         if self.prefix_caching and self.kv_memory is None and self.page_size is None:
             raise InputError("prefix_caching needs pages that slots share; give kv_memory")
         self.kv_bytes  # noqa: B018 (checks)
+        if self.logprobs is None and self.logprobs_of != "raw":
+            raise InputError(
+                f"logprobs_of = {self.logprobs_of!r} means nothing without logprobs; give both"
+            )
         self._check_draft()
         self._check_placement()
         self._check_hosts()

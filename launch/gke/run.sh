@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # A JobSet of Kubernetes with two replicated jobs, "target" and "draft", each a JAX cluster of its own.
 set -euo pipefail
+script=launch/gke/run.sh
+# shellcheck source=launch/checks.bash
+source "$(dirname "${BASH_SOURCE[0]}")/../checks.bash"
 
 usage() {
   cat <<'EOF'
@@ -43,17 +46,17 @@ while [[ ${1:-} == --* ]]; do
     --port=*) port=${1#*=} ;;
     --dry_run) dry_run=true ;;
     --help) usage; exit 0 ;;
-    *) echo "launch/gke/run.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+    *) refuse "unknown flag $1" ;;
   esac
   shift
 done
-if (($# == 0)) || [[ -z $image || -z $accelerator || ! $hosts =~ ^[1-9][0-9]*$ || ! $chips =~ ^[1-9][0-9]*$ ]]; then
-  usage >&2
-  exit 2
-fi
-if [[ -n $draft_accelerator && ! $draft_chips =~ ^[1-9][0-9]*$ ]]; then
-  echo "launch/gke/run.sh: --draft_accelerator needs --draft_chips" >&2
-  exit 2
+given COMMAND "${1:-}"
+given --image "$image"
+number --hosts "$hosts"
+given --accelerator "$accelerator"
+number --chips "$chips"
+if [[ -n $draft_accelerator ]]; then
+  number --draft_chips "$draft_chips"
 fi
 
 text() { # a string of JSON, which is one of YAML

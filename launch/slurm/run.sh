@@ -2,6 +2,9 @@
 # A job of SLURM with two steps: the draft on its last node, the target over the others.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+script=launch/slurm/run.sh
+# shellcheck source=launch/checks.bash
+source "$here/checks.bash"
 
 usage() {
   cat <<'EOF'
@@ -34,14 +37,12 @@ while [[ ${1:-} == --* ]]; do
     --dry_run) dry_run=true ;;
     --job) job=yes ;; # this is the job: not for users
     --help) usage; exit 0 ;;
-    *) echo "launch/slurm/run.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+    *) refuse "unknown flag $1" ;;
   esac
   shift
 done
-if (($# == 0)) || [[ ! $nodes =~ ^[1-9][0-9]*$ ]]; then
-  usage >&2
-  exit 2
-fi
+given COMMAND "${1:-}"
+number --nodes "$nodes"
 
 if [[ -z $job ]]; then
   own=(--job "--nodes=$nodes" "--port=$port" "--directory=$directory")
@@ -74,8 +75,8 @@ if [[ -n $draft ]]; then
   host=DRAFT_HOST
   if ! $dry_run; then
     host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
-    "$here/secrets.sh" "$directory" "$host"
   fi
+  run "$here/secrets.sh" "$directory" "$host"
   worker=(ssd-jax draft-worker "--listen=$host:$port" "--draft=$draft" "--token_file=$directory/token")
   worker+=("--tls_cert=$directory/worker.pem" "--tls_key=$directory/worker.key")
   for flag in "$@"; do # a draft that takes tensors from the target needs to know which

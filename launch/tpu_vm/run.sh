@@ -2,6 +2,9 @@
 # A target over the hosts of a TPU slice, and its draft on another slice or a virtual machine with one host.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+script=launch/tpu_vm/run.sh
+# shellcheck source=launch/checks.bash
+source "$here/checks.bash"
 
 usage() {
   cat <<'EOF'
@@ -38,17 +41,17 @@ while [[ ${1:-} == --* ]]; do
     --setup=*) setup=${1#*=} ;;
     --dry_run) dry_run=true ;;
     --help) usage; exit 0 ;;
-    *) echo "launch/tpu_vm/run.sh: unknown flag $1; see --help" >&2; exit 2 ;;
+    *) refuse "unknown flag $1" ;;
   esac
   shift
 done
-if (($# == 0)) || [[ -z $tpu || -z $zone || ! $hosts =~ ^[1-9][0-9]*$ ]]; then
-  usage >&2
-  exit 2
-fi
-if [[ -n $draft && (-z $draft_tpu || -z $address) ]]; then
-  echo "launch/tpu_vm/run.sh: --draft needs --draft_tpu and --draft_address" >&2
-  exit 2
+given COMMAND "${1:-}"
+given --tpu "$tpu"
+number --hosts "$hosts"
+given --zone "$zone"
+if [[ -n $draft ]]; then
+  given --draft_tpu "$draft_tpu"
+  given --draft_address "$address"
 fi
 
 run() {

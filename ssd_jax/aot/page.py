@@ -15,7 +15,7 @@ from ssd_jax.bench.table import Column, build_table
 from ssd_jax.speculation.fan_out import FanOut
 
 _NOTES = (
-    "at least: bytes over bandwidth or products over arithmetic, whichever is longer, and what",
+    "at least: bytes over bandwidth or products over arithmetic, whichever is longer, and what "
     "devices send each other; the host and the start of every kernel come on top",
 )
 
@@ -112,7 +112,7 @@ def _speeds(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> Table:
         rows,
         title="tokens/s of all sequences, by how often a proposed token is accepted",
         notes=(
-            "ssd: devices of the target + those of the draft, with the hit rates that are assumed",
+            "ssd: devices of the target + those of the draft, with the hit rates that are assumed "
             "before anything is observed (docs/tuning.md)",
         ),
     )

@@ -44,6 +44,8 @@ def run(arguments: Sequence[str]) -> int:
     config = settings.config_of(given)
     if config.chat_template is False:
         raise InputError("chat needs the chat template; leave out --chat_template=false")
+    if config.logprobs is not None:
+        raise InputError("chat shows no log-probabilities; leave out --logprobs")
     history = _history(given)
     params = params_of(config, given, values)
     with open_llm(config) as llm:

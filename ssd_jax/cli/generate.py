@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssd_jax.chat.screen import printable
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import failure, load, open_llm, params_of, progress_bar
 from ssd_jax.config import MODES, Config
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 _FLAGS: settings.OwnFlags = {
     "prompt": ("str", None, "text to complete"),
-    "prompt_file": ("str", None, 'JSONL file, one {"prompt": ...} or {"messages": [...]} a line'),
+    "prompt_file": (
+        "str",
+        None,
+        'JSONL file, one {"prompt": ...} or {"messages": [...]} a line; '
+        "other keys are not looked at",
+    ),
     "json": ("bool", False, "one JSON object a prompt on standard output"),
     "compare": (
         "str",
@@ -37,6 +43,8 @@ def run(arguments: Sequence[str]) -> int:
     values = settings.new_flags(_FLAGS)
     given = settings.parse(values, "generate", arguments)
     config = settings.config_of(given)
+    if config.logprobs is not None and not given["json"]:
+        raise InputError(f"logprobs = {config.logprobs} are shown in JSON lines alone; add --json")
     _check_other(config, given["compare"])
     prompts = _prompts(given)
     params = params_of(config, given, values)
@@ -165,15 +173,17 @@ class _TextLines:
 
     def __init__(self, prompts: int) -> None:
         self._stream = prompts == 1
+        # What a model says must not move the cursor or rename the window.
+        self._shown = printable if sys.stdout.isatty() else str
 
     def refused(self, index: int, error: str) -> None:
         print(f"prompt {index}: {error}", file=sys.stderr)
 
     def event(self, event: TokenEvent) -> None:
         if self._stream:
-            print(event.text, end="", flush=True)
+            print(self._shown(event.text), end="", flush=True)
         elif event.output is not None:
-            print(f"--- prompt {event.prompt_index}\n{event.output.text}", flush=True)
+            print(f"--- prompt {event.prompt_index}\n{self._shown(event.output.text)}", flush=True)
         if event.output is not None:
             self._summary(event.output)
 

@@ -347,6 +347,11 @@ def _in_processes(
             f"processor, and devices here are {jax.default_backend()}; use draft_placement = "
             "'submesh', or draft_devices = 'cpu'"
         )
+    if platform is None and groups.draft:
+        raise InputError(
+            f"draft_devices = {shown(groups.draft)}: numbers alone are of NVIDIA GPUs, and JAX has "
+            f"none here; give cpu:{shown(groups.draft)} for parts of the processor"
+        )
     dealt = (PROCESSOR,) * workers
     if groups.draft:
         dealt = tuple(Devices("cpu", own) for own in _dealt(groups.draft, workers))

@@ -81,7 +81,12 @@ def write_tokenizer(directory: Path, *, template: str | None = TEMPLATE) -> None
 
 
 def write_checkpoint(
-    directory: Path, family: str = "llama", *, seed: int = 0, noise: float = 0.0, **changes: Any
+    directory: str | Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    noise: float = 0.0,
+    **changes: Any,
 ) -> Path:
     """A complete checkpoint directory, made if need be.
 
@@ -90,6 +95,7 @@ def write_checkpoint(
       seed, noise: see `weights`.
       changes: to its configuration.
     """
+    directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     hf_config = config(family, **changes)
     (directory / "config.json").write_text(json.dumps(hf_config))

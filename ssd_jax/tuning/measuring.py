@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ssd_jax.devices.target_programs import Programs
-from ssd_jax.errors import InputError
+from ssd_jax.errors import SsdError
 from ssd_jax.loaded import Loaded
 from ssd_jax.models.sharding import spans_processes
 from ssd_jax.roles.protocols import BranchingDraft, Drafter, Pending, Target
@@ -38,7 +38,7 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
     """Each role alone, then both at once, with as much work as a round may have.
 
     Raises:
-      InputError: a draft worker that does not answer.
+      SsdError: a draft worker that does not answer.
     """
     config, programs = loaded.config, loaded.programs
     proposals = blank_proposals(programs, config.slots, programs.widths)
@@ -164,7 +164,7 @@ class Branches:
       clock: seconds.
 
     Raises:
-      InputError: here as in the methods, a worker that does not answer.
+      SsdError: here as in the methods, a worker that does not answer.
     """
 
     def __init__(
@@ -229,9 +229,10 @@ class Branches:
             deadline = self._clock() + PATIENCE
             while not attempt():
                 if self._clock() > deadline:
-                    raise InputError(
-                        "the draft worker did not answer while its speed was measured; give mode, "
-                        "k and budget, so that nothing has to be measured"
+                    raise SsdError(
+                        f"the draft worker did not answer for {PATIENCE:.0f} s while its speed was "
+                        "measured: see whether it has a core of its own, and is not one of more "
+                        "workers than there are; with mode, k and budget given, nothing is measured"
                     )
                 time.sleep(_PAUSE)
 

@@ -172,6 +172,7 @@ def test_a_system_message_that_the_template_refuses_is_named(piped, tmp_path):
     [
         (["--chat_template=false"], "leave out --chat_template=false"),
         (["--history="], "history is empty"),
+        (["--logprobs=2"], "chat shows no log-probabilities; leave out --logprobs"),
         (["stray"], "unexpected argument 'stray'"),
     ],
 )

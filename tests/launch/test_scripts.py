@@ -51,6 +51,30 @@ def test_help_and_unknown_flags(script):
     assert run(script).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("slurm/run.sh", ["generate"], "--nodes is missing"),
+        ("slurm/run.sh", ["--nodes=0", "generate"], "--nodes=0 is no number from 1 on"),
+        ("slurm/run.sh", ["--nodes=2"], "COMMAND is missing"),
+        ("local.sh", ["--processes=abc", "generate"], "--processes=abc is no number from 1 on"),
+        ("gke/run.sh", ["--image=i", "generate"], "--hosts is missing"),
+        ("tpu_vm/run.sh", ["--tpu=t", "generate"], "--hosts is missing"),
+        (
+            "tpu_vm/run.sh",
+            ["--tpu=t", "--hosts=2", "--zone=z", "--draft=d", "generate"],
+            "--draft_tpu is missing",
+        ),
+        ("host.sh", ["x", "auto", "generate"], "INDEX = x is no number"),
+        ("secrets.sh", ["here"], "DIRECTORY and HOST are needed"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(script, arguments, said):
+    found = run(script, "--dry_run", *arguments)
+    assert found.returncode == 2
+    assert found.stderr == f"launch/{script}: {said}; see --help\n"
+
+
 def commands(text):
     """Every ssd-jax command and host's part in what a script prints, as words."""
     found = []
@@ -114,7 +138,9 @@ def test_clusters_run_what_local_processes_run(script):
 
 
 def test_slurm_runs_target_and_draft_as_two_steps():
-    submitted, _, draft, *target = dry("slurm/run.sh", *FLAGS["slurm/run.sh"], *COMMAND).split("\n")
+    lines = dry("slurm/run.sh", *FLAGS["slurm/run.sh"], *COMMAND).split("\n")
+    submitted, _, secrets, draft, *target = lines
+    assert shlex.split(secrets)[0] == str(LAUNCH / "secrets.sh")
     assert {"--nodes=3", "--partition=gpu", "--ntasks-per-node=1"} <= {*shlex.split(submitted)}
     assert {"srun", "--nodes=1", "--relative=2", "--no-kill"} < {*shlex.split(draft)}
     words = shlex.split("\n".join(target))

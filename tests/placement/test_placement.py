@@ -167,6 +167,11 @@ def test_devices_of_a_draft_mean_nothing_without_ssd(mode):
         Config(**mode, draft_devices="1")
 
 
+def test_numbers_alone_are_of_gpus():
+    with pytest.raises(InputError, match=r"JAX has none here; give cpu:7 for parts of the proc"):
+        Config(**SSD, draft_placement="process", draft_devices="7").place_draft()
+
+
 def test_bad_devices_are_refused_before_a_model_is_looked_for():
     with pytest.raises(InputError, match="there is no device 99"):
         LLM("no such model", **SSD, draft_placement="submesh", draft_devices="99")

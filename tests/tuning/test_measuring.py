@@ -10,7 +10,7 @@ import pytest
 from ssd_jax import config
 from ssd_jax.devices.target_programs import Verification
 from ssd_jax.engine.page_stock import PageStock
-from ssd_jax.errors import InputError
+from ssd_jax.errors import SsdError
 from ssd_jax.loaded import Roles
 from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens, Drafted
@@ -196,7 +196,7 @@ def test_a_worker_that_never_answers_is_reported(monkeypatch):
     watch = Watch()
     draft = Draft(watch, 10**9)
     branches = Branches(draft, CONTEXT, clock=watch)
-    with pytest.raises(InputError, match="did not answer while its speed was measured"):
+    with pytest.raises(SsdError, match="did not answer for 60 s while its speed was measured"):
         branches.expansion(4)
 
 
