@@ -97,7 +97,7 @@ def _command(line: str) -> Command:
     name = _SYNONYMS.get(name, name)
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean /{near[0]}?" if near else "/help lists the commands;"
+        hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
         raise InputError(
             f"unknown command /{word}; {hint} To send it as text, put a space before it"
         )

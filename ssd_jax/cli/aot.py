@@ -8,7 +8,7 @@ from typing import Any
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.compat import require_whole_programs
-from ssd_jax.config import DEFAULT_TARGET, Config
+from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 
 _USED = (
@@ -24,12 +24,12 @@ _DTYPES = ("bfloat16", "int8", "float32")
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags(_OWN)
+    values = settings.new_flags(_OWN, target=None)
     hidden = [name for name in values if name not in (*_USED, *_OWN)]
     given = settings.parse(values, "aot", arguments, hidden=hidden)
     settings.require_used(values, "aot", (*_USED, *_OWN))
     for name in ("target", "draft", "chip", "devices"):
-        if given[name] in (None, DEFAULT_TARGET):
+        if given[name] is None:
             raise InputError(f"give --{name}, as in {_EXAMPLE}")
     settings.at_least(given, devices=1)
     placement = "submesh" if given["target_devices"] or given["draft_devices"] else None

@@ -84,7 +84,8 @@ def _check_other(config: Config, other: str | None) -> None:
     if other is None:
         return
     if other not in MODES:
-        raise InputError(f"compare = {other!r} is unknown; one of {list(MODES)}")
+        known = [mode for mode in MODES if mode != "auto"]
+        raise InputError(f"compare = {other!r} is unknown; one of {known}")
     if other == config.mode:
         raise InputError(f"compare = {other!r} is the mode that runs anyway; name another")
     if other == "auto":
