@@ -17,7 +17,7 @@ from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer, require_same
-from ssd_jax.config import Config
+from ssd_jax.config import MODES, Config
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
@@ -331,6 +331,8 @@ class LLM:
         if mode == self.config.mode == "auto":
             mode = self.mode
         if mode not in self.modes:
+            if mode not in MODES:
+                raise InputError(f"mode = {mode!r} is unknown; one of {list(self.modes)}")
             raise InputError(
                 f"mode = {mode!r} was not prepared; open the model with mode = {mode!r} and a draft"
             )

@@ -181,7 +181,7 @@ def _positive(config: Mapping[str, Any], key: str, where: str) -> float:
 
 
 def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type"))
+    kind = rope.get("rope_type") or rope.get("type")
     if kind in (None, "default"):
         return None
     if kind not in ("linear", "llama3"):

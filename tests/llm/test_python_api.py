@@ -218,12 +218,18 @@ def test_a_closed_model_says_so(tiny_checkpoint):
 @pytest.mark.parametrize(
     ("mode", "k", "message"),
     [
+        ("foo", None, "mode = 'foo' is unknown; one of ['ar', 'sd']"),
+        (
+            "ssd",
+            None,
+            "mode = 'ssd' was not prepared; open the model with mode = 'ssd' and a draft",
+        ),
         ("ar", 5, "mode ar: k = 5 was not prepared, only [0]"),
         ("sd", 0, "mode sd: k = 0 was not prepared, only [2]"),
         ("sd", 3, "mode sd: k = 3 was not prepared, only [2]; open with ks=[3]"),
     ],
 )
-def test_a_k_that_was_not_prepared_is_refused(tiny_checkpoint, mode, k, message):
+def test_a_mode_or_k_that_was_not_prepared_is_refused(tiny_checkpoint, mode, k, message):
     llm = LLM(tiny_checkpoint, dtype="float32", mode="sd", draft="ngram", k=2, load=False)
     with pytest.raises(InputError) as error:
         llm.engine_of(mode, k)

@@ -55,6 +55,13 @@ def test_families_differ_in_bias_and_norm():
     assert (qwen3.qkv_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 128)
 
 
+@pytest.mark.parametrize("older", [{"type": "linear"}, {"rope_type": None, "type": "linear"}])
+def test_scaling_by_its_older_name(older):
+    named = ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}})
+    assert named.rope_scaling is not None
+    assert ModelConfig.from_hf({**LLAMA, "rope_scaling": {**older, "factor": 2.0}}) == named
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
