@@ -150,6 +150,13 @@ def target_probs(
 ) -> Float32[Array, "B W V"]:
     """The target's distributions of a verification; arguments as `verify`."""
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
+    if parts.sampled:
+        # The numbers that `_at_once` finds: what it emits is not reported as impossible.
+        scores, own = allowed(where), sampling_of(sampling, where.row)
+        greedy, numbers = _numbers(scores, own, parts)
+        law = _law(numbers, scores if numbers.uncut is None else numbers.uncut, own)
+        best = jax.nn.one_hot(greedy, scores.shape[1])
+        return jnp.where(own.temperature[:, None] > 0, law, best).reshape(logits.shape)
 
     def one(block: _Positions) -> jax.Array:
         return probs(allowed(block), sampling_of(sampling, block.row), parts.truncated)
@@ -214,37 +221,47 @@ def _at_once(
     scores, own = allowed(where), sampling_of(sampling, where.row)
     if not parts.sampled:
         return _leading(first_best(scores).reshape(start.shape[0], -1), proposal)
-    best, greedy, total = best_and_mass(scores, warm(own)[:, None])
-    cold, top = _leading(greedy.reshape(start.shape[0], -1), proposal), best[:, None]
-    uncut: jax.Array | None = None
-    if parts.truncated:
-        uncut = jax.lax.optimization_barrier(weights_of(scores, own, top) / total)
-    cuts = () if uncut is None else truncation.cuts(uncut, own)
-    where = where._replace(numbers=_Numbers(top, total, cuts, uncut))
+    greedy, numbers = _numbers(scores, own, parts)
+    cold = _leading(greedy.reshape(start.shape[0], -1), proposal)
+    where = where._replace(numbers=numbers)
 
     def law(block: _Positions) -> jax.Array:
-        numbers = block.numbers
-        assert numbers is not None
-        if numbers.uncut is not None:
-            return truncation.apply(numbers.uncut, numbers.cuts)
-        own = sampling_of(sampling, block.row)
-        return weights_of(allowed(block), own, numbers.top) / numbers.total
+        found = block.numbers
+        assert found is not None
+        known = allowed(block) if found.uncut is None else found.uncut
+        return _law(found, known, sampling_of(sampling, block.row))
 
     def of_proposed(token: jax.Array) -> jax.Array:
         # This sum joins the pass that finds the best; to look the token up would be another.
         here = jnp.arange(scores.shape[1]) == token[:, None]
-        found = jnp.where(here, scores if uncut is None else uncut, 0.0)
-        found = found.sum(axis=-1, keepdims=True)
-        if uncut is None:
-            return (weights_of(found, own, top) / total)[:, 0]
-        # The very number that thresholds were looked for in: one that rounds in another way would
-        # cut the last token that stays.
-        return truncation.apply(found, cuts)[:, 0]
+        known = jnp.where(here, scores if numbers.uncut is None else numbers.uncut, 0.0)
+        return _law(numbers, known.sum(axis=-1, keepdims=True), own)[:, 0]
 
     laws = _Laws(law, of_proposed, decided=False)
     drawn = _drawn(rule, laws, where, proposal, sampling, start)
     hot = sampling.temperature > 0
     return jax.tree.map(lambda own, best: jnp.where(hot, own, best), drawn, cold)
+
+
+def _numbers(
+    scores: Float32[Array, "n V"], own: Sampling, parts: Parts
+) -> tuple[Int32[Array, "n"], _Numbers]:
+    """The best token of every position, and what makes its allowed logits its law."""
+    best, greedy, total = best_and_mass(scores, warm(own)[:, None])
+    top = best[:, None]
+    if not parts.truncated:
+        return greedy, _Numbers(top, total, (), None)
+    uncut = jax.lax.optimization_barrier(weights_of(scores, own, top) / total)
+    return greedy, _Numbers(top, total, truncation.cuts(uncut, own), uncut)
+
+
+def _law(numbers: _Numbers, known: Float32[Array, "n w"], own: Sampling) -> Float32[Array, "n w"]:
+    """The law of some tokens of every position, of which is known what it is before its cuts, if
+    that is kept, else their allowed logits. (To compute the former anew could round in another way
+    and cut the last token that stays.)"""
+    if numbers.uncut is not None:
+        return truncation.apply(known, numbers.cuts)
+    return weights_of(known, own, numbers.top) / numbers.total
 
 
 def _leading(target: Int32[Array, "B W"], proposal: Proposal) -> Outcome:

@@ -203,15 +203,11 @@ def test_faults_of_the_search_are_caught(fault):
         test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens()
 
 
-APPLIED = "truncation.apply(found, cuts)"
+APPLIED = "_law(numbers, known.sum(axis=-1, keepdims=True), own)"
 VERIFYING = {
     "a law of another position": ("_ratio", "* width + accepted", "* width"),
-    "cuts forgotten in acceptance": ("_at_once", APPLIED, "found"),
-    "cuts forgotten in the bonus": (
-        "_at_once",
-        "truncation.apply(numbers.uncut, numbers.cuts)",
-        "numbers.uncut",
-    ),
+    "cuts forgotten in acceptance": ("_at_once", APPLIED, "known.sum(axis=-1, keepdims=True)"),
+    "cuts forgotten in the bonus": ("_at_once", "_law(found, known, ", "(lambda *_: known)("),
     "greedy rows drawn": ("_at_once", "temperature > 0", "temperature >= 0"),
 }
 
@@ -241,9 +237,10 @@ def test_thresholds_hold_for_the_numbers_they_were_looked_for_in(computed_anew):
 
 
 def test_a_proposed_token_computed_anew_is_caught(computed_anew):
-    anew = "weights_of(jnp.where(here, scores, 0.0).sum(axis=-1, keepdims=True), own, top) / total"
+    own = "jnp.where(here, scores, 0.0).sum(axis=-1, keepdims=True), own"
+    anew = f"_law(numbers, weights_of({own}, numbers.top) / numbers.total, own)"
     with (
-        edited([Edit(verification, "_at_once", "apply(found, cuts)", f"apply({anew}, cuts)")]),
+        edited([Edit(verification, "_at_once", APPLIED, anew)]),
         pytest.raises(AssertionError),
     ):
         test_thresholds_hold_for_the_numbers_they_were_looked_for_in(None)
@@ -285,6 +282,31 @@ def rejected(variant: str) -> int:
 @pytest.mark.parametrize("variant", ["truncated", "full", "any"])
 def test_the_last_token_that_filters_keep_can_be_accepted(variant):
     assert rejected(variant) == 0
+
+
+@pytest.mark.parametrize("variant", ["sampled", "truncated", "any"])
+def test_the_law_that_is_reported_is_the_one_that_is_drawn_from(monkeypatch, variant):
+    """A total that rounds in another way keeps a token more, which then is reported."""
+    exact = verification.best_and_mass
+
+    def more(scores, temperature):
+        best, token, total = exact(scores, temperature)
+        return best, token, total * np.float32(1 + 1e-6)
+
+    monkeypatch.setattr(verification, "best_and_mass", more)
+    sampling = rows({"top_p": 0.75 if variant != "sampled" else 1.0}, {"temperature": 0.0})
+    logits = jnp.log(jnp.array([[[0.1, 0.25, 0.15, 0.5]]] * 2, jnp.float32))
+    start, said = (
+        np.full(2, 6, np.int32),
+        History(jnp.zeros((2, 4), bool), jnp.zeros((2, 4), jnp.int32)),
+    )
+    ids, q = np.zeros((2, 0, 1), np.int32), np.zeros((2, 0, 1), np.float32)
+    none = Proposal(ids[..., 0], np.zeros(2, np.int32), ids, q)
+    law = verification.target_probs(
+        logits, none, sampling, start, said, tokens=4, parts=VARIANTS[variant]
+    )
+    kept = {"sampled": [1, 1, 1, 1], "truncated": [0, 1, 1, 1], "any": [0, 1, 0, 1]}[variant]
+    assert (np.asarray(law)[:, 0] > 0).tolist() == [[*map(bool, kept)], [False] * 3 + [True]]
 
 
 def test_a_law_that_is_divided_again_is_caught():
