@@ -70,13 +70,14 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.system.compile_cache import open_store
 
     store = open_store(given["compile_cache"])
+    devices = devices_of(given["draft_devices"])
     draft, target = own_models(given["draft"], given["target"])
     own = Own(
         draft=draft,
         target=target,
         compile_cache=None if store is None else str(store.directory),
         engines=given["engines"],
-        devices=devices_of(given["draft_devices"]),
+        devices=devices,
     )
     ended = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: ended.set())

@@ -23,6 +23,11 @@ from tests.speculation.enumeration.toys import PROMPT
 class Part(ToyDraft):
     """A toy whose tokens and proposals come in arrays; a q is what the target looks at."""
 
+    page_size = 0
+
+    def lose(self, pages: Any) -> None:
+        pass
+
     def tokens(self) -> Any:
         found = np.zeros((self.slots, self.k), object)
         for slot, record in self._records.items():

@@ -28,6 +28,8 @@ M = 8
 class OnHost(BranchDraft):
     """One whose tokens and proposals come to the host, as from a worker."""
 
+    page_size = 0
+
     def tokens(self):
         return np.asarray(super().tokens())
 
