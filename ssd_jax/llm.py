@@ -469,7 +469,7 @@ class LLM:
           mode: one of `modes`; None is the configured one.
         """
         requests = self._maker.requests(prompts, params, n)
-        return _in_order(requests, list(self.run(requests, mode))) if requests else []
+        return _in_order(requests, self.run(requests, mode)) if requests else []
 
     async def generate_async(
         self,
@@ -482,7 +482,10 @@ class LLM:
         """`generate` for an event loop: what several tasks ask for is decoded in one batch, and a
         task that is cancelled cancels what it asked for."""
         requests = await asyncio.to_thread(self._maker.requests, prompts, params, n)
-        return _in_order(requests, [event async for event in self._run_async(requests, mode)])
+        if not requests:
+            return []
+        events = self._run_async(requests, mode)
+        return _in_order(requests, [event async for event in events if event.output is not None])
 
     async def stream_async(
         self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None

@@ -23,6 +23,7 @@ MAX_BIASED_IDS = 64
 """Ids with a logit bias; a static size likewise."""
 
 MAX_BIAS = 1e6
+"""Largest size of a logit bias; float32 holds it beside any logit."""
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""

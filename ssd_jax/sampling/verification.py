@@ -95,7 +95,7 @@ def verify(
     """
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
     if parts.sampled is not None:
-        return _at_once(where, allowed, proposal, sampling, start, tokens, rule, parts)
+        return _at_once(where, allowed, proposal, sampling, start, rule, parts)
     hot = sampling.temperature > 0
 
     def greedy() -> Outcome:
@@ -209,7 +209,6 @@ def _at_once(
     proposal: Proposal,
     sampling: Sampling,
     start: Int32[Array, "B"],
-    tokens: int,
     rule: str,
     parts: Parts,
 ) -> Outcome:

@@ -138,6 +138,12 @@ def test_an_event_loop_generates_and_streams(llm):
     assert [token for event in events for token in event.token_ids] == ab[0].token_ids
 
 
+def test_no_prompts_load_nothing(tiny_checkpoint):
+    llm = LLM(tiny_checkpoint, dtype="float32", context=64, load=False)
+    assert llm.generate([]) == asyncio.run(llm.generate_async([])) == []
+    assert llm._loaded is None
+
+
 def test_leaving_an_asynchronous_stream_cancels_it(llm):
     async def first():
         events = llm.stream_async("ab", dataclasses.replace(SHORT, max_tokens=50))
