@@ -85,7 +85,7 @@ def widths_can_agree(compute: str) -> bool:
     return jax.default_backend() != "cpu" or compute == "bfloat16" or jax.__version_info__ < (0, 11)
 
 
-def require_whole_programs(what: str) -> None:
+def require_whole_programs() -> None:
     """Refuses what compiles whole programs for chips that are not there.
 
     Raises:
@@ -96,8 +96,8 @@ def require_whole_programs(what: str) -> None:
     if jax.__version_info__ < (0, 12):
         version = ".".join(map(str, sys.version_info[:2]))
         raise InputError(
-            f"{what} needs JAX 0.12, so Python 3.12 or newer, and this is JAX {jax.__version__} of "
-            f"Python {version}; install ssd-jax[tpu] there"
+            f"this needs JAX 0.12, so Python 3.12 or newer, and has JAX {jax.__version__} with "
+            f"Python {version}; install ssd-jax[tpu] in a newer one"
         )
 
 

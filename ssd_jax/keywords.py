@@ -77,7 +77,16 @@ def config_of(settings: Mapping[str, Any]) -> Config:
       InputError: an unknown name, one that is given twice, or a bad value.
     """
     check_names(settings, {*(field.name for field in dataclasses.fields(Config)), *VLLM})
+    return Config(**by_our_names(settings))
+
+
+def by_our_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by our names alone.
+
+    Raises:
+      InputError: one that is given by both names.
+    """
     for theirs, ours in VLLM.items():
         if theirs in settings and ours in settings:
             raise InputError(f"{theirs} and {ours} are two names of one setting; give one")
-    return Config(**{VLLM.get(name, name): value for name, value in settings.items()})
+    return {VLLM.get(name, name): value for name, value in settings.items()}

@@ -145,11 +145,17 @@ class RequestMaker:
             raise InputError(f"params = {params!r}: give SamplingParams, or one for each prompt")
         if len(each) != len(every):
             raise InputError(f"{len(each)} params for {len(every)} prompts; give one for each")
-        return [
-            self.request(prompt, own, place + sample * len(every))
-            for place, (prompt, own) in enumerate(zip(every, each, strict=True))
-            for sample in range(int(n))
-        ]
+        made: list[Request] = []
+        for place, (prompt, own) in enumerate(zip(every, each, strict=True)):
+            try:
+                first = self.request(prompt, own, place)
+            except InputError as error:
+                if len(every) == 1:
+                    raise
+                raise InputError(f"prompt {place}: {error}") from None
+            indices = range(place, place + int(n) * len(every), len(every))
+            made += [dataclasses.replace(first, index=index) for index in indices]
+        return made
 
     def _checked_ids(self, ids: list[int], where: str = "") -> list[int]:
         outside = [token for token in ids if not 0 <= token < self.tokenizer.size]

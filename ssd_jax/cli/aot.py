@@ -83,7 +83,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     groups.require_platform(None)
     given_groups = groups.target is not None or groups.draft is not None
     split = groups.split(count) if given_groups else None
-    require_whole_programs("ssd-jax aot")
+    require_whole_programs()
     slice_ = Slice(name=name, devices=devices(name, count))
     with progress_bar("compiling", unit="programs") as progress:
         modes = modes_of(pair, slice_, sizes, split, progress)

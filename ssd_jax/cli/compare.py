@@ -22,7 +22,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
 
 if TYPE_CHECKING:
-    from ssd_jax.llm import Prompt
+    from ssd_jax.prompting import Prompt
 
 _FILES = ("A.jsonl", "B.jsonl")
 

@@ -44,11 +44,15 @@ class Share:
     kv: int
 
 
+_OF_REQUESTS = (*settings.SAMPLING, "chat_template", "generation_config", "logprobs_of", "trace")
+"""Settings that decide nothing here. They are not refused: a whole command line can be planned."""
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     text = "plan for so many devices that are not here; default: those of this host"
     values = settings.new_flags({"devices": ("int", None, text)})
-    given = settings.parse(values, "plan-mesh", arguments)
+    given = settings.parse(values, "plan-mesh", arguments, hidden=_OF_REQUESTS)
     config = settings.config_of(given)
     if given["devices"] is not None:
         settings.at_least(given, devices=1)

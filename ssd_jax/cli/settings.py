@@ -17,7 +17,7 @@ from absl import flags
 
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.keywords import VLLM
+from ssd_jax.keywords import VLLM, by_our_names
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.toml_settings import read_toml
 
@@ -34,6 +34,7 @@ T = TypeVar("T", Config, SamplingParams)
 _WIDEST = 100
 _COLUMN = 22  # where the text of a flag begins
 _NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
+_REPEATED = ";\n    repeat this option to specify a list of values"  # absl adds it
 _WHAT = {"int": "an integer", "float": "a number", "bool": "true or false", "string": "text"}
 """By type of flag: what its values are."""
 _DEFINE = {
@@ -272,7 +273,10 @@ def _read_config(values: Flags) -> None:
     """Sets the flags that are not given to what the TOML file says."""
     path = ConfigFile(values["config"].value)
     read = read_toml(Path(path), {*values, *VLLM} - {"config", "help"})
-    read = {VLLM.get(name, name): value for name, value in read.items()}
+    try:
+        read = by_our_names(read)
+    except InputError as error:
+        raise InputError(f"config {path}: {error}") from None
     path.names = frozenset(name for name in read if not values[name].present)
     for name in path.names:
         _set(values, name, read[name], f"config {path}: ")
@@ -306,7 +310,8 @@ def _help(values: Flags, listed: Sequence[str]) -> str:
 
 def _described(values: Flags, name: str, width: int) -> str:
     default = _shown(values[name].default)
-    text = values[name].help + (f" (default {default})" if default and name != "help" else "")
+    text = " ".join(values[name].help.replace(_REPEATED, "; may be repeated").split())
+    text += f" (default {default})" if default and name != "help" else ""
     start = f"  --{name:{_COLUMN - 5}} "
     return textwrap.fill(
         text,

@@ -24,7 +24,7 @@ def flags(**changes):
 @pytest.fixture
 def _any_jax(monkeypatch):
     """Whatever version this is, and nothing is compiled for any device."""
-    monkeypatch.setattr(aot, "require_whole_programs", lambda what: None)
+    monkeypatch.setattr(aot, "require_whole_programs", lambda: None)
     monkeypatch.setattr("ssd_jax.devices.passes.ProgramSpec.compile", None)
 
 
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_refused(changes, said, capsys):
 def test_jax_that_compiles_kernels_alone_is_refused_in_a_line(capsys, monkeypatch):
     monkeypatch.setattr("jax.__version_info__", (0, 10, 2))
     assert main(flags()) == 2
-    assert "ssd-jax aot needs JAX 0.12, so Python 3.12 or newer" in capsys.readouterr().err
+    assert "ssd-jax aot: this needs JAX 0.12, so Python 3.12 or newer" in capsys.readouterr().err
 
 
 @pytest.fixture

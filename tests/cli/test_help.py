@@ -10,6 +10,7 @@ from ssd_jax.checkpoints import pip_source, shipped
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config import Config
+from ssd_jax.errors import InputError
 from ssd_jax.testing import tiny
 from tests.checkpoints.tiny_drafts import open_target, write
 
@@ -69,6 +70,9 @@ def test_a_command_lists_no_flag_that_means_nothing_for_it(capsys):
         return {line.split()[0] for line in lines if line.startswith("  --")}
 
     assert names("convert") == {"--out", "--help", "--config", "--target", "--dtype"}
+    assert "int8" not in " ".join(helped("convert", capsys))
+    assert {"--mesh", "--slots"} < names("plan-mesh")
+    assert not {"--temperature", "--logprobs"} & names("plan-mesh")
     assert "--temperature" in names("compare")
     assert "--draft" not in names("compare")
     assert {"--stage", "--draft"} < names("distill")
@@ -105,6 +109,13 @@ def test_a_file_of_settings_may_have_the_names_of_vllm(tmp_path):
     path.write_text("max_num_seqs = 3\nnum_speculative_tokens = 2\n")
     given = settings.parse(settings.new_flags(), "generate", [f"--config={path}", "--slots=5"])
     assert (given["slots"], given["k"]) == (5, "2")
+
+
+def test_a_file_of_settings_has_one_name_of_each(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("max_num_seqs = 3\nslots = 2\n")
+    with pytest.raises(InputError, match=f"config {path}: max_num_seqs and slots are two names"):
+        settings.parse(settings.new_flags(), "generate", [f"--config={path}"])
 
 
 def test_another_spelling_of_a_flag_that_is_none_gets_a_hint(capsys):

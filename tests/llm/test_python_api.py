@@ -112,6 +112,8 @@ def test_n_texts_of_each_prompt_have_noise_of_their_own(llm):
         (("ab", 7), "give SamplingParams"),
         ((["ab", "cd"], [SHORT]), "1 params for 2 prompts"),
         (("ab", [7]), "params = 7: give SamplingParams"),
+        ((["ab", [1, -1]],), "prompt 1: token id -1 is not in the vocabulary"),
+        (([[1, -1]],), "^token id -1 is not"),
     ],
 )
 def test_wrong_arguments_raise_input_errors(llm, arguments, message):
