@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def printable(text: str) -> str:
     """Text without control characters, which could move the cursor or rename the window."""
-    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
+    return _CONTROL.sub("\ufffd", text.replace("\r", ""))  # a line's end may come in two pieces
 
 
 class WordWrap:

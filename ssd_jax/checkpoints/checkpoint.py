@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import reading
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,3 +63,11 @@ class Checkpoint:
                 "resized"
             )
         return found
+
+
+def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name and shape of every tensor of a model."""
+    from ssd_jax.models.execution import Execution
+    from ssd_jax.models.functional import FunctionalModel
+
+    return FunctionalModel(config, Execution.for_platform("cpu", "float32")).wanted()

@@ -74,10 +74,15 @@ class WindowStream:
     before the unreturned tokens, and moves on whenever its text ends in a complete character.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], skipped: Container[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        skipped: Container[int] = (),
+        after: int | None = None,
+    ) -> None:
         self._decode, self._skipped = decode, skipped
-        self._window: list[int] = []
-        self._returned = 0  # tokens of the window whose text was returned
+        self._window = [] if after is None else [after]
+        self._returned = len(self._window)  # tokens of the window whose text was returned
 
     def push(self, ids: Iterable[int]) -> str:
         """See `DecodeStream.push`."""
@@ -102,8 +107,11 @@ class WindowStream:
         return new
 
 
-def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[Container[int]], DecodeStream]:
-    """What opens a stream that skips some tokens for this tokenizer, chosen by its decoder."""
+def stream_opener(
+    backend: tokenizers.Tokenizer,
+) -> Callable[[Container[int], int | None], DecodeStream]:
+    """What opens a stream for this tokenizer, chosen by its decoder: it is told what tokens are
+    skipped, and the one that the text follows, None at its beginning."""
     decoder = backend.decoder
     description: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
     steps = description.get("decoders", [])
@@ -113,14 +121,15 @@ def stream_opener(backend: tokenizers.Tokenizer) -> Callable[[Container[int]], D
         to_bytes = _from_sentencepiece
     else:
         decode = functools.partial(backend.decode, skip_special_tokens=False)
-        return lambda skipped: WindowStream(decode, skipped)
+        return functools.partial(WindowStream, decode)
 
     @functools.cache
     def piece(token_id: int) -> bytes:
         token = backend.id_to_token(token_id)
         return b"" if token is None else to_bytes(token_id, token)  # None: a padding row
 
-    return lambda skipped: ByteStream(piece, skipped, strip_space=len(steps) == 4)
+    strips = len(steps) == 4
+    return lambda skipped, after: ByteStream(piece, skipped, strip_space=strips and after is None)
 
 
 def _is_sentencepiece(steps: list[dict]) -> bool:

@@ -17,21 +17,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.checkpoint import Checkpoint, wanted_of
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.atomic import clear_partial, new_directory
 from ssd_jax.system.paths import require_free
-
-if TYPE_CHECKING:
-    import jax
 
 KEY = "ssd_jax_draft"
 """In `config.json`: what makes a checkpoint a draft's."""
@@ -311,14 +308,6 @@ def check_output_ids(
                 f"{where}: output ids lack {missing}, which {what}; make the draft again with them "
                 "in its map"
             )
-
-
-def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name and shape of every tensor of a draft."""
-    from ssd_jax.models.execution import Execution
-    from ssd_jax.models.functional import FunctionalModel
-
-    return FunctionalModel(config, Execution.for_platform("cpu", "float32")).wanted()
 
 
 def check_stored(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.checkpoint import Checkpoint, wanted_of
 from ssd_jax.checkpoints.draft_checkpoint import (
     CONFIG,
     HEAD,
@@ -24,7 +24,6 @@ from ssd_jax.checkpoints.draft_checkpoint import (
     check_output_ids,
     check_stored,
     identity_of,
-    wanted_of,
 )
 from ssd_jax.checkpoints.load import check_size, check_tensors
 from ssd_jax.checkpoints.safetensors import open_file

@@ -16,6 +16,7 @@ from ssd_jax.checkpoints.gguf_config import model_config
 from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
 from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
 from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import GET_AGAIN, reading, shown
 
 _OUTER = {
@@ -38,7 +39,7 @@ _LAYER = {
 }
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _ROPE_DIVISORS = "rope_freqs.weight"
-_INTERLEAVED = re.compile(r".*\.self_attn\.([qk])_proj\.(weight|bias)")
+_INTERLEAVED = re.compile(r".*\.self_attn\.([qk])_proj\.weight")
 _PLAIN = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -84,7 +85,7 @@ class GGUFFile(TensorSource):
         for name, info in header.tensors.items():
             if name == _ROPE_DIVISORS:
                 continue
-            canonical = _canonical(name, path)
+            canonical = _canonical(name, self.config, path)
             if canonical in self._infos:
                 raise InputError(f"{path}: tensor {canonical!r} is there twice; {GET_AGAIN}")
             self._infos[canonical] = info
@@ -179,6 +180,13 @@ class GGUFFile(TensorSource):
             )
 
 
+def _has_place(config: ModelConfig, part: str, kind: str) -> bool:
+    """Whether the family uses a tensor; llama.cpp adds whatever biases a file has."""
+    if kind == "bias":
+        return config.qkv_bias and part in ("attn_q", "attn_k", "attn_v")
+    return config.qk_norm or part not in ("attn_q_norm", "attn_k_norm")
+
+
 @dataclasses.dataclass(frozen=True)
 class _StorageType:
     """A supported type: `block` values are stored in `block_bytes` bytes."""
@@ -228,8 +236,9 @@ def _storage_type(info: TensorInfo, path: Path) -> _StorageType:
     return _StorageType(name, *gguf.GGML_QUANT_SIZES[kind])
 
 
-def _canonical(name: str, path: Path) -> str:
-    if match := _NAME.fullmatch(name):
+def _canonical(name: str, config: ModelConfig, path: Path) -> str:
+    match = _NAME.fullmatch(name)
+    if match is not None and _has_place(config, match[2], match[3]):
         layer, part, kind = match.groups()
         if layer is None and part in _OUTER:
             return f"{_OUTER[part]}.{kind}"

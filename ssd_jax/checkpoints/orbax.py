@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.checkpoint import Checkpoint, wanted_of
 from ssd_jax.checkpoints.generation_config import FILE, read_sampling
 from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
@@ -166,7 +166,9 @@ def _read_all(
     checkpoint: Checkpoint, dtype: str, progress: Progress | None
 ) -> dict[str, np.ndarray]:
     tensors = checkpoint.tensors
-    sizes = {name: int(np.prod(tensors.shape(name))) for name in sorted(tensors.names())}
+    sizes = {
+        name: int(np.prod(tensors.shape(name))) for name in sorted(wanted_of(checkpoint.config))
+    }
     arrays, done, item = {}, 0, DTYPES[dtype].itemsize
     for name, size in sizes.items():
         stored = DTYPES[dtype if len(tensors.shape(name)) > 1 else "float32"]

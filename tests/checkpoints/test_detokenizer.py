@@ -131,6 +131,21 @@ def test_sentencepiece_drops_only_the_first_space(small_sentencepiece):
     assert small_sentencepiece.decode(without_prefix) == "b"
 
 
+def test_the_continuation_of_a_text_keeps_its_first_space(small_sentencepiece):
+    prompt = small_sentencepiece.encode("a")
+    *_, word = small_sentencepiece.encode("a b")
+    assert small_sentencepiece.open_stream(prompt[-1]).push([word]) == " b"
+    special = min(small_sentencepiece.special_ids)
+    for after in (None, special):
+        assert small_sentencepiece.open_stream(after).push([word]) == "b"
+
+
+def test_a_window_begins_with_the_token_before_it():
+    tokenizer = window_tokenizer(decoders.Metaspace())
+    assert tokenizer.open_stream(0).push([1, 0]) == " two one"
+    assert tokenizer.open_stream().push([1, 0]) == tokenizer.decode([1, 0]) == "two one"
+
+
 def test_the_window_does_not_grow_with_the_text():
     lengths = []
 

@@ -46,22 +46,6 @@ def test_reordered_rows_can_be_sliced(tmp_path, name, kind):
         np.testing.assert_array_equal(file.read(name, index), whole[index])
 
 
-def test_biases_of_llama_are_reordered_too(tmp_path):
-    """The configuration refuses them today; the layout must not depend on that."""
-    biases = {
-        name: array for name, array in tiny.hf_tensors("qwen2").items() if name.endswith(".bias")
-    }
-    path = tiny_gguf.write(tmp_path / "m.gguf", "llama", biases | tiny.hf_tensors("llama"))
-    with pytest.raises(InputError, match="attention_bias"):
-        GGUFFile(path)
-    renamed = {name.replace("layers.0", "layers.1"): array for name, array in biases.items()}
-    path = tiny_gguf.write(tmp_path / "n.gguf", "llama", renamed | tiny.hf_tensors("llama"))
-    file = GGUFFile(path)
-    for name, array in renamed.items():
-        np.testing.assert_array_equal(file.read(name), array)
-        np.testing.assert_array_equal(file.read(name, (slice(5, 50),)), array[5:50])
-
-
 def test_embedding_and_head_of_different_types_are_kept_apart(tmp_path):
     tensors = tiny.hf_tensors("qwen2")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied before quantisation
@@ -145,6 +129,24 @@ def test_a_tensor_without_a_place_is_refused(tmp_path):
     raw = {"blk.0.ffn_gate_exps.weight": (np.zeros((4, 32), np.float32), "F32")}
     path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tiny.hf_tensors("llama"), raw=raw)
     with pytest.raises(InputError, match=r"no place for tensor 'blk.0.ffn_gate_exps.weight'"):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "blk.1.ffn_down.bias"),
+        ("llama", "blk.1.attn_k.bias"),
+        ("llama", "blk.1.attn_q_norm.weight"),
+        ("qwen2", "blk.1.attn_output.bias"),
+        ("qwen3", "output.bias"),
+    ],
+)
+def test_a_tensor_that_the_family_does_not_use_is_refused(tmp_path, family, name):
+    """llama.cpp adds such biases: leaving them out would be another model."""
+    raw = {name: (np.ones(32, np.float32), "F32")}
+    path = tiny_gguf.write(tmp_path / "m.gguf", family, tiny.hf_tensors(family), raw=raw)
+    with pytest.raises(InputError, match=f"no place for tensor '{name}'"):
         GGUFFile(path)
 
 

@@ -99,6 +99,17 @@ def test_a_cached_index_without_its_shards_is_incomplete(cache):
         open_checkpoint("hf:org/tiny")
 
 
+@pytest.mark.parametrize("files", ["config.json", ""])
+def test_a_repository_without_safetensors_says_what_to_do(cache, files):
+    """As those of GGUF files are: of them nothing, or the configuration, is fetched."""
+    put(cache, "org/tiny-GGUF")
+    for path in next(cache.rglob(COMMIT)).iterdir():
+        if path.name != files:
+            path.unlink()
+    with pytest.raises(InputError, match=r"org/tiny-GGUF holds no safetensors; .* GGUF files"):
+        open_checkpoint("hf:org/tiny-GGUF")
+
+
 def test_a_configuration_needs_no_weights(cache):
     put(cache, "org/tiny", shards=3)
     for path in cache.rglob("*.safetensors*"):

@@ -90,3 +90,13 @@ def test_other_formats_are_refused_with_what_is_there(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(InputError, match=r"neither model.safetensors nor .*pytorch_model.bin"):
         SafetensorsDirectory(tmp_path)
+
+
+def test_a_whole_file_counts_before_an_index_of_older_shards(tmp_path):
+    tiny.write_hf(tmp_path, "llama", tensors=tiny.hf_tensors("llama", seed=1), shards=2)
+    newer = tiny.write_hf(tmp_path, "llama", tensors=tiny.hf_tensors("llama", seed=2))
+    name = "model.norm.weight"
+    for _ in range(2):
+        found = SafetensorsDirectory(tmp_path).read(name).astype(np.float32)
+        np.testing.assert_array_equal(found, newer[name])
+        (tmp_path / "model-00001-of-00002.safetensors").unlink(missing_ok=True)

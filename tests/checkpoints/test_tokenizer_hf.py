@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, Regex, pre_tokenizers, processors
 
 from ssd_jax.checkpoints.tokenizer import first_difference
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
@@ -76,6 +76,19 @@ def test_add_bos_token_does_not_replace_a_post_processor(tmp_path):
     config = {"bos_token": "<s>", "add_bos_token": True}
     path = directory(tmp_path, tokenizer, tokenizer_config=config)
     assert BOS not in tokenizer_from_directory(path).encode("a")
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "LlamaTokenizer"])
+def test_add_bos_token_counts_for_llamas_tokenizers_whose_post_processor_adds_nothing(
+    tmp_path, kind
+):
+    """As DeepSeek-R1-Distill-Qwen has it."""
+    tokenizer = backend(special("<s>"))
+    tokenizer.post_processor = processors.ByteLevel()
+    config = {"bos_token": "<s>", "add_bos_token": True, "tokenizer_class": kind}
+    path = directory(tmp_path, tokenizer, tokenizer_config=config)
+    found = tokenizer_from_directory(path)
+    assert found.encode("a") == [BOS, *found.encode("a", add_special=False)]
 
 
 @pytest.mark.parametrize(("add_bos", "begin"), [(True, [BOS]), (False, []), (None, [])])
@@ -217,7 +230,30 @@ def test_a_damaged_configuration_is_refused(tmp_path, content, message):
         tokenizer_from_directory(tmp_path)
 
 
-def test_a_token_that_is_no_text_is_refused(tmp_path):
-    path = directory(tmp_path, tokenizer_config={"bos_token": 5})
-    with pytest.raises(InputError, match="bos_token must be a string or an object"):
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"bos_token": 5}, "bos_token must be a string or an object"),
+        ({"bos_token": "\ud800"}, "bos_token must be .* of Unicode text"),
+        ({"added_tokens_decoder": {"9": {"content": "\udfff"}}}, "of Unicode text"),
+        ({"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}, "an object with ids as keys"),
+        ({"additional_special_tokens": ["\ud800"]}, "of Unicode text"),
+        ({"chat_template": "\ud800"}, "chat_template must be .* of Unicode text"),
+    ],
+    ids=range(6),
+)
+def test_a_token_that_is_no_text_is_refused(tmp_path, config, message):
+    path = directory(tmp_path, tokenizer_config=config)
+    with pytest.raises(InputError, match=message):
         tokenizer_from_directory(path)
+
+
+def test_a_pattern_that_never_ends_is_refused_with_its_file(tmp_path):
+    tokenizer = backend(special("<s>"))
+    split = pre_tokenizers.Split(Regex(r"(a+)+$"), behavior="isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    found = tokenizer_from_directory(directory(tmp_path, tokenizer))
+    with pytest.raises(InputError, match=f"{tmp_path}: its tokenizer fails on this text"):
+        found.encode("a" * 60 + "!")
+    assert found.encode("ab")

@@ -12,6 +12,7 @@ from ssd_jax.roles import activity
 from ssd_jax.roles.activity import Activity, Busy, TargetTimes, overlap
 from ssd_jax.roles.records import CacheLookup, Drafted, Outcomes
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.testing.fakes import Silent
 from tests.sampling.edits import Edit, edited
 
 
@@ -99,14 +100,6 @@ class Script:
 
     def speculate(self):
         pass
-
-
-class Silent:
-    def push(self, ids):
-        return ""
-
-    def flush(self):
-        return ""
 
 
 LOOK = (0, 2, 0, 3)  # k, prepared, rank, wasted

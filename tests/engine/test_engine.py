@@ -1,7 +1,5 @@
 """The engine on scripted roles: stops, lengths, counters, slots, cancels."""
 
-import functools
-
 import pytest
 
 from ssd_jax.checkpoints.detokenizer import ByteStream
@@ -159,12 +157,23 @@ def test_verification_time_leaves_the_prefill_out():
     assert timed(spell("abc"), max_tokens=1).metrics["verify_ms"] is None
 
 
+def test_text_is_decoded_as_the_continuation_of_the_prompt():
+    followed = []
+
+    def decoder(after):
+        followed.append(after)
+        return Letters(after)
+
+    engine = Engine(FakeTarget(spell("ab")), decoder, frozenset({EOS}), clock=Clock())
+    engine.add(request(prompt=(65, 70)))
+    assert followed == [70]
+
+
 def test_a_stop_string_that_the_last_flush_completes_is_a_stop():
     class Late(Letters):
         """Keeps the last letter back until it is flushed."""
 
-        def __init__(self):
-            self.held = ""
+        held = ""
 
         def push(self, ids):
             text = self.held + super().push(ids)
@@ -367,7 +376,9 @@ def test_a_stop_string_and_an_end_in_one_block_say_what_single_tokens_say(k):
         return said[min(position - len(prompt), 3)]
 
     def text(drafter):
-        streams = functools.partial(ByteStream, pieces.get, {EOS}, strip_space=False)
+        def streams(_after):
+            return ByteStream(pieces.get, {EOS}, strip_space=False)
+
         engine = Engine(FakeTarget(script), streams, frozenset({EOS}), drafter=drafter)
         engine.add(request(max_tokens=9, stop="STOP"))
         output = outputs(drain(engine))[0]

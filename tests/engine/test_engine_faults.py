@@ -168,8 +168,7 @@ def test_a_device_that_fails_ends_all_requests_with_what_they_have(who, call, af
 class Fussy(Letters):
     """A decoder that knows no 'k', the 9th letter, nor anything after it."""
 
-    def __init__(self):
-        self.broken = False
+    broken = False
 
     def push(self, ids):
         self.broken |= ord("k") in ids
@@ -182,7 +181,7 @@ class Fussy(Letters):
 
 def test_an_error_of_one_text_ends_that_request_alone(caplog):
     decoders = iter([Letters, Fussy, Letters])
-    engine, _ = made("target", "none", 0, error, decoder=lambda: next(decoders)())
+    engine, _ = made("target", "none", 0, error, decoder=lambda after: next(decoders)(after))
     found, raised = run(engine, [request(max_tokens=20) for _ in range(3)])
     assert raised == 0
     for place in (0, 2):

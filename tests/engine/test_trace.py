@@ -19,8 +19,9 @@ from ssd_jax.engine.trace import LANES, OF_A_WORKER, RowTrace, Trace
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.testing.fakes import Silent
 from ssd_jax.traces.read import read_trace
-from tests.engine.test_activity import ACTIVITIES, LOOK, Script, Silent
+from tests.engine.test_activity import ACTIVITIES, LOOK, Script
 from tests.sampling.edits import Edit, edited
 
 

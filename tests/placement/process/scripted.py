@@ -19,6 +19,7 @@ from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
+from ssd_jax.testing.fakes import Silent
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, said_at
 from tests.speculation.paces import Patient
 
@@ -79,14 +80,6 @@ class ScriptedTarget:
             accepted[slot] = len(ids) - 1
             tokens[slot, : len(ids)] = ids
         return Emitted(Outcomes(accepted, tokens))
-
-
-class Silent:
-    def push(self, ids):
-        return ""
-
-    def flush(self):
-        return ""
 
 
 class Run(NamedTuple):

@@ -15,6 +15,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import FanOut, UniformFanOut
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
+from ssd_jax.testing.fakes import Silent
 from tests.speculation.enumeration.chance import Key, Law
 from tests.speculation.enumeration.filters import Text
 from tests.speculation.enumeration.host_roles import Clock, Name, ToyDraft, ToyTarget
@@ -32,16 +33,6 @@ class Hashed:
     def _clock(self, key: Key, token: int) -> float:
         digest = hashlib.blake2b(repr((*key, token)).encode(), digest_size=8).digest()
         return -math.log((int.from_bytes(digest, "little") + 0.5) / 2**64)
-
-
-class Silent:
-    """A decoder of no text."""
-
-    def push(self, ids: Sequence[int]) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
