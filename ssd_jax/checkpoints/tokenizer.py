@@ -153,11 +153,6 @@ class Tokenizer:
             template.write_text(self.chat_template, encoding="utf-8", newline="")
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text has a UTF-8 form: it holds no lone surrogate."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
-
-
 def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:
     """Has a backend put this token before every text that is encoded with special tokens."""
     bos = {"id": "BOS", "ids": [bos_id], "tokens": [backend.id_to_token(bos_id)]}

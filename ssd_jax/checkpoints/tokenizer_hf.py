@@ -10,9 +10,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with, is_unicode
+from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import brief, read_json, read_text, shown
+from ssd_jax.system.files import brief, is_unicode, read_json, read_text, shown
 
 _MOST_TOKENIZER = 64 << 20
 _MOST_TEMPLATE = 1 << 20

@@ -148,7 +148,7 @@ class Sharing:
                     self._waiting[caller] = None
             if leads:
                 self._lead(caller)
-                return caller.fetch()
+                return None
         caller.wake.get()  # an interrupt comes through
         return None
 

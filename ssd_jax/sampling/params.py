@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import shown
+from ssd_jax.system.files import is_unicode, shown
 
 MAX_STOP_IDS = 32
 """Ids that end a request (EOS included); a static size of the compiled programs."""
@@ -100,6 +100,9 @@ class SamplingParams:
             value, limits = getattr(self, field.name), field.metadata["limits"]
             if limits and value is not None:
                 _check(field.name, value, *limits)
+            kind = _PLAIN.get(str(field.type).removesuffix(" | None"))
+            if kind is not None and value is not None:  # NumPy's, or a fraction, until here
+                object.__setattr__(self, field.name, kind(value))
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
 
 
@@ -130,8 +133,10 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
 
 def _as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(isinstance(text, str) and text for text in stops):
-        raise InputError(f"stop = {shown(stops)}: each stop is a string that is not empty")
+    if not all(isinstance(text, str) and text and is_unicode(text) for text in stops):
+        raise InputError(
+            f"stop = {shown(stops)}: each stop is a string of Unicode text that is not empty"
+        )
     length = sum(map(len, stops))
     if len(stops) > MAX_STOPS or length > MAX_STOP_CHARACTERS:
         raise InputError(
@@ -155,6 +160,7 @@ def _check(name: str, value: float, low: float, high: float, *, also: str = "") 
         )
 
 
+_PLAIN = {"int": int, "float": float}
 _ACCEPTED = {
     "None": type(None),
     "bool": bool,

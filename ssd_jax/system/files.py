@@ -234,6 +234,11 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text has a UTF-8 form: it holds no lone surrogate."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def brief(error: BaseException) -> str:
     """An error's words as one short line: other libraries' quote whatever they were given."""
     text = " ".join(str(error).split())

@@ -1,5 +1,8 @@
 """Where committed tokens end, also when several come at once."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
 from ssd_jax.engine.request import Request
@@ -68,6 +71,7 @@ def test_a_stop_id_does_not_end_before_min_tokens():
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens = 5"),
         ({"stop": [""]}, "not empty"),
         ({"stop": [3]}, "each stop is a string"),
+        ({"stop": "\ud800"}, "a string of Unicode text"),
         ({"stop_token_ids": ["a"]}, "token ids are integers"),
         ({"logit_bias": {3: float("inf")}}, r"must be from -1e\+06 to 1e\+06"),
         ({"logit_bias": {3: float("nan")}}, "must be from"),
@@ -80,3 +84,12 @@ def test_a_stop_id_does_not_end_before_min_tokens():
 def test_settings_out_of_range_are_named_with_the_range(params, message):
     with pytest.raises(InputError, match=message):
         SamplingParams(**params)
+
+
+def test_settings_are_plain_numbers_as_a_draft_elsewhere_gets_them():
+    params = SamplingParams(
+        temperature=Fraction(1, 2), top_p=np.float32(0.5), top_k=np.int64(3), logprobs=np.int8(1)
+    )
+    found = params.temperature, params.top_p, params.top_k, params.logprobs, params.min_p
+    assert [type(value) for value in found] == [float, float, int, int, float]
+    assert found == (0.5, 0.5, 3, 1, 0.0)

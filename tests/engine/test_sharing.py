@@ -12,6 +12,7 @@ import pytest
 
 from ssd_jax import llm as llm_module
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.sharing import Caller
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.llm import LLM
 from ssd_jax.testing.fakes import FakeTarget, Letters
@@ -131,6 +132,20 @@ def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shar
     target.fault = lambda: collected or collected.append(gc.collect())
     assert text(shared) == LONG[:40]
     assert idle(shared)
+
+
+def test_events_are_taken_where_nobody_cancels_meanwhile(shared, monkeypatch):
+    """Else requests of a task that is cancelled in the event loop's thread change amid the look."""
+    usual, held = Caller.fetch, []
+
+    def fetch(self):
+        held.append(shared._sharing._lock.locked())
+        return usual(self)
+
+    monkeypatch.setattr(Caller, "fetch", fetch)
+    assert text(shared) == LONG[:40]
+    assert held
+    assert all(held)
 
 
 def test_a_caller_that_is_interrupted_in_its_round_hands_over(shared):
