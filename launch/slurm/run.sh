@@ -2,6 +2,7 @@
 # A job of SLURM with two steps: the draft on its last node, the target over the others.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[[ ${1:-} != --job=* ]] || here=${1#--job=} # a job runs a copy that SLURM made of this script
 script=launch/slurm/run.sh
 # shellcheck source=launch/checks.bash
 source "$here/checks.bash"
@@ -35,7 +36,7 @@ while [[ ${1:-} == --* ]]; do
     --directory=*) directory=${1#*=} ;;
     --sbatch=*) sbatch+=("${1#*=}") ;;
     --dry_run) dry_run=true ;;
-    --job) job=yes ;; # this is the job: not for users
+    --job=*) job=yes ;; # this is the job: not for users
     --help) usage; exit 0 ;;
     *) refuse "unknown flag $1" ;;
   esac
@@ -45,7 +46,7 @@ given COMMAND "${1:-}"
 number --nodes "$nodes"
 
 if [[ -z $job ]]; then
-  own=(--job "--nodes=$nodes" "--port=$port" "--directory=$directory")
+  own=("--job=$here" "--nodes=$nodes" "--port=$port" "--directory=$directory")
   all=$nodes
   if [[ -n $draft ]]; then
     own+=("--draft=$draft" "--draft_devices=$draft_devices")

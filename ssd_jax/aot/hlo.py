@@ -52,9 +52,14 @@ class Instruction:
     @property
     def in_memory(self) -> int:
         """Bytes of those parts of the result that are in the device's memory, not on the chip."""
+        return sum(self.parts_in_memory)
+
+    @property
+    def parts_in_memory(self) -> list[int]:
+        """`parts`, 0 for those on the chip."""
         layouts = [layout for *_, layout in _SHAPE.findall(self.shape)]
         parts = zip(self.parts, layouts, strict=True)
-        return sum(size for size, layout in parts if not _ON_CHIP.search(layout))
+        return [0 if _ON_CHIP.search(layout) else size for size, layout in parts]
 
     @property
     def parts(self) -> list[int]:

@@ -108,8 +108,16 @@ def _run(module: Module, name: str, runs: int) -> Iterator[tuple[Instruction, Sh
 def _collective(each: Instruction, devices: int, runs: int) -> Collective:
     kind = each.opcode.removesuffix("-start")
     group = each.group or devices
-    whole = max(each.parts) * (group if kind == "reduce-scatter" else 1)
+    whole = sum(_given(each, each.parts)) * (group if kind == "reduce-scatter" else 1)
     return Collective(whole, group, runs, kind in _REDUCES)
+
+
+def _given(each: Instruction, parts: list[int]) -> list[int]:
+    """Of the parts of a collective's result those that it makes: where one starts, its operands may
+    stand before them, and flags behind."""
+    count = len(each.operands)
+    started = each.opcode.endswith("-start") and len(parts) >= 2 * count
+    return parts[count : 2 * count] if started else parts
 
 
 def _moved(module: Module, each: Instruction, shapes: Shapes) -> int:
@@ -141,6 +149,8 @@ def _alone(each: Instruction, operands: list[Instruction]) -> int:
         return sum(read[1:]) + written
     if each.opcode in _MOVES:
         return min(sum(read), each.parts[_MOVES[each.opcode]]) + (each.in_memory - sum(read))
+    if each.opcode.removesuffix("-start") in _COLLECTIVE:
+        return sum(read) + sum(_given(each, each.parts_in_memory))
     return sum(read) + each.in_memory
 
 

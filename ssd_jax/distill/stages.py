@@ -284,16 +284,21 @@ def _train(whole: Distillation) -> None:
     directory, train, draft = whole.directory("train"), whole.settings.train, whole.settings.draft
     assert train is not None
     assert draft is not None
-    if manifest.finished and manifest.data["store"] == draft.store:
-        made = manifest.data["draft"]
-        if file_digests(Path(made)) == manifest.data.get("files"):
+    from ssd_jax.distill.training.model import open_beginning
+
+    begun = open_beginning(draft, whole.target.checkpoint)
+    beginning = begun and begun.digest and begun.digest()
+    known = manifest.data.get("begin") == beginning and manifest.data.get("store") == draft.store
+    if manifest.finished and known:
+        made = directory / manifest.data["draft"]
+        if file_digests(made) == manifest.data.get("files"):
             whole.say(f"train, made before: {made}")
             return
     clear_partial(directory)
     from ssd_jax.distill.training.journal import picture_of
     from ssd_jax.distill.training.loop import run as train_draft
 
-    def begun() -> None:
+    def saved() -> None:
         if read_manifest(directory) is None:
             write_manifest(directory, manifest)
 
@@ -305,13 +310,14 @@ def _train(whole: Distillation) -> None:
             samples=read_shards(whole.directory("generate"), target=whole.target.sha256),
             work=directory,
             progress=progress,
-            saved=begun,
+            saved=saved,
         )
     data = {
         "step": result.step,
         "store": draft.store,
         "held_out": result.held_out,
-        "draft": str(result.draft),
+        "draft": result.draft.name,
+        "begin": beginning,
         "files": file_digests(result.draft),
     }
     finished = not result.stopped
@@ -335,7 +341,7 @@ def _evaluate(whole: Distillation) -> None:
                 f"stage evaluate needs a draft, and stage train has made none in {whole.own}; run "
                 "it first, or give --draft=PATH"
             )
-        draft = str(trained.data["draft"])
+        draft = str(whole.directory("train") / trained.data["draft"])
     else:
         place = Path(draft).expanduser()
         known_as = str(place.resolve()) if place.exists() else draft

@@ -102,8 +102,12 @@ class Chooser:
     def remember(self) -> None:
         """Keeps what was observed for the next start."""
         guess = self._settled or self._seen.guess
-        if self._file is not None and guess.judged > self._guess.judged:
-            self._file.write(KnownCosts(self._costs, guess))
+        if self._file is None or guess.judged <= self._guess.judged:
+            return
+        costs = self._costs
+        kept = self._file.read(widths=tuple(costs.verify), budgets=tuple(costs.step))
+        if kept is None or guess.judged > kept.guess.judged:  # else another process has seen more
+            self._file.write(KnownCosts(costs, guess))
 
     def _with_draft(self) -> Costs:
         """Costs with T_1 of mode sd, which is measured where it is not known yet."""

@@ -198,3 +198,26 @@ def test_what_runs_beside_counts_once():
     size = 64 * 128 * 4
     work = counted(CALLED, 8)
     assert (work.moved, work.collectives) == (2 * size, (Collective(size, 8, 1, reduces=True),))
+
+
+def test_a_collective_of_several_arrays_is_of_all_of_them():
+    text = """ENTRY %m (a: f32[1000], b: f32[500]) -> f32[1000] {
+  %a = f32[1000]{0} parameter(0)
+  %b = f32[500]{0} parameter(1)
+  %s = (f32[1000]{0}, f32[500]{0}) all-reduce(%a, %b), replica_groups={{0,1}}, to_apply=%add
+  ROOT %r = f32[1000]{0} get-tuple-element(%s), index=0
+}
+"""
+    work = counted(text, 2)
+    assert (work.moved, work.collectives) == (12000, (Collective(6000, 2, 1, reduces=True),))
+
+
+def test_a_collective_that_starts_names_its_operands_and_does_not_write_them():
+    text = """ENTRY %m (a: f32[1000]) -> f32[2000] {
+  %a = f32[1000]{0} parameter(0)
+  %s = (f32[1000]{0}, f32[2000]{0}) all-gather-start(%a), replica_groups={{0,1}}, dimensions={0}
+  ROOT %r = f32[2000]{0} all-gather-done(%s)
+}
+"""
+    work = counted(text, 2)
+    assert (work.moved, work.collectives) == (12000, (Collective(8000, 2, 1, reduces=False),))

@@ -13,6 +13,7 @@ from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
 from ssd_jax.llm import LLM
 from ssd_jax.system.cores import usable_cores
+from ssd_jax.testing import tiny
 from tests.checkpoints.tiny_drafts import open_target, write
 
 PAPER, EVERYBODY = "The paper's accounting: the target on core", "All cores for everybody"
@@ -101,6 +102,17 @@ def test_step_suite_times_every_width(tiny_checkpoint, capsys, monkeypatch, widt
     result = json.loads(out)
     assert [row["width"] for row in result["steps"]] == list(widths)
     assert result["bandwidth"]["copy_gb_per_s"] > 0
+
+
+def test_step_suite_counts_the_weights_that_are_read(tmp_path, capsys, monkeypatch):
+    """An embedding that is the head is read whole; beside a head of its own it is looked up in."""
+    monkeypatch.setattr(suites, "WIDTHS", range(1, 2))
+    found = set()
+    for tied in (True, False):
+        path = tiny.write_checkpoint(tmp_path / str(tied), tie_word_embeddings=tied)
+        command = ("bench", "--suite=step", f"--target={path}", "--step_repeats=1", "--json")
+        found.add(json.loads(run(capsys, *command, *SMALL)[0])["weight_bytes"])
+    assert len(found) == 1
 
 
 @pytest.mark.slow

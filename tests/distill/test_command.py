@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -284,6 +285,32 @@ def test_a_draft_that_is_damaged_or_gone_is_made_again(train, finished, capsys):
     capsys.readouterr()
     assert command() == 0
     assert "train, made before" in capsys.readouterr().err
+
+
+def test_results_that_were_moved_are_those_of_where_they_are(train, finished, place, capsys):
+    command, calls = train
+    command()
+    command()
+    moved = place / "moved"
+    shutil.copytree(finished, moved)
+    shutil.rmtree(finished / "config" / "train")
+    assert command(f"--out={moved}") == 0
+    assert f"train, made before: {moved / 'config/train/draft'}" in capsys.readouterr().err
+    assert len(calls) == 2
+
+
+def test_a_draft_that_goes_on_from_one_that_was_trained_anew_is_made_again(train, monkeypatch):
+    from ssd_jax.distill.training import model
+
+    command, calls = train
+    begun = SimpleNamespace(digest=lambda: "first")
+    monkeypatch.setattr(model, "open_beginning", lambda *_arguments: begun)
+    for _ in range(3):
+        command()
+    assert len(calls) == 2  # the first stopped early, the third was made before
+    begun.digest = lambda: "second"
+    command()
+    assert len(calls) == 3
 
 
 def _flip(draft: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -41,6 +42,32 @@ def dry(script, *arguments):
     found = run(script, "--dry_run", *arguments)
     assert found.returncode == 0, found.stderr
     return found.stdout
+
+
+def test_a_job_of_slurm_is_a_copy_of_its_script(tmp_path):
+    """As sbatch makes one in a directory of its own, and runs that."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "spool").mkdir()
+    copy = tmp_path / "spool" / "slurm_script"
+    for name, text in {
+        "sbatch": f'while [[ $1 == --* ]]; do shift; done; cp "$1" {copy}; shift; '
+        f'SLURM_JOB_ID=7 exec bash {copy} "$@"',
+        "srun": 'printf "%s\\n" srun "$@"',
+    }.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/bash\n{text}\n")
+        program.chmod(0o755)
+    found = subprocess.run(
+        [LAUNCH / "slurm/run.sh", "--nodes=2", *COMMAND],
+        env=os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    words = found.stdout.splitlines()
+    assert words[0] == "srun"
+    assert words[-len(COMMAND) - 1 :] == [str(LAUNCH / "host.sh"), *COMMAND]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -149,6 +149,20 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     assert Chooser(config, again, file=file).mode == "ar"
 
 
+def test_who_has_seen_less_leaves_what_another_process_has_kept(tmp_path):
+    file = CostFile(tmp_path, {"models": "a"})
+    known = KnownCosts(costs(0.1), Guess())
+    long, short = (
+        Chooser(Config(mode="auto", target="t", draft="d"), known, file=file) for _ in range(2)
+    )
+    for chooser, rounds, accepted in ((long, 400, 0), (short, 2, 8)):
+        tuner = chooser.tuner("ssd", AUTO_K)
+        for _ in range(rounds):
+            tuner.observe(VerificationStats(accepted, 8, "hit", 2, None))
+        chooser.remember()
+    assert file.read(widths=WIDTHS, budgets=AUTO_BUDGETS).guess == long._seen.guess
+
+
 def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_path):
     """Through time it depends on their noise, which a request of the next process may share."""
     file = CostFile(tmp_path, {"models": "a"})
