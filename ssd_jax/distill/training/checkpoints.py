@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ssd_jax.distill.manifest import differences
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.files import brief
 
 
@@ -66,7 +66,7 @@ class Checkpoints:
         """Writes the state after `step` steps, then removes the oldest ones.
 
         Raises:
-          OSError, ValueError: the disk is full; the checkpoints before are as they were.
+          SsdError: the disk is full; the checkpoints before are as they were.
         """
         for later in self._manager.all_steps():
             if later >= step:  # what could not be read, or training would not be here again
@@ -75,7 +75,13 @@ class Checkpoints:
         items = self._items.Composite(
             state=self._items.StandardSave(leaves), made_with=self._items.JsonSave(self._made_with)
         )
-        self._manager.save(step, args=items, force=True)
+        try:
+            self._manager.save(step, args=items, force=True)
+        except (OSError, ValueError) as error:  # the latter is how tensorstore says it
+            raise SsdError(
+                f"{self._directory}: step_{step} cannot be written: {brief(error)}; make room "
+                "there: the same command goes on from the checkpoint before"
+            ) from error
 
     def restore(self, like: Any) -> Restored | None:
         """The latest checkpoint that can be read; None if there is none.

@@ -13,7 +13,7 @@ import pytest
 
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.journal import Journal, read_journal
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 
 # Reads of one array that fails let those of the others fall, whose futures complain later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -79,16 +79,17 @@ def test_checkpoints_of_an_earlier_version_are_refused(tmp_path):
         opened(tmp_path)
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [OSError, ValueError])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, kind):
     saved = opened(tmp_path)
     saved.save(10, state(10))
 
     def full(*_args, **_named):
-        raise OSError(28, "No space left on device")
+        raise kind("No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(SsdError, match=r"step_20 cannot be written: No space .* make room"):
             saved.save(20, state(20))
     assert saved.restore(state(0)).step == 10
     again = opened(tmp_path)
