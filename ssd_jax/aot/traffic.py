@@ -208,6 +208,8 @@ def _flops(module: Module, each: Instruction, shapes: Shapes) -> int:
         return _of_convolution(each, shapes)
     if estimate := _estimated(each).get("flops"):
         return estimate
+    if each.opcode == "reduce" and each.operands[0] in shapes:
+        return _of_sum(shapes[each.operands[0]], shapes)
     inside = {one.name: one for one in module.computations.get(each.called("calls"), ())}
     return sum(_flops(module, one, inside) for one in inside.values())
 
@@ -217,6 +219,13 @@ def _of_dot(each: Instruction, shapes: Shapes) -> int:
     dims = [int(place) for place in found[1].split(",") if place] if found else []
     left = shapes[each.operands[0]].dims
     return 2 * math.prod(each.dims) * math.prod(left[place] for place in dims)
+
+
+def _of_sum(summed: Instruction, shapes: Shapes) -> int:
+    """Compilers have products with one row as products of elements that are summed."""
+    while summed.opcode in _LAYOUTS and summed.operands[0] in shapes:
+        summed = shapes[summed.operands[0]]
+    return 2 * math.prod(summed.dims) if summed.opcode == "multiply" else 0
 
 
 def _of_convolution(each: Instruction, shapes: Shapes) -> int:

@@ -102,19 +102,24 @@ class Chooser:
     def remember(self) -> None:
         """Keeps what was observed for the next start."""
         guess = self._settled or self._seen.guess
-        if self._file is None or guess.judged <= self._guess.judged:
+        if guess.judged > self._guess.judged:
+            self._keep(guess)
+
+    def _keep(self, guess: Guess) -> None:
+        """Writes the costs, with a guess, or what another process has kept that has seen more."""
+        if self._file is None:
             return
         costs = self._costs
         kept = self._file.read(widths=tuple(costs.verify), budgets=tuple(costs.step))
-        if kept is None or guess.judged > kept.guess.judged:  # else another process has seen more
-            self._file.write(KnownCosts(costs, guess))
+        if kept is not None and kept.guess.judged > guess.judged:
+            guess = kept.guess
+        self._file.write(KnownCosts(costs, guess))
 
     def _with_draft(self) -> Costs:
         """Costs with T_1 of mode sd, which is measured where it is not known yet."""
         if self._drafting is not None and not self._costs.draft:
             self._costs = dataclasses.replace(self._costs, draft=self._drafting())
-            if self._file is not None:
-                self._file.write(KnownCosts(self._costs, self._guess))
+            self._keep(self._guess)
         return self._costs
 
 

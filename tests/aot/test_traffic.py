@@ -221,3 +221,23 @@ def test_a_collective_that_starts_names_its_operands_and_does_not_write_them():
 """
     work = counted(text, 2)
     assert (work.moved, work.collectives) == (12000, (Collective(8000, 2, 1, reduces=False),))
+
+
+@pytest.mark.parametrize("turned", ["multiply(%x, %w)", "add(%x, %w)"])
+def test_a_product_with_one_row_is_a_sum_of_products(turned):
+    """As compilers make one; what else is summed is none."""
+    text = f"""%fused (x: f32[8,64], w: f32[8,64]) -> f32[8] {{
+  %x = f32[8,64]{{1,0}} parameter(0)
+  %w = f32[8,64]{{1,0}} parameter(1)
+  %m = f32[8,64]{{1,0}} {turned}
+  %b = f32[64,8]{{0,1}} bitcast(%m)
+  ROOT %r = f32[8]{{0}} reduce(%b, %zero), dimensions={{0}}, to_apply=%add
+}}
+
+ENTRY %m (x: f32[8,64], w: f32[8,64]) -> f32[8] {{
+  %x = f32[8,64]{{1,0}} parameter(0)
+  %w = f32[8,64]{{1,0}} parameter(1)
+  ROOT %f = f32[8]{{0}} fusion(%x, %w), kind=kInput, calls=%fused
+}}
+"""
+    assert counted(text).flops == (2 * 8 * 64 if "multiply" in turned else 0)
