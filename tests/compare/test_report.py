@@ -47,10 +47,11 @@ def test_the_identical_share_is_counted_from_ids():
 
 def test_the_table_has_a_line_for_each_difference():
     found = report(
-        [SAME, said(1, 2, 3), said(5), refused(3), SAME],
-        [SAME, said(1, 9, 3), said(5, 6, reason="stop"), SAME, None],
+        [SAME, said(1, 2, 3), said(5), refused(3), SAME, said(1, 2, 3, 4, 5, 6)],
+        [SAME, said(1, 9, 3), said(5, 6, reason="stop"), SAME, None, said(1, 2, 3, 4, 5, 7)],
         "float",
         "unknown",
+        "float",
         limit=1e-3,
     )
     lines = [line.split() for line in shown(found).splitlines()]
@@ -59,6 +60,7 @@ def test_the_table_has_a_line_for_each_difference():
     assert ["3", "-", "refused", "-", "-", "refused"] in lines
     assert ["4", "-", "-", "no", "line", "-", "missing"] in lines
     assert "first difference: token 1 at the earliest, 1 in the median" in shown(found)
+    assert comparison_json(found)["first_fork_median"] == 1
 
 
 def test_json_says_the_same_and_has_no_infinities():

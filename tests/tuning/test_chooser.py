@@ -8,6 +8,7 @@ import pytest
 from ssd_jax.config import AUTO_BUDGETS, AUTO_K, Config
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import VerificationStats
+from ssd_jax.tuning import chooser
 from ssd_jax.tuning.chooser import Chooser, first_guess, open_chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.throughput import Costs, Guess
@@ -155,11 +156,11 @@ def test_who_has_seen_less_leaves_what_another_process_has_kept(tmp_path):
     long, short = (
         Chooser(Config(mode="auto", target="t", draft="d"), known, file=file) for _ in range(2)
     )
-    for chooser, rounds, accepted in ((long, 400, 0), (short, 2, 8)):
-        tuner = chooser.tuner("ssd", AUTO_K)
+    for each, rounds, accepted in ((long, 400, 0), (short, 2, 8)):
+        tuner = each.tuner("ssd", AUTO_K)
         for _ in range(rounds):
             tuner.observe(VerificationStats(accepted, 8, "hit", 2, None))
-        chooser.remember()
+        each.remember()
     assert file.read(widths=WIDTHS, budgets=AUTO_BUDGETS).guess == long._seen.guess
 
 
@@ -238,3 +239,27 @@ def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypa
         )
         open_chooser(loaded, model, None, 64)
     assert measured == ["int8", "native"]
+
+
+@pytest.mark.parametrize("other", ["versions", "cpu_model", "cpu_affinity", "exact", "context"])
+def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, monkeypatch, other):
+    measured = []
+
+    def measure(loaded, context):
+        measured.append((loaded.exact, context))
+        return costs(0.5)
+
+    monkeypatch.setattr(chooser, "measure", measure)
+    config = Config(target="t", mode="auto", draft="d", compile_cache=str(tmp_path))
+    exact, context = "law", 64
+    for _ in range(2):
+        for _ in range(2):
+            loaded = SimpleNamespace(
+                config=config, programs=SimpleNamespace(widths=WIDTHS), exact=exact
+            )
+            open_chooser(loaded, SimpleNamespace(fingerprint="f"), None, context)
+        if other in ("exact", "context"):
+            exact, context = ("bitwise", 64) if other == "exact" else ("law", 128)
+        else:
+            monkeypatch.setattr(chooser, other, lambda: "another")
+    assert len(measured) == 2

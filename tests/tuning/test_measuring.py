@@ -312,3 +312,8 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
 @pytest.mark.parametrize("context", [12, 20, 64, 4096])
 def test_what_is_measured_fits_the_context(context):
     assert 0 <= measuring._position(context, 8) <= max(0, context - 10)
+
+
+def test_the_first_run_warms_up_and_is_not_timed():
+    times = iter([0.0, 9.0, 10.0, 11.0, 20.0, 21.5, 30.0, 32.0])
+    assert median(lambda: None, lambda: next(times)) == 1.5

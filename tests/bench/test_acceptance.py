@@ -1,0 +1,33 @@
+"""Acceptance over the rounds of a variant, and what the engine costs, by hand."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from ssd_jax.bench import costs
+from ssd_jax.bench.acceptance import acceptance
+from tests.bench import fakes
+
+
+def test_rounds_of_all_prompts_are_joined_by_tokens_and_by_position():
+    one = {"acceptance_histogram": [3, 1], "acceptance_by_position": [[2, 4]]}
+    two = {"acceptance_histogram": [0, 1, 2], "acceptance_by_position": [[3, 3], [2, 3]]}
+    runs = {
+        "ar": [fakes.result()],
+        "sd": [fakes.result(metrics=one), fakes.result(metrics=two)],
+    }
+    result = SimpleNamespace(
+        variants=("ar", "sd"), of=lambda name: [SimpleNamespace(results=runs[name])]
+    )
+    [found] = acceptance(result)
+    assert (found.variant, found.rounds, found.histogram) == ("sd", 7, (3, 2, 2))
+    assert found.length == pytest.approx((3 * 1 + 2 * 2 + 2 * 3) / 7)
+    assert found.by_position == ((5, 7), (2, 3))
+
+
+def test_what_the_engine_adds_is_its_time_beyond_that_of_its_programs(monkeypatch):
+    monkeypatch.setattr(costs, "_BLOCKS", 3)
+    monkeypatch.setattr(costs, "_STEPS", 2)
+    found = costs.time_overhead(lambda: time.sleep(2e-3), lambda: None)
+    assert found.added.median > 1.0
