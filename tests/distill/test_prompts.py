@@ -190,6 +190,16 @@ def test_a_task_over_a_held_out_passage_leaks_in_either_spelling(prepare, tmp_pa
         prepare(train='[{path = "text.txt", tasks = 1}]', longest="2000")
 
 
+@pytest.mark.parametrize("written", ["a part @-@ time job", "a part-time job."])
+def test_what_a_held_out_task_is_about_leaks_in_either_spelling(prepare, tmp_path, written):
+    (tmp_path / "held.txt").write_text("He had a part @-@ time job. " + _sentences(1))
+    write_lines(tmp_path / "train.jsonl", {"question": written}, {"question": "What is a newt?"})
+    _, counts = prepare(
+        train='["train.jsonl"]', held_out='[{path = "held.txt", tasks = 1}]', longest="2000"
+    )
+    assert counts["train"]["train.jsonl"] == {"kept": 1, "too_long": 0, "leaking": 1}
+
+
 def test_what_prompts_are_made_from_has_digests(tmp_path):
     tiny_run.write_data(tmp_path)
     for train, made_from in (
