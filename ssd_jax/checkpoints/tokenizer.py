@@ -83,9 +83,8 @@ class Tokenizer:
         try:
             return self._backend.encode(text, add_special_tokens=add_special).ids
         except BaseException as error:
-            if (
-                type(error).__name__ != "PanicException"
-            ):  # of `tokenizers`, which does not export it
+            # What Rust panics with; `tokenizers` does not export it.
+            if type(error).__name__ != "PanicException":
                 raise
             raise InputError(
                 f"{self._where}: its tokenizer fails on this text: {brief(error)}; give another "
