@@ -166,6 +166,7 @@ def test_the_json_has_every_key_and_survives_a_round_trip():
     assert len(document["prompts"]) == 16
     row = document["prompts"][1]
     assert (row["variant"], row["token_ids"]) == ("sd", [0, 2, 3])
+    assert row["ttft_ms"] == pytest.approx([250, 250])
     assert row["metrics"][1] == {**metrics, "verify_ms": None, "step_ms": 4}
 
 

@@ -66,3 +66,11 @@ def test_another_template_is_another_target(target):
     before = digest(target)
     (target / "chat_template.jinja").write_text(DATED + "!", newline="")
     assert digest(target) != before
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "bos_token_id"])
+def test_other_tokens_that_begin_or_end_a_text_are_another_target(target, name):
+    before = digest(target)
+    path = target / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: 7}))
+    assert digest(target) != before
