@@ -1,6 +1,8 @@
 """`ssd-jax distill --stage=evaluate`, by itself and at the end of a whole run."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,9 +122,10 @@ def test_a_whole_run_ends_with_the_trained_draft(
 ):
     from ssd_jax.distill.training import loop
 
-    def train(settings, _draft, *, samples, **_rest):
+    def train(settings, _draft, *, samples, work, **_rest):
         assert len(list(samples)) == 2
-        return loop.Result(step=settings.steps, stopped="", held_out={}, draft=draft)
+        made = Path(shutil.copytree(draft, work / "draft"))
+        return loop.Result(step=settings.steps, stopped="", held_out={}, draft=made)
 
     monkeypatch.setattr(loop, "run", train)
     FakeTarget().install(monkeypatch)
