@@ -10,13 +10,14 @@ from ssd_jax.cli.loading import progress_bar
 from ssd_jax.errors import InputError
 from ssd_jax.system.paths import require_free, require_writable, user_path
 
+_DTYPES = ("float32", "bfloat16")
 _USED = ("target", "dtype", "out", "config")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags({"out": ("str", None, "directory to write; must not exist")})
-    values["dtype"].help = "dtype to store: float32, bfloat16"
+    values["dtype"].help = f"dtype to store: {', '.join(_DTYPES)}"
     given = settings.parse(
         values, "convert", arguments, hidden=[name for name in values if name not in _USED]
     )
@@ -25,11 +26,12 @@ def run(arguments: Sequence[str]) -> int:
     if not given["out"]:
         raise InputError("give --out=DIRECTORY")
 
-    from ssd_jax.checkpoints.opening import open_checkpoint
-    from ssd_jax.checkpoints.orbax import DTYPES, write_checkpoint
+    if config.dtype not in _DTYPES:
+        raise InputError(f"dtype = {config.dtype!r} cannot be stored; give one of {list(_DTYPES)}")
 
-    if config.dtype not in DTYPES:
-        raise InputError(f"dtype = {config.dtype!r} cannot be stored; give one of {list(DTYPES)}")
+    from ssd_jax.checkpoints.opening import open_checkpoint
+    from ssd_jax.checkpoints.orbax import write_checkpoint
+
     out = user_path(given["out"])
     require_free(out)
     require_writable("out", out, replaced=True)

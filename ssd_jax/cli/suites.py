@@ -172,7 +172,7 @@ def steps(job: BenchJob) -> SuiteReport:
     with progress_bar("forwards of every width", unit="rounds") as progress:
         result = time_steps(
             forward,
-            weight_bytes=sum(parameter.nbytes for parameter in parameters) - _looked_up(llm),
+            weight_bytes=llm.target.model.read_bytes,
             widths=WIDTHS,
             repeats=job.given["step_repeats"],
             progress=progress,
@@ -180,14 +180,6 @@ def steps(job: BenchJob) -> SuiteReport:
     memory = measure_bandwidth(jax.devices()[0])
     document = job.document(**dataclasses.asdict(result), bandwidth=memory)
     return SuiteReport([step_table(result, memory)], document)
-
-
-def _looked_up(llm: LLM) -> int:
-    """Bytes of an embedding that is no output head, of which a forward reads a few rows."""
-    config, execution = llm.target.model.config, llm.target.model.execution
-    if config.tie_embeddings:
-        return 0
-    return config.vocab_size * config.hidden_size * execution.floating.itemsize
 
 
 def check_overhead(llm: LLM) -> None:

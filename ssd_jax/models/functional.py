@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ from ssd_jax.models.sharding import (
 
 Parameters = Sequence[jax.Array]
 
+_EMBEDDING = "model.embed_tokens."
 _SCALE = "_scale"
 """After the name of a weight: the scales of its int8 rows."""
 _CACHE = 2**25  # bytes of weights that stay in the cache that cores share
@@ -175,6 +177,17 @@ class FunctionalModel:
     def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of each entry of the flat parameter list."""
         return list(self._parameters.values())
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the parameters that a forward reads: all but an embedding that is no output
+        head, of which it looks up a few rows."""
+        tied = self.config.tie_embeddings
+        return sum(
+            math.prod(struct.shape) * struct.dtype.itemsize
+            for name, struct in self._parameters.items()
+            if tied or not name.startswith(_EMBEDDING)
+        )
 
     def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Of the bundles, by name."""

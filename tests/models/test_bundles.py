@@ -6,10 +6,12 @@ import pytest
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models import functional
+from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.stacks import Stacks
 from ssd_jax.system.huge_pages import HugePages
+from ssd_jax.testing import tiny
 from tests.models.golden import Runner, parameters
 from tests.models.test_golden_logits import GOLDENS, NAMES, golden
 
@@ -77,3 +79,19 @@ def test_a_tensor_in_the_place_of_another_is_seen():
     loaded = parameters(checkpoint, model)
     _, model = packed_model(name)
     assert (Runner(model, loaded, slots=2)(tokens) != want).any()
+
+
+def test_an_embedding_that_is_looked_up_in_is_not_read_however_it_is_stored():
+    config = ModelConfig.from_hf(
+        tiny.config("llama", hidden_size=256, intermediate_size=256, tie_word_embeddings=False)
+    )
+    execution = Execution.for_platform("cpu", "bfloat16", linear="cpu")
+    models = [
+        FunctionalModel(config, execution, stored=stored)
+        for stored in ({}, {"model.embed_tokens.weight": "Q4_1"})
+    ]
+    whole = [
+        sum(struct.size * struct.dtype.itemsize for struct in model.parameter_structs())
+        for model in models
+    ]
+    assert whole[0] > whole[1] > models[0].read_bytes == models[1].read_bytes
