@@ -64,11 +64,18 @@ inline float Scale(const float* values, int64_t count) {
 // To nearest, ties to even, of numbers that are less than 2^22.
 inline Floats Round(Floats x) { return (x + 12582912.0f) - 12582912.0f; }
 
+// Numbers that fit a byte. (GCC 12 narrows vectors of AVX2 one number at a time.)
 inline Ints StoreBytes(Floats x, int8_t* to) {
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   const Ints whole = __builtin_convertvector(x, Ints);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m128i low = _mm256_castsi256_si128((__m256i)whole);
+  const __m128i halves = _mm_packs_epi32(low, _mm256_extracti128_si256((__m256i)whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(halves, halves));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   const Bytes bytes = __builtin_convertvector(whole, Bytes);
   std::memcpy(to, &bytes, sizeof(bytes));
+#endif
   return whole;
 }
 

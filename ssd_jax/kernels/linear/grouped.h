@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "activations.h"
 #include "panel.h"
@@ -38,10 +39,22 @@ inline Floats FromHalves(const char* from) {
 #endif
 }
 
+// GCC 12 converts vectors of bytes one byte at a time.
 template <typename Byte>
 inline Floats FromBytes(const char* from) {
+  constexpr bool kSigned = std::is_signed_v<Byte>;
+#if defined(__AVX512F__)
+  const __m128i bytes = Load<__m128i>(from);
+  const __m512i whole = kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
+  return (Floats)_mm512_cvtepi32_ps(whole);
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadu_si64(from);
+  const __m256i whole = kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes);
+  return (Floats)_mm256_cvtepi32_ps(whole);
+#else
   typedef Byte Bytes __attribute__((vector_size(kLanes)));
   return __builtin_convertvector(Load<Bytes>(from), Floats);
+#endif
 }
 
 // A kind of weights whose groups have scales of their own; see kinds.py.
