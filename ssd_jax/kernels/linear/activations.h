@@ -33,6 +33,7 @@ inline int64_t InPass(int64_t rows) {
   return rows == 7 ? kTogether : std::min<int64_t>(rows, kTogether);
 }
 
+constexpr int64_t kMostRows = 256;  // of a block
 constexpr int64_t kTile = kTileRows;  // rows of activations are padded to them by zeros
 constexpr int64_t kLine = 64;         // bytes of a tile's row
 
@@ -119,17 +120,19 @@ struct Digits {
 // A block of rows as kinds multiply them, each form made once for all weights of a call.
 struct Activations {
   // A block has up to `block` rows.
-  Activations(const Input& in, int64_t block)
-      : in(in), width(in.width), block(std::min(block, in.rows)) {}
+  Activations(const Input& in, int64_t block, bool tiles)
+      : in(in), width(in.width), block(std::min(block, in.rows)), tiles(tiles) {}
 
   const Input in;
   const int64_t width, block;
+  const bool tiles;
   int64_t first = 0, rows = 0;                            // of the block
   Scratch<uint16_t> bfloat16{RoundUp(width, 32), kTile};  // in tiles
   Digits<1> digit{width};
   Digits<2> digits{width};
   // Passes of up to kTogether rows, what their rows have at one place of the width side by side.
   Scratch<uint32_t> words{width / 4, kTogether};           // four int8 values
+  Scratch<int8_t> bytes{RoundUp(width, kLine), kTile};     // the same, in tiles
   Scratch<float> group_scales{width / kGroup, kTogether};  // of each group of 32
   Scratch<float> group_sums{width / kGroup, kTogether};  // of each group of 32, its scale included
   Scratch<int32_t> half_sums{width / 16, kTogether};     // of each 16 values
@@ -143,6 +146,7 @@ struct Activations {
       digits.Resize(block);
     } else if (form == Form::kGroups && words.empty()) {
       words.Resize(block);
+      if (tiles) bytes.Resize(block);
       group_scales.Resize(block);
       group_sums.Resize(block);
       half_sums.Resize(block);
@@ -157,6 +161,7 @@ struct Activations {
     digit.tiles.Pad(rows);
     digits.tiles.Pad(rows);
     words.Pad(rows);
+    bytes.Pad(rows);
     group_scales.Pad(rows);
     group_sums.Pad(rows);
     half_sums.Pad(rows);
@@ -183,6 +188,14 @@ struct Activations {
     return reinterpret_cast<const char*>(&bfloat16[0]) + TileAt(row, 0, 2 * RoundUp(width, 32));
   }
 
+  // How many rows, the first ones, tiles may multiply with groups.
+  int64_t TiledRows() const { return tiles ? rows / (2 * kTile) * (2 * kTile) : 0; }
+
+  // A row's byte; those of the next rows of a tile are 64 bytes apart.
+  const char* Bytes(int64_t row, int64_t k) const {
+    return reinterpret_cast<const char*>(&bytes[TileAt(row, k, RoundUp(width, kLine))]);
+  }
+
   // Index of a row's group in what passes have for each group, `each` of it.
   int64_t GroupAt(int64_t row, int64_t group, int64_t each = 1) const {
     const int64_t first = row / kTogether * kTogether;
@@ -202,8 +215,8 @@ struct Activations {
   }
 
   void MakeGroups(int64_t row, const float* x) const {
-    const int64_t many = InPass(rows - row / kTogether * kTogether), groups = width / kGroup;
-    for (int64_t group = 0; group < groups; ++group) {
+    const int64_t many = InPass(rows - row / kTogether * kTogether), tiled = TiledRows();
+    for (int64_t group = 0; group < width / kGroup; ++group) {
       const float* from = x + group * kGroup;
       const float scale = Scale(from, kGroup);
       int8_t values[kGroup] = {};
@@ -215,6 +228,8 @@ struct Activations {
       group_sums[at] = scale * (sums[0] + sums[1]);
       for (int64_t half = 0; half < 2; ++half)
         half_sums[GroupAt(row, 2 * group + half, 2)] = sums[half];
+      if (row < tiled)
+        std::memcpy(&bytes[TileAt(row, group * kGroup, RoundUp(width, kLine))], values, kGroup);
       uint32_t* to = &words[GroupAt(row, group * kGroup / 4, kGroup / 4)];
       for (int64_t i = 0; i < kGroup / 4; ++i) std::memcpy(to + i * many, values + 4 * i, 4);
     }

@@ -23,6 +23,7 @@
 #include "../tiles.h"
 #include "activations.h"
 #include "grouped.h"
+#include "grouped_tiles.h"
 #include "panel.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -34,7 +35,8 @@ constexpr int64_t kLongest = 65000;  // inputs; int32 sums of more could overflo
 
 // Rows that are rounded, and then multiplied with all weights: so few that a core's cache has them.
 int64_t BlockRows(int64_t width) {
-  return std::clamp<int64_t>((1 << 19) / std::max<int64_t>(1, width), 1, 8) * 2 * kTile;
+  const int64_t rows = (1 << 19) / std::max<int64_t>(1, width) * 2 * kTile;
+  return std::clamp<int64_t>(rows, 2 * kTile, kMostRows);
 }
 
 void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
@@ -82,6 +84,25 @@ void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool til
       std::memcpy(w.y + (rows.first + row) * w.outputs + panel * kPanel, y, lanes * sizeof(float));
     }
   }
+}
+
+// Tiles take what rows they can, and vectors the others.
+template <const Grouped& kind>
+void GroupedPanel(const Activations& x, const Weight& w, int64_t panel, bool) {
+  const int64_t lanes = w.Lanes(panel), tiled = kTiled<kind> ? x.TiledRows() : 0;
+  const int64_t passes = (tiled > 0) + Parts(x.rows - tiled, kTogether);
+  const char* from = w.Panel(panel);
+  alignas(64) float out[kMostRows][kPanel];
+  int64_t pass = 0;
+  const auto ahead = [&] {
+    return Ahead(from, w.panel_bytes, kind.GroupBytes(), pass++, passes, w.stays);
+  };
+  if (tiled > 0) GroupedTiles<kind>(x, tiled, from, ahead(), out);
+  for (int64_t row = tiled; row < x.rows; row += kTogether)
+    WithRows(x.rows - row,
+             [&](auto many) { GroupedRows<kind, many()>(x, row, from, ahead(), out + row); });
+  for (int64_t r = 0; r < x.rows; ++r)
+    std::memcpy(w.y + (x.first + r) * w.outputs + panel * kPanel, out[r], lanes * sizeof(float));
 }
 
 void Bfloat16Row(const char* panel, int64_t lane, int64_t width, float* out) {
@@ -182,8 +203,8 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffe
     return ffi::Error::InvalidArgument("a norm has one weight an input");
   const char* first = static_cast<const char*>(norm.untyped_data()) + (own ? 0 : at[0]);
   const float* weights = normed == 0 ? nullptr : reinterpret_cast<const float*>(first);
-  Activations rows({x.typed_data(), in[0], in[1], weights, eps}, BlockRows(in[1]));
   const bool tiles = kHasTiles && TilesAllowed();
+  Activations rows({x.typed_data(), in[0], in[1], weights, eps}, BlockRows(in[1]), tiles);
   std::vector<Job> jobs;
   int64_t count = 0, bytes = 0;
   for (size_t i = 0; i < panels.size(); ++i) {

@@ -65,14 +65,14 @@ struct Grouped {
   int32_t offset;
   bool minima;
 
+  constexpr int64_t ValueBytes() const { return inputs * kPanel / (nibbles ? 2 : 1); }
   constexpr int64_t GroupBytes() const {
-    const int64_t values = inputs * kPanel / (nibbles ? 2 : 1);
-    return values + (minima ? 2 : 1) * kPanel * (block == inputs ? 2 : 1);
+    return ValueBytes() + (minima ? 2 : 1) * kPanel * (block == inputs ? 2 : 1);
   }
-  constexpr int64_t BlockBytes() const {
-    const int64_t shared = block == inputs ? 0 : (minima ? 2 : 1) * kPanel * 2;
-    return shared + block / inputs * GroupBytes();
+  constexpr int64_t SharedBytes() const {  // of a superblock, before its groups
+    return block == inputs ? 0 : (minima ? 2 : 1) * kPanel * 2;
   }
+  constexpr int64_t BlockBytes() const { return SharedBytes() + block / inputs * GroupBytes(); }
 };
 
 constexpr Grouped kQ4_0{true, 32, 32, 8, false}, kQ4_1{true, 32, 32, 0, true};
@@ -84,6 +84,8 @@ constexpr Grouped kQ4_K{true, 32, 256, 0, true}, kQ6_K{false, 16, 256, 32, false
 template <const Grouped& kind>
 struct GroupScales {
   static constexpr bool kShared = kind.block != kind.inputs;
+
+  GroupScales() = default;
 
   // `block`: where the superblock begins; `at`: behind the group's values; v: which vector.
   GroupScales(const char* block, const char* at, int v) {
@@ -102,7 +104,7 @@ struct GroupScales {
   // A row's total with this group, whose integer sum is exact.
   Floats Add(Floats total, Ints sum, float unit, float moment) const {
     total = Fma(scale * unit, __builtin_convertvector(sum, Floats), total);
-    if constexpr (kind.minima) total = Fma(minimum, Floats{} + moment, total);
+    if constexpr (kind.minima) total = Fma(minimum, moment - Floats{}, total);
     return total;
   }
 
@@ -116,7 +118,6 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
                  float (*out)[kPanel]) {
   constexpr int64_t kSteps = kind.inputs / (kind.nibbles ? 8 : 4);
   constexpr int kMany = kVectors<kRows>;
-  constexpr int64_t kBefore = kind.BlockBytes() - kind.block / kind.inputs * kind.GroupBytes();
   for (int from = 0; from < kPanel / kLanes; from += kMany) {
     Floats totals[kRows][kMany] = {};
     const uint32_t* word = &x.words[first * x.width / 4];
@@ -126,7 +127,7 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
     const char* w = panel;
     for (int64_t blocks = x.width / kind.block; blocks > 0; --blocks) {
       const char* block = w;
-      w += kBefore;
+      w += kind.SharedBytes();
       for (int64_t k = 0; k < kind.block; k += kind.inputs, w += kind.GroupBytes()) {
         if (from == 0) ahead.Step();
         Ints sums[kRows][kMany];
@@ -138,23 +139,27 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
         }
 #pragma GCC unroll 8
         for (int64_t i = 0; i < kSteps; ++i) {
+          Words low[kMany], high[kMany];
 #pragma GCC unroll 8
           for (int v = 0; v < kMany; ++v) {
             const Words words = Load<Words>(w + i * kStep + (from + v) * sizeof(Words));
-            const Words low = kind.nibbles ? words & 0x0f0f0f0fu : words;
-            const Words high = words >> 4 & 0x0f0f0f0fu;
+            low[v] = kind.nibbles ? words & 0x0f0f0f0fu : words;
+            high[v] = words >> 4 & 0x0f0f0f0fu;
+          }
 #pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-              sums[r][v] = Dot4<kind.offset != 128>(sums[r][v], low, word[i * kRows + r]);
+          for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+            for (int v = 0; v < kMany; ++v) {
+              sums[r][v] = Dot4<kind.offset != 128>(sums[r][v], low[v], word[i * kRows + r]);
               if constexpr (kind.nibbles)
                 sums[r][v] =
-                    Dot4<kind.offset != 128>(sums[r][v], high, word[(i + kSteps) * kRows + r]);
+                    Dot4<kind.offset != 128>(sums[r][v], high[v], word[(i + kSteps) * kRows + r]);
             }
           }
         }
 #pragma GCC unroll 8
         for (int v = 0; v < kMany; ++v) {
-          const GroupScales<kind> own(block, w + kSteps * kStep, from + v);
+          const GroupScales<kind> own(block, w + kind.ValueBytes(), from + v);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
             totals[r][v] = own.Add(totals[r][v], sums[r][v], unit[r], moment[r]);
@@ -174,21 +179,6 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
 }
 
 template <const Grouped& kind>
-void GroupedPanel(const Activations& x, const Weight& w, int64_t panel, bool) {
-  const int64_t lanes = w.Lanes(panel), passes = Parts(x.rows, kTogether);
-  const char* from = w.Panel(panel);
-  alignas(64) float out[kTogether][kPanel];
-  for (int64_t row = 0; row < x.rows; row += kTogether) {
-    const int64_t many = std::min<int64_t>(kTogether, x.rows - row);
-    const Ahead ahead(from, w.panel_bytes, kind.GroupBytes(), row / kTogether, passes, w.stays);
-    WithRows(many, [&](auto rows) { GroupedRows<kind, rows()>(x, row, from, ahead, out); });
-    float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
-    for (int64_t r = 0; r < many; ++r)
-      std::memcpy(y + r * w.outputs, out[r], lanes * sizeof(float));
-  }
-}
-
-template <const Grouped& kind>
 void GroupedRow(const char* w, int64_t lane, int64_t width, float* out) {
   constexpr bool kShared = kind.block != kind.inputs;
   constexpr int64_t kSize = kShared ? 1 : 2;  // bytes of a scale
@@ -203,7 +193,7 @@ void GroupedRow(const char* w, int64_t lane, int64_t width, float* out) {
         w += 2 * kPanel;
       }
     }
-    const char* scales = w + kind.inputs * kPanel / (kind.nibbles ? 2 : 1);
+    const char* scales = w + kind.ValueBytes();
     const char* minima = scales + kPanel * kSize;
     const float scale = !kShared ? half(scales)
                         : kind.minima ? shared * Load<uint8_t>(scales + lane)
