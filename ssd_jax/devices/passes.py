@@ -392,17 +392,17 @@ class PagedPrograms:
 
         Returns: pages, history, and the logits of the last token, if the programs give any.
         """
-        chunks, logits = self.model.execution.prefill_chunks, None
-        most, known = max(chunks), min(max(reused - offset, 0), len(tokens))
+        execution, logits = self.model.execution, None
+        most, known = max(execution.prefill_chunks), min(max(reused - offset, 0), len(tokens))
         for begin in range(0, known, most):
             told = _padded(tokens[begin : min(begin + most, known)], most, slot, offset + begin)
             (history,) = self["remember", most](history, *told)
-        for begin in range(known, len(tokens), most):
-            part = tokens[begin : begin + most]
-            width = min(chunk for chunk in chunks if chunk >= len(part))
-            told = _padded(part, width, slot, offset + begin)
+        begin = known
+        for width in execution.chunks_of(len(tokens) - known):
+            told = _padded(tokens[begin : begin + width], width, slot, offset + begin)
             program = self["prefill", width]
             pages, history, logits = program(parameters, pages, history, table, *told)
+            begin += width
         for begin in range(max(prompt - offset, 0), len(tokens), most):
             told = _padded(tokens[begin : begin + most], most, slot, offset + begin)
             (history,) = self["recall", most](history, *told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 
@@ -27,8 +28,7 @@ class Execution:
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       variants: programs of the sampling law that there are, by names of `sampling/variants.py`.
-      prefill_chunks: numbers of prompt tokens that one program takes, ascending; a chunk is padded
-        to the next one.
+      prefill_chunks: numbers of prompt tokens that one program takes, ascending; see `chunks_of`.
       one_array: whether a dispatch hands over what is on the host as one array, see
         `devices.packing`.
     """
@@ -60,6 +60,17 @@ class Execution:
     def page_width(self, head_dim: int) -> int:
         """Of a key beside its value, as pages have them."""
         return 2 * head_dim if self.kernels is None else kv_pages.lanes(head_dim)
+
+    def chunks_of(self, tokens: int) -> Iterator[int]:
+        """The programs that prefill so many tokens, in turn. The last one is padded: one that would
+        not even be half full gives way to smaller ones, where there are any."""
+        chunks = self.prefill_chunks
+        while tokens > 0:
+            width = min((chunk for chunk in chunks if chunk >= tokens), default=chunks[-1])
+            if 2 * tokens <= width:
+                width = max((chunk for chunk in chunks if chunk < tokens), default=width)
+            yield width
+            tokens -= width
 
     @classmethod
     def for_platform(
