@@ -68,6 +68,25 @@ def test_a_slowly_drifting_machine_does_not_bend_the_ratios():
         assert row.ratio.median == pytest.approx((10 + row.width) / 11, rel=0.02)
 
 
+def test_a_ratio_is_of_runs_of_one_round():
+    """On a machine that is twice as slow every other round, which no ratio shows."""
+    machine = Machine()
+    widths = [1, 8]
+
+    def forward(width):
+        def run() -> None:
+            machine.now += (0.010 + 0.001 * width) * (1 + len(machine.log) // len(widths) % 2)
+            machine.log.append(width)
+
+        return run
+
+    result = step.time_steps(
+        forward, weight_bytes=1, widths=widths, repeats=8, warmup=0, clock=machine.clock
+    )
+    ratio = result.steps[1].ratio
+    assert [ratio.low, ratio.high] == pytest.approx([18 / 11, 18 / 11])
+
+
 def test_all_widths_are_made_before_any_is_timed():
     machine, made = Machine(), []
 

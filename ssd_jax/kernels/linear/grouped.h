@@ -59,13 +59,15 @@ inline Floats FromBytes(const char* from) {
 
 // A kind of weights whose groups have scales of their own; see kinds.py.
 struct Grouped {
-  bool nibbles;
+  int bits;        // of a value: 8, or 4 and a word of those above them
   int64_t inputs;  // of a group
   int64_t block;   // inputs of a superblock; of a group where there is none
   int32_t offset;
   bool minima;
 
-  constexpr int64_t ValueBytes() const { return inputs * kPanel / (nibbles ? 2 : 1); }
+  constexpr bool Halves() const { return bits < 8; }  // two inputs in a byte
+  constexpr int Steps() const { return inputs / (Halves() ? 8 : 4); }
+  constexpr int64_t ValueBytes() const { return inputs * kPanel * bits / 8; }
   constexpr int64_t GroupBytes() const {
     return ValueBytes() + (minima ? 2 : 1) * kPanel * (block == inputs ? 2 : 1);
   }
@@ -75,10 +77,37 @@ struct Grouped {
   constexpr int64_t BlockBytes() const { return SharedBytes() + block / inputs * GroupBytes(); }
 };
 
-constexpr Grouped kQ4_0{true, 32, 32, 8, false}, kQ4_1{true, 32, 32, 0, true};
-constexpr Grouped kQ5_0{false, 32, 32, 16, false}, kQ5_1{false, 32, 32, 0, true};
-constexpr Grouped kQ8_0{false, 32, 32, 128, false};
-constexpr Grouped kQ4_K{true, 32, 256, 0, true}, kQ6_K{false, 16, 256, 32, false};
+constexpr Grouped kQ4_0{4, 32, 32, 8, false}, kQ4_1{4, 32, 32, 0, true};
+constexpr Grouped kQ5_0{5, 32, 32, 16, false}, kQ5_1{5, 32, 32, 0, true};
+constexpr Grouped kQ8_0{8, 32, 32, 128, false};
+constexpr Grouped kQ4_K{4, 32, 256, 0, true}, kQ6_K{6, 16, 256, 32, false};
+
+// The inputs of word i of a group, those of its bytes' low and high halves where it has such.
+template <const Grouped& kind>
+struct Unpacked {
+  // `group`: where the group begins, in the lanes that are meant.
+  Unpacked(const char* group, int i) {
+    const Words words = Load<Words>(group + i * kStep);
+    low = kind.Halves() ? words & 0x0f0f0f0fu : words;
+    high = words >> 4 & 0x0f0f0f0fu;
+    if constexpr (kAbove > 0) {
+      const Words above = Load<Words>(group + kind.Steps() * kStep);
+      low |= Above(above, i);
+      high |= Above(above, i + kind.Steps());
+    }
+  }
+
+  Words low, high;
+
+ private:
+  static constexpr int kAbove = kind.Halves() ? kind.bits - 4 : 0;
+
+  // What step i has above its four bits, in its place.
+  static Words Above(Words above, int i) {
+    const int at = kAbove * i;
+    return (at < 4 ? above << (4 - at) : above >> (at - 4)) & ((1u << kAbove) - 1) * 0x10101010u;
+  }
+};
 
 // The scales and minima of a group's outputs, a vector of them.
 template <const Grouped& kind>
@@ -116,7 +145,7 @@ struct GroupScales {
 template <const Grouped& kind, int kRows>
 void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead ahead,
                  float (*out)[kPanel]) {
-  constexpr int64_t kSteps = kind.inputs / (kind.nibbles ? 8 : 4);
+  constexpr int64_t kSteps = kind.Steps();
   constexpr int kMany = kVectors<kRows>;
   for (int from = 0; from < kPanel / kLanes; from += kMany) {
     Floats totals[kRows][kMany] = {};
@@ -142,16 +171,16 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
           Words low[kMany], high[kMany];
 #pragma GCC unroll 8
           for (int v = 0; v < kMany; ++v) {
-            const Words words = Load<Words>(w + i * kStep + (from + v) * sizeof(Words));
-            low[v] = kind.nibbles ? words & 0x0f0f0f0fu : words;
-            high[v] = words >> 4 & 0x0f0f0f0fu;
+            const Unpacked<kind> words(w + (from + v) * sizeof(Words), i);
+            low[v] = words.low;
+            high[v] = words.high;
           }
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
             for (int v = 0; v < kMany; ++v) {
               sums[r][v] = Dot4<kind.offset != 128>(sums[r][v], low[v], word[i * kRows + r]);
-              if constexpr (kind.nibbles)
+              if constexpr (kind.Halves())
                 sums[r][v] =
                     Dot4<kind.offset != 128>(sums[r][v], high[v], word[(i + kSteps) * kRows + r]);
             }
@@ -202,9 +231,14 @@ void GroupedRow(const char* w, int64_t lane, int64_t width, float* out) {
                           : kShared    ? shared_minimum * Load<uint8_t>(minima + lane)
                                        : half(minima);
     for (int64_t i = 0; i < kind.inputs; ++i) {
-      const int64_t byte = kind.nibbles ? i % 16 : i;
+      const int64_t half = 4 * kind.Steps(), byte = i % half;
       int32_t value = Load<uint8_t>(w + byte / 4 * kStep + 4 * lane + byte % 4);
-      if (kind.nibbles) value = i < 16 ? value & 15 : value >> 4;
+      if (kind.Halves()) value = i < half ? value & 15 : value >> 4;
+      if (kind.Halves() && kind.bits > 4) {
+        const int above = kind.bits - 4, bits = (1 << above) - 1;
+        const int32_t all = Load<uint8_t>(w + kind.Steps() * kStep + 4 * lane + i % 4);
+        value |= (all >> i / 4 * above & bits) << 4;
+      }
       out[k + i] = (value - kind.offset) * scale + minimum;
     }
     w += kind.GroupBytes();

@@ -33,7 +33,6 @@ class Piece {
 
   // Takes groups from the bytes of a panel on; returns where the next ones are.
   const char* Fill(const char* w, int64_t groups, Ahead& ahead) {
-    constexpr int64_t kValues = kind.ValueBytes();
     const char* block = w;
     w += kind.SharedBytes();
     for (int64_t group = 0; group < groups; ++group, w += kind.GroupBytes()) {
@@ -41,12 +40,12 @@ class Piece {
       for (int v = 0; v < 2; ++v) {
         char* to = values_[v][group];
 #pragma GCC unroll 8
-        for (int64_t at = 0; at < kValues; at += kStep, to += kLine) {
-          const Words words = Load<Words>(w + at + v * kLine);
-          Put(kind.nibbles ? words & 0x0f0f0f0fu : words, to);
-          if constexpr (kind.nibbles) Put(words >> 4 & 0x0f0f0f0fu, to + kTile / 4 * kLine);
+        for (int64_t i = 0; i < kind.Steps(); ++i, to += kLine) {
+          const Unpacked<kind> words(w + v * kLine, i);
+          Put(words.low, to);
+          if constexpr (kind.Halves()) Put(words.high, to + kind.Steps() * kLine);
         }
-        scales[group][v] = GroupScales<kind>(block, w + kValues, v);
+        scales[group][v] = GroupScales<kind>(block, w + kind.ValueBytes(), v);
       }
     }
     asm volatile("" : : : "memory");  // GCC 12 does not know what a tile is loaded from

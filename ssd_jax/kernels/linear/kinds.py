@@ -11,17 +11,20 @@ zero bytes, so that their scales make their values 0. A block, by kind:
   w8a8       as int8.
   Q4_0       4 steps of 32 x a word of nibbles; 32 x float16 scale.
   Q4_1       as Q4_0; 32 x float16 minimum.
-  Q5_0       8 steps of 32 x a word of u (5 bits in a byte); 32 x float16 scale.
+  Q5_0       4 steps of 32 x a word of nibbles; 32 x a word of what is above them; 32 x float16
+             scale.
   Q5_1       as Q5_0; 32 x float16 minimum.
   Q8_0       8 steps of 32 x a word of u = value + 128; 32 x float16 scale.
   Q4_K       32 x float16 d; 32 x float16 dmin; 8 groups, each of Q4_0's nibbles, 32 x uint8 scale,
              32 x uint8 minimum. The group's scale is d * scale, its minimum -dmin * minimum.
-  Q6_K       32 x float16 d; 16 groups, each of 4 steps of 32 x a word of u (6 bits in a byte),
-             32 x int8 scale. The group's scale is d * scale.
+  Q6_K       32 x float16 d; 16 groups, each of 2 steps of 32 x a word of nibbles, 32 x a word of
+             what is above them, 32 x int8 scale. The group's scale is d * scale.
 
-Word s of bytes holds inputs 4s to 4s + 3. Byte j of a group's 16 bytes of nibbles holds input j in
-its low half and input j + 16 in its high half; word s holds bytes 4s to 4s + 3. A value is
-(u - offset) * scale + minimum, u being the nibble or byte, with the terms that the kind has.
+Word s of bytes holds inputs 4s to 4s + 3. Byte j of a group's nibbles holds input j in its low half
+and input j + 16 (Q6_K: 8) in its high half; word s holds bytes 4s to 4s + 3. Byte j of what is
+above nibbles holds bit 4 (Q6_K: 4 and 5) of inputs j, j + 4, j + 8 and so on, from its lowest bit
+on. A value is (u - offset) * scale + minimum, u being the nibble with what is above it, or the
+byte, with the terms that the kind has.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class Kind:
       name: ggml's name of the type, or the dtype's.
       block: inputs of a block; a packed weight's inputs are a multiple of it.
       block_bytes: of a panel's block.
-      per_word: inputs in a word.
+      per_word: inputs in a word, of nibbles where there are some.
+      above: bits of an input above its nibble.
       group: inputs that share a scale; 0 if none does, or all.
       offset: what the stored integers exceed the values' by.
       minima: whether a group has a minimum.
@@ -53,6 +57,7 @@ class Kind:
     block: int
     block_bytes: int
     per_word: int
+    above: int = 0
     group: int = 0
     offset: int = 0
     minima: bool = False
@@ -82,15 +87,18 @@ W8A8 = dataclasses.replace(INT8, name="w8a8")
 _STORED = (
     Kind("Q4_0", 32, 4 * _WORDS + _HALVES, 8, group=32, offset=8, stored_bytes=18),
     Kind("Q4_1", 32, 4 * _WORDS + 2 * _HALVES, 8, group=32, minima=True, stored_bytes=20),
-    Kind("Q5_0", 32, 8 * _WORDS + _HALVES, 4, group=32, offset=16, stored_bytes=22),
-    Kind("Q5_1", 32, 8 * _WORDS + 2 * _HALVES, 4, group=32, minima=True, stored_bytes=24),
+    Kind("Q5_0", 32, 5 * _WORDS + _HALVES, 8, above=1, group=32, offset=16, stored_bytes=22),
+    Kind(
+        "Q5_1", 32, 5 * _WORDS + 2 * _HALVES, 8, above=1, group=32, minima=True, stored_bytes=24
+    ),
     Kind("Q8_0", 32, 8 * _WORDS + _HALVES, 4, group=32, offset=128, stored_bytes=34),
     Kind(
         "Q4_K", 256, 2 * _HALVES + 8 * (4 * _WORDS + 2 * LANES), 8, group=32, minima=True,
         stored_bytes=144,
     ),
     Kind(
-        "Q6_K", 256, _HALVES + 16 * (4 * _WORDS + LANES), 4, group=16, offset=32, stored_bytes=210
+        "Q6_K", 256, _HALVES + 16 * (3 * _WORDS + LANES), 8, above=2, group=16, offset=32,
+        stored_bytes=210,
     ),
 )  # fmt: skip
 

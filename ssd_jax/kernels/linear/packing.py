@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -106,25 +107,30 @@ def _q4_1(stored: Stored) -> list[Lanes]:
 
 
 def _q5_0(stored: Stored) -> list[Lanes]:
-    scale, high, low = _split(stored, ("<u2", 1), ("<u4", 1), ("<u4", 4))
-    return [*_five_bits(high, low), scale]
+    scale, high, nibbles = _split(stored, ("<u2", 1), ("<u4", 1), ("<u4", 4))
+    return [nibbles, _fifth_bits(high), scale]
 
 
 def _q5_1(stored: Stored) -> list[Lanes]:
-    scales, high, low = _split(stored, ("<u2", 2), ("<u4", 1), ("<u4", 4))
-    return [*_five_bits(high, low), scales]
+    scales, high, nibbles = _split(stored, ("<u2", 2), ("<u4", 1), ("<u4", 4))
+    return [nibbles, _fifth_bits(high), scales]
 
 
-def _five_bits(high: Lanes, low: Lanes) -> list[Lanes]:
-    """Eight steps of bytes: nibbles with their fifth bits, input j's being bit j of `high`."""
-    parts = []
-    high, low = _apart(high), _apart(low)
-    for step in range(8):
-        nibbles = _nibbles(low[:, :, step % 4 : step % 4 + 1], step // 4)
-        bits = (high >> np.uint32(4 * step)) & np.uint32(0xF)
-        spread = (bits * np.uint32(0x204081)) & np.uint32(0x01010101)  # bit i to byte i
-        parts.append(nibbles | (spread << np.uint32(4)))
-    return parts
+def _fifth_bits(high: Lanes) -> Lanes:
+    """A word of what is above 32 nibbles, of one in which bit j is input j's."""
+    spread = (  # bit i of a step to byte i, in which the step has a bit of its own
+        (((high >> np.uint32(4 * i)) & np.uint32(0xF)) * np.uint32(0x204081))
+        & np.uint32(0x01010101)
+        for i in range(8)
+    )
+    return _above(list(spread), 1)
+
+
+def _above(steps: list[Lanes], bits: int) -> Lanes:
+    """A word of what steps have above their nibbles, so many bits of each byte."""
+    return functools.reduce(
+        np.bitwise_or, (step << np.uint32(bits * i) for i, step in enumerate(steps))
+    )
 
 
 def _q8_0(stored: Stored) -> list[Lanes]:
@@ -164,7 +170,8 @@ def _q6_k(stored: Stored) -> list[Lanes]:
         nibbles = _nibbles(low[:, :, first : first + 4], quarter // 2)
         first = 8 * half + step
         bits = (high[:, :, first : first + 4] >> np.uint32(2 * quarter)) & np.uint32(0x03030303)
-        parts.append(nibbles | (bits << np.uint32(4)))
+        parts.append(nibbles[:, :, :2] | (nibbles[:, :, 2:] << np.uint32(4)))
+        parts.append(_above([bits[:, :, i : i + 1] for i in range(4)], 2))
         parts.append(scales[:, :, group : group + 1])
     return parts
 

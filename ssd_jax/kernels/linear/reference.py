@@ -109,7 +109,12 @@ def _block(
         nonlocal at
         size = kind.group // kind.per_word * LANES * 4
         at += size
-        return _units(kind, _steps(block[:, at - size : at]))
+        units = _units(kind, _steps(block[:, at - size : at]))
+        if kind.above:
+            word = take("u1", 4).astype(np.uint8).reshape(len(block), LANES, 4).swapaxes(1, 2)
+            steps = [word >> kind.above * i & (1 << kind.above) - 1 for i in range(kind.group // 4)]
+            units += 16.0 * np.concatenate(steps, axis=1)
+        return units
 
     if kind.name == "Q4_K":
         d, dmin = take("<f2"), take("<f2")
