@@ -18,12 +18,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in
 
 import jax
 import pytest
+from jax._src import compilation_cache
 
 from tests import shapes
 
 shapes.install()
 
 from ssd_jax.models.execution import Execution
+from ssd_jax.system.compile_cache import keep_programs
 from ssd_jax.testing import tiny
 from tests.selection import is_fast
 
@@ -92,6 +94,19 @@ def _compile_once(pytestconfig):
     jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.fixture
+def no_cache_of_the_user():
+    """Without the cache that `_compile_once` has set up as a user's own."""
+    own = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    jax.clear_caches()
+    yield
+    keep_programs(None)
+    jax.config.update("jax_compilation_cache_dir", own)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")

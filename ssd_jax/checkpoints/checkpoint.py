@@ -35,6 +35,8 @@ class Checkpoint:
       made_for: of a draft checkpoint, the digest of its target (`draft_checkpoint.identity_of`).
       acceptance: of a draft checkpoint, see `draft_checkpoint.DraftOrigin`.
       digest: of a draft checkpoint, reads its own tensors and gives a digest of them.
+      identities: digests of `draft_checkpoint.identity_of` that are known, by the tensors they are
+        of.
     """
 
     source: str
@@ -46,6 +48,9 @@ class Checkpoint:
     made_for: str | None = None
     acceptance: float | None = None
     digest: Callable[[], str] | None = None
+    identities: dict[frozenset[str], str] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,11 +136,19 @@ def identity_of(target: Checkpoint, tied: Mapping[str, str]) -> Identity:
     numbers rounded to float32), the tokens of the vocabulary by id, and, for each tensor of the
     target that is tied, by name: name, shape and values rounded to bfloat16, row by row. So the
     same model in another format (a GGUF file and what `ssd-jax convert` makes of it) is the same
-    target, and one with other weights is not, unless the tied tensors are alike.
+    target, and one with other weights is not, unless the tied tensors are alike. A checkpoint keeps
+    what is known of it.
 
     Raises:
       InputError: the target lacks a tied tensor, or its data cannot be read.
     """
+    tensors = frozenset(tied.values())
+    if tensors not in target.identities:
+        target.identities[tensors] = _digest_of(target, sorted(tensors))
+    return Identity(target.source, target.identities[tensors])
+
+
+def _digest_of(target: Checkpoint, tied: Sequence[str]) -> str:
     digest = hashlib.sha256()
 
     def add(text: str) -> None:
@@ -150,7 +158,7 @@ def identity_of(target: Checkpoint, tied: Mapping[str, str]) -> Identity:
     words = target.tokenizer
     add("\n".join(str(words.token(token)) for token in range(words.size)))
     tensors = target.tensors
-    for name in sorted(set(tied.values())):
+    for name in tied:
         if name not in tensors.names():
             raise InputError(
                 f"{target.source} has no tensor {name!r}, which a draft is to take from "
@@ -164,7 +172,7 @@ def identity_of(target: Checkpoint, tied: Mapping[str, str]) -> Identity:
             rounded = np.ascontiguousarray(block.astype(ml_dtypes.bfloat16, copy=False))
             digest.update(rounded.view(np.uint8).data)
         add("")
-    return Identity(target.source, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def _in_float32(value: Any) -> Any:

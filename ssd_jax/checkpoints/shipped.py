@@ -74,14 +74,11 @@ def find_draft(target: Checkpoint) -> Path | None:
       InputError: a draft of the package is damaged.
     """
     config, names = target.config, target.tensors.names()
-    digests: dict[frozenset[str], str] = {}
     for draft in shipped_drafts():
-        tied = frozenset(draft.origin.tied.values())
-        if draft.shape != (config.hidden_size, config.vocab_size) or not tied <= names:
+        tied = draft.origin.tied
+        if draft.shape != (config.hidden_size, config.vocab_size) or not {*tied.values()} <= names:
             continue
-        if tied not in digests:
-            digests[tied] = identity_of(target, draft.origin.tied).sha256
-        if digests[tied] == draft.origin.target.sha256:
+        if identity_of(target, tied).sha256 == draft.origin.target.sha256:
             return draft.path
     return None
 

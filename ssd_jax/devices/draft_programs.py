@@ -157,7 +157,7 @@ class DraftPrograms(PagedPrograms):
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
-        super().__init__(model, slots, context, paging)
+        super().__init__(model, slots, context, paging, tokens, drafting)
         self.drafting = drafting
         self.tokens = tokens
         each, k = passes.ints(slots), drafting.k

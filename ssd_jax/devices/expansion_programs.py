@@ -16,6 +16,7 @@ a scratch of K tokens a branch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -82,6 +83,9 @@ class ExpansionPrograms:
             "skip": base.by_slots(passes.ints(base.slots, self._k + 1)),
             "promotion": base.by_slots(jax.eval_shape(lambda: no_promotion(base.slots, self._k))),
         }
+        self._spec = functools.partial(
+            base.spec, structs=self._structs, beside=("branches", self.branches)
+        )
         specs: dict[Name, ProgramSpec] = {("promote", self._k): self._promote_spec()}
         for variant in base.drafting.variants(self._model.execution):
             parts = VARIANTS[variant]
@@ -190,7 +194,7 @@ class ExpansionPrograms:
 
         results = ("pages", "scratch", "expansion", "slots")
         kept, told = ("pages", "scratch"), ("counts", "skip", "lowered")
-        return self.base.spec(expand, self._structs, kept, results, told=told)
+        return self._spec(expand, donate=kept, results=results, told=told)
 
     def _grow_spec(self, parts: Parts) -> ProgramSpec:
         def grow(parameters, pages, history, table, scratch, expansion, lowered, sampling):
@@ -219,7 +223,7 @@ class ExpansionPrograms:
             return pages, scratch, expansion, self._news(expansion)
 
         kept = ("pages", "scratch", "expansion")
-        return self.base.spec(grow, self._structs, kept, (*kept, "slots"))
+        return self._spec(grow, donate=kept, results=(*kept, "slots"))
 
     def _promote_spec(self) -> ProgramSpec:
         def promote(pages, history, table, scratch, expansion, promotion):
@@ -253,7 +257,7 @@ class ExpansionPrograms:
 
         results = ("pages", "history", "kept")
         kept, told = ("pages", "history"), ("promotion",)
-        return self.base.spec(promote, self._structs, kept, results, told=told)
+        return self._spec(promote, donate=kept, results=results, told=told)
 
     def _follow_spec(self, parts: Parts) -> ProgramSpec:
         def follow(parameters, pages, history, table, kept, rows, sampling):
@@ -281,7 +285,7 @@ class ExpansionPrograms:
             states = jnp.where(live, hidden[..., : kept.hidden.shape[2]], kept.hidden)
             return pages, kept._replace(candidates=candidates, hidden=states)
 
-        return self.base.spec(follow, self._structs, ("pages",), ("pages", "kept"))
+        return self._spec(follow, donate=("pages",), results=("pages", "kept"))
 
     def _forward(
         self,

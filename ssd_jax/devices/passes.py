@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int32
 
 from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices import kept_programs
 from ssd_jax.devices.packing import PackedProgram, Packing
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
@@ -29,6 +31,9 @@ from ssd_jax.system.cores import usable_cores
 
 Program = jax.stages.Compiled | PackedProgram
 
+Name = tuple[str | int, ...]
+"""What a program does, for which sizes, and its variant where there is more than one."""
+
 
 class ProgramSpec(NamedTuple):
     """A pure function to compile for arguments of known shapes.
@@ -41,6 +46,8 @@ class ProgramSpec(NamedTuple):
       results: shardings of the results, each of a tree or for all of it; None without a mesh.
       gathered: numbers of results that every device has whole in the end.
       told, either: arguments on the host, and those there or on the device, see `Packing`.
+      made_from: decides, with its name, what the function computes, and of which shapes; empty
+        where nobody can say, and it is compiled at every start.
     """
 
     function: Callable[..., Any]
@@ -50,22 +57,33 @@ class ProgramSpec(NamedTuple):
     gathered: Collection[int] = ()
     told: tuple[int, ...] = ()
     either: tuple[int, ...] = ()
+    made_from: str = ""
 
-    def compile(self, mesh: Mesh | None) -> Program:
+    def compile(self, mesh: Mesh | None, name: Name | None = None) -> Program:
         """The program, for the default device or for those of a mesh.
 
         Arguments that name no sharding are whole on every device of the mesh.
+
+        Args:
+          name: with `made_from`, finds what an earlier start has kept; None compiles it.
         """
         if self.told:
             packing = Packing(self.arguments, self.told, self.either)
             arguments = (*(self.arguments[at] for at in packing.kept), packing.struct)
+            function, told = packing.over(self.function), ()
             donate = tuple(map(packing.kept.index, self.donate))
-            results = self.results, self.gathered
-            spec = ProgramSpec(packing.over(self.function), arguments, donate, *results)
-            return PackedProgram(spec._compiled(mesh), packing)
-        return self._compiled(mesh)
+            spec = self._replace(function=function, arguments=arguments, donate=donate, told=told)
+            return PackedProgram(spec._of(mesh, name), packing)
+        return self._of(mesh, name)
 
-    def _compiled(self, mesh: Mesh | None) -> jax.stages.Compiled:
+    def _of(self, mesh: Mesh | None, name: Name | None) -> jax.stages.Compiled:
+        if name is None or not self.made_from:
+            return self._built(mesh)
+        devices = jax.local_devices()[:1] if mesh is None else mesh.devices.flatten().tolist()
+        made_from = f"{name} of {self.made_from}"
+        return kept_programs.compiled(made_from, devices, functools.partial(self._built, mesh))
+
+    def _built(self, mesh: Mesh | None) -> jax.stages.Compiled:
         if mesh is None:
             jitted = jax.jit(self.function, donate_argnums=self.donate)
             return jitted.lower(*self.arguments).compile()
@@ -102,10 +120,6 @@ def ints(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-Name = tuple[str | int, ...]
-"""What a program does, for which sizes, and its variant where there is more than one."""
-
-
 Compiler = Callable[[Mapping[Name, ProgramSpec], Mesh | None, Progress | None], Mapping[Name, Any]]
 """See `compile_all`, which is the usual one."""
 
@@ -113,13 +127,15 @@ Compiler = Callable[[Mapping[Name, ProgramSpec], Mesh | None, Progress | None], 
 def compile_all(
     specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None = None
 ) -> dict[Name, Program]:
-    """Tracing holds the interpreter lock, compiling does not: as many threads as cores, two at
+    """Compiles programs, but for those that an earlier start has kept.
+
+    Tracing holds the interpreter lock, compiling does not: as many threads as cores, two at
     least, overlap them.
 
     `progress` is called with (programs done, programs in all).
     """
     with ThreadPoolExecutor(max(2, len(usable_cores()))) as pool:
-        futures = {name: pool.submit(spec.compile, mesh) for name, spec in specs.items()}
+        futures = {name: pool.submit(spec.compile, mesh, name) for name, spec in specs.items()}
         for done, _ in enumerate(chain((None,), as_completed(futures.values()))):
             if progress is not None:
                 progress(done, len(futures))
@@ -236,16 +252,25 @@ class PagedPrograms:
       slots: rows of a batched forward.
       context: most positions a sequence may have.
       paging: pages that slots share; None gives each slot one page.
+      about: whatever else programs depend on; its text says all of it.
 
     Attributes:
+      made_from: all that decides what the programs are, but for their names.
       capacity: positions of a slot's pages.
       share: slots that a device has, which is what programs see of a mesh.
       structs: of the programs' arguments, by name.
     """
 
     def __init__(
-        self, model: FunctionalModel, slots: int, context: int, paging: Paging | None = None
+        self,
+        model: FunctionalModel,
+        slots: int,
+        context: int,
+        paging: Paging | None = None,
+        *about: Any,
     ) -> None:
+        parts = type(self).__name__, model.made_from, slots, context, paging, *about
+        self.made_from = repr(parts)
         self.model, self.slots, self.context = model, slots, context
         self.share = slots // model.data_shards
         self.paging = paging
@@ -292,11 +317,13 @@ class PagedPrograms:
         *,
         told: Sequence[str] = (),
         either: Sequence[str] = (),
+        beside: Sequence[Any] = (),
     ) -> ProgramSpec:
         """A function to compile for the `structs` that its parameters are named after.
 
         Args:
           told, either: parameters, see `Packing`, where the platform takes one array.
+          beside: what it depends on beside `made_from`.
           results: what it returns: names of structs, "slots" for anything with the slots in front,
             "read" for such that the host reads, or "whole" for what every device has whole.
         """
@@ -316,7 +343,8 @@ class PagedPrograms:
         if shared or not self.model.execution.one_array:
             told = either = ()
         donated, host, both = (tuple(map(names.index, some)) for some in (donate, told, either))
-        return ProgramSpec(function, arguments, donated, laid_out, gathered, host, both)
+        made_from = f"{self.made_from} with {beside}" if beside else self.made_from
+        return ProgramSpec(function, arguments, donated, laid_out, gathered, host, both, made_from)
 
     def own(self, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Where a slot is among those that the device has, and whether it has it."""

@@ -84,8 +84,8 @@ class Programs(PagedPrograms):
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
-        super().__init__(model, slots, context, paging)
         self.verification = verification or Verification()
+        super().__init__(model, slots, context, paging, tokens, self.verification)
         self._tokens = tokens
         *_, dearest = variants = model.execution.variants
         # One row costs little: it has the last variant alone, which can do everything.
@@ -117,7 +117,7 @@ class Programs(PagedPrograms):
 
     def compile_forward(self, proposed: int) -> Program:
         """`forward` of a number of proposed tokens that is not among the programs."""
-        return self._forward_spec(proposed).compile(self.model.mesh)
+        return self._forward_spec(proposed).compile(self.model.mesh, ("forward", proposed))
 
     @functools.cached_property
     def receive(self) -> Program:
@@ -130,7 +130,7 @@ class Programs(PagedPrograms):
             return (drafted,)
 
         spec = self.spec(receive, structs, (), ("slots",), told=("drafted",))
-        return spec.compile(self.model.mesh)
+        return spec.compile(self.model.mesh, ("receive",))
 
     def placed(self, drafted: Proposal) -> Proposal:
         """A proposal of every slot as `accept` takes it: one on the host goes to an accelerator in

@@ -111,11 +111,11 @@ def _compiled(sources: Sequence[Path], compiler: str) -> bytes:
 
 def _key(sources: Sequence[Path], compiler: str) -> str:
     texts = [path.read_text() for path in (*sources, *sorted(_HERE.rglob("*.h")))]
-    parts = *texts, *_FLAGS, jaxlib_version, _run(compiler, "--version"), _processor()
+    parts = *texts, *_FLAGS, jaxlib_version, _run(compiler, "--version"), processor()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
     """What of this machine decides which instructions the compiler may use."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

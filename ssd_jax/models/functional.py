@@ -101,6 +101,16 @@ class FunctionalModel:
         self._quantized = self._int8_placement()
         self._copied = self._copied_placement() if self.rules.kv_copies > 1 else {}
 
+    @functools.cached_property
+    def made_from(self) -> str:
+        """All that decides what its programs are, as text."""
+        ids = None if self.output_ids is None else self.output_ids.tolist()
+        mesh = None
+        if self.mesh is not None:
+            mesh = self.mesh.axis_names, self.mesh.devices.shape, self.mesh.axis_types
+        parts = self.config, self.execution, mesh, sorted(self.stored.items()), ids
+        return repr(parts)
+
     def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
         wanted = {}

@@ -7,9 +7,12 @@ hash before them. What does not agree with it is deleted, and compiled and writt
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +38,21 @@ class ProgramStore:
     def __init__(self, directory: Path) -> None:
         self.directory = self._path = directory  # JAX asks for the latter
         self._warned = False
+        self._asked = threading.local()
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[list[str]]:
+        """The keys that this thread asks for within, in order."""
+        self._asked.keys = keys = []
+        try:
+            yield keys
+        finally:
+            del self._asked.keys
 
     def get(self, key: str) -> bytes | None:
         """What was put, or None."""
         path = self._file(key)
+        getattr(self._asked, "keys", []).append(key)
         try:
             kept = path.read_bytes()
         except FileNotFoundError:
@@ -146,10 +160,16 @@ def _install(cache: Any) -> None:
     compilation_cache._cache = cache
 
 
-def kept_in() -> Path | None:
-    """The directory of the store in use; None where there is none, or a cache of the user's."""
+def store_in_use() -> ProgramStore | None:
+    """None where nothing is kept, or in a cache of the user's."""
     current = compilation_cache._cache
-    return current.directory if isinstance(current, ProgramStore) else None
+    return current if isinstance(current, ProgramStore) else None
+
+
+def kept_in() -> Path | None:
+    """The directory of the store in use."""
+    store = store_in_use()
+    return None if store is None else store.directory
 
 
 def _digest(key: str, program: bytes) -> bytes:

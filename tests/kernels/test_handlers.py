@@ -51,7 +51,7 @@ def test_each_source_processor_and_jaxlib_has_its_own(source, tmp_path, monkeypa
     if changed == "source":
         source.write_text(source.read_text() + "\n")
     elif changed == "processor":
-        monkeypatch.setattr(handlers, "_processor", lambda: "flags: of another")
+        monkeypatch.setattr(handlers, "processor", lambda: "flags: of another")
     else:
         monkeypatch.setattr(handlers, "jaxlib_version", "9.9")
     assert handlers.build([source], tmp_path) != first

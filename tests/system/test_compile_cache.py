@@ -60,19 +60,6 @@ DAMAGE = {
 }
 
 
-@pytest.fixture
-def no_cache_of_the_user():
-    """Without the cache that tests/conftest.py has set up as a user's own."""
-    own = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-    jax.clear_caches()
-    yield
-    keep_programs(None)
-    jax.config.update("jax_compilation_cache_dir", own)
-    compilation_cache.reset_cache()
-
-
 def programs(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.program"))
 

@@ -1,0 +1,138 @@
+"""Compiled programs that are found again by what they are made from, so that a start need not trace
+and lower them first, which takes longer than to read them.
+
+JAX finds an executable by the program that was lowered. Beside each that is in our store
+(`compile_cache`) stands an entry here: its arguments and results, and JAX's key. It is named after
+whatever a program can depend on: what it is made from, the sources of this package, versions,
+devices and settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import jaxlib.version
+from jax._src import compilation_cache
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax.experimental import serialize_executable
+
+from ssd_jax.kernels import handlers
+from ssd_jax.system.compile_cache import ProgramStore, store_in_use
+
+_LOG = logging.getLogger(__name__)
+_PACKAGE = Path(__file__).parent.parent
+_SOURCES = (".py", ".cc", ".h")
+_ELSEWHERE = "jax_compilation_cache_dir"  # a setting that changes no program
+
+
+def compiled(
+    made_from: str, devices: Sequence[Any], build: Callable[[], jax.stages.Compiled]
+) -> jax.stages.Compiled:
+    """A program from the store in use, or built, and kept there.
+
+    Args:
+      made_from: decides, with sources, versions and settings, what `build` builds.
+      devices: that it is for.
+      build: traces, lowers and compiles it.
+    """
+    store = store_in_use()
+    if store is None or jax.process_count() > 1:
+        return build()
+    about = *_environment(), made_from, *((each.id, each.device_kind) for each in devices)
+    key = f"{hashlib.sha256(repr(about).encode()).hexdigest()}-made"
+    found = store.get(key)
+    if found is not None:
+        try:
+            return _load(found, store, devices)
+        except Exception as error:  # whatever has changed in JAX, it can be built
+            _LOG.debug("a kept program cannot be loaded: %r", error)
+    with store.watch() as asked:
+        program = build()
+    if asked:
+        try:
+            store.put(key, _dump(program, asked[-1]))
+        except Exception as error:
+            _LOG.debug("a program cannot be kept: %r", error)
+    return program
+
+
+def _environment() -> tuple[str, ...]:
+    """What decides about every program."""
+    settings = sorted((n, v) for n, v in jax.config.values.items() if n != _ELSEWHERE)
+    flags = (os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+    return *_fixed(), repr(settings), repr((*flags,)), repr(handlers.why_missing())
+
+
+@functools.cache
+def _fixed() -> tuple[str, ...]:
+    """What does not change within a process."""
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*")):
+        if path.suffix in _SOURCES:
+            digest.update(f"{path.relative_to(_PACKAGE)}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+    client = jax.devices()[0].client
+    versions = jax.__version__, jaxlib.version.__version__, flax.__version__
+    return (
+        digest.hexdigest(),
+        *versions,
+        client.platform,
+        client.platform_version,
+        handlers.processor(),
+    )
+
+
+class _Pickler(serialize_executable._JaxPjrtPickler):
+    """Leaves the executable out, which JAX keeps."""
+
+    def __init__(self, file: io.BytesIO, key: str) -> None:
+        super().__init__(file)
+        self._key = key
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, xla_client.LoadedExecutable):
+            return "kept", self._key
+        return super().persistent_id(obj)
+
+
+class _Unpickler(serialize_executable._JaxPjrtUnpickler):
+    """Takes the executable from the store."""
+
+    def __init__(self, file: io.BytesIO, store: ProgramStore, devices: Sequence[Any]):
+        super().__init__(file, devices[0].client, devices)
+        self._store = store
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] != "kept":
+            return super().persistent_load(pid)
+        kept = self._store.get(pid[1])
+        if kept is None:
+            raise KeyError(pid[1])
+        unpacked = compilation_cache.decompress_executable(kept)
+        executable, _ = compilation_cache.extract_executable_and_time(unpacked)
+        return super().persistent_load(("exec", executable))
+
+
+def _dump(program: jax.stages.Compiled, key: str) -> bytes:
+    if program._params.const_args:
+        raise ValueError("it has constants beside it")
+    with io.BytesIO() as file:
+        executable: Any = program._executable
+        parts = executable._unloaded_executable, program.args_info, program.out_tree
+        _Pickler(file, key).dump((*parts, program._no_kwargs))
+        return compilation_cache.compress_executable(file.getvalue())
+
+
+def _load(kept: bytes, store: ProgramStore, devices: Sequence[Any]) -> jax.stages.Compiled:
+    file = io.BytesIO(compilation_cache.decompress_executable(kept))
+    unloaded, args_info, out_tree, no_kwargs = _Unpickler(file, store, devices).load()
+    return jax.stages.Compiled(unloaded.load(), [], args_info, out_tree, no_kwargs=no_kwargs)

@@ -1,0 +1,282 @@
+"""Programs of an earlier start: found by all that they depend on, the same in every bit, and never
+needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax import LLM
+from ssd_jax.devices import kept_programs
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.passes import Paging, ProgramSpec
+from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS
+from ssd_jax.system.compile_cache import ProgramStore, keep_programs
+from ssd_jax.testing import tiny
+from tests.llm.test_speculative import outputs, requests
+from tests.placement.test_mesh import SHAPE
+
+CONFIG = ModelConfig.from_hf(tiny.config("llama"))
+EXECUTION = Execution.for_platform("cpu", "float32")
+
+
+def made_from(make, *arguments, **changes):
+    """Of the programs that a constructor would compile, by name."""
+    seen = {}
+
+    def compiler(specs, *_):
+        seen.update({name: spec.made_from for name, spec in specs.items()})
+        return {}
+
+    make(*arguments, compiler=compiler, **changes)
+    assert all(seen.values())
+    return seen
+
+
+def reduced(ids):
+    config = dataclasses.replace(CONFIG, output_size=len(ids), tie_embeddings=False)
+    return FunctionalModel(config, EXECUTION, output_ids=np.array(ids, np.int32))
+
+
+MODEL = {"config": CONFIG, "execution": EXECUTION}
+MODELS = {
+    "config": [dataclasses.replace(CONFIG, rms_norm_eps=1e-6)],
+    "execution": [
+        Execution.for_platform("cpu", "bfloat16"),
+        dataclasses.replace(EXECUTION, scan_layers=True),
+    ],
+    "mesh": [
+        jax.make_mesh(shape, (DATA_AXIS, TENSOR_AXIS), devices=jax.devices()[:2])
+        for shape in ((1, 2), (2, 1))
+    ],
+    "stored": [{"model.layers.0.mlp.up_proj.weight": "q4_1"}],
+}
+ROOM = {"slots": 2, "context": 64, "tokens": 259}
+OTHER_ROOM = {"slots": [4], "context": [256], "tokens": [258], "paging": [Paging(64, 4)]}
+VERIFICATION = {
+    "widths": (0, 2),
+    "support": 4,
+    "rule": "coupled",
+    "logprobs": 1,
+    "logprobs_of": "processed",
+}
+DRAFTING = {
+    "k": 3,
+    "support": 5,
+    "rule": "coupled",
+    "branches": 3,
+    "saguaro_c": 0.5,
+    "predict": "noise",
+    "confident": True,
+}
+USUAL = Drafting(k=2, support=4, rule="ratio", branches=4)
+NO_PROGRAM = {"progress", "compiler", "late", "others"}
+"""Parameters that change no program."""
+
+
+def every(usual, fields):
+    assert {field.name for field in dataclasses.fields(usual)} == fields.keys()
+    return [dataclasses.replace(usual, **{name: value}) for name, value in fields.items()]
+
+
+def parameters(make):
+    return set(inspect.signature(make).parameters) - NO_PROGRAM
+
+
+def test_a_model_is_made_from_all_that_it_is_given():
+    ids = [reduced([1, 5, 9]), reduced([1, 5, 8])]
+    assert parameters(FunctionalModel) == {*MODEL, *MODELS, "output_ids"}
+    others = [FunctionalModel(**MODEL | {n: v}) for n, values in MODELS.items() for v in values]
+    texts = [each.made_from for each in (FunctionalModel(**MODEL), *ids, *others)]
+    assert len({*texts}) == len(texts)
+    assert FunctionalModel(**MODEL).made_from == texts[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "about", "others"),
+    [
+        (Programs, "verification", every(Verification(), VERIFICATION)),
+        (DraftPrograms, "drafting", every(USUAL, DRAFTING)),
+    ],
+)
+def test_programs_are_made_from_all_that_they_are_given(make, about, others):
+    model, usual = FunctionalModel(**MODEL), {**ROOM}
+    if make is DraftPrograms:
+        usual["drafting"] = USUAL
+    changes = {**OTHER_ROOM, about: others}
+    changes["model"] = [FunctionalModel(CONFIG, MODELS["execution"][0])]
+    assert parameters(make) == set(changes)
+    first = made_from(make, **usual, model=model)
+    assert made_from(make, **usual, model=model) == first
+    texts = [{*first.values()}]
+    for name, values in changes.items():
+        for value in values:
+            settings = {"model": model, **usual, name: value}
+            texts.append({*made_from(make, **settings).values()})
+    assert all(len(text) == 1 for text in texts)
+    assert len(set.union(*texts)) == len(texts)
+
+
+def test_branches_are_made_from_their_number_and_their_base():
+    model = FunctionalModel(**MODEL)
+    bases = [
+        DraftPrograms(model, **ROOM, drafting=each, compiler=lambda *_: {})
+        for each in (USUAL, dataclasses.replace(USUAL, branches=5))
+    ]
+    assert parameters(ExpansionPrograms) == {"base", "branches"}
+    found = [made_from(ExpansionPrograms, *pair) for pair in [(bases[0], 4), (bases[0], 3)]]
+    found += [made_from(ExpansionPrograms, base) for base in bases]
+    first, fewer, usual, other = ({*each.values()} for each in found)
+    assert first == usual
+    assert len(first | fewer | other) == 3
+
+
+@pytest.fixture
+def store(tmp_path, no_cache_of_the_user):
+    found = ProgramStore(tmp_path)
+    keep_programs(found)
+    return found
+
+
+def made(directory):
+    return sorted(directory.glob("*-made.program"))
+
+
+def compiled(text="x + 1", *, told=()):
+    """A program that `text` says, from the store if it is there."""
+    struct = jax.ShapeDtypeStruct((4,), jnp.int32)
+    spec = ProgramSpec(eval(f"lambda x, y: ({text}, y)"), (struct, struct), told=told)
+    return spec._replace(made_from=text).compile(None, ("a", 1))
+
+
+def run(program):
+    return [np.asarray(each).tolist() for each in program(*[np.arange(4, dtype=np.int32)] * 2)]
+
+
+def build_none(monkeypatch):
+    monkeypatch.setattr(ProgramSpec, "_built", lambda *_: pytest.fail("it is built"))
+
+
+@pytest.mark.parametrize("told", [(), (0,)])
+def test_the_next_start_does_not_build_it(store, monkeypatch, told):
+    arguments = [np.arange(4, dtype=np.int32)] * 2
+    first = [np.asarray(each) for each in compiled(told=told)(*arguments)]
+    assert len(made(store.directory)) == 1
+    jax.clear_caches()
+    build_none(monkeypatch)
+    kept = compiled(told=told)
+    np.testing.assert_array_equal(first, [np.asarray(each) for each in kept(*arguments)])
+    assert kept.memory_analysis() is not None
+    with pytest.raises(pytest.fail.Exception):
+        compiled("x + 2", told=told)
+
+
+def test_without_a_name_or_a_store_of_ours_it_is_built(store):
+    spec = ProgramSpec(lambda x: x, (jax.ShapeDtypeStruct((1,), jnp.int32),))
+    spec.compile(None, ("a",))
+    spec._replace(made_from="something").compile(None)
+    assert made(store.directory) == []
+    keep_programs(None)
+    compiled()
+    assert made(store.directory) == []
+
+
+@pytest.mark.parametrize("what", ["source", "flags", "setting", "processor", "devices"])
+def test_whatever_else_decides_makes_another(store, request, monkeypatch, tmp_path, what):
+    compiled()
+    if what == "source":
+        package = tmp_path / "package"
+        package.mkdir()
+        (package / "module.py").write_text("a = 1\n")
+        monkeypatch.setattr(kept_programs, "_PACKAGE", package)
+    elif what == "flags":
+        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    elif what == "setting":
+        request.addfinalizer(lambda: jax.config.update("jax_default_matmul_precision", None))
+        jax.config.update("jax_default_matmul_precision", "highest")
+    elif what == "processor":
+        monkeypatch.setattr(kept_programs.handlers, "processor", lambda: "another")
+    else:
+        monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[1:2])
+    kept_programs._fixed.cache_clear()
+    compiled()
+    kept_programs._fixed.cache_clear()
+    assert len(made(store.directory)) == 2
+
+
+@pytest.mark.parametrize("damage", ["executable", "entry", "another JAX"])
+def test_what_cannot_be_loaded_is_built_and_kept_again(store, monkeypatch, damage):
+    expected = run(compiled())
+    (entry,) = made(store.directory)
+    (executable,) = store.directory.glob("jit__lambda*.program")
+    if damage == "executable":
+        executable.unlink()
+    elif damage == "entry":
+        store.put(entry.name.removesuffix(".program"), b"no program")
+    else:
+        monkeypatch.setattr(jax.stages, "Compiled", None)
+    jax.clear_caches()
+    assert run(compiled()) == expected
+    monkeypatch.undo()
+    build_none(monkeypatch)
+    assert run(compiled()) == expected
+
+
+SSD = {"mode": "ssd", "draft_placement": "inline", "k": 3, "budget": 8}
+
+
+@pytest.mark.parametrize(("settings", "mesh"), [(SSD, None), ({"mode": "ar"}, "data=2,tensor=2")])
+def test_models_say_the_same_from_kept_programs(
+    tmp_path, monkeypatch, no_cache_of_the_user, settings, mesh
+):
+    """Every mode, its programs built and kept, and from the store alone."""
+    target, draft = (str(tmp_path / name) for name in ("target", "draft"))
+    for path, noise in ((target, 0.0), (draft, 0.04)):
+        tiny.write_checkpoint(path, "llama", noise=noise, num_key_value_heads=2, **SHAPE)
+    room = {"context": 320, "slots": 4, "dtype": "float32", "mesh": mesh}
+    room |= settings | ({"draft": draft} if mesh is None else {})
+
+    def said():
+        with LLM(target, compile_cache=str(tmp_path / "kept"), **room) as llm:
+            asked = requests(llm, "ratio")
+            return [[o.token_ids for o in outputs(llm, asked, mode)] for mode in llm.modes]
+
+    first = said()
+    jax.clear_caches()
+    build_none(monkeypatch)
+    assert said() == first
+
+
+START = """
+import json, sys
+from ssd_jax import LLM, SamplingParams
+from ssd_jax.devices.passes import ProgramSpec
+if sys.argv[3] == "kept":
+    ProgramSpec._built = lambda *_: sys.exit('it is built')
+with LLM(sys.argv[2], compile_cache=sys.argv[1], dtype="bfloat16", context=64) as llm:
+    (out,) = llm.generate("some text", SamplingParams(max_tokens=8, temperature=1.0))
+print(json.dumps(out.token_ids))
+"""
+
+
+def test_another_process_finds_them(tiny_checkpoint, tmp_path):
+    def start(how):
+        command = [sys.executable, "-c", START, str(tmp_path), str(tiny_checkpoint), how]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert start("built") == start("kept")
