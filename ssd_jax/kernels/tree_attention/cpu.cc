@@ -27,7 +27,7 @@ namespace ffi = xla::ffi;
 namespace {
 
 constexpr int64_t kTile = 32;   // queries of a task
-constexpr int64_t kGrain = 4096;  // positions times queries; less is not worth a thread's waking
+constexpr int64_t kGrain = 1024;  // positions times queries; less is not worth a thread's waking
 constexpr int64_t kPreparation = 4;  // queries that cost as much as a block's transposition
 
 inline int64_t Clamp(int64_t value, int64_t most) {
