@@ -152,6 +152,18 @@ def test_another_target_is_refused_with_both_hashes(place, finished, tmp_path, c
         assert f"the target has sha256 {new}, was {old}" in said
 
 
+def test_prompts_of_another_target_are_not_completed(place, finished, tmp_path, capsys):
+    """Nothing of the stage is there that could be of another target itself."""
+    shutil.copytree(finished / "prompts", tmp_path / "out" / "prompts")
+    target = tiny.write_checkpoint(tmp_path / "target", seed=5)
+    config = tiny_run.write_config(tmp_path, target, prompts_directory=f'"{place}"')
+    given = [f"--config={config}", f"--out={tmp_path / 'out'}", "--compile_cache=off"]
+    assert main(["distill", *given, "--stage=generate"]) == 2
+    said = capsys.readouterr().err
+    assert f"the target has sha256 {open_target(str(target)).sha256}, was " in said
+    assert not (tmp_path / "out" / "generate").exists()
+
+
 def test_a_file_that_changed_is_refused(place, finished, tmp_path, tiny_checkpoint, capsys):
     tiny_run.write_data(tmp_path)
     (tmp_path / "held_out.jsonl").write_text('{"prompt": "another"}')

@@ -9,8 +9,10 @@ import pytest
 
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli.main import main
+from ssd_jax.distill import evaluate as evaluation
 from ssd_jax.distill.evaluate import choose
 from ssd_jax.distill.prompts import PromptIds
+from ssd_jax.distill.rounds import MeasuredDraft
 from ssd_jax.distill.settings import EvaluateSettings
 from ssd_jax.distill.step_costs import StepCosts
 from ssd_jax.errors import InputError
@@ -224,6 +226,48 @@ def test_other_text_is_refused_with_its_keys(evaluated, place, draft, tiny_check
     given = ("--stage=evaluate", f"--draft={draft}")
     assert distill(place, tiny_checkpoint, *given, evaluate_max_tokens="11") == 2
     assert "evaluate.max_tokens is 11, was 10" in capsys.readouterr().err
+
+
+def test_text_for_another_number_of_slots_is_refused(
+    evaluated, place, draft, tiny_checkpoint, capsys
+):
+    """Where its tokens are nearly as likely, it may be another text."""
+    given = ("--stage=evaluate", f"--draft={draft}")
+    assert distill(place, tiny_checkpoint, *given, generate_slots="2") == 2
+    assert "generate.slots is 2, was 3" in capsys.readouterr().err
+
+
+def test_figures_of_a_draft_in_another_dtype_are_made_again(
+    evaluated, place, draft, tiny_checkpoint, monkeypatch, capsys
+):
+    def judge(*_models, **_about):
+        raise InputError("they are made")
+
+    monkeypatch.setattr(evaluation, "judge", judge)
+    given = ("--stage=evaluate", f"--draft={draft}")
+    _, path = evaluated
+    kept = json.loads(path.read_text())["made_of"]
+    settings = {f"evaluate_{name}": json.dumps(kept[name]) for name in ("ks", "budgets")}
+    assert distill(place, tiny_checkpoint, *given, **settings) == 0
+    monkeypatch.setattr(evaluation, "dtype_of_draft", lambda *_about, **_more: "bfloat16")
+    assert distill(place, tiny_checkpoint, *given, **settings) == 2
+    assert "they are made" in capsys.readouterr().err
+
+
+def test_predictions_take_the_acceptance_of_the_longest_proposals(monkeypatch):
+    seen = []
+    fan_out = evaluation.GeometricFanOut
+
+    def noted(**about):
+        seen.append(about)
+        return fan_out(**about)
+
+    monkeypatch.setattr(evaluation, "GeometricFanOut", noted)
+    measured = MeasuredDraft(by_length=((0.9,), (0.8, 0.4)), alone=0.5, r=0.3)
+    costs = StepCosts(target_ms=1.0, target={1: 1.0, 3: 1.2}, draft={1: 0.1, 2: 0.2})
+    settings = EvaluateSettings(ks=(2,), budgets=(2,))
+    evaluation._predicted({"sampled": measured}, settings, costs)
+    assert seen == [{"acceptance": pytest.approx(0.6), "r": 0.3}]
 
 
 def test_prompts_are_spread_over_their_set():

@@ -1,9 +1,13 @@
 """A training prompt that gives a held-out one away is found, and only such a one."""
 
+import re
+
 import numpy as np
 import pytest
 
+from ssd_jax.distill import prompts
 from ssd_jax.distill.prompts import SPAN, HeldOut
+from ssd_jax.distill.reading import Line
 
 HELD = list(range(100, 140))
 
@@ -34,6 +38,28 @@ def test_a_text_of_just_a_span_is_also_compared_in_its_other_spelling():
     held = HeldOut([(usual, after_space)])
     assert held.leaks([5, *usual])
     assert held.leaks([5, *after_space])
+
+
+def test_a_prompt_is_found_behind_other_words(monkeypatch):
+    """A word has another token behind a space than where a text begins with it."""
+
+    class Words:
+        """A token for each word, with the space before it."""
+
+        def __init__(self):
+            self._known = {}
+
+        def encode(self, text, **_about):
+            words = re.findall(r" ?\S+", text)
+            return [self._known.setdefault(word, len(self._known)) for word in words]
+
+    words = Words()
+    monkeypatch.setattr(prompts, "_encode", lambda line, tokenizer: tokenizer.encode(line.own_text))
+    asked = prompts._asked("held", 0, Line.of("Why so?"), words)
+    held = HeldOut(asked.hidden)
+    for text in ("Why so?", "Tell me: Why so?", "Why so? I ask."):
+        assert held.leaks(words.encode(text))
+    assert not held.leaks(words.encode("Tell me: Why not?"))
 
 
 def test_an_empty_text_gives_nothing_away():
