@@ -47,7 +47,8 @@ def compiled(
     store = store_in_use()
     if store is None or jax.process_count() > 1:
         return build()
-    about = *_environment(), made_from, *((each.id, each.device_kind) for each in devices)
+    kinds = ((each.id, each.device_kind) for each in devices)
+    about = *_environment(devices[0].client), made_from, *kinds
     key = f"{hashlib.sha256(repr(about).encode()).hexdigest()}-made"
     found = store.get(key)
     if found is not None:
@@ -65,11 +66,12 @@ def compiled(
     return program
 
 
-def _environment() -> tuple[str, ...]:
+def _environment(client: Any) -> tuple[Any, ...]:
     """What decides about every program."""
     settings = sorted((n, v) for n, v in jax.config.values.items() if n != _ELSEWHERE)
     flags = (os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
-    return *_fixed(), repr(settings), repr((*flags,)), repr(handlers.why_missing())
+    about = *_fixed(), client.platform, client.platform_version, *settings, *flags
+    return (*about, handlers.why_missing()) if client.platform == "cpu" else about
 
 
 @functools.cache
@@ -80,15 +82,8 @@ def _fixed() -> tuple[str, ...]:
         if path.suffix in _SOURCES:
             digest.update(f"{path.relative_to(_PACKAGE)}\0{path.stat().st_size}\0".encode())
             digest.update(path.read_bytes())
-    client = jax.devices()[0].client
     versions = jax.__version__, jaxlib.version.__version__, flax.__version__
-    return (
-        digest.hexdigest(),
-        *versions,
-        client.platform,
-        client.platform_version,
-        handlers.processor(),
-    )
+    return digest.hexdigest(), *versions, handlers.processor()
 
 
 class _Pickler(serialize_executable._JaxPjrtPickler):
