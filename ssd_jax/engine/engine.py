@@ -35,7 +35,7 @@ from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence, check
 from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.engine.trace import EngineTrace
-from ssd_jax.errors import DeviceError
+from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import (
     IDLE,
@@ -43,10 +43,14 @@ from ssd_jax.roles.records import (
     Outcomes,
     SlotOpening,
 )
-from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
 from ssd_jax.system.interrupts import Deferred
 
 _LOG = logging.getLogger(__name__)
+_NO_NUMBERS = (
+    "the target computes no numbers (NaN or infinity) for this text; its checkpoint is damaged, or "
+    "too large for its dtype: try --dtype=float32, or fetch it again"
+)
 
 
 class Engine:
@@ -271,6 +275,8 @@ class Engine:
                 continue
             try:
                 count = accepted[row] + 1
+                if emitted[row][count - 1] == NO_TOKEN:
+                    raise SsdError(_NO_NUMBERS)
                 tokens = state.commit(emitted[row][:count], now)
             except Exception as error:
                 self._fail(state, error)
@@ -406,7 +412,9 @@ class Engine:
     def _fail(self, state: RequestState, error: Exception | None = None) -> None:
         """Ends a request by an error of its own, or by one of all."""
         if error is not None:
-            _LOG.error("request %d ends by an error: %r", state.request_id, error, exc_info=error)
+            known = isinstance(error, SsdError)
+            said, trace = (str(error), None) if known else (repr(error), error)
+            _LOG.error("request %d ends by an error: %s", state.request_id, said, exc_info=trace)
         self._end(state, "error")
         self._cut_off.append((state, "error"))
 

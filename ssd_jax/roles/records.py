@@ -62,7 +62,8 @@ class Outcomes(NamedTuple):
 
     Attributes:
       accepted: k.
-      tokens: the first k + 1 are emitted: accepted ones, then the bonus token.
+      tokens: the first k + 1 are emitted: accepted ones, then the bonus token; `params.NO_TOKEN`
+        in its place where the target's logits are no numbers.
       logprobs: of `tokens`, where the target was told to report them.
     """
 

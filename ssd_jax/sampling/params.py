@@ -28,6 +28,9 @@ MAX_BIAS = 1e6
 MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""
 
+NO_TOKEN = -1
+"""Where a token would be, had the target's logits been numbers."""
+
 _MOST = 2**31 - 1
 T = TypeVar("T")
 

@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from ssd_jax.kernels.rows import best_and_mass, first_best, map_rows, take_rows
+from ssd_jax.kernels.rows import best_and_mass, first_best, map_rows, row_sum, take_rows
 from ssd_jax.sampling import keys, truncation
 from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.penalties import History, add_output, in_flight
 from ssd_jax.sampling.probs import allowed_logits, probs, sampled_probs, warm, weights_of
 from ssd_jax.sampling.proposal import Proposal, dense, of_token
@@ -35,7 +36,7 @@ class Outcome(NamedTuple):
     """The verification outcome (k, t*) of each row."""
 
     accepted: Int32[Array, "B"]  # k in 0..L
-    bonus: Int32[Array, "B"]  # t*
+    bonus: Int32[Array, "B"]  # t*; `NO_TOKEN` where the target's logits are no numbers
 
 
 class _Numbers(NamedTuple):
@@ -93,6 +94,29 @@ def verify(
       rule: "ratio" or "coupled".
       parts: of the law, as far as they are known.
     """
+    outcome = _verified(
+        logits, proposal, sampling, start, history, tokens=tokens, rule=rule, parts=parts
+    )
+    last = logits[:, 0]
+    if logits.shape[1] > 1:
+        index = jnp.arange(logits.shape[0]) * logits.shape[1] + outcome.accepted
+        last = take_rows(logits.reshape(-1, logits.shape[2]), index)
+    # A sum passes NaN on; from one position to the next keys and values do.
+    numbers = row_sum(last)[:, 0] < jnp.inf
+    return outcome._replace(bonus=jnp.where(numbers, outcome.bonus, NO_TOKEN))
+
+
+def _verified(
+    logits: Float32[Array, "B W V"],
+    proposal: Proposal,
+    sampling: Sampling,
+    start: Int32[Array, "B"],
+    history: History,
+    *,
+    tokens: int,
+    rule: str,
+    parts: Parts,
+) -> Outcome:
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
     if parts.sampled is not None:
         return _at_once(where, allowed, proposal, sampling, start, rule, parts)
@@ -313,7 +337,9 @@ def _ratio(
         residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
         return keys.gumbel_max(residual, key, look=laws.decided)
 
-    padded = jnp.pad(proposal.q, ((0, 0), (0, 1), (0, 0)))
+    # q that is no number has rejected its token; without it, the bonus token is drawn from p.
+    q = jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)
+    padded = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
     support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
     rejected = (accepted < proposal.length)[:, None]
     drafted = (_at(support, accepted), _at(padded, accepted))

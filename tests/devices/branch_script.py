@@ -148,7 +148,7 @@ def compiled(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CausalLM, "hidden", counted)
         if quickly:
-            patch.setattr(ProgramSpec, "compile", compile_quickly)
+            patch.setattr(ProgramSpec, "_built", compile_quickly)
         base = DraftPrograms(
             model, slots=SLOTS, context=CONTEXT, tokens=tiny.TOKENS, drafting=drafting
         )

@@ -11,6 +11,7 @@ import numpy as np
 from ssd_jax.sampling import penalties, proposal, verification
 from ssd_jax.sampling import probs as law
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.variants import DECIDED
 
 _DEFAULTS = {
     "temperature": (1.0, np.float32),
@@ -71,10 +72,11 @@ def probs(logits, sampling, positions, tokens):
     return law.probs(allowed, sampling)
 
 
-@functools.partial(jax.jit, static_argnames=("tokens", "rule"), compiler_options=QUICKLY)
-def verify(logits, proposed, sampling, start, said, *, tokens, rule="ratio"):
+@functools.partial(jax.jit, static_argnames=("tokens", "rule", "parts"), compiler_options=QUICKLY)
+def verify(logits, proposed, sampling, start, said, *, tokens, rule="ratio", parts=DECIDED):
     """`verification.verify`, compiled."""
-    return verification.verify(logits, proposed, sampling, start, said, tokens=tokens, rule=rule)
+    law = {"tokens": tokens, "rule": rule, "parts": parts}
+    return verification.verify(logits, proposed, sampling, start, said, **law)
 
 
 @functools.partial(jax.jit, static_argnames=("tokens", "rule"), compiler_options=QUICKLY)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from ssd_jax.sampling import penalties
+from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.proposal import Proposal, as_point_mass_where, blank
+from ssd_jax.sampling.variants import VARIANTS
 from ssd_jax.sampling.verification import commit
 from tests.sampling.evidence import ALPHA, p_value
 from tests.sampling.rows import nothing_said, point_mass, repeated, rows, verify
@@ -208,3 +210,56 @@ def test_nothing_proposed_is_plain_sampling():
     )
     assert outcome.accepted.tolist() == [0, 0, 0]
     assert outcome.bonus.tolist() == [0, 3, 0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(variant, rule, temperature):
+    """NaN alone, among numbers, infinity; from some position on, as keys and values keep it. Other
+    rows have their tokens."""
+    if variant == "greedy" and temperature > 0:
+        return  # it draws for no such row
+    count = 60
+    tokens = np.tile(np.array([[0, 0]], np.int32), (count, 1))
+    logits = np.zeros((count, K + 1, VOCAB), np.float32)
+    logits[..., 0] = 1.0
+    bad = {1: np.nan, 2: np.inf}
+    logits[0::4] = np.nan
+    for kind, value in bad.items():
+        logits[kind::4, kind:, 1] = value
+    outcome = verify(
+        logits,
+        point_mass(tokens, np.full(count, K, np.int32)),
+        many({"temperature": temperature}, count),
+        np.arange(count, dtype=np.int32) * 8,
+        nothing_said(count, VOCAB),
+        tokens=VOCAB,
+        rule=rule,
+        parts=VARIANTS[variant],
+    )
+    accepted, bonus = np.asarray(outcome.accepted), np.asarray(outcome.bonus)
+    first_bad = np.tile([0, 1, 2, K + 1], count // 4)
+    np.testing.assert_array_equal(bonus == NO_TOKEN, accepted >= first_bad)
+    assert {*first_bad[bonus == NO_TOKEN]} == {0, 1, 2}
+    assert ((bonus >= 0) & (bonus < VOCAB))[accepted < first_bad].all()
+
+
+@pytest.mark.parametrize("variant", ["any", "sampled", "truncated", "full"])
+def test_q_that_is_no_number_leaves_the_targets_law(variant):
+    """Its tokens are rejected, and the bonus token is drawn from p."""
+    tokens = np.random.default_rng(0).integers(0, 2, (ROWS, K)).astype(np.int32)
+    support = np.broadcast_to(np.arange(2, dtype=np.int32), (ROWS, K, 2))  # not all that p has
+    length = np.full(ROWS, K, np.int32)
+    outcome = verify(
+        logits_after(tokens),
+        Proposal(tokens, length, support, np.full(support.shape, np.nan, np.float32)),
+        many({"temperature": 1.0}),
+        np.arange(ROWS, dtype=np.int32) * 8,
+        nothing_said(ROWS, VOCAB),
+        tokens=VOCAB,
+        parts=VARIANTS[variant],
+    )
+    assert not np.asarray(outcome.accepted).any()
+    observed = np.bincount(np.asarray(outcome.bonus), minlength=VOCAB)
+    assert p_value(observed, TARGET[0]) > ALPHA
