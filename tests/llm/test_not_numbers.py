@@ -11,67 +11,72 @@ from safetensors.numpy import load_file, save_file
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.engine.engine import Engine
 from ssd_jax.testing import tiny
+from tests.llm.test_speculative import outputs
 
-SETTINGS = {"dtype": "float32", "context": 128, "slots": 3, "compile_cache": "off", "k": 3}
-PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+SETTINGS = {"dtype": "float32", "context": 128, "slots": 3, "k": 3, "budget": 6}
+SETTINGS |= {"mode": "ssd", "draft_placement": "inline", "compile_cache": "off"}
+LENGTH = {"max_tokens": 12, "ignore_eos": True}
+GREEDY = SamplingParams(**LENGTH)
 TEXTS = "some text", "other"
 
 
-def damaged(path, change):
-    """A checkpoint some of whose numbers are none."""
-    tensors = load_file(path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "model.safetensors")
+def checkpoint(path, change=None, *, noise=0.0):
+    """A model, some of whose numbers may be none."""
+    tiny.write_checkpoint(path, "qwen2", noise=noise)
+    if change is not None:
+        tensors = load_file(path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, path / "model.safetensors")
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A target, one that cannot read a word that it never says, and which; two drafts, one of which
-    computes nothing."""
-    root = tmp_path_factory.mktemp("numbers")
-    paths = {name: root / name for name in ("target", "no word", "draft", "no draft")}
-    for name, path in paths.items():
-        tiny.write_checkpoint(path, "qwen2", noise=0.04 if "draft" in name else 0.0)
+def nothing(tensors):
+    norm = tensors["model.norm.weight"]
+    tensors["model.norm.weight"] = (norm.astype("f4") * np.nan).astype(ml_dtypes.bfloat16)
 
-    with LLM(str(paths["target"]), **SETTINGS | {"k": None}) as llm:
-        said = {token for output in llm.generate(TEXTS, PARAMS) for token in output.token_ids}
-        read = {word: llm.tokenizer.encode(word, add_special=False) for word in "bcdfgjkpquvwyz"}
-        word, token = next((word, token) for word, (token,) in read.items() if token not in said)
+
+@pytest.fixture(scope="module")
+def without_draft(tmp_path_factory):
+    """A model whose draft computes nothing."""
+    root = tmp_path_factory.mktemp("draft")
+    draft = checkpoint(root / "draft", nothing, noise=0.04)
+    with LLM(checkpoint(root / "target"), draft=draft, **SETTINGS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def without_word(tmp_path_factory, without_draft):
+    """A model that cannot read a word, which it never says, and the word."""
+    root, encode = tmp_path_factory.mktemp("target"), without_draft.tokenizer.encode
+    healthy = outputs(without_draft, asked(without_draft, TEXTS, [GREEDY] * 2), "ar")
+    said = {token for output in healthy for token in output.token_ids}
+    read = {word: encode(word, add_special=False) for word in "bcdfgjkpquvwyz"}
+    word, unread = next((word, token) for word, (token,) in read.items() if token not in said)
 
     def no_word(tensors):
-        tensors["model.embed_tokens.weight"][token] = np.nan
+        tensors["model.embed_tokens.weight"][unread] = np.nan
 
-    def nothing(tensors):
-        norm = tensors["model.norm.weight"]
-        tensors["model.norm.weight"] = (norm.astype("f4") * np.nan).astype(ml_dtypes.bfloat16)
-
-    damaged(paths["no word"], no_word)
-    damaged(paths["no draft"], nothing)
-    return {name: str(path) for name, path in paths.items()} | {"word": word}
+    target, draft = checkpoint(root / "target", no_word), checkpoint(root / "draft", noise=0.04)
+    with LLM(target, draft=draft, **SETTINGS) as llm:
+        yield llm, word
 
 
-def mode_of(models, mode, draft="draft"):
-    if mode == "ar":
-        return {"k": None}
-    more = {"draft_placement": "inline", "budget": 6} if mode == "ssd" else {}
-    return {"mode": mode, "draft": models[draft], **more}
+def asked(llm, texts, params):
+    pairs = enumerate(zip(texts, params, strict=True))
+    return [llm.request(text, each, index) for index, (text, each) in pairs]
 
 
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_request_ends_by_an_error_and_its_neighbours_do_not(models, mode, temperature, caplog):
-    params = [
-        SamplingParams(max_tokens=12, ignore_eos=True, temperature=t) for t in (0, temperature)
-    ]
-    how = SETTINGS | mode_of(models, mode)
-    with LLM(models["no word"], **how) as llm:
-        found = llm.generate(
-            [TEXTS[0], f"a {models['word']}", TEXTS[1]], [params[0], params[1], params[0]]
-        )
-        again = llm.generate(TEXTS, PARAMS)
+def test_a_request_ends_by_an_error_and_its_neighbours_do_not(
+    without_word, mode, temperature, caplog
+):
+    llm, word = without_word
+    params = GREEDY, SamplingParams(**LENGTH, temperature=temperature), GREEDY
+    found = outputs(llm, asked(llm, [TEXTS[0], f"a {word}", TEXTS[1]], params), mode)
     assert [output.finish_reason for output in found] == ["length", "error", "length"]
     assert found[1].token_ids == []
+    again = outputs(llm, asked(llm, TEXTS, [GREEDY] * 2), mode)
     assert [found[0].token_ids, found[2].token_ids] == [output.token_ids for output in again]
     (line,) = [record for record in caplog.records if record.name == Engine.__module__]
     assert "no numbers" in line.getMessage()
@@ -79,13 +84,12 @@ def test_a_request_ends_by_an_error_and_its_neighbours_do_not(models, mode, temp
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
-def test_a_draft_that_computes_nothing_changes_no_text(models, mode):
-    """In ratio a token that a filter leaves alone is drawn whatever the noise."""
-    one = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.7, top_k=1)
-    for params in (PARAMS, one):
-        with LLM(models["target"], **SETTINGS | mode_of(models, "ar")) as llm:
-            expected = llm.generate("some text", params)[0].token_ids
-        with LLM(models["target"], **SETTINGS | mode_of(models, mode, "no draft")) as llm:
-            (output,) = llm.generate("some text", params)
-        assert output.token_ids == expected
-        assert output.finish_reason == "length"
+def test_a_draft_that_computes_nothing_changes_no_text(without_draft, mode):
+    """Of sampled text that is compared which a filter leaves no choice."""
+    one = SamplingParams(**LENGTH, temperature=0.7, top_k=1)
+    params = [GREEDY, one]
+    expected, found = (
+        outputs(without_draft, asked(without_draft, TEXTS, params), each) for each in ("ar", mode)
+    )
+    assert [o.token_ids for o in found] == [o.token_ids for o in expected]
+    assert [o.finish_reason for o in found] == ["length"] * 2
