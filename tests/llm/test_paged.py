@@ -18,6 +18,7 @@ from tests.placement.test_submesh import ids
 
 CONTEXT = 512
 SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 2}
+ALONE = {"mode": "ar", "draft": None, "draft_placement": None, "k": None, "budget": None}
 LONG = "The quick brown fox jumps over the lazy dog. " * 6
 
 
@@ -55,7 +56,7 @@ def asked(llm):
 
 @pytest.fixture(scope="module")
 def expected(pair):
-    llm = opened(pair)
+    llm = opened(pair, **ALONE)
     return ids(outputs(llm, asked(llm), "ar"))
 
 
@@ -178,6 +179,5 @@ def test_planted_faults_are_seen(pair, expected, fault, monkeypatch):
         monkeypatch.setattr(
             SlotPages, "open", forgotten if fault == "forgotten" else tail_of_another
         )
-    alone = {"mode": "ar", "draft": None, "draft_placement": None, "k": None, "budget": None}
-    llm = opened(pair, kv_memory=str(7 * PAGE // 2), **alone)
+    llm = opened(pair, kv_memory=str(7 * PAGE // 2), **ALONE)
     assert ids(outputs(llm, asked(llm), "ar")) != expected
