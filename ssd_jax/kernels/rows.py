@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float32, Int32, Shaped
 
+from ssd_jax.compat import maxima_one_by_one
 from ssd_jax.kernels.piece import Piece
 
 LONG = 4096
@@ -49,6 +50,25 @@ def _sum_by_product(x: jax.Array) -> jax.Array:
     ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
     total = jax.lax.dot_general(padded, ones, (((1,), (0,)), ((), ())), precision="highest")
     return total[: rows.shape[0], :1].reshape(*x.shape[:-1], 1)
+
+
+def row_max(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
+    """Largest value over the last axis, where no device has a part of it alone; of a row with NaN
+    anything."""
+    if not maxima_one_by_one() or not jax.sharding.get_abstract_mesh().empty:
+        return _plain_max(x)
+    return jax.lax.platform_dependent(x, cpu=_max_by_comparing, default=_plain_max)
+
+
+def _plain_max(x: jax.Array) -> jax.Array:
+    return jnp.max(x, axis=-1, keepdims=True)
+
+
+def _max_by_comparing(x: jax.Array) -> jax.Array:
+    def larger(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(a > b, a, b)
+
+    return jax.lax.reduce(x, jnp.float32(-jnp.inf), larger, (x.ndim - 1,))[..., None]
 
 
 class Norm(NamedTuple):
@@ -124,7 +144,7 @@ def best_of(values: Float32[Array, "n V"]) -> tuple[Float32[Array, "n"], Int32[A
 
 def _best_in_two_passes(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     size = values.shape[-1]
-    best = jnp.max(values, axis=-1, keepdims=True)
+    best = row_max(values)
     index = jnp.min(jnp.where(values == best, jnp.arange(size), size), axis=-1)
     return best[:, 0], jnp.minimum(index, size - 1).astype(jnp.int32)
 
@@ -221,7 +241,7 @@ def _largest(values: jax.Array, *, count: int, width: int) -> tuple[jax.Array, j
     rows, size = values.shape
     padding = ((0, 0), (0, -size % width))
     blocks = jnp.pad(values, padding, constant_values=-jnp.inf).reshape(rows, -1, width)
-    block = _whole(jnp.sort(jax.lax.top_k(_whole(jnp.max(blocks, axis=-1)), count)[1]))
+    block = _whole(jnp.sort(jax.lax.top_k(_whole(row_max(blocks)[..., 0]), count)[1]))
     few = _whole(jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(rows, -1))
     best, place = jax.lax.top_k(few, count)
     ids = jnp.take_along_axis(block, place // width, axis=1) * width + place % width

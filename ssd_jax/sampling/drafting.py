@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.rows import first_best, largest, map_rows, row_sum
+from ssd_jax.kernels.rows import first_best, largest, map_rows, row_max, row_sum
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.keys import Purpose
@@ -91,7 +91,7 @@ def draw(
     best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
     possible: jax.Array | None = None
     if outputs is not None:
-        possible = jnp.max(allowed, axis=-1) > -jnp.inf
+        possible = row_max(allowed)[:, 0] > -jnp.inf
         best = jnp.where(possible, best, outputs[0])
     first = jnp.arange(support) == 0
     greedy = Draw(
@@ -153,7 +153,7 @@ def candidates(
 
 
 def _greedy_confidence(allowed: Float32[Array, "B V"]) -> Int32[Array, "B"]:
-    best = jnp.max(allowed, axis=-1, keepdims=True)
+    best = row_max(allowed)
     return _class(1 / row_sum(jnp.exp(allowed - best))[:, 0])
 
 

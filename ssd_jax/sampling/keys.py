@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, UInt32
 
-from ssd_jax.kernels.rows import first_best
+from ssd_jax.kernels.rows import first_best, row_max
 
 _BLOCK, _BLOCKS = 128, 64  # noise is drawn for this many blocks of ids if no others have weight
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -109,7 +109,7 @@ def gumbel_max(weights: Float32[Array, "B V"], key: Key, *, look: bool = True) -
     if not look or vocab < 2 * _BLOCK * _BLOCKS:
         return of_all()
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(batch, -1, _BLOCK)
-    largest = jnp.max(blocks, axis=-1)
+    largest = row_max(blocks)[..., 0]
 
     def of_few() -> jax.Array:
         """Truncated laws live in few blocks; the noise of an id is the same there."""

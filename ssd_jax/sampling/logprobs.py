@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.rows import row_sum
+from ssd_jax.kernels.rows import row_max, row_sum
 
 
 class Logprobs(NamedTuple):
@@ -21,7 +21,7 @@ class Logprobs(NamedTuple):
 
 def log_softmax(logits: Float32[Array, "*rows V"]) -> Float32[Array, "*rows V"]:
     """Over the last axis; each row's bits depend on that row alone."""
-    below = logits - jnp.max(logits, axis=-1, keepdims=True)
+    below = logits - row_max(logits)
     return below - jnp.log(row_sum(jnp.exp(below)))
 
 

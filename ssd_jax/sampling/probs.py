@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.rows import first_best, largest, row_sum
+from ssd_jax.kernels.rows import first_best, largest, row_max, row_sum
 from ssd_jax.sampling import truncation
 from ssd_jax.sampling.outputs import Outputs, every_id
 from ssd_jax.sampling.penalties import GetHistory, penalise
@@ -76,7 +76,7 @@ def sampled_probs(
 
     `truncated` is the part of `Parts`: without, no row may have a filter.
     """
-    weights = weights_of(allowed, sampling, jnp.max(allowed, axis=-1, keepdims=True))
+    weights = weights_of(allowed, sampling, row_max(allowed))
     return _filtered(weights / row_sum(weights), sampling, truncated)
 
 
@@ -126,7 +126,7 @@ def _filtered(p: Law, sampling: Sampling, truncated: bool | None = None) -> Law:
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
     p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
     p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: row_sum(kept) >= top_p))
-    return _filter(p, min_p > 0, lambda p: min_p * jnp.max(p, axis=-1, keepdims=True))
+    return _filter(p, min_p > 0, lambda p: min_p * row_max(p))
 
 
 def _filter(p: Law, applies: Bool[Array, "B 1"], threshold: Threshold) -> Law:
@@ -134,7 +134,7 @@ def _filter(p: Law, applies: Bool[Array, "B 1"], threshold: Threshold) -> Law:
 
     def keep(p: jax.Array) -> jax.Array:
         # The likeliest token always stays, whatever rounding does to the threshold.
-        low = jnp.minimum(threshold(p), jnp.max(p, axis=-1, keepdims=True))
+        low = jnp.minimum(threshold(p), row_max(p))
         kept = jnp.where(p >= low, p, 0.0)
         kept = kept / row_sum(kept)
         return jnp.where(applies, kept, p)
@@ -150,7 +150,7 @@ def _threshold(p: Law, enough: Enough) -> Float32[Array, "B 1"]:
     it when its neighbours are looked at further, since other sums round differently.
     """
     blocks = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(p.shape[0], -1, _BLOCK)
-    maxima = jnp.max(blocks, axis=-1)
+    maxima = row_max(blocks)[..., 0]
 
     def look(heads: tuple[int, ...]) -> jax.Array:
         if not heads:
@@ -183,7 +183,7 @@ def _bisect(p: Law, enough: Enough) -> Float32[Array, "B 1"]:
         ok = enough(jnp.where(p >= value(middle), p, 0.0))
         return jnp.where(ok, middle, low), jnp.where(ok, high, middle - 1)
 
-    best = jnp.max(p, axis=-1, keepdims=True)
+    best = row_max(p)
     high = jax.lax.bitcast_convert_type(best, jnp.int32)
     low = jnp.where(enough(jnp.where(p >= best, p, 0.0)), high, 0)
     low, _ = jax.lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, (low, high))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels import rows as kernel_rows
 from ssd_jax.kernels.rows import (
     LONG,
     _largest,
@@ -13,6 +14,7 @@ from ssd_jax.kernels.rows import (
     first_best,
     largest,
     map_rows,
+    row_max,
     row_sum,
 )
 
@@ -185,3 +187,14 @@ def test_blocks_of_any_width_have_the_largest(width, size):
     expected, order = jax.lax.top_k(values, 9)
     np.testing.assert_array_equal(best, expected)
     np.testing.assert_array_equal(ids, order)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 5000), (2, 3, 128)])
+def test_the_largest_of_a_row_is_found_either_way(monkeypatch, one_by_one, shape):
+    monkeypatch.setattr(kernel_rows, "maxima_one_by_one", lambda: one_by_one)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32) - 3
+    x[0] = -np.inf
+    x[-1, ..., 0] = 9.0
+    found = jax.jit(lambda x: row_max(x))(x)
+    np.testing.assert_array_equal(found, x.max(axis=-1, keepdims=True))
