@@ -102,7 +102,8 @@ def verify(
         index = jnp.arange(logits.shape[0]) * logits.shape[1] + outcome.accepted
         last = take_rows(logits.reshape(-1, logits.shape[2]), index)
     # A sum passes NaN on; from one position to the next keys and values do.
-    numbers = row_sum(last)[:, 0] < jnp.inf
+    known = jnp.where(jnp.arange(logits.shape[2]) < tokens, last, 0.0)
+    numbers = row_sum(known)[:, 0] < jnp.inf
     return outcome._replace(bonus=jnp.where(numbers, outcome.bonus, NO_TOKEN))
 
 

@@ -222,8 +222,9 @@ def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(variant, rule
         return  # it draws for no such row
     count = 60
     tokens = np.tile(np.array([[0, 0]], np.int32), (count, 1))
-    logits = np.zeros((count, K + 1, VOCAB), np.float32)
+    logits = np.zeros((count, K + 1, VOCAB + 1), np.float32)
     logits[..., 0] = 1.0
+    logits[..., VOCAB] = np.nan  # no token has this id
     bad = {1: np.nan, 2: np.inf}
     logits[0::4] = np.nan
     for kind, value in bad.items():
@@ -233,7 +234,7 @@ def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(variant, rule
         point_mass(tokens, np.full(count, K, np.int32)),
         many({"temperature": temperature}, count),
         np.arange(count, dtype=np.int32) * 8,
-        nothing_said(count, VOCAB),
+        nothing_said(count, VOCAB + 1),
         tokens=VOCAB,
         rule=rule,
         parts=VARIANTS[variant],
