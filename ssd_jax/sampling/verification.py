@@ -94,40 +94,35 @@ def verify(
       rule: "ratio" or "coupled".
       parts: of the law, as far as they are known.
     """
-    outcome = _verified(
-        logits, proposal, sampling, start, history, tokens=tokens, rule=rule, parts=parts
-    )
+    where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
+    given = where, allowed, proposal, sampling, start, rule
+    outcome = _decided(*given) if parts.sampled is None else _at_once(*given, parts)
     last = logits[:, 0]
     if logits.shape[1] > 1:
         index = jnp.arange(logits.shape[0]) * logits.shape[1] + outcome.accepted
-        last = take_rows(logits.reshape(-1, logits.shape[2]), index)
+        last = take_rows(where.logits, index)
     # A sum passes NaN on; from one position to the next keys and values do.
     known = jnp.where(jnp.arange(logits.shape[2]) < tokens, last, 0.0)
     numbers = row_sum(known)[:, 0] < jnp.inf
     return outcome._replace(bonus=jnp.where(numbers, outcome.bonus, NO_TOKEN))
 
 
-def _verified(
-    logits: Float32[Array, "B W V"],
+def _decided(
+    where: _Positions,
+    allowed: Callable[[_Positions], jax.Array],
     proposal: Proposal,
     sampling: Sampling,
     start: Int32[Array, "B"],
-    history: History,
-    *,
-    tokens: int,
     rule: str,
-    parts: Parts,
 ) -> Outcome:
-    where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
-    if parts.sampled is not None:
-        return _at_once(where, allowed, proposal, sampling, start, rule, parts)
+    """`verify` where the device decides which parts of the law are computed."""
     hot = sampling.temperature > 0
 
     def greedy() -> Outcome:
         def best(block: _Positions) -> jax.Array:
             return first_best(allowed(block))
 
-        return _leading(map_rows(best, where).reshape(logits.shape[:2]), proposal)
+        return _leading(map_rows(best, where).reshape(start.shape[0], -1), proposal)
 
     def sampled() -> Outcome:
         def law(block: _Positions) -> jax.Array:

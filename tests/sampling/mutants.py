@@ -293,7 +293,7 @@ MUTANTS = (
         edits=[
             Edit(
                 verification,
-                "_verified",
+                "_decided",
                 "first_best(allowed(block))",
                 "first_best(allowed(block) / jnp.where(hot, sampling.temperature, -1.0)"
                 "[block.row][:, None])",
