@@ -56,15 +56,8 @@ def row_max(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
     """Largest value over the last axis, where no device has a part of it alone; of a row with NaN
     anything."""
     if not maxima_one_by_one() or not jax.sharding.get_abstract_mesh().empty:
-        return _plain_max(x)
-    return jax.lax.platform_dependent(x, cpu=_max_by_comparing, default=_plain_max)
+        return jnp.max(x, axis=-1, keepdims=True)
 
-
-def _plain_max(x: jax.Array) -> jax.Array:
-    return jnp.max(x, axis=-1, keepdims=True)
-
-
-def _max_by_comparing(x: jax.Array) -> jax.Array:
     def larger(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(a > b, a, b)
 
