@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ssd_jax.aot.modes import Mode, Split, splits
 from ssd_jax.aot.parts import Part, Slice, build, draft_names, target_names
 from ssd_jax.aot.programs import Sizes
-from ssd_jax.devices.passes import Name
+from ssd_jax.devices.program_spec import Name
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 

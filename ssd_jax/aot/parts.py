@@ -14,7 +14,8 @@ from ssd_jax.aot.chips import Chip, Roofline
 from ssd_jax.aot.hlo import Module
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.aot.traffic import Work
-from ssd_jax.devices.passes import Name, ProgramSpec, page_size
+from ssd_jax.devices.passes import page_size
+from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.tree_attention import api as attention

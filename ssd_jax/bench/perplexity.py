@@ -19,7 +19,7 @@ from rich.table import Table
 
 from ssd_jax.bench.table import Column, build_table
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import passes
+from ssd_jax.devices import passes, program_spec
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.system import files
@@ -126,7 +126,7 @@ class TeacherForced:
             jax.ShapeDtypeStruct((width,), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.int32),
         )
-        self._program = passes.ProgramSpec(chunk, arguments, (1,)).compile(model.mesh)
+        self._program = program_spec.ProgramSpec(chunk, arguments, (1,)).compile(model.mesh)
 
     def chunk(self, tokens: np.ndarray, start: int) -> jax.Array:
         """Logits [width, outputs] float32 behind each of tokens [width] int32 from `start` on."""

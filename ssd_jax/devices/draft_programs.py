@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import passes, record
-from ssd_jax.devices.passes import Compiler, Name, PagedPrograms, Paging, ProgramSpec
+from ssd_jax.devices import passes, program_spec, record
+from ssd_jax.devices.passes import PagedPrograms, Paging
+from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.prompt_programs import prompt_specs
 from ssd_jax.devices.record import Record
 from ssd_jax.models.config import ModelConfig
@@ -132,7 +133,7 @@ class DraftPrograms(PagedPrograms):
     (`sampling/variants.py`); those that adjust no logits leave the history as it is.
 
     With `late`, these two are there after `complete` only; `drafts` tells. A `compiler` gets the
-    programs instead of `passes.compile_all`.
+    programs instead of `program_spec.compile_all`.
 
     Each is one forward. The host loops over them: a loop on the device would copy the parameters
     where XLA cannot see that they stay as they are, and could not stop when the outcome is known.
@@ -160,15 +161,15 @@ class DraftPrograms(PagedPrograms):
         super().__init__(model, slots, context, paging, tokens, drafting)
         self.drafting = drafting
         self.tokens = tokens
-        each, k = passes.ints(slots), drafting.k
-        committed, unseen = passes.ints(slots, k + 1), passes.ints(slots, UNSEEN)
+        each, k = program_spec.ints(slots), drafting.k
+        committed, unseen = program_spec.ints(slots, k + 1), program_spec.ints(slots, UNSEEN)
         of_slots = {
             "kept": jax.eval_shape(self.new_record),
             "asked": Asked(committed, unseen, each, each, each),
-            "lowered": passes.ints(slots, k),
+            "lowered": program_spec.ints(slots, k),
             "rows": jax.ShapeDtypeStruct((slots,), jnp.bool_),
         }
-        self.structs |= self.by_slots(of_slots) | {"index": passes.ints()}
+        self.structs |= self.by_slots(of_slots) | {"index": program_spec.ints()}
         self._late: dict[Name, ProgramSpec] = {}
         for variant in drafting.variants(model.execution):
             parts = VARIANTS[variant]
@@ -176,7 +177,7 @@ class DraftPrograms(PagedPrograms):
             self._late[named(("step", k), variant)] = self._step_spec(parts)
         specs = {} if late else dict(self._late)
         specs |= prompt_specs(self, with_logits=False)
-        compiler = compiler or passes.compile_all
+        compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
 
     @property
@@ -186,7 +187,7 @@ class DraftPrograms(PagedPrograms):
 
     def complete(self) -> None:
         """Compiles them, at any time and in any thread."""
-        self._compiled = self._compiled | passes.compile_all(self._late, self.model.mesh)
+        self._compiled = self._compiled | program_spec.compile_all(self._late, self.model.mesh)
 
     def draft(
         self,

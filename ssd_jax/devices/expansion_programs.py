@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import branching, passes, record
+from ssd_jax.devices import branching, passes, program_spec, record
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.passes import Compiler, Name, Program, ProgramSpec
+from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
@@ -59,7 +59,7 @@ class ExpansionPrograms:
       base: programs of the records.
       branches: M; None is what the records have candidates for.
       others: programs of another M over the same base, whose `follow` serves these, too.
-      progress, compiler: see `passes.compile_all`, instead of which a compiler gets the programs.
+      progress, compiler: see `program_spec.compile_all`; a compiler gets the programs instead.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class ExpansionPrograms:
         self._structs = base.structs | {
             "scratch": self._model.branch_structs(base.slots, self._k, self.branches),
             "expansion": base.by_slots(jax.eval_shape(self.new_expansion)),
-            "counts": base.by_slots(passes.ints(base.slots, self._k + 1)),
-            "skip": base.by_slots(passes.ints(base.slots, self._k + 1)),
+            "counts": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
+            "skip": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
             "promotion": base.by_slots(jax.eval_shape(lambda: no_promotion(base.slots, self._k))),
         }
         self._spec = functools.partial(
@@ -95,7 +95,7 @@ class ExpansionPrograms:
                 specs[named(("follow", self._k), variant)] = self._follow_spec(parts)
         made = {} if others is None else others._compiled
         shared = {name: program for name, program in made.items() if name[0] == "follow"}
-        compiler = compiler or passes.compile_all
+        compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, self._model.mesh, progress)) | shared
 
     def __getitem__(self, name: str) -> Program:

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices import passes
-from ssd_jax.devices.passes import Name, PagedPrograms, ProgramSpec, ints
+from ssd_jax.devices.passes import PagedPrograms
+from ssd_jax.devices.program_spec import Name, ProgramSpec, ints
 from ssd_jax.sampling import penalties
 
 _TOLD = ("tokens", "where")

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import passes
-from ssd_jax.devices.passes import Compiler, Name, PagedPrograms, Paging, Program, ProgramSpec
+from ssd_jax.devices import passes, program_spec
+from ssd_jax.devices.passes import PagedPrograms, Paging
+from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.prompt_programs import prompt_specs
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel
@@ -68,8 +69,8 @@ class Programs(PagedPrograms):
       tokens: how many ids exist; logits beyond are vocabulary padding.
       verification: proposals, rule and log-probabilities.
       paging: see `PagedPrograms`.
-      progress: see `passes.compile_all`.
-      compiler: gets the programs instead of `passes.compile_all`.
+      progress: see `program_spec.compile_all`.
+      compiler: gets the programs instead of `program_spec.compile_all`.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Programs(PagedPrograms):
                 specs[named(("accept", slots, width), variant)] = accept
             specs["forward", width] = self._forward_spec(width)
         specs |= prompt_specs(self, with_logits=True)
-        compiler = compiler or passes.compile_all
+        compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
         self._widths = self.verification.widths
 
@@ -153,8 +154,8 @@ class Programs(PagedPrograms):
 
         room = max(proposed, self.verification.widths[-1])
         structs = self.structs | {
-            **self.by_slots(dict.fromkeys(("pending", "lengths"), passes.ints(self.slots))),
-            "tokens": self.by_slots(passes.ints(self.slots, room)),
+            **self.by_slots(dict.fromkeys(("pending", "lengths"), program_spec.ints(self.slots))),
+            "tokens": self.by_slots(program_spec.ints(self.slots, room)),
             "logits": self.logits_of(proposed),
         }
         results, both = ("logits", "pages"), ("pending", "tokens")
@@ -193,11 +194,11 @@ class Programs(PagedPrograms):
         of_rows = {
             "drafted": jax.eval_shape(lambda: about.blank(rows)),
             "sampling": SamplingRows(rows, vocab).structs(),
-            "start": passes.ints(rows),
+            "start": program_spec.ints(rows),
         }
         structs = self.structs | (self.by_slots(of_rows) if every else of_rows)
         structs["logits"] = self.logits_of(proposed) if every else self.logits_of_one()
-        structs["slot"] = passes.ints()
+        structs["slot"] = program_spec.ints()
         read, bonus = ("read", "slots") if every else ("whole", "whole")
         results = (read, bonus, "history", read)
         return self.spec(accept, structs, ("history",), results, told=("start", "slot"))

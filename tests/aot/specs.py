@@ -2,7 +2,7 @@
 
 from ssd_jax.aot import programs as aot_programs
 from ssd_jax.aot.programs import Sizes
-from ssd_jax.devices.passes import ProgramSpec
+from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel

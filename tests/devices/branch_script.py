@@ -13,7 +13,7 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices import branch_draft
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.passes import ProgramSpec
+from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling.params import SamplingParams

@@ -8,7 +8,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from ssd_jax.devices import passes
+from ssd_jax.devices import program_spec
 from ssd_jax.devices.opened import open_model
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.roles.records import IDLE
@@ -16,13 +16,13 @@ from ssd_jax.roles.records import IDLE
 
 def forwards_only(kinds=("forward",)):
     """Inside this, `Programs` compile nothing else, which saves most of their time."""
-    everything = passes.compile_all
+    everything = program_spec.compile_all
 
     def some(jobs, mesh, progress=None):
         chosen = {name: job for name, job in jobs.items() if name[0] in kinds}
         return everything(chosen, mesh, progress)
 
-    return mock.patch.object(passes, "compile_all", some)
+    return mock.patch.object(program_spec, "compile_all", some)
 
 
 @dataclasses.dataclass(frozen=True)

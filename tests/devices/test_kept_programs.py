@@ -18,7 +18,8 @@ from ssd_jax import LLM
 from ssd_jax.devices import kept_programs
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.passes import Paging, ProgramSpec
+from ssd_jax.devices.passes import Paging
+from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -263,7 +264,7 @@ def test_models_say_the_same_from_kept_programs(
 START = """
 import json, sys
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.devices.passes import ProgramSpec
+from ssd_jax.devices.program_spec import ProgramSpec
 if sys.argv[3] == "kept":
     ProgramSpec._built = lambda *_: sys.exit('it is built')
 with LLM(sys.argv[2], compile_cache=sys.argv[1], dtype="bfloat16", context=64) as llm:

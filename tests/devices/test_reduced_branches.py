@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.devices import expansion_programs, passes
+from ssd_jax.devices import expansion_programs, passes, program_spec
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.models.config import ModelConfig
@@ -44,7 +44,7 @@ def programs():
     model = FunctionalModel(config, Execution.for_platform("cpu", "float32"), output_ids=OUTPUTS)
     kind = Drafting(k=K, support=SUPPORT, rule="ratio", branches=M, predict="noise")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "compile_all", lambda jobs, *_: dict(jobs))
+        patch.setattr(program_spec, "compile_all", lambda jobs, *_: dict(jobs))
         base = DraftPrograms(model, slots=SLOTS, context=32, tokens=VOCAB, drafting=kind)
         return ExpansionPrograms(base)
 

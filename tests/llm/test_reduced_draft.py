@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.devices import passes
+from ssd_jax.devices import program_spec
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.distill.rounds import walk
@@ -223,7 +223,7 @@ def one_row():
     )
     drafting = Drafting(k=2, support=64, rule="ratio", branches=3, predict="noise", confident=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "compile_all", lambda jobs, *_: dict(jobs))
+        patch.setattr(program_spec, "compile_all", lambda jobs, *_: dict(jobs))
         room = {"slots": 1, "context": 32, "tokens": VOCAB}
         base = DraftPrograms(model, **room, drafting=drafting)
         return base, ExpansionPrograms(base)

@@ -1,0 +1,131 @@
+"""Programs before they are compiled, and how they are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import chain
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices import kept_programs
+from ssd_jax.devices.packing import PackedProgram, Packing
+from ssd_jax.models.sharding import DATA_AXIS
+from ssd_jax.system.cores import usable_cores
+
+Program = jax.stages.Compiled | PackedProgram
+
+Name = tuple[str | int, ...]
+"""What a program does, for which sizes, and its variant where there is more than one."""
+
+
+class ProgramSpec(NamedTuple):
+    """A pure function to compile for arguments of known shapes.
+
+    On a mesh, each group of devices that shares a model runs it for the slots that it has: the
+    function sees these alone.
+
+    Attributes:
+      donate: arguments that are reused in place.
+      results: shardings of the results, each of a tree or for all of it; None without a mesh.
+      gathered: numbers of results that every device has whole in the end.
+      told, either: arguments on the host, and those there or on the device, see `Packing`.
+      made_from: decides, with its name, what the function computes, and of which shapes; empty
+        where nobody can say, and it is compiled at every start.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donate: tuple[int, ...] = ()
+    results: tuple[Any, ...] | None = None
+    gathered: Collection[int] = ()
+    told: tuple[int, ...] = ()
+    either: tuple[int, ...] = ()
+    made_from: str = ""
+
+    def compile(self, mesh: Mesh | None, name: Name | None = None) -> Program:
+        """The program, for the default device or for those of a mesh.
+
+        Arguments that name no sharding are whole on every device of the mesh.
+
+        Args:
+          name: with `made_from`, finds what an earlier start has kept; None compiles it.
+        """
+        if self.told:
+            packing = Packing(self.arguments, self.told, self.either)
+            arguments = (*(self.arguments[at] for at in packing.kept), packing.struct)
+            function, told = packing.over(self.function), ()
+            donate = tuple(map(packing.kept.index, self.donate))
+            spec = self._replace(function=function, arguments=arguments, donate=donate, told=told)
+            return PackedProgram(spec._of(mesh, name), packing)
+        return self._of(mesh, name)
+
+    def _of(self, mesh: Mesh | None, name: Name | None) -> jax.stages.Compiled:
+        if name is None or not self.made_from:
+            return self._built(mesh)
+        devices = jax.local_devices()[:1] if mesh is None else mesh.devices.flatten().tolist()
+        made_from = f"{name} of {self.made_from}"
+        return kept_programs.compiled(made_from, devices, functools.partial(self._built, mesh))
+
+    def _built(self, mesh: Mesh | None) -> jax.stages.Compiled:
+        if mesh is None:
+            jitted = jax.jit(self.function, donate_argnums=self.donate)
+            return jitted.lower(*self.arguments).compile()
+        everywhere = NamedSharding(mesh, PartitionSpec())
+
+        def placed(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            sharding = struct.sharding or everywhere
+            return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
+
+        arguments = jax.tree.map(placed, self.arguments)
+        shares = jax.shard_map(
+            self.function,
+            mesh=mesh,
+            in_specs=jax.tree.map(lambda struct: _of_slots(struct.sharding), arguments),
+            out_specs=jax.tree.map(_of_slots, self.results),
+            axis_names={DATA_AXIS},
+            check_vma=False,
+        )
+        results = self.results
+        if self.gathered and results is not None:
+            pairs = enumerate(results)
+            results = tuple(everywhere if i in self.gathered else kept for i, kept in pairs)
+        jitted = jax.jit(shares, donate_argnums=self.donate, out_shardings=results)
+        return jitted.lower(*arguments).compile()
+
+
+def _of_slots(sharding: NamedSharding) -> PartitionSpec:
+    """What of a sharding is over slots."""
+    return PartitionSpec(*(axis if axis == DATA_AXIS else None for axis in sharding.spec))
+
+
+def ints(*shape: int) -> jax.ShapeDtypeStruct:
+    """An int32 array."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+Compiler = Callable[[Mapping[Name, ProgramSpec], Mesh | None, Progress | None], Mapping[Name, Any]]
+"""See `compile_all`, which is the usual one."""
+
+
+def compile_all(
+    specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None = None
+) -> dict[Name, Program]:
+    """Compiles programs, but for those that an earlier start has kept.
+
+    Tracing holds the interpreter lock, compiling does not: as many threads as cores, two at
+    least, overlap them.
+
+    `progress` is called with (programs done, programs in all).
+    """
+    with ThreadPoolExecutor(max(2, len(usable_cores()))) as pool:
+        futures = {name: pool.submit(spec.compile, mesh, name) for name, spec in specs.items()}
+        for done, _ in enumerate(chain((None,), as_completed(futures.values()))):
+            if progress is not None:
+                progress(done, len(futures))
+        return {name: future.result() for name, future in futures.items()}
