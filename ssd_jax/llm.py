@@ -16,7 +16,7 @@ from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import require_same
-from ssd_jax.config import MODES, Config
+from ssd_jax.config import Config
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
@@ -24,12 +24,14 @@ from ssd_jax.engine.sharing import Sharing
 from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import InputError
 from ssd_jax.keywords import Settings, config_of
-from ssd_jax.loaded import Loaded, Status, load
+from ssd_jax.loaded import Loaded
+from ssd_jax.loading import Status, load
 from ssd_jax.memory import check_fits, fitting_context, needs, paging_of
 from ssd_jax.placement.hosts.facts import of_model
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader, lead
 from ssd_jax.prompting import default_params, given_settings, sampling_line
+from ssd_jax.settings import MODES
 from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from ssd_jax.config import DEFAULT_CONTEXT, SUPPORT, Config
+from ssd_jax.config import Config
 from ssd_jax.devices.opened import check_page_size
 from ssd_jax.devices.passes import Paging, page_size
 from ssd_jax.devices.sizes import branch_structs, bytes_of_process, bytes_per_device, device_limit
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.sampling import penalties
+from ssd_jax.settings import DEFAULT_CONTEXT, SUPPORT
 from ssd_jax.system.host_memory import memory_limit
 
 if TYPE_CHECKING:

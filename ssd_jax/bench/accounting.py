@@ -26,9 +26,10 @@ from ssd_jax.bench.run import BenchResult, Variant, joined, prompt_result, run_p
 from ssd_jax.bench.stats import Estimate
 from ssd_jax.bench.table import Column, build_table, estimate_cell
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.config import NGRAM_K, Config
+from ssd_jax.config import Config
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.settings import NGRAM_K
 from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
 
 

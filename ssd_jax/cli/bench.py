@@ -15,9 +15,9 @@ from ssd_jax.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.bench.support import SUPPORTS
 from ssd_jax.cli import settings, suites
 from ssd_jax.cli.loading import failure, load, open_llm, params_of
-from ssd_jax.config import MAX_K, MODES
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.settings import MAX_K, MODES
 from ssd_jax.system.environment import describe, headline
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Sequence
 
 from ssd_jax.cli import settings
-from ssd_jax.config import DEFAULT_TARGET
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.remote.security import OF_WORKER, Files
+from ssd_jax.settings import DEFAULT_TARGET
 from ssd_jax.system.cores import Cores
 
 _FLAGS: settings.OwnFlags = {

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ssd_jax.chat.screen import printable
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import failure, load, open_llm, params_of, progress_bar
-from ssd_jax.config import MODES, Config
+from ssd_jax.config import Config
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.errors import InputError
+from ssd_jax.settings import MODES
 from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ssd_jax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
-    from ssd_jax.loaded import Status
+    from ssd_jax.loading import Status
 
 SECONDS_BETWEEN_LINES = 30.0
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from ssd_jax.config import AUTO_BUDGETS, AUTO_K
 from ssd_jax.distill.prompt_settings import PromptSettings
 from ssd_jax.distill.value_types import (
     Amount,
@@ -32,6 +31,7 @@ from ssd_jax.distill.value_types import (
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import FAMILIES
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.settings import AUTO_BUDGETS, AUTO_K
 from ssd_jax.system.toml_settings import read_section, read_toml
 
 SIZES = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ssd_jax.config import MAX_BUDGET, MAX_K
+from ssd_jax.settings import MAX_BUDGET, MAX_K
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 
 # A description goes on where an error has named key and value.

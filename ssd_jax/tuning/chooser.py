@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 
-from ssd_jax.config import AUTO_K, Config
+from ssd_jax.config import Config
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.loaded import Loaded
+from ssd_jax.settings import AUTO_K
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system.cache_dir import costs_cache
 from ssd_jax.system.environment import cpu_affinity, cpu_model, versions

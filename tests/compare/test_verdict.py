@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax.compare.forks import Candidate, Scores
 from ssd_jax.compare.judges import LIMITS, judge
-from ssd_jax.config import DTYPES
+from ssd_jax.settings import DTYPES
 
 
 def token(score, *, stay=True, go=False):

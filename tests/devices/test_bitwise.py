@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax import LLM, SamplingParams, compat, loaded
+from ssd_jax import LLM, SamplingParams, compat, loading
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.testing import tiny
@@ -166,7 +166,7 @@ def test_where_widths_disagree_bitwise_runs_all_at_the_widest_and_auto_falls_bac
 ):
     path = checkpoints["bfloat16"]
     expected = texts(load(path), "sd")
-    monkeypatch.setattr(loaded, "Programs", Uneven)
+    monkeypatch.setattr(loading, "Programs", Uneven)
     bitwise, auto = load(path), load(path, exact="auto")
     assert (bitwise.loaded.exact, bitwise.loaded.programs.widths) == ("bitwise", (3,))
     assert texts(bitwise, "ar") == texts(bitwise, "sd") == expected

@@ -245,7 +245,7 @@ def remote(llm, session=DraftSession):
         patience=120.0,
         counters=counters,
     )
-    assert made.wait_ready(60)
+    assert made.streams.wait_ready(60)
     try:
         yield made
     finally:

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssd_jax.config import AUTO_BUDGETS, AUTO_K, Config
+from ssd_jax.config import Config
 from ssd_jax.errors import InputError
+from ssd_jax.settings import AUTO_BUDGETS, AUTO_K
 from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.tuning import chooser
 from ssd_jax.tuning.chooser import Chooser, first_guess, open_chooser

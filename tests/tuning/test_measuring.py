@@ -298,7 +298,7 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
 
     def remote(*_, **settings):
         patience.append(settings["patience"])
-        return SimpleNamespace(wait_ready=lambda timeout: True, close=lambda: None)
+        return SimpleNamespace(streams=SimpleNamespace(wait_ready=lambda timeout: True))
 
     monkeypatch.setattr(placement, "RemoteDraft", remote)
     monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None, link=None))

@@ -12,16 +12,13 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
-import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ssd_jax.placement.process.connection import SILENCE, Connection, HangLimit, Told
+from ssd_jax.placement.process.connection import Connection, HangLimit, Told
 from ssd_jax.placement.process.due import Due
 from ssd_jax.placement.process.messages import (
     Hello,
@@ -32,6 +29,7 @@ from ssd_jax.placement.process.messages import (
     no_branches,
 )
 from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
 from ssd_jax.sampling.confidence import UNKNOWN
@@ -42,8 +40,6 @@ PATIENCE = 1.0
 """Seconds that a round waits for a worker."""
 LEAVES = 1e-3
 """Seconds that the target's forward waits for a message to leave."""
-_LOOK = 0.1  # seconds
-_LOG = logging.getLogger(__name__)
 
 
 class RemoteDraft:
@@ -78,16 +74,9 @@ class RemoteDraft:
         self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
         self.page_size = hello.page_size
         self.counters: Counter[str] = Counter() if counters is None else counters
+        self.streams = WorkerStreams(connect, self.counters, address, end, limit, silence)
+        self._patience = patience
         self._q_travels = hello.rule == "ratio" and not greedy
-        self._connect, self._patience = connect, patience
-        self._address = address
-        self._end, self._limit = end, limit or HangLimit()
-        self._silence = silence or HangLimit(SILENCE, forgets=True)
-        self._trouble = self._logged = ""
-        self._hung_said = False
-        self._connection: Connection | None = None
-        self._end_stream: Callable[[], Any] = lambda: None
-        self._ended: Connection | None = None  # the one before it
         self._numbers, self._requests = itertools.count(1), itertools.count(1)
         self._epochs = np.zeros(hello.slots, np.int32)
         self._sampled = np.zeros(hello.slots, bool)  # whose verification needs q
@@ -97,9 +86,6 @@ class RemoteDraft:
         self._taught: dict[int, Connection] = {}  # to the worker of which `known` texts refer
         self._filled = FilledPages(hello.page_size)
         self._filled_by: Connection | None = None
-        self._absence: Absence = "dead"
-        self._counted = False  # why this round had no answer
-        self._overdue = False  # an answer that was waited for did not come
         self._link: Connection | None = None  # that this round's records went to
         self._promotion: Promotion | None = None  # not worked out yet
         self._records = promotion(self.slots, self.k)  # as the worker is told of them
@@ -141,7 +127,7 @@ class RemoteDraft:
         """See `roles.BranchingDraft.prefill`."""
         self._settle()
         self._texts[slot].prefill(tokens, offset)
-        link = self._usable()
+        link = self.streams.usable()
         if link is not None:
             with self._telling(link):
                 self._teach(slot, link)
@@ -150,8 +136,9 @@ class RemoteDraft:
         """See `roles.BranchingDraft.promote`. What the target waits for is worked out at once."""
         self._flush()
         self._due.outcome()
-        self._link = self._usable()
-        self._counted, self._asked_q = False, self._asked_q[:0]
+        self._link = self.streams.usable()
+        self.streams.new_round()
+        self._asked_q = self._asked_q[:0]
         tokens = promotion.tokens.copy()
         for slot, winner in enumerate(promotion.winner.tolist()):
             if winner >= 0:
@@ -198,8 +185,8 @@ class RemoteDraft:
             return drafted
         winner = link.winner(self._patience)
         if winner is None:
-            self._give_up(link)
-            self._count_absence()
+            self.streams.give_up(link)
+            self.streams.count_absence()
             self._link = None
             return drafted
         ours = (limits[winner.slots] > 0) & (winner.epochs == self._epochs[winner.slots])
@@ -264,116 +251,22 @@ class RemoteDraft:
                 self._due.outcome()
                 return None
             if told is None:
-                self._give_up(link)
+                self.streams.give_up(link)
         if told is None:
-            self._count_absence()
-            return self._absence
+            self.streams.count_absence()
+            return self.streams.absence
         if told is not self._told:
             self._told, self._branches = told, told.of(self._epochs)
         return self._branches
 
     def activity(self) -> Activity:
         """What the worker has done since this was last called, as far as it has said."""
-        link = self._connection
+        link = self.streams.current
         return Activity() if link is None else link.activity(self._epochs)
-
-    def wait_ready(self, timeout: float) -> bool:
-        """Waits for a worker that agrees to the `Hello`, started again meanwhile or not."""
-        end = time.monotonic() + timeout
-        while time.monotonic() < end and not self.refused:
-            if self._usable() is not None:
-                return True
-            if self._connection is None or not self._connection.alive:
-                time.sleep(_LOOK)
-            else:
-                self._connection.wait_ready(_LOOK)
-        return False
-
-    @property
-    def refused(self) -> bool:
-        """Whether the worker does not agree to the `Hello`."""
-        return self._connection is not None and self._connection.refused
-
-    @property
-    def trouble(self) -> str:
-        """Why the last stream that has ended did."""
-        return (self._connection and self._connection.trouble) or self._trouble
 
     def close(self) -> None:
         """Ends the stream; the worker then frees the slots."""
-        self._end_stream()
-
-    def _usable(self) -> Connection | None:
-        """The connection, unless an answer is overdue; connects anew if need be."""
-        if self._connection is None or not self._connection.alive:
-            if self._connection is not None:
-                self._end_stream()
-                self._tell_end(self._connection)
-                self._ended = self._connection
-            self._connection = self._connect()
-            if self._connection is not None:
-                # Also where nobody calls `close`: the thread that receives keeps the stream alive.
-                self._end_stream = end = weakref.finalize(self, self._connection.close)
-                end.atexit = False
-            self._overdue = False
-            self.counters["connections"] += self._connection is not None
-        link = self._connection
-        if link is None or not link.ready:
-            self._absence = "dead"
-        elif self._overdue and not link.answered:
-            self._absence = "stale"
-        else:
-            self._overdue = self._hung_said = False
-            self._limit.settled()
-            self._silence.settled()
-            return link
-        self._end_if_it_hangs(link or self._ended)
-        return None
-
-    def _end_if_it_hangs(self, link: Connection | None) -> None:
-        """What a worker owes, it owes over any number of streams.
-
-        Args:
-          link: the last one to it.
-        """
-        where = self._address()
-        if where is None or (link is not None and link.refused):  # none there, or one that answers
-            self._limit.settled()
-            self._silence.settled()
-            return
-        heard = link is not None and link.heard
-        if heard:
-            self._silence.settled()
-        silent = not heard and self._silence.reached(where)
-        if silent or self._limit.reached(where):
-            self.counters["hung"] += 1
-            what = "gives no sign of life" if silent else "has not answered for long"
-            follows = "another stream is tried" if self._end is None else "another is started"
-            level = logging.DEBUG if self._hung_said and self._end is None else logging.WARNING
-            self._hung_said = True
-            _LOG.log(level, "the draft worker %s; %s", what, follows)
-            if self._end is not None:
-                self._end(where)
-            if link is not None:
-                link.close()
-
-    def _tell_end(self, link: Connection) -> None:
-        """Says once why streams end: others that end for the same reason follow at once."""
-        self._trouble = link.trouble or self._trouble
-        again = self._logged == self._trouble and not link.ready
-        level = logging.DEBUG if again else logging.WARNING
-        _LOG.log(level, "the stream to the draft worker has ended: %s", self._trouble)
-        self._logged = self._trouble
-
-    def _give_up(self, link: Connection) -> None:
-        self._absence = "late" if link.alive else "dead"
-        self._overdue = link.alive
-
-    def _count_absence(self) -> None:
-        """Counts why a round has no answer: once, though it was waited for twice."""
-        if not self._counted:
-            self.counters[self._absence] += 1
-        self._counted = True
+        self.streams.close()
 
     @contextlib.contextmanager
     def _telling(self, link: Connection | None) -> Iterator[None]:

@@ -116,8 +116,8 @@ class DraftWorker:
             end=supervisor.end,
         )
         try:
-            if not draft.wait_ready(_GREETING) and draft.refused:
-                raise InputError(f"the draft worker does not serve: {draft.trouble}")
+            if not draft.streams.wait_ready(_GREETING) and draft.streams.refused:
+                raise InputError(f"the draft worker does not serve: {draft.streams.trouble}")
         except BaseException:
             draft.close()
             raise

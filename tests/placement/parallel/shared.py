@@ -80,7 +80,7 @@ def _worker(hello: Hello, draft: type[ScriptedDraft], patience: float):
     remote = RemoteDraft(
         hello, connect, patience=patience, counters=counters, address=lambda: address
     )
-    assert remote.wait_ready(30)
+    assert remote.streams.wait_ready(30)
     try:
         yield Worker(remote, sessions, lambda: serving.stop())
     finally:

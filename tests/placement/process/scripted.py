@@ -111,7 +111,7 @@ class Run(NamedTuple):
             total += found
             if wanted(found):
                 return total
-            assert time.monotonic() < end, (total, self.draft.counters, self.draft.trouble)
+            assert time.monotonic() < end, (total, self.draft.counters, self.draft.streams.trouble)
 
 
 def request(index: int, **params) -> Request:

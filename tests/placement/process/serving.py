@@ -56,7 +56,7 @@ def served(
     connect = connector(hello, token, lambda: address, counters)
     settings = {"patience": patience, "counters": counters, "address": lambda: address}
     remote = RemoteDraft(hello, connect, **settings | more)
-    remote.wait_ready(2 if "limit" in more else 30)
+    remote.streams.wait_ready(2 if "limit" in more else 30)
     try:
         yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
     finally:

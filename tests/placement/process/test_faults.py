@@ -235,13 +235,13 @@ def test_a_worker_refuses_an_engine_that_expects_another(field):
         HELLO, **{field: value + ("x" if isinstance(value, str) else 1)}
     )
     with served(hello=other) as run:
-        assert f"the worker's {field} is another" in run.draft.trouble
+        assert f"the worker's {field} is another" in run.draft.streams.trouble
 
 
 def test_a_worker_refuses_an_engine_that_does_not_know_its_token():
     with served(token="another") as run:
-        assert run.draft.refused
-        assert "its token is another" in run.draft.trouble
+        assert run.draft.streams.refused
+        assert "its token is another" in run.draft.streams.trouble
 
 
 @pytest.mark.parametrize("backup", ["none", "draft"])
@@ -263,4 +263,4 @@ def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(backup):
                     assert event.output.finish_reason == "cancelled" or found == expected
         assert min(done.count("length"), done.count("cancelled")) > 10
         assert run.draft.counters["connections"] == 1
-        assert run.draft.trouble == ""
+        assert run.draft.streams.trouble == ""

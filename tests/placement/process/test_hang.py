@@ -84,7 +84,7 @@ def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_op
         Stuck.go.set()
 
     with served(draft=Stuck, patience=0.1, limit=HangLimit(0.3), end=end) as run:
-        address = run.draft._connection.address
+        address = run.draft.streams.current.address
         run.until(lambda found: ends and only_misses(found))
         assert ends == [address]
         assert run.draft.counters["hung"] == 1
@@ -112,7 +112,7 @@ def test_a_worker_that_never_answers_the_hello_is_ended():
 def test_a_worker_process_that_hangs_is_replaced():
     with working(patience=0.2) as (worker, run):
         run.until(only_misses)
-        run.draft._limit = HangLimit(0.5)
+        run.draft.streams.limit = HangLimit(0.5)
         pid = worker.supervisor.pid
         os.kill(pid, signal.SIGSTOP)
         run.until(lambda found: worker.supervisor.starts == 2 and only_misses(found))
@@ -135,7 +135,7 @@ def test_an_engine_that_comes_while_there_is_no_worker_runs_without(monkeypatch)
     with working() as (worker, _):
         os.kill(worker.supervisor.pid, signal.SIGSTOP)
         draft = worker.draft()
-        assert not draft.refused
+        assert not draft.streams.refused
         assert set(run_of(draft, backup="ngram").generate(count=1)) == {"dead"}
 
 

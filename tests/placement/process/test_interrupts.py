@@ -10,6 +10,7 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, Told
 from ssd_jax.placement.process.messages import Open, Prefill, Round, no_branches
 from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.known_text import KnownText
@@ -58,7 +59,7 @@ def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, aft
     with served(backup=backup) as run:
         for at in (1, 2, 7):
             left[0], expected = 0, {}
-            assert run.draft.wait_ready(30)
+            assert run.draft.streams.wait_ready(30)
             for index in range(3):
                 number = run.engine.add(request(index, max_tokens=24, temperature=1.0))
                 expected[number] = text(24)
@@ -76,7 +77,7 @@ def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, aft
         left[0] = 0
         run.until(only_misses)
         assert run.draft.counters["garbage"] == 0
-        assert "Error" not in run.draft.trouble
+        assert "Error" not in run.draft.streams.trouble
 
 
 class Link:
@@ -185,7 +186,7 @@ def test_an_interrupt_while_a_worker_is_greeted_leaves_no_stream(monkeypatch):
         raise KeyboardInterrupt
 
     closed = []
-    monkeypatch.setattr(RemoteDraft, "wait_ready", interrupted)
+    monkeypatch.setattr(WorkerStreams, "wait_ready", interrupted)
     monkeypatch.setattr(RemoteDraft, "close", lambda self: closed.append(self))
     worker = placement.DraftWorker(SETTINGS)
     with pytest.raises(KeyboardInterrupt):

@@ -78,7 +78,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     """What is broken in the message, on its way from the worker, makes point masses."""
     engine = law.engine_with(llm, "ssd", lambda drafter: drafter)
     draft = llm.loaded.worker.drafts[-1]
-    link, rng, broken = draft._connection, np.random.default_rng(6), []
+    link, rng, broken = draft.streams.current, np.random.default_rng(6), []
     take = link._take
 
     def spoilt(message):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax import config, loaded
+from ssd_jax import config, loading
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
@@ -220,10 +220,10 @@ def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike,
     assert draft.counters["dead" if how == "killed" else "late"] > 0
     if how == "killed":
         eventually(lambda: worker.supervisor.starts == starts + 1)
-        eventually(lambda: draft.wait_ready(10))
+        eventually(lambda: draft.streams.wait_ready(10))
     else:
         os.kill(worker.supervisor.pid, signal.SIGCONT)
-        eventually(lambda: draft._connection.answered)
+        eventually(lambda: draft.streams.current.answered)
     worker.patience = draft._patience = PATIENCE
     lost = draft.counters.copy()
     step(lambda: False)
@@ -269,9 +269,9 @@ def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, 
         called.append("later")
 
     monkeypatch.setattr(placement, "DraftWorker", Failing)
-    monkeypatch.setattr(loaded, "Programs", wait if when == "Programs" else lambda *_, **__: None)
-    monkeypatch.setattr(loaded, "_inline", never if when == "Programs" else wait)
-    monkeypatch.setattr(loaded, "find_fallbacks", never)
+    monkeypatch.setattr(loading, "Programs", wait if when == "Programs" else lambda *_, **__: None)
+    monkeypatch.setattr(loading, "_inline", never if when == "Programs" else wait)
+    monkeypatch.setattr(loading, "find_fallbacks", never)
     with pytest.raises(InputError, match="no room for the draft"):
         opened(made, draft_placement="process")
     assert called == ["Programs"]

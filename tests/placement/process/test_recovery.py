@@ -79,7 +79,7 @@ def looks(draft, seconds):
     """Looks for a connection for a while, as rounds do."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not draft.counters["hung"]:
-        draft._usable()
+        draft.streams.usable()
         time.sleep(0.01)
 
 
@@ -97,7 +97,7 @@ def test_a_silent_worker_that_is_not_ours_to_end_is_mentioned_once(caplog):
         draft = silent_draft(lambda: address, None)
         for times in (1, 2):
             while draft.counters["hung"] < times:
-                draft._usable()
+                draft.streams.usable()
                 time.sleep(0.01)
         draft.close()
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -116,11 +116,11 @@ def test_a_worker_that_refuses_is_not_ended():
     """It lives, and may serve others."""
     ends = []
     with served(token=TOKEN) as run:
-        address = run.draft._connection.address
+        address = run.draft.streams.current.address
         draft = silent_draft(lambda: address, ends, limit=HangLimit(0.5))
-        draft._connect = connector(HELLO, "another", lambda: address, draft.counters)
+        draft.streams.connect = connector(HELLO, "another", lambda: address, draft.counters)
         looks(draft, 2)
-        assert draft.trouble.startswith("the worker refused")
+        assert draft.streams.trouble.startswith("the worker refused")
         draft.close()
     assert ends == []
 
@@ -135,10 +135,10 @@ def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
 
     with served(draft=Slow, limit=HangLimit(60.0), silence=HangLimit(0.2), end=ends.append) as run:
         looks(run.draft, 1)
-        assert run.draft._connection.heard
-        assert not run.draft._connection.ready
+        assert run.draft.streams.current.heard
+        assert not run.draft.streams.current.ready
         go.set()
-        assert run.draft.wait_ready(30)
+        assert run.draft.streams.wait_ready(30)
         run.until(only_misses)
     assert ends == []
 
@@ -158,14 +158,14 @@ def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
         go.set()
 
     with served(draft=Never, limit=HangLimit(60.0), end=end) as run:
-        run.draft._limit = HangLimit(1.0)
+        run.draft.streams.limit = HangLimit(1.0)
         give_up = time.monotonic() + 60
         while not ends:
             assert time.monotonic() < give_up
-            run.draft._usable()
+            run.draft.streams.usable()
             time.sleep(0.1)
-            if run.draft._connection is not None:
-                run.draft._connection.close()  # whatever breaks it
+            if run.draft.streams.current is not None:
+                run.draft.streams.current.close()  # whatever breaks it
         assert run.draft.counters["connections"] >= 4
         assert run.draft.counters["hung"] == 1
 
@@ -176,11 +176,11 @@ def test_streams_that_break_for_one_reason_are_told_of_once(monkeypatch, caplog)
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"  # where nobody listens
         draft = silent_draft(lambda: address, [])
-        draft._silence = HangLimit(60.0)
+        draft.streams.silence = HangLimit(60.0)
         end = time.monotonic() + 60
         while draft.counters["connections"] < 4:
             assert time.monotonic() < end
-            draft._usable()
+            draft.streams.usable()
             time.sleep(0.01)
         draft.close()
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1

@@ -109,7 +109,7 @@ def test_a_worker_that_was_started_again_reuses_none_of_the_pages_of_the_one_bef
 def test_a_worker_that_answers_late_was_not_given_the_pages():
     draft, links = remote()
     enter(draft, SlotOpening(1, SamplingParams(), pages=[8, 9, 10]))
-    draft._overdue, Link.answered = True, False
+    draft.streams.overdue, Link.answered = True, False
     try:
         enter(draft, FIRST)
     finally:

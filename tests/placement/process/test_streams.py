@@ -262,7 +262,7 @@ def test_the_engine_is_told_where_a_worker_failed(caplog):
             raise ZeroDivisionError("out of order")
 
     with served(draft=Failing, patience=0.2) as run:
-        run.until(lambda found: "ZeroDivisionError" in run.draft.trouble)
-        assert "in open" in run.draft.trouble
+        run.until(lambda found: "ZeroDivisionError" in run.draft.streams.trouble)
+        assert "in open" in run.draft.streams.trouble
         assert "ended: the worker refused: ZeroDivisionError" in caplog.text
         assert not only_misses(run.generate())

@@ -7,7 +7,6 @@ import dataclasses
 import msgspec
 import pytest
 
-from ssd_jax import loaded
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.tree_attention.api import why_not
@@ -44,7 +43,7 @@ def asked(tmp_path, monkeypatch):
         raise AskedError(about)
 
     def asked(**settings):
-        monkeypatch.setattr(loaded, "_workers", worker)
+        monkeypatch.setattr("ssd_jax.loading._workers", worker)
         target = str(tmp_path / "target")
         with pytest.raises(AskedError) as raised:
             LLM(target, draft=target, **SETTINGS | settings)

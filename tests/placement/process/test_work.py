@@ -112,7 +112,7 @@ def test_work_for_an_earlier_request_is_nobodys():
     with served() as run:
         run.generate(count=1)
         run.draft.activity()
-        link, epochs = run.draft._connection, run.draft._epochs.copy()
+        link, epochs = run.draft.streams.current, run.draft._epochs.copy()
         told = SimpleNamespace(slots=np.array([0]), epochs=epochs[:1])
         for current in (True, False):
             link._work.append((Busy("grow", 1.0, 2.0), told))
@@ -141,7 +141,7 @@ def test_an_engine_is_told_little_before_its_outcome(monkeypatch):
         monkeypatch.setattr(due, "_EARLIER", share)
         with served() as run:
             run.target.forward = later(run.target.forward)
-            connection, messages = run.draft._connection, []
+            connection, messages = run.draft.streams.current, []
             monkeypatch.setattr(connection, "_take", tee(messages, connection._take))
             run.generate(count=1, size=60)
             told[share] = sum(isinstance(each, Speculations) for each in messages)

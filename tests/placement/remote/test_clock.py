@@ -56,7 +56,7 @@ def test_work_is_told_in_the_engines_time(shared):
     draft.activity = activity
     began = time.perf_counter()
     try:
-        assert draft.wait_ready(30)
+        assert draft.streams.wait_ready(30)
         run = run_of(draft, backup="none")
         assert run.generate()["miss"] > 0
     finally:

@@ -98,7 +98,7 @@ def test_a_round_has_left_when_the_targets_forward_is_dispatched(monkeypatch):
     connect = connector(HELLO, TOKEN, lambda: address, Counter(), link=FAR)
     draft = RemoteDraft(HELLO, connect, patience=30.0, address=lambda: address)
     try:
-        assert draft.wait_ready(30)
+        assert draft.streams.wait_ready(30)
         run = run_of(draft, backup="none")
         expand, forward = run.draft.expand, run.target.forward
 

@@ -36,7 +36,7 @@ def linked(patience=0.3, seed=0, **settings):
     draft = RemoteDraft(HELLO, connect, patience=patience, counters=counters, address=lambda: where)
     servers = [server]
     try:
-        assert draft.wait_ready(30)
+        assert draft.streams.wait_ready(30)
         run = run_of(draft)
         forward = run.target.forward
         run.target.forward = lambda *arguments: time.sleep(ROUND) or forward(*arguments)
@@ -94,7 +94,7 @@ def test_a_draft_that_nobody_holds_any_more_leaves_its_seat():
         for _ in range(3):
             connect = connector(HELLO, TOKEN, lambda: address, Counter(), link=FAR)
             draft = RemoteDraft(HELLO, connect, address=lambda: address)
-            assert draft.wait_ready(30), draft.trouble
+            assert draft.streams.wait_ready(30), draft.streams.trouble
             del draft
             gc.collect()
     finally:
@@ -156,7 +156,7 @@ def test_a_slow_and_lossy_way_is_measured_and_does_not_end_speculation():
         assert run.draft.counters["connections"] == 1
         assert run.draft.counters["dead"] == 0
         assert any(d.sources.get(0) == "hit" for d, _ in run.target.verified[-50:])
-        assert run.draft._connection._clock.round_trip > 2 * proxy.delay
+        assert run.draft.streams.current._clock.round_trip > 2 * proxy.delay
 
 
 def test_peers_that_dribble_are_sent_away_and_disturb_nobody(monkeypatch):

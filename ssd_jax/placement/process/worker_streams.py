@@ -1,0 +1,146 @@
+"""The streams to a worker, one at a time: a new one where the last has ended, none to be used while
+an answer is overdue, and an end to a worker that hangs."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from ssd_jax.placement.process.connection import SILENCE, Connection, HangLimit
+from ssd_jax.roles.records import Absence
+
+_LOOK = 0.1  # seconds
+_LOG = logging.getLogger(__name__)
+
+
+class WorkerStreams:
+    """Arguments as those of `client.RemoteDraft`.
+
+    Attributes:
+      current: the stream that there is, or the last one; None where there never was a worker.
+      overdue: whether an answer that was waited for did not come.
+      absence: why there is no answer, if there is none.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection | None],
+        counters: Counter[str],
+        address: Callable[[], str | None],
+        end: Callable[[str], None] | None,
+        limit: HangLimit | None,
+        silence: HangLimit | None,
+    ) -> None:
+        self.current: Connection | None = None
+        self.overdue = False
+        self.absence: Absence = "dead"
+        self.connect, self.limit = connect, limit or HangLimit()
+        self.silence = silence or HangLimit(SILENCE, forgets=True)
+        self._counters, self._address, self._end = counters, address, end
+        self._before: Connection | None = None
+        self._trouble = self._logged = ""
+        self._hung_said = self._counted = False
+        self.close: Callable[[], Any] = lambda: None
+
+    def usable(self) -> Connection | None:
+        """The stream, unless an answer is overdue; connects anew if need be."""
+        if self.current is None or not self.current.alive:
+            if self.current is not None:
+                self.close()
+                self._tell_end(self.current)
+                self._before = self.current
+            self.current = self.connect()
+            if self.current is not None:
+                # Also where nobody calls `close`: the thread that receives keeps the stream alive.
+                self.close = end = weakref.finalize(self, self.current.close)
+                end.atexit = False
+            self.overdue = False
+            self._counters["connections"] += self.current is not None
+        link = self.current
+        if link is None or not link.ready:
+            self.absence = "dead"
+        elif self.overdue and not link.answered:
+            self.absence = "stale"
+        else:
+            self.overdue = self._hung_said = False
+            self.limit.settled()
+            self.silence.settled()
+            return link
+        self._end_if_it_hangs(link or self._before)
+        return None
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Waits for a worker that agrees to the `Hello`, started again meanwhile or not."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end and not self.refused:
+            if self.usable() is not None:
+                return True
+            if self.current is None or not self.current.alive:
+                time.sleep(_LOOK)
+            else:
+                self.current.wait_ready(_LOOK)
+        return False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the worker does not agree to the `Hello`."""
+        return self.current is not None and self.current.refused
+
+    @property
+    def trouble(self) -> str:
+        """Why the last stream that has ended did."""
+        return (self.current and self.current.trouble) or self._trouble
+
+    def new_round(self) -> None:
+        """From here on, an answer that does not come is counted again."""
+        self._counted = False
+
+    def give_up(self, link: Connection) -> None:
+        """An answer by this stream was waited for and did not come."""
+        self.absence = "late" if link.alive else "dead"
+        self.overdue = link.alive
+
+    def count_absence(self) -> None:
+        """Counts why a round has no answer: once, though it was waited for twice."""
+        if not self._counted:
+            self._counters[self.absence] += 1
+        self._counted = True
+
+    def _end_if_it_hangs(self, link: Connection | None) -> None:
+        """What a worker owes, it owes over any number of streams.
+
+        Args:
+          link: the last one to it.
+        """
+        where = self._address()
+        if where is None or (link is not None and link.refused):  # none there, or one that answers
+            self.limit.settled()
+            self.silence.settled()
+            return
+        heard = link is not None and link.heard
+        if heard:
+            self.silence.settled()
+        silent = not heard and self.silence.reached(where)
+        if silent or self.limit.reached(where):
+            self._counters["hung"] += 1
+            what = "gives no sign of life" if silent else "has not answered for long"
+            follows = "another stream is tried" if self._end is None else "another is started"
+            level = logging.DEBUG if self._hung_said and self._end is None else logging.WARNING
+            self._hung_said = True
+            _LOG.log(level, "the draft worker %s; %s", what, follows)
+            if self._end is not None:
+                self._end(where)
+            if link is not None:
+                link.close()
+
+    def _tell_end(self, link: Connection) -> None:
+        """Says once why streams end: others that end for the same reason follow at once."""
+        self._trouble = link.trouble or self._trouble
+        again = self._logged == self._trouble and not link.ready
+        level = logging.DEBUG if again else logging.WARNING
+        _LOG.log(level, "the stream to the draft worker has ended: %s", self._trouble)
+        self._logged = self._trouble
