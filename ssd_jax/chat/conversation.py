@@ -74,8 +74,10 @@ class Conversation:
         return first
 
 
-def save(conversation: Conversation, path: Path, *, replace: bool = False) -> None:
+def save(conversation: Conversation, path: Path, *, replace: bool = False) -> bool:
     """Writes the conversation as one line of a prompt file (gzip where the name ends in .gz).
+
+    Returns: whether a file was replaced.
 
     Raises:
       InputError: the file exists and may not be replaced, or it cannot be written.
@@ -87,10 +89,12 @@ def save(conversation: Conversation, path: Path, *, replace: bool = False) -> No
     if path.suffix == ".gz":
         data = gzip.compress(data)
     try:
-        if path.exists() and not path.is_file():
+        there = path.exists()
+        if there and not path.is_file():
             raise InputError(f"{path} is no file; give another name")
         with path.open("wb" if replace else "xb") as file:
             file.write(data)
+        return there
     except FileExistsError:
         raise InputError(
             f"{path} exists and was left as it is; give another name, or /save! {path} to "

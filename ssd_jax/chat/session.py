@@ -190,8 +190,7 @@ class ChatSession:
             raise InputError("there is nothing to save yet")
         now = datetime.datetime.now()
         path = user_path(command.argument or f"chat-{now:%Y%m%d-%H%M%S}.jsonl")
-        replaced = command.forced and path.exists()
-        files.save(self.conversation, path, replace=command.forced)
+        replaced = files.save(self.conversation, path, replace=command.forced)
         self._saved = self.conversation
         self._screen.say(
             f"{'replaced' if replaced else 'saved'} {path.absolute()} "

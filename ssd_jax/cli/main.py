@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_missing_streams()
+    if os.environ.get("COLUMNS") == "0":  # a width that is not known
+        del os.environ["COLUMNS"]
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_OneLine())
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"

@@ -14,6 +14,7 @@ import hashlib
 import io
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from ssd_jax.system.compile_cache import ProgramStore, store_in_use
 _LOG = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).parent.parent
 _SOURCES = (".py", ".cc", ".h")
+_IMPORTED = time.time()
+_IMPORTING = 10.0  # most seconds since the first source was read
 _ELSEWHERE = "jax_compilation_cache_dir"  # a setting that changes no program
 
 
@@ -44,11 +47,11 @@ def compiled(
       devices: that it is for.
       build: traces, lowers and compiles it.
     """
-    store = store_in_use()
-    if store is None or jax.process_count() > 1:
+    store, fixed = store_in_use(), _fixed()
+    if store is None or fixed is None or jax.process_count() > 1:
         return build()
     kinds = ((each.id, each.device_kind) for each in devices)
-    about = *_environment(devices[0].client), made_from, *kinds
+    about = *fixed, *_environment(devices[0].client), made_from, *kinds
     key = f"{hashlib.sha256(repr(about).encode()).hexdigest()}-made"
     found = store.get(key)
     if found is not None:
@@ -58,7 +61,7 @@ def compiled(
             _LOG.debug("a kept program cannot be loaded: %r", error)
     with store.watch() as asked:
         program = build()
-    if asked:
+    if asked and _unchanged():
         try:
             store.put(key, _dump(program, asked[-1]))
         except Exception as error:
@@ -67,23 +70,47 @@ def compiled(
 
 
 def _environment(client: Any) -> tuple[Any, ...]:
-    """What decides about every program."""
+    """What decides about every program of a client."""
     settings = sorted((n, v) for n, v in jax.config.values.items() if n != _ELSEWHERE)
-    flags = (os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
-    about = *_fixed(), client.platform, client.platform_version, *settings, *flags
-    return (*about, handlers.why_missing()) if client.platform == "cpu" else about
+    about = client.platform, client.platform_version, *settings, *_flags()
+    return (*about, handlers.why_missing() is None) if client.platform == "cpu" else about
+
+
+def _flags() -> tuple[Any, ...]:
+    """Of compilers: of XLA as it read them when it began, from the environment or a file."""
+    options: bytes = xla_client.CompileOptions().SerializeAsString()
+    return options, os.environ.get("LIBTPU_INIT_ARGS")
 
 
 @functools.cache
-def _fixed() -> tuple[str, ...]:
-    """What does not change within a process."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*")):
-        if path.suffix in _SOURCES:
+def _fixed() -> tuple[str, ...] | None:
+    """What does not change within a process; None where the sources that run are not known."""
+    digest, sources = hashlib.sha256(), _sources()
+    try:
+        for path in sources:
             digest.update(f"{path.relative_to(_PACKAGE)}\0{path.stat().st_size}\0".encode())
             digest.update(path.read_bytes())
+    except OSError as error:
+        _LOG.debug("the sources cannot be read: %r", error)
+        return None
+    if not any(path.suffix == ".py" for path in sources) or not _unchanged():
+        return None
     versions = jax.__version__, jaxlib.version.__version__, flax.__version__
     return digest.hexdigest(), *versions, handlers.processor()
+
+
+def _sources() -> list[Path]:
+    """Of this package, without what editors leave there."""
+    found = (path for path in _PACKAGE.rglob("*") if path.suffix in _SOURCES and path.is_file())
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
+def _unchanged() -> bool:
+    """Whether the sources on disk are those that were imported."""
+    try:
+        return all(path.stat().st_ctime < _IMPORTED - _IMPORTING for path in _sources())
+    except OSError:
+        return False
 
 
 class _Pickler(serialize_executable._JaxPjrtPickler):

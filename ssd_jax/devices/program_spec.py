@@ -69,7 +69,9 @@ class ProgramSpec(NamedTuple):
         if name is None or not self.made_from:
             return self._built(mesh)
         devices = jax.local_devices()[:1] if mesh is None else mesh.devices.flatten().tolist()
-        made_from = f"{name} of {self.made_from}"
+        shapes = [(each.shape, str(each.dtype)) for each in jax.tree.leaves(self.arguments)]
+        called = shapes, self.donate, sorted(self.gathered), self.told, self.either
+        made_from = f"{name} of {self.made_from} for {called}"
         return kept_programs.compiled(made_from, devices, functools.partial(self._built, mesh))
 
     def _built(self, mesh: Mesh | None) -> jax.stages.Compiled:

@@ -273,19 +273,21 @@ class Engine:
         for row, state in flight.rows:
             if state.finished:
                 continue
+            said = emitted[row][: accepted[row] + 1]
+            sound = said[-1] != NO_TOKEN
             try:
-                count = accepted[row] + 1
-                if emitted[row][count - 1] == NO_TOKEN:
-                    raise SsdError(_NO_NUMBERS)
-                tokens = state.commit(emitted[row][:count], now)
+                tokens = state.commit(said if sound else said[:-1], now)
             except Exception as error:
                 self._fail(state, error)
                 continue
             if state.finished:
                 self._seats.leave(state)
-            done = CommittedRow(row, state, tokens, count, state.sequence.finish_reason)
-            flight.committed.append(done)
-            self._committed.append(done)
+            if tokens or sound:
+                done = CommittedRow(row, state, tokens, len(said), state.sequence.finish_reason)
+                flight.committed.append(done)
+                self._committed.append(done)
+            if not sound and not state.finished:
+                self._fail(state, SsdError(_NO_NUMBERS))
 
     def _grow(self, *, puts_off: bool = True) -> bool:
         """Pages for the next round, see `Seats.grow`; tells the roles of them."""

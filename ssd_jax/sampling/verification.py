@@ -96,15 +96,29 @@ def verify(
     """
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
     given = where, allowed, proposal, sampling, start, rule
-    outcome = _decided(*given) if parts.sampled is None else _at_once(*given, parts)
-    last = logits[:, 0]
-    if logits.shape[1] > 1:
-        index = jnp.arange(logits.shape[0]) * logits.shape[1] + outcome.accepted
-        last = take_rows(where.logits, index)
-    # A sum passes NaN on; from one position to the next keys and values do.
-    known = jnp.where(jnp.arange(logits.shape[2]) < tokens, last, 0.0)
-    numbers = row_sum(known)[:, 0] < jnp.inf
-    return outcome._replace(bonus=jnp.where(numbers, outcome.bonus, NO_TOKEN))
+    decided = parts.sampled is None
+    accepted, bonus = _decided(*given) if decided else _at_once(*given, parts)
+    sound = _sound(where, accepted, tokens, decided)
+    bonus = jnp.where(sound > accepted, bonus, NO_TOKEN)
+    return Outcome(jnp.minimum(accepted, sound), bonus)
+
+
+def _sound(
+    where: _Positions, accepted: Int32[Array, "B"], tokens: int, decided: bool
+) -> Int32[Array, "B"]:
+    """How many leading positions of each row have logits that are numbers, if less than k + 1."""
+
+    def total(block: _Positions, counts: Bool[Array, "n"]) -> Float32[Array, "n"]:
+        def add() -> jax.Array:  # NaN and infinity stay what they are
+            known = jnp.where(jnp.arange(block.logits.shape[1]) < tokens, block.logits, 0.0)
+            return row_sum(known)[:, 0]
+
+        if not decided:
+            return add()
+        return jax.lax.cond(jnp.any(counts), add, lambda: jnp.zeros(counts.shape))
+
+    finite = map_rows(total, where, where.before <= accepted[where.row]) < jnp.inf
+    return _leading_true(finite.reshape(accepted.shape[0], -1))
 
 
 def _decided(
@@ -319,8 +333,10 @@ def _ratio(
     own = sampling_of(sampling, where.row)
     key = keys.derive(own.seed, own.request, start[where.row], where.position, Purpose.ACCEPT)
     u = keys.uniform(key).reshape(-1, width)[:, :-1]
-    # u < p / q without a division; u < 1, so p >= q is always accepted and p = 0 never.
-    accepted = _leading_true((u * of_token(proposal) < p_token) & _proposed(proposal))
+    q_token = of_token(proposal)
+    # u < p / q without a division; u < 1, so p >= q is always accepted and p = 0 never. A token
+    # that q does not have was not drawn from it.
+    accepted = _leading_true((u * q_token < p_token) & (q_token > 0) & _proposed(proposal))
 
     index = jnp.arange(accepted.shape[0]) * width + accepted
     last = jax.tree.map(lambda a: take_rows(a, index), where)
@@ -333,7 +349,7 @@ def _ratio(
         residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
         return keys.gumbel_max(residual, key, look=laws.decided)
 
-    # q that is no number has rejected its token; without it, the bonus token is drawn from p.
+    # q that is no number has rejected its token; the bonus token is then drawn from p.
     q = jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)
     padded = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
     support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)

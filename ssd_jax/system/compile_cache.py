@@ -109,7 +109,7 @@ def open_store(setting: str) -> ProgramStore | None:
         return None
     directory = compile_cache(setting)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
         next(os.scandir(directory), None)
     except OSError as error:
         problem = f"{error.filename or directory}: {error.strerror}"

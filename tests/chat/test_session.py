@@ -149,6 +149,8 @@ def test_a_conversation_is_saved_and_gone_on_with(chat, llm, tmp_path):
     assert json.loads(path.read_text())["messages"] == chat.talk
     assert "exists and was left as it is" in chat(f"/save {path}")
     assert "replaced" in chat(f"/save! {path}")
+    for command in ("/save", "/save!"):
+        assert "File name too long; give another" in chat(f"{command} {'x' * 300}")
     other = Chat(llm)
     assert "2 messages and its system message" in other(f"/load {path}")
     assert other.talk == chat.talk

@@ -73,6 +73,11 @@ def test_identical_runs(files, capsys):
     assert "3 of 3 prompts identical (100%)" in capsys.readouterr().out
 
 
+def test_a_terminal_of_no_width_gets_the_report_too(files, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    test_identical_runs(files, capsys)
+
+
 def test_without_a_model_a_fork_is_unknown(files, answers, capsys):
     assert main(["compare", *files({1: forged(answers[1], 4)}), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)

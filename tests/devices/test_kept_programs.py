@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -195,16 +197,92 @@ def test_without_a_name_or_a_store_of_ours_it_is_built(store):
     assert made(store.directory) == []
 
 
+def package(tmp_path, monkeypatch):
+    """Sources that are as old as those of a package that was not changed."""
+    path = tmp_path / "package"
+    path.mkdir()
+    (path / "module.py").write_text("a = 1\n")
+    monkeypatch.setattr(kept_programs, "_PACKAGE", path)
+    kept_programs._fixed.cache_clear()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _old_sources(monkeypatch):
+    """Also where they were edited just now."""
+    monkeypatch.setattr(kept_programs, "_IMPORTED", time.time() + 600)
+    kept_programs._fixed.cache_clear()
+    yield
+    kept_programs._fixed.cache_clear()
+
+
+@pytest.mark.parametrize("change", ["edited", "edited since", "compiled alone", "vanished"])
+def test_where_it_is_not_known_which_sources_run_nothing_is_kept(
+    store, tmp_path, monkeypatch, change
+):
+    path = package(tmp_path, monkeypatch)
+    if change == "edited since":
+        assert kept_programs._fixed()
+    if change == "compiled alone":
+        (path / "module.py").rename(path / "module.h")
+    elif change == "vanished":
+        monkeypatch.setattr(kept_programs, "_sources", lambda: [path / "gone.py"])
+    else:
+        monkeypatch.setattr(kept_programs, "_IMPORTED", time.time() + 9)
+    assert run(compiled()) == run(compiled())
+    assert made(store.directory) == []
+
+
+def test_what_editors_leave_beside_sources_is_none(store, tmp_path, monkeypatch):
+    path = package(tmp_path, monkeypatch)
+    compiled()
+    (path / ".#module.py").symlink_to("somebody@host:1")
+    (path / ".module.py").write_text("a = 2\n")
+    (path / "folder.py").mkdir()
+    kept_programs._fixed.cache_clear()
+    build_none(monkeypatch)
+    compiled()
+
+
+def test_flags_are_those_that_xla_has_read(tmp_path):
+    """Also from a file, which has one name whatever is in it."""
+    file = tmp_path / "flags"
+    said = []
+    for value in ("true", "false", "true"):
+        file.write_text(f"--xla_cpu_enable_fast_math={value}\n")
+        code = "from ssd_jax.devices.kept_programs import _flags; print(_flags())"
+        command = [sys.executable, "-c", code]
+        env = {**os.environ, "XLA_FLAGS": str(file)}
+        said.append(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+    assert said[0] == said[2] != said[1]
+    assert kept_programs._flags() == kept_programs._flags()
+
+
+def test_why_there_are_no_handlers_makes_no_other_program(monkeypatch):
+    """It may name a directory that is another at every start."""
+    said = []
+    for why in (None, "/tmp/one/0.o: no", "/tmp/other/0.o: no"):
+        monkeypatch.setattr(kept_programs.handlers, "why_missing", lambda why=why: why)
+        said.append(kept_programs._environment(jax.devices()[0].client))
+    assert said[0] != said[1] == said[2]
+
+
+@pytest.mark.parametrize("change", [{"donate": (0,)}, {"shape": (8,)}, {"told": (0,)}])
+def test_other_arguments_are_another_program_whatever_it_is_made_from(store, change):
+    for about in ({}, change, {}, change):
+        struct = jax.ShapeDtypeStruct(about.get("shape", (4,)), jnp.int32)
+        spec = ProgramSpec(lambda x, y: (x + 1, y), (struct, struct), made_from="the same")
+        spec._replace(**{n: v for n, v in about.items() if n != "shape"}).compile(None, ("a",))
+    assert len(made(store.directory)) == 2
+
+
 @pytest.mark.parametrize("what", ["source", "flags", "setting", "processor", "devices"])
 def test_whatever_else_decides_makes_another(store, request, monkeypatch, tmp_path, what):
     compiled()
     if what == "source":
-        package = tmp_path / "package"
-        package.mkdir()
-        (package / "module.py").write_text("a = 1\n")
-        monkeypatch.setattr(kept_programs, "_PACKAGE", package)
+        package(tmp_path, monkeypatch)
     elif what == "flags":
-        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+        monkeypatch.setattr(kept_programs, "_flags", lambda: ("others",))
     elif what == "setting":
         request.addfinalizer(lambda: jax.config.update("jax_default_matmul_precision", None))
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -214,7 +292,6 @@ def test_whatever_else_decides_makes_another(store, request, monkeypatch, tmp_pa
         monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[1:2])
     kept_programs._fixed.cache_clear()
     compiled()
-    kept_programs._fixed.cache_clear()
     assert len(made(store.directory)) == 2
 
 
@@ -264,7 +341,9 @@ def test_models_say_the_same_from_kept_programs(
 START = """
 import json, sys
 from ssd_jax import LLM, SamplingParams
+from ssd_jax.devices import kept_programs
 from ssd_jax.devices.program_spec import ProgramSpec
+kept_programs._IMPORTED += 600
 if sys.argv[3] == "kept":
     ProgramSpec._built = lambda *_: sys.exit('it is built')
 with LLM(sys.argv[2], compile_cache=sys.argv[1], dtype="bfloat16", context=64) as llm:

@@ -83,6 +83,22 @@ def test_a_request_ends_by_an_error_and_its_neighbours_do_not(
     assert line.exc_info is None
 
 
+def test_what_was_said_before_an_error_is_the_same_in_every_mode(without_draft, tmp_path):
+    """The target cannot read a word that it says amid the text; the draft can."""
+    (healthy,) = outputs(without_draft, asked(without_draft, TEXTS[:1], [GREEDY]), "ar")
+    end = next(n for n in range(5, 12) if healthy.token_ids[n] not in healthy.token_ids[:n])
+
+    def no_word(tensors):
+        tensors["model.embed_tokens.weight"][healthy.token_ids[end]] = np.nan
+
+    target, draft = checkpoint(tmp_path / "target", no_word), checkpoint(tmp_path / "draft")
+    with LLM(target, draft=draft, **SETTINGS) as llm:
+        for mode in llm.modes:
+            (found,) = outputs(llm, asked(llm, TEXTS[:1], [GREEDY]), mode)
+            assert found.finish_reason == "error"
+            assert found.token_ids == healthy.token_ids[: end + 1], mode
+
+
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_a_draft_that_computes_nothing_changes_no_text(without_draft, mode):
     """Of sampled text that is compared which a filter leaves no choice."""

@@ -217,9 +217,12 @@ def test_nothing_proposed_is_plain_sampling():
     [(v, t) for v in VARIANTS for t in (0.0, 1.0) if VARIANTS[v].sampled is not False or not t],
 )
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])
-def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(variant, rule, temperature):
-    """NaN alone, among numbers, infinity; from some position on, as keys and values keep it. Other
-    rows have their tokens."""
+@pytest.mark.parametrize("stays", [True, False])
+def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(
+    variant, rule, temperature, stays
+):
+    """NaN alone, among numbers, infinity; from some position on, as keys and values keep it, or in
+    one alone, as the head may have it. Other rows have their tokens."""
     count = 60
     tokens = np.tile(np.array([[0, 0]], np.int32), (count, 1))
     logits = np.zeros((count, K + 1, VOCAB + 1), np.float32)
@@ -228,7 +231,7 @@ def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(variant, rule
     bad = {1: np.nan, 2: np.inf}
     logits[0::4] = np.nan
     for kind, value in bad.items():
-        logits[kind::4, kind:, 1] = value
+        logits[kind::4, kind : None if stays else kind + 1, 1] = value
     outcome = verify(
         logits,
         point_mass(tokens, np.full(count, K, np.int32)),
@@ -241,17 +244,21 @@ def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(variant, rule
     )
     accepted, bonus = np.asarray(outcome.accepted), np.asarray(outcome.bonus)
     first_bad = np.tile([0, 1, 2, K + 1], count // 4)
-    np.testing.assert_array_equal(bonus == NO_TOKEN, accepted >= first_bad)
+    assert (accepted <= first_bad).all()
+    np.testing.assert_array_equal(bonus == NO_TOKEN, accepted == first_bad)
     assert {*first_bad[bonus == NO_TOKEN]} == {0, 1, 2}
     assert ((bonus >= 0) & (bonus < VOCAB))[accepted < first_bad].all()
 
 
 @pytest.mark.parametrize("variant", ["any", "sampled", "truncated", "full"])
-def test_q_that_is_no_number_leaves_the_targets_law(variant):
-    """Its tokens are rejected, and the bonus token is drawn from p."""
+@pytest.mark.parametrize("known", [True, False])
+def test_q_that_is_no_number_leaves_the_targets_law(variant, known):
+    """Its tokens are rejected, whether or not its support has them, and the bonus token is drawn
+    from p."""
     tokens = np.random.default_rng(0).integers(0, 2, (ROWS, K)).astype(np.int32)
     support = np.broadcast_to(np.arange(2, dtype=np.int32), (ROWS, K, 2))  # not all that p has
     length = np.full(ROWS, K, np.int32)
+    support = support if known else np.full_like(support, -1)
     outcome = verify(
         logits_after(tokens),
         Proposal(tokens, length, support, np.full(support.shape, np.nan, np.float32)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ssd_jax.errors import InputError
@@ -44,8 +44,10 @@ class Worker(Protocol):
         """Raises: InputError: it could not; waits for nothing."""
         ...
 
-    def end(self, address: str) -> None:
-        """It hangs: ends it, if that is possible, and another takes its place."""
+    @property
+    def end(self) -> Callable[[str], None] | None:
+        """Ends the worker at an address, which hangs, and another takes its place; None where that
+        is not possible."""
         ...
 
     def close(self) -> None:

@@ -35,6 +35,9 @@ class FarWorker:
       InputError: files that cannot be used.
     """
 
+    end = None
+    """It is not this process's to end. Streams to it are opened anew."""
+
     def __init__(self, settings: WorkerSettings, address: Address, files: Files) -> None:
         self.address: str | None = str(address)
         self.starts = 1
@@ -86,9 +89,6 @@ class FarWorker:
         """Raises: InputError: it has refused already; waits for nothing."""
         if self._first is not None and self._first.refused:
             raise InputError(self._trouble(self._first))
-
-    def end(self, address: str) -> None:
-        """Nothing: it is not this process's to end. Streams to it are opened anew."""
 
     def close(self) -> None:
         """Ends the stream that has waited for it."""

@@ -12,11 +12,15 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from ssd_jax.placement.process import client, codec, server
+from ssd_jax.placement.address import Address
+from ssd_jax.placement.process import client, codec, placement, server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.process.refusals import Refusals
+from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.remote import transport
+from ssd_jax.placement.remote.far_worker import FarWorker
+from ssd_jax.placement.remote.security import Files
 from ssd_jax.placement.remote.transport import METHOD
 from ssd_jax.placement.remote.transport import TOKEN as KEY
 from tests.placement.process.script import HELLO, TOKEN
@@ -25,6 +29,25 @@ from tests.placement.process.serving import connecting
 from tests.placement.process.test_session import OPEN
 from tests.placement.process.test_streams import eventually
 from tests.placement.remote.scripted import FAR, serving
+
+
+def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
+    ends = []
+
+    def draft(*_, end, **_settings):
+        ends.append(end)
+        return SimpleNamespace(streams=SimpleNamespace(wait_ready=lambda timeout: True))
+
+    monkeypatch.setattr(placement, "RemoteDraft", draft)
+    settings = WorkerSettings(
+        token="", hello=HELLO, source="", target=None, dtype="float32", drafting={},
+        draft_temperature=None, compile_cache=None, cores=None, budgets=(), attention="auto",
+    )  # fmt: skip
+    far = FarWorker(settings, Address.parse("127.0.0.1:1", "here"), Files())
+    placement.DraftWorker(settings, elsewhere=far).draft()
+    placement.DraftWorker(settings).draft()
+    assert ends[0] is None
+    assert ends[1] is not None
 
 
 def far(**settings):
