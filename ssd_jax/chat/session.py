@@ -101,7 +101,6 @@ class ChatSession:
         request = self._llm.request(ids, self._params, self._begun)
         self._begun += 1
         if first > self._first:
-            self._first = first
             self._screen.note(
                 f"[the context of {self._llm.context} tokens is full: the model no longer sees the "
                 f"first {first} messages; /save writes all of them, /reset starts afresh]"
@@ -116,6 +115,7 @@ class ChatSession:
             ended = "stopped" if done.stopped else "ended by an error"
             self._screen.note(f"[{ended} before the first word; the conversation is as it was]")
             return
+        self._first = first
         self._answers.append(done)
         self.conversation = asked.said("assistant", output.text, stopped=done.stopped)
         self._screen.note(summary(done, self._llm.context))

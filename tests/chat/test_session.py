@@ -201,6 +201,18 @@ def test_an_answer_stopped_before_its_first_word_leaves_no_trace(llm):
     assert "no figures" in chat("/stats")
 
 
+def test_a_long_question_that_was_stopped_leaves_the_model_what_it_saw(llm):
+    stops = []
+    chat = Chat(llm, stopped=lambda: bool(stops))
+    chat("one " * 6)
+    stops.append(True)
+    assert "no longer sees the first 2 messages" in chat("two " * 16)
+    stops.clear()
+    assert "is full" not in chat("x")
+    (whole,) = llm.generate([chat.talk[:3]], GREEDY)
+    assert chat.talk[3]["content"] == whole.text
+
+
 class FailingTarget(FakeTarget):
     """A device that fails in its third round."""
 
