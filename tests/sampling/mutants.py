@@ -197,8 +197,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "_ratio",
-                "of_token(proposal) < p_token",
-                "of_token(proposal) <= p_token",
+                "u * q_token < p_token",
+                "u * q_token <= p_token",
             ),
             Edit(keys, "_unit", "(low.astype(jnp.float32) + 0.5)", "low.astype(jnp.float32)"),
         ],
