@@ -108,17 +108,22 @@ def _sound(
 ) -> Int32[Array, "B"]:
     """How many leading positions of each row have logits that are numbers, if less than k + 1."""
 
-    def total(block: _Positions, counts: Bool[Array, "n"]) -> Float32[Array, "n"]:
-        def add() -> jax.Array:  # NaN and infinity stay what they are
-            known = jnp.where(jnp.arange(block.logits.shape[1]) < tokens, block.logits, 0.0)
-            return row_sum(known)[:, 0]
+    def total(logits: Float32[Array, "n V"]) -> Float32[Array, "n"]:
+        known = jnp.where(jnp.arange(logits.shape[1]) < tokens, logits, 0.0)
+        return row_sum(known)[:, 0]  # NaN and infinity stay what they are
 
-        if not decided:
-            return add()
-        return jax.lax.cond(jnp.any(counts), add, lambda: jnp.zeros(counts.shape))
+    def of_one(index: jax.Array, counts: jax.Array) -> jax.Array:
+        def look() -> jax.Array:
+            return total(jax.lax.dynamic_slice_in_dim(where.logits, index, 1))[0]
 
-    finite = map_rows(total, where, where.before <= accepted[where.row]) < jnp.inf
-    return _leading_true(finite.reshape(accepted.shape[0], -1))
+        return jax.lax.cond(counts, look, lambda: jnp.float32(0))
+
+    if decided:
+        counts = where.before <= accepted[where.row]
+        sums = jax.lax.map(lambda at: of_one(*at), (jnp.arange(counts.size), counts))
+    else:
+        sums = total(where.logits)
+    return _leading_true((sums < jnp.inf).reshape(accepted.shape[0], -1))
 
 
 def _decided(
