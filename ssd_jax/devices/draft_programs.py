@@ -113,7 +113,8 @@ class Asked(NamedTuple):
       committed: [B, k + 1] int32, tokens since the last proposal, padded with -1.
       unseen: [B, 2] int32, the last 1 or 2 of them, left-aligned.
       counts: [B] int32, how many those are.
-      lengths: [B] int32, position of the first of those; -1: the row keeps the record it has.
+      lengths: [B] int32, position of the first of those; -1: the row keeps the record it has, and
+        without branches, where it is no winner's, proposes nothing.
       limits: [B] int32, how many tokens to propose.
     """
 
@@ -201,7 +202,7 @@ class DraftPrograms(PagedPrograms):
         sampling: Sampling,
         needed: Needed,
     ) -> tuple[Record, AllPages, History]:
-        """Drafts records of so many tokens as are asked for; rows of none keep theirs.
+        """Drafts records of so many tokens as are asked for; rows of none keep theirs, see `Asked`.
 
         `needed` tells the parts of the law of the others.
         """
@@ -242,7 +243,11 @@ class DraftPrograms(PagedPrograms):
             fresh = self._draw(
                 parameters, hidden, sampling, index, lowered, history, fresh, live, parts
             )
-            return record.where(live, fresh, kept), pages, history
+            idle = kept
+            if not self.drafting.branches:  # what it proposed before has been judged
+                nothing = kept.proposal._replace(length=jnp.zeros_like(limits))
+                idle = kept._replace(proposal=nothing)
+            return record.where(live, fresh, idle), pages, history
 
         results = ("kept", "pages", "history")
         kept, told = ("pages", "history", "kept"), ("asked", "lowered")

@@ -98,7 +98,7 @@ class Engine:
         self._ids = itertools.count()
         self._in_flight: deque[InFlight] = deque()
         self._committed: deque[CommittedRow] = deque()  # not yet events
-        self._cut_off: deque[tuple[RequestState, FinishReason]] = deque()
+        self._cut_off: deque[tuple[RequestState, FinishReason, Exception | None]] = deque()
         self._events: list[TokenEvent] = []  # not yet handed out
         self.broken: str | None = None
         """Why no step can follow; None while one can."""
@@ -147,7 +147,7 @@ class Engine:
         for state in self._seats.all:
             if state.request_id == request_id and not state.finished:
                 if not silent:
-                    self._cut_off.append((state, "cancelled"))
+                    self._cut_off.append((state, "cancelled", None))
                 self._end(state, "cancelled")
         if silent and not self._running:
             self._in_flight.clear()  # it is nobody's
@@ -259,9 +259,16 @@ class Engine:
             if event.token_ids or event.text or event.output:
                 self._events.append(event)
         while self._cut_off:
-            state, reason = self._cut_off.popleft()
-            if not state.ended:
-                self._events.append(state.cut_off(reason))
+            state, reason, error = self._cut_off.popleft()
+            if state.ended:  # by what it said before
+                continue
+            if error is not None:
+                known = isinstance(error, SsdError)
+                said, trace = (str(error), None) if known else (repr(error), error)
+                _LOG.error(
+                    "request %d ends by an error: %s", state.request_id, said, exc_info=trace
+                )
+            self._events.append(state.cut_off(reason))
         self._log.mark("text")
 
     def _commit(self, outcomes: Outcomes) -> None:
@@ -413,12 +420,8 @@ class Engine:
 
     def _fail(self, state: RequestState, error: Exception | None = None) -> None:
         """Ends a request by an error of its own, or by one of all."""
-        if error is not None:
-            known = isinstance(error, SsdError)
-            said, trace = (str(error), None) if known else (repr(error), error)
-            _LOG.error("request %d ends by an error: %s", state.request_id, said, exc_info=trace)
         self._end(state, "error")
-        self._cut_off.append((state, "error"))
+        self._cut_off.append((state, "error", error))
 
     def _break(self, why: str) -> None:
         self.broken = f"{why}; open the model again"

@@ -20,7 +20,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from ssd_jax.kernels.rows import best_and_mass, first_best, map_rows, row_sum, take_rows
+from ssd_jax.kernels.rows import (
+    best_and_mass,
+    first_best,
+    map_rows,
+    row_max,
+    row_sum,
+    take_rows,
+)
 from ssd_jax.sampling import keys, truncation
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.params import NO_TOKEN
@@ -106,24 +113,31 @@ def verify(
 def _sound(
     where: _Positions, accepted: Int32[Array, "B"], tokens: int, decided: bool
 ) -> Int32[Array, "B"]:
-    """How many leading positions of each row have logits that are numbers, if less than k + 1."""
+    """How many leading positions of each row have logits that are numbers, if less than k + 1.
+    -inf is one, of some tokens alone."""
+    here = jnp.arange(where.logits.shape[1]) < tokens
 
     def total(logits: Float32[Array, "n V"]) -> Float32[Array, "n"]:
-        known = jnp.where(jnp.arange(logits.shape[1]) < tokens, logits, 0.0)
-        return row_sum(known)[:, 0]  # NaN and infinity stay what they are
+        return row_sum(jnp.where(here, logits, 0.0))[:, 0]  # no number, or infinity, stays that
+
+    def possible(logits: Float32[Array, "n V"]) -> Bool[Array, "n"]:
+        return row_max(jnp.where(here, logits, -jnp.inf))[:, 0] > -jnp.inf
 
     def of_one(index: jax.Array, counts: jax.Array) -> jax.Array:
         def look() -> jax.Array:
-            return total(jax.lax.dynamic_slice_in_dim(where.logits, index, 1))[0]
+            row = jax.lax.dynamic_slice_in_dim(where.logits, index, 1)
+            added = total(row)[0]
+            some = jax.lax.cond(added > -jnp.inf, lambda: True, lambda: possible(row)[0])
+            return some & (added < jnp.inf)
 
-        return jax.lax.cond(counts, look, lambda: jnp.float32(0))
+        return jax.lax.cond(counts, look, lambda: True)
 
     if decided:
         counts = where.before <= accepted[where.row]
-        sums = jax.lax.map(lambda at: of_one(*at), (jnp.arange(counts.size), counts))
+        found = jax.lax.map(lambda at: of_one(*at), (jnp.arange(counts.size), counts))
     else:
-        sums = total(where.logits)
-    return _leading_true((sums < jnp.inf).reshape(accepted.shape[0], -1))
+        found = (total(where.logits) < jnp.inf) & possible(where.logits)
+    return _leading_true(found.reshape(accepted.shape[0], -1))
 
 
 def _decided(

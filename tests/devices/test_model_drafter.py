@@ -80,6 +80,8 @@ class Rounds:
             batch = batch_of(rows, self.drafter._programs.slots)
             drafted = [self.drafter.propose(batch) for _ in range(times)][-1]
             tokens = np.asarray(drafted.tokens)
+            lengths = np.asarray(self.drafter.proposal().length)
+            np.testing.assert_array_equal(lengths, drafted.lengths)
             for slot, text in self.texts.items():
                 own = tokens[slot, : drafted.lengths[slot]].tolist()
                 self.proposed[slot].append(own)

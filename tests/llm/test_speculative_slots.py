@@ -85,6 +85,21 @@ def test_acceptance_and_text_are_the_same_with_one_sequence_and_with_many(one, m
     assert min(lengths) < max(lengths)
 
 
+def test_a_text_that_ends_while_others_go_on_ends_as_it_does_alone(one, many):
+    """Its last round proposes nothing: what it proposed before is not judged a second time."""
+
+    def found(llm):
+        said = []
+        for seed in range(8):
+            sampled = {"temperature": 1.0, "ignore_eos": True, "seed": seed}
+            params = [SamplingParams(max_tokens=2 + index % 5, **sampled) for index in range(8)]
+            pairs = enumerate(zip(PROMPTS, params, strict=True))
+            said += outputs(llm, [llm.request(text, own, index) for index, (text, own) in pairs])
+        return [output.token_ids for output in said]
+
+    assert found(one) == found(many)
+
+
 def test_switched_off_it_costs_nothing_and_switched_on_again_it_works(many, monkeypatch):
     used = collections.Counter()
 

@@ -221,8 +221,8 @@ def test_nothing_proposed_is_plain_sampling():
 def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(
     variant, rule, temperature, stays
 ):
-    """NaN alone, among numbers, infinity; from some position on, as keys and values keep it, or in
-    one alone, as the head may have it. Other rows have their tokens."""
+    """NaN alone, among numbers, infinity, nothing but -inf; from some position on, as keys and
+    values keep it, or in one alone, as the head may have it. Other rows have their tokens."""
     count = 60
     tokens = np.tile(np.array([[0, 0]], np.int32), (count, 1))
     logits = np.zeros((count, K + 1, VOCAB + 1), np.float32)
@@ -232,6 +232,8 @@ def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(
     logits[0::4] = np.nan
     for kind, value in bad.items():
         logits[kind::4, kind : None if stays else kind + 1, 1] = value
+    empty = logits[2::8]
+    empty[(empty == np.inf).any(axis=-1)] = -np.inf
     outcome = verify(
         logits,
         point_mass(tokens, np.full(count, K, np.int32)),
