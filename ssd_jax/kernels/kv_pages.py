@@ -63,6 +63,15 @@ def lanes(head_dim: int) -> int:
     return -(-2 * head_dim // LANES) * LANES
 
 
+def apart(
+    k: Float[Array, "B R kv_heads d"], v: Float[Array, "B R kv_heads d"]
+) -> tuple[Float[Array, "B R kv_heads d"], Float[Array, "B R kv_heads d"]]:
+    """Keys and values of which a token's that are no numbers spoil no query that does not see it:
+    its key has NaN alone, and its value, which such a query multiplies by 0, is 0."""
+    sound = (jnp.isfinite(k) & jnp.isfinite(v)).all(axis=-1, keepdims=True)
+    return jnp.where(sound, k, jnp.nan), jnp.where(sound, v, 0.0)
+
+
 def beside(
     k: Float[Array, "*shape head_dim"], v: Float[Array, "*shape head_dim"], width: int
 ) -> Float[Array, "*shape {width}"]:

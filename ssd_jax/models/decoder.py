@@ -223,6 +223,8 @@ def _layer(
     execution = layer.self_attn.execution
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+        if execution.attention != "cpu":  # which leaves out what a query does not see
+            k, v = kv_pages.apart(k, v)
         kv, windows = kv_pages.beside(k, v, pages.shape[-1]), execution.window_writes
         kernels = execution.kernels
         written = write(pages, step.page_table, step.written, kv, windows=windows, kernels=kernels)

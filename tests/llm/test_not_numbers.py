@@ -99,6 +99,21 @@ def test_what_was_said_before_an_error_is_the_same_in_every_mode(without_draft, 
             assert found.token_ids == healthy.token_ids[: end + 1], mode
 
 
+def test_a_word_that_cannot_be_read_spoils_no_page_of_others(without_word):
+    """Behind a beginning that requests share, and run in one piece with it."""
+    llm, word = without_word
+    settings = {"dtype": "float32", "context": 64, "attention": "xla", "compile_cache": "off"}
+    settings |= {"kv_memory": "1MiB", "page_size": 16, "prefix_caching": True}
+    with LLM(llm.config.target, **settings) as own:
+        bad, good, again = (
+            outputs(own, asked(own, ["he is on the line " + end], [GREEDY]), "ar")[0]
+            for end in (word, TEXTS[1], TEXTS[1])
+        )
+    assert [each.finish_reason for each in (bad, good, again)] == ["error", "length", "length"]
+    assert good.metrics["cached_tokens"] == 16
+    assert good.token_ids == again.token_ids
+
+
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_a_draft_that_computes_nothing_changes_no_text(without_draft, mode):
     """Of sampled text that is compared which a filter leaves no choice."""
