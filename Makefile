@@ -4,8 +4,10 @@ AOT_PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
-# One more than cores, since some tests wait for others' processes; a worker takes up to 3 GB.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 4))')
+# One more than cores, since some tests wait for others' processes; a worker takes up to 5 GB.
+WORKERS := $(shell $(PYTHON) -c 'from os import *; \
+  gib = sysconf("SC_PAGE_SIZE") * sysconf("SC_PHYS_PAGES") >> 30; \
+  print(max(1, min(cpu_count() + 1, 4, gib // 5)))')
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 PYTEST_FLAGS :=
 
