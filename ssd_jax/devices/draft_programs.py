@@ -113,8 +113,8 @@ class Asked(NamedTuple):
       committed: [B, k + 1] int32, tokens since the last proposal, padded with -1.
       unseen: [B, 2] int32, the last 1 or 2 of them, left-aligned.
       counts: [B] int32, how many those are.
-      lengths: [B] int32, position of the first of those; -1: the row keeps the record it has, and
-        without branches, where it is no winner's, proposes nothing.
+      lengths: [B] int32, position of the first of those; -1: the row keeps the record it has; of
+        programs without branches (mode sd) it proposes nothing.
       limits: [B] int32, how many tokens to propose.
     """
 

@@ -61,7 +61,7 @@ def compiled(
             _LOG.debug("a kept program cannot be loaded: %r", error)
     with store.watch() as asked:
         program = build()
-    if asked and _unchanged():
+    if asked and _unchanged(_sources()):
         try:
             store.put(key, _dump(program, asked[-1]))
         except Exception as error:
@@ -93,7 +93,7 @@ def _fixed() -> tuple[str, ...] | None:
     except OSError as error:
         _LOG.debug("the sources cannot be read: %r", error)
         return None
-    if not any(path.suffix == ".py" for path in sources) or not _unchanged():
+    if not any(path.suffix == ".py" for path in sources) or not _unchanged(sources):
         return None
     versions = jax.__version__, jaxlib.version.__version__, flax.__version__
     return digest.hexdigest(), *versions, handlers.processor()
@@ -105,10 +105,10 @@ def _sources() -> list[Path]:
     return sorted(path for path in found if not path.name.startswith("."))
 
 
-def _unchanged() -> bool:
+def _unchanged(sources: Sequence[Path]) -> bool:
     """Whether the sources on disk are those that were imported."""
     try:
-        return all(path.stat().st_ctime < _IMPORTED - _IMPORTING for path in _sources())
+        return all(path.stat().st_ctime < _IMPORTED - _IMPORTING for path in sources)
     except OSError:
         return False
 

@@ -24,6 +24,8 @@ class WorkerStreams:
       current: the stream that there is, or the last one; None where there never was a worker.
       overdue: whether an answer that was waited for did not come.
       absence: why there is no answer, if there is none.
+      connect, limit, silence: as given.
+      close: ends the current stream.
     """
 
     def __init__(
