@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from ssd_jax.system.cache_dir import compile_cache
 
 _LOG = logging.getLogger(__name__)
 _DIGEST = hashlib.sha256().digest_size
+_DAY = 86_400.0
+_KEPT = 30 * _DAY  # since it was last used
 _ELSEWHERE = "set XDG_CACHE_HOME to a directory that can be written, or give --compile_cache=off"
 
 
@@ -32,12 +35,13 @@ class ProgramStore:
     """What JAX wants of a cache: programs by key, in a directory that processes may share, each
     whole or absent.
 
-    A directory that cannot be written is read, and one warning says so.
+    A directory that cannot be written is read, and one warning says so. The first program that a
+    process puts has those deleted that nobody has used for 30 days.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = self._path = directory  # JAX asks for the latter
-        self._warned = False
+        self._warned = self._cleared = False
         self._asked = threading.local()
 
     @contextlib.contextmanager
@@ -61,6 +65,7 @@ class ProgramStore:
             self._warn(error)
             return None
         if kept[:_DIGEST] == _digest(key, kept[_DIGEST:]):
+            self._note_use(path)
             return kept[_DIGEST:]
         _LOG.warning("%s is damaged; it is compiled again", path)
         try:
@@ -75,6 +80,22 @@ class ProgramStore:
             write_file(self._file(key), _digest(key, value) + value)
         except OSError as error:
             self._warn(error)
+        if not self._cleared:
+            self._cleared = True
+            self._clear()
+
+    def _note_use(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # another user's, or on a disk that is only read
+            if _age(path) > _DAY:
+                os.utime(path)
+
+    def _clear(self) -> None:
+        """Deletes what has not been used for long, and what killed writers have left."""
+        for path in self._path.glob("*"):
+            longest = {".program": _KEPT, ".partial": _DAY}.get(path.suffix)
+            with contextlib.suppress(OSError):
+                if longest is not None and _age(path) > longest:
+                    path.unlink()
 
     def _file(self, key: str) -> Path:
         return self._path / f"{key}.program"
@@ -170,6 +191,11 @@ def kept_in() -> Path | None:
     """The directory of the store in use."""
     store = store_in_use()
     return None if store is None else store.directory
+
+
+def _age(path: Path) -> float:
+    """Seconds since it was last used, to a day."""
+    return time.time() - path.stat().st_mtime
 
 
 def _digest(key: str, program: bytes) -> bytes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -222,6 +224,25 @@ def test_a_part_of_a_tpu_switches_every_cache_off(
     assert sum("38004" in line for line in caplog.messages) == 1
 
 
+def test_what_nobody_used_for_a_month_is_deleted_when_something_new_is_put(tmp_path):
+    store = ProgramStore(tmp_path)
+    for key in ("used", "unused", "young"):
+        store.put(key, PROGRAM)
+    (tmp_path / ".new.program.0a1b2c3d.partial").write_bytes(PROGRAM)
+    (tmp_path / ".now.program.0a1b2c3d.partial").write_bytes(PROGRAM)
+    (tmp_path / "notes").write_bytes(PROGRAM)
+    days = {"used.program": 31, "unused.program": 31, "young.program": 29, "notes": 99}
+    for name, age in {**days, ".new.program.0a1b2c3d.partial": 2}.items():
+        then = time.time() - age * 86_400
+        os.utime(tmp_path / name, (then, then))
+    later = ProgramStore(tmp_path)
+    assert later.get("used") == PROGRAM
+    later.put("new", PROGRAM)
+    left = {path.name for path in tmp_path.iterdir()}
+    programs = {f"{key}.program" for key in ("used", "young", "new")}
+    assert left == {*programs, ".now.program.0a1b2c3d.partial", "notes"}
+
+
 def test_a_directory_that_is_not_used_is_said(tiny_checkpoint, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         LLM(str(tiny_checkpoint), load=False, dtype="float32", compile_cache=str(tmp_path))
@@ -246,6 +267,7 @@ def start(directory: Path, target: Path) -> list[int]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("entries", [1, pytest.param(200, marks=pytest.mark.slow)])
 def test_starts_with_damaged_entries_give_the_same_ids_and_heal_them(
     tiny_checkpoint, tmp_path, entries

@@ -26,11 +26,12 @@ enum class Form { kBfloat16, kDigit, kDigits, kGroups };  // of activations
 inline int64_t Parts(int64_t value, int64_t of) { return (value + of - 1) / of; }
 inline int64_t RoundUp(int64_t value, int64_t to) { return Parts(value, to) * to; }
 
-constexpr int kTogether = kLanes == 16 ? 8 : 4;  // rows of one pass over a panel by vectors
+// Rows of one pass over a panel by vectors, with groups and without.
+constexpr int kTogether = kLanes == 16 ? 8 : 4, kMostTogether = kLanes == 16 ? 12 : 4;
 
-// Rows that a pass over a panel is made for: 7 are run as 8, which saves some compilation.
-inline int64_t InPass(int64_t rows) {
-  return rows == 7 ? kTogether : std::min<int64_t>(rows, kTogether);
+// Rows that a pass over a panel is made for: more than 6 are even, which saves some compilation.
+inline int64_t InPass(int64_t rows, int64_t most = kTogether) {
+  return rows < most && rows > 6 ? RoundUp(rows, 2) : std::min(rows, most);
 }
 
 constexpr int64_t kMostRows = 256;  // of a block

@@ -146,7 +146,7 @@ template <const Grouped& kind, int kRows>
 void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead ahead,
                  float (*out)[kPanel]) {
   constexpr int64_t kSteps = kind.Steps();
-  constexpr int kMany = kVectors<kRows>;
+  constexpr int kMany = Vectors(kRows, kRegisters / 2);
   for (int from = 0; from < kPanel / kLanes; from += kMany) {
     Floats totals[kRows][kMany] = {};
     const uint32_t* word = &x.words[first * x.width / 4];

@@ -20,17 +20,18 @@ constexpr int64_t kPanel = 32;             // outputs of one panel
 constexpr int64_t kStep = 4 * kPanel;      // bytes of a panel's step: one word an output
 constexpr int64_t kSteps = kTile * kStep;  // bytes of a panel that meet a line of a tile
 
-// Bytes that are asked of memory ahead of use, and the cache that they go to. AMD: the first one,
-// and what is read once passes by the caches that the cores share, unless it stays there from call
-// to call: dispatching the next program takes half of the time where weights have not driven out
-// what the host needs. Intel: the second one, whose queue to memory is longer; the first one is up
-// to 1.2 times slower there, and past the caches 1.3 to 2.4 times.
+constexpr int64_t kAhead = 4096;        // bytes that are asked of memory ahead of use
+constexpr int64_t kAsked = kSteps / 4;  // bytes for which they are asked at a time
+
+// The cache that they go to. AMD: the first one, and what is read once passes by the caches that the
+// cores share, unless it stays there from call to call: dispatching the next program takes half of
+// the time where weights have not driven out what the host needs. Intel: the second one, whose queue
+// to memory is longer; the first one is up to 1.2 times slower there, and past the caches 1.3 to 2.4
+// times.
 #if defined(__x86_64__) && !defined(__znver1__) && !defined(__znver2__) && \
     !defined(__znver3__) && !defined(__znver4__) && !defined(__znver5__)
-constexpr int64_t kAhead = 4096;
 constexpr int kNear = 2, kPassing = kNear;
 #else
-constexpr int64_t kAhead = 8192;
 constexpr int kNear = 3, kPassing = 0;
 #endif
 
@@ -104,14 +105,13 @@ constexpr int kRegisters = 32;
 constexpr int kRegisters = 16;
 #endif
 
-// Vectors of a panel whose sums of kRows rows stay in half of the registers, a power of two. A row's
-// sum with a vector waits for the one before it, so that many together keep the multipliers busy.
-template <int kRows>
-constexpr int kVectors = [] {
+// Vectors of a panel whose sums of so many rows stay in `most` registers, a power of two. A row's sum
+// with a vector waits for the one before it, so that many together keep the multipliers busy.
+constexpr int Vectors(int rows, int most) {
   int vectors = kPanel / kLanes;
-  while (vectors > 1 && 2 * vectors * kRows > kRegisters) vectors /= 2;
+  while (vectors > 1 && vectors * rows > most) vectors /= 2;
   return vectors;
-}();
+}
 
 #if defined(SSD_JAX_TILES)
 
@@ -165,17 +165,17 @@ template <Form form, int kRows>
 void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, char* out,
                 int64_t stride) {
   using Sums = std::conditional_t<form == Form::kBfloat16, Floats, Ints>;
-  constexpr int kMany = kVectors<kRows>;
+  constexpr int kMany = Vectors(kRows, kRegisters - 8);
   for (int64_t first = 0; first < kStep; first += kMany * sizeof(Sums)) {
     Sums sums[kRows][kMany] = {};
     const char *w = panel + first, *line = x;
     for (int64_t step = 0; step < steps; ++step, line += kTile * kLine) {
-      if (first == 0) ahead.Step();
       for (int64_t at = 0; at < kLine; at += 4, w += kStep) {
+        if (first == 0 && at % (kLine * kAsked / kSteps) == 0) ahead.Step();
 #pragma GCC unroll 8
         for (int v = 0; v < kMany; ++v) {
           const Words words = Load<Words>(w + v * sizeof(Words));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
           for (int r = 0; r < kRows; ++r) {
             const uint32_t word = Load<uint32_t>(line + r * kLine + at);
             if constexpr (form == Form::kBfloat16)
@@ -190,12 +190,12 @@ void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, ch
   }
 }
 
-// Calls run(std::integral_constant<int, InPass(rows)>), for 1 <= rows.
+// Calls run(std::integral_constant<int, InPass(rows, kRows)>), for 1 <= rows.
 template <int kRows = kTogether, typename F>
 void WithRows(int64_t rows, F run) {
   if constexpr (kRows > 1) {
-    constexpr int kNext = kRows == 8 ? 6 : kRows - 1;
-    if (InPass(rows) < kRows) return WithRows<kNext>(rows, run);
+    constexpr int kNext = kRows > 6 ? kRows - 2 : kRows - 1;
+    if (InPass(rows, kRows) < kRows) return WithRows<kNext>(rows, run);
   }
   run(std::integral_constant<int, kRows>());
 }
@@ -204,17 +204,18 @@ void WithRows(int64_t rows, F run) {
 // `rows` from the first one on take. Vectors stay within a tile, whose passes get about as many each.
 inline int64_t PassRows(int64_t row, int64_t rows, bool tiles) {
   if (tiles) return std::min(2 * kTile, rows);
-  const int64_t left = std::min(kTile - row % kTile, rows), passes = Parts(left, kTogether);
+  const int64_t left = std::min(kTile - row % kTile, rows), passes = Parts(left, kMostTogether);
   return std::min(left, RoundUp(Parts(left, passes), 2));
 }
-inline int64_t Passes(int64_t rows, bool tiles) { return Parts(rows, tiles ? 2 * kTile : kTogether); }
-
-// Bytes of a panel for which a pass asks memory at a time.
-inline int64_t AskedBytes(bool tiles) { return tiles ? kSteps / 4 : kSteps; }
+inline int64_t Passes(int64_t rows, bool tiles) {
+  if (tiles) return Parts(rows, 2 * kTile);
+  const int64_t whole = Parts(kTile, kMostTogether), last = Parts(rows % kTile, kMostTogether);
+  return rows / kTile * whole + last;
+}
 
 // Rows that a pass of so many writes.
 inline int64_t Written(int64_t rows, bool tiles) {
-  return tiles ? RoundUp(rows, kTile) : InPass(rows);
+  return tiles ? RoundUp(rows, kTile) : InPass(rows, kMostTogether);
 }
 
 // Sums of the rows of a pass with a panel, [Written(rows), kPanel] of 4 bytes; a row of `out` is so
@@ -224,8 +225,8 @@ void Sums(const char* x, int64_t steps, int64_t rows, const char* panel, Ahead a
           void* out, int64_t stride) {
   char* to = static_cast<char*>(out);
   if (!tiles)
-    WithRows(rows,
-             [&](auto many) { VectorSums<form, many()>(x, steps, panel, ahead, to, stride); });
+    WithRows<kMostTogether>(
+        rows, [&](auto many) { VectorSums<form, many()>(x, steps, panel, ahead, to, stride); });
   else if (rows > kTile)
     TileSums<form, 2>(x, steps, panel, ahead, to, stride);
   else
