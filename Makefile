@@ -11,13 +11,17 @@ WORKERS := $(shell $(PYTHON) -c 'from os import *; \
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 PYTEST_FLAGS :=
 
-.PHONY: demo test test-fast check docs slow support aot aot-quick eval-draft clean
+.PHONY: demo test test-more test-fast check docs slow support aot aot-quick eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
 
 test: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) $(PYTEST_FLAGS)
+
+# The rest of what CI runs: other whole engines and processes, wider matrices.
+test-more: $(VENV)/.test
+	$(PYTEST) $(PARALLEL) -m 'more and not slow' $(PYTEST_FLAGS)
 
 # Files that compile nothing and start nothing, by what they import: some 70 seconds on two cores.
 test-fast: $(VENV)/.test

@@ -1,5 +1,6 @@
-"""Which tests are fast: those of files that compile nothing and start nothing, by what they import.
+"""Which tests run by which command.
 
+`make test-fast` has those of files that compile nothing and start nothing, by what they import.
 A file is not if it, or a helper of the tests that it imports, imports one of `HEAVY`. So a new file
 needs no marker, and one that begins to build models leaves `make test-fast` by itself.
 """
@@ -8,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 HEAVY = frozenset(
@@ -60,3 +64,16 @@ def _is_heavy(path: Path, seen: frozenset[Path]) -> bool:
         if not known and _is_heavy(helper, seen | {path}):
             return True
     return False
+
+
+def cases(values: Iterable[Any], *default: Any) -> list[Any]:
+    """Values of a parameter, those that are not of `default` for `make test-more` alone."""
+    values = list(values)
+    assert all(value in values for value in default)
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=() if value in default else pytest.mark.more,
+        )
+        for value in values
+    ]

@@ -71,6 +71,7 @@ def test_rows_of_long_products_do_not_depend_on_how_many_there_are(dtype):
     assert np.array_equal(product(rows)[:3], product(rows[:3]))
 
 
+@pytest.mark.more
 @needed
 def test_jax_that_was_imported_before_sums_rightly_and_one_that_has_started_is_refused():
     """JAX was imported first in both; in one it has also looked at its devices."""

@@ -104,6 +104,7 @@ def test_native_weights_that_are_not_used_as_they_are_are_told():
     assert line.startswith("dtype = 'native' computes in bfloat16 here")
 
 
+@pytest.mark.more
 def test_a_model_says_it_once_and_its_metrics_always(tiny_checkpoint, caplog):
     small = {"dtype": "float32", "context": 64, "compile_cache": "off"}
     with caplog.at_level(logging.WARNING):

@@ -108,6 +108,7 @@ def test_what_does_not_fit_is_refused_before_weights_load(tiny_checkpoint, monke
         llm.load()
 
 
+@pytest.mark.more
 def test_an_engine_of_another_mode_is_refused_where_it_does_not_fit_beside(
     tiny_checkpoint, monkeypatch
 ):

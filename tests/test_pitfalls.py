@@ -24,8 +24,13 @@ def test_every_row_is_mapped_and_every_entry_is_a_row(page):
 def test_the_tests_exist_or_a_reason_is_given(page, row):
     entry = MAPS[page][row]
     assert bool(entry.get("tests")) != bool(entry.get("reason"))
+    later = []
     for test_id in entry.get("tests", []):
         file, name = test_id.split("::")
         tree = ast.parse((ROOT / file).read_text())
-        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert name in functions, f"{test_id} does not exist"
+        marks = [ast.unparse(mark) for mark in functions[name].decorator_list]
+        marks += [ast.unparse(each) for each in tree.body if "pytestmark" in ast.unparse(each)]
+        later.append(any("mark.more" in mark or "mark.slow" in mark for mark in marks))
+    assert page != "pitfalls" or not later or not all(later), "none of them runs by default"

@@ -25,6 +25,7 @@ def is_jaxpr(value):
     return isinstance(value, ClosedJaxpr | Jaxpr)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_of_float32_ask_for_it(dtype):
     found = specs.programs(SMALL, dtype=dtype, slots=2, context=256)

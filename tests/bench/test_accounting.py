@@ -137,6 +137,7 @@ def test_what_the_suite_cannot_do_is_refused_before_anything_is_opened(capsys, f
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_a_model_that_cannot_be_opened_says_why(tmp_path):
     model = PinnedModel(Config(target=str(tmp_path / "nowhere")), SamplingParams())
     with pytest.raises(InputError, match="nowhere"):

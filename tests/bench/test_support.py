@@ -60,6 +60,7 @@ CASES = list(itertools.product([40, 300], [(1.0, None), (0.5, 1.3)], [None, OUTP
 """Length, temperatures, and outputs of the draft."""
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("length", "temperatures", "outputs"),
     # Each value of each by default.

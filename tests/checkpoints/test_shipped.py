@@ -136,6 +136,7 @@ def test_a_target_that_lacks_a_tied_tensor_is_another_one(drafts, tmp_path):
         found(target)
 
 
+@pytest.mark.more
 def test_a_draft_of_the_package_is_like_any_other(drafts, path):
     texts = []
     for settings in ({}, OPTIONS | {"draft": "strong"}):

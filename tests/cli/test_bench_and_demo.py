@@ -104,6 +104,7 @@ def test_step_suite_times_every_width(tiny_checkpoint, capsys, monkeypatch, widt
     assert result["bandwidth"]["copy_gb_per_s"] > 0
 
 
+@pytest.mark.more
 def test_step_suite_counts_the_weights_that_are_read(tmp_path, capsys, monkeypatch):
     """An embedding that is the head is read whole; beside a head of its own it is looked up in."""
     monkeypatch.setattr(suites, "WIDTHS", range(1, 2))

@@ -51,6 +51,7 @@ def terminal(talkative, compiled, tmp_path):
         found.close()
 
 
+@pytest.mark.more
 def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, tmp_path):
     chat = terminal(f"--max_tokens={ENDLESS}", TERM="dumb")
     assert "talkative, mode ar, context 100000 tokens" in chat.wait_for("> ")
@@ -73,6 +74,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, tmp_path):
     assert "\x1b" not in chat.seen  # a simple terminal gets no escape sequence
 
 
+@pytest.mark.more
 def test_the_prompt_has_editing_history_and_a_way_out(terminal, tmp_path):
     chat = terminal("--max_tokens=4", TERM="xterm-256color", NO_COLOR="1")
     chat.wait_for("leaves")

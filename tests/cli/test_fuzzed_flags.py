@@ -214,6 +214,7 @@ def outcome(command, arguments, capsys, monkeypatch):
     return status, *capsys.readouterr()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.usefixtures("shallow")
 def test_no_command_line_ends_in_a_traceback(seed, place, tiny_checkpoint, capsys, monkeypatch):

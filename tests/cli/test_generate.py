@@ -47,6 +47,7 @@ def test_text_mode_streams_text_and_puts_figures_on_standard_error(generate):
     assert "5 tokens" in err
 
 
+@pytest.mark.more
 def test_answers_come_in_prompt_order(generate, tmp_path):
     path = tmp_path / "prompts.jsonl"
     lines = [{"prompt": "long " * 20}, {"messages": [{"role": "user", "content": "x"}]}]
@@ -89,6 +90,7 @@ def test_chat_template_can_be_switched_off(generate):
     assert json.loads(templated)["token_ids"] != json.loads(plain)["token_ids"]
 
 
+@pytest.mark.more
 def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text('max_tokens = 2\nignore_eos = true\nstop = ["never-there"]\nslots = 4\n')
@@ -212,6 +214,7 @@ def shared(pytestconfig):
     }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("utf-8", marks=pytest.mark.slow)])
 def test_json_is_the_same_on_a_terminal_of_any_encoding(tiny_checkpoint, shared, encoding):
     command = [sys.executable, "-m", "ssd_jax", "generate", f"--target={tiny_checkpoint}"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 
+import pytest
+
 from ssd_jax.cli.main import main
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
@@ -32,6 +34,7 @@ def test_a_run_is_traced_from_the_prompt_to_the_last_token(tiny_checkpoint, tmp_
     assert engine.draft == []
 
 
+@pytest.mark.more
 def test_an_interrupted_run_leaves_what_it_has(tiny_checkpoint, tmp_path, monkeypatch):
     path, run = tmp_path / "trace.json", LLM.run
 
@@ -48,6 +51,7 @@ def test_an_interrupted_run_leaves_what_it_has(tiny_checkpoint, tmp_path, monkey
     assert 3 <= len(engine.rounds) < 8
 
 
+@pytest.mark.more
 def test_the_python_interface_writes_it_on_close_with_every_mode(tiny_checkpoint, tmp_path):
     path = tmp_path / "trace.json"
     settings = {"mode": "sd", "draft": "ngram", "k": "2", "trace": str(path)}

@@ -5,6 +5,7 @@ import pytest
 from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import Seen
 from tests.devices.branch_script import Draft, compiled, scripted
+from tests.selection import cases
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +22,10 @@ def scanned_draft(tmp_path_factory) -> Draft:
     return compiled(path, scan=True, c=0.5, fewer=(5,))
 
 
-@pytest.fixture(
-    scope="session", params=["unrolled", "unrolled, longer", "scanned", "scanned, two budgets"]
-)
+SCRIPTS = ["unrolled", "unrolled, longer", "scanned", "scanned, two budgets"]
+
+
+@pytest.fixture(scope="session", params=cases(SCRIPTS, "unrolled", "scanned"))
 def script(request) -> tuple[Draft, list[Seen], bool]:
     """All rounds of the script, and whether each had one forward more."""
     name, _, how = request.param.partition(", ")

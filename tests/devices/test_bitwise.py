@@ -15,6 +15,7 @@ from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.testing import tiny
 from tests.devices.forwards import Forwards, forwards_only
+from tests.selection import cases
 
 shipped = pytest.mark.shipped
 
@@ -36,7 +37,7 @@ def checkpoints(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module", params=FAMILY_OF)
+@pytest.fixture(scope="module", params=cases(FAMILY_OF, "bfloat16"))
 def dtype(request):
     return request.param
 
@@ -161,6 +162,7 @@ def texts(llm, mode):
     return [output.token_ids for output in llm.generate(PROMPTS, params, mode=mode)]
 
 
+@pytest.mark.more
 def test_where_widths_disagree_bitwise_runs_all_at_the_widest_and_auto_falls_back(
     checkpoints, monkeypatch
 ):
@@ -174,6 +176,7 @@ def test_where_widths_disagree_bitwise_runs_all_at_the_widest_and_auto_falls_bac
     assert texts(auto, "ar") != expected  # what the fallback is for
 
 
+@pytest.mark.more
 def test_kernels_of_each_width_are_not_believed_because_a_few_rows_agree(checkpoints, monkeypatch):
     path = checkpoints["float32"]
     monkeypatch.setattr(compat, "widths_can_agree", lambda compute: compute != "float32")
@@ -200,6 +203,7 @@ def test_which_kernels_can_agree_depends_on_the_jax_version(
     assert {dtype: compat.widths_can_agree(dtype) for dtype in expected} == expected
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dtype", FAMILY_OF)
 def test_auto_is_bitwise_where_that_costs_nothing(checkpoints, dtype):
     with forwards_only(("forward", "accept")):
@@ -213,6 +217,7 @@ def test_auto_is_bitwise_where_that_costs_nothing(checkpoints, dtype):
     assert free is (dtype != "float32")
 
 
+@pytest.mark.more
 @pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="this machine has one core: one thread count only"
 )

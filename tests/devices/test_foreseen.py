@@ -11,6 +11,8 @@ from tests.devices import plain_draft
 from tests.devices.branch_script import LOWERED, branches, compiled, length, record, scripted
 from tests.devices.plain_draft import allowed, assert_as_plain, assert_foreseen, assert_likeliest
 
+pytestmark = pytest.mark.more  # tests/sampling/test_prediction.py has the law
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):

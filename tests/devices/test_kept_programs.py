@@ -244,6 +244,7 @@ def test_what_editors_leave_beside_sources_is_none(store, tmp_path, monkeypatch)
     compiled()
 
 
+@pytest.mark.more
 def test_flags_are_those_that_xla_has_read(tmp_path):
     """Also from a file, which has one name whatever is in it."""
     file = tmp_path / "flags"
@@ -315,6 +316,7 @@ def test_what_cannot_be_loaded_is_built_and_kept_again(store, monkeypatch, damag
 SSD = {"mode": "ssd", "draft_placement": "inline", "k": 3, "budget": 8}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("settings", "mesh"), [(SSD, None), ({"mode": "ar"}, "data=2,tensor=2")])
 def test_models_say_the_same_from_kept_programs(
     tmp_path, monkeypatch, no_cache_of_the_user, settings, mesh
@@ -351,6 +353,7 @@ print(json.dumps(out.token_ids))
 """
 
 
+@pytest.mark.more
 def test_another_process_finds_them(tiny_checkpoint, tmp_path):
     def start(how):
         command = [sys.executable, "-c", START, str(tmp_path), str(tiny_checkpoint), how]

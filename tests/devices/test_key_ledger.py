@@ -38,6 +38,7 @@ from tests.llm import law
 from tests.llm.test_engine_law import FEW_BRANCHES
 from tests.models.golden import our_logits
 from tests.sampling.reference import next_law
+from tests.selection import cases
 from tests.speculation.paces import Patient
 
 NEAR = 1e-3  # what two floats may differ by, where a draw is too near to say
@@ -315,7 +316,7 @@ def played(llm):
     return play
 
 
-WHERE = pytest.mark.parametrize("where", ["inline", "submesh", "process"])
+WHERE = pytest.mark.parametrize("where", cases(["inline", "submesh", "process"], "inline"))
 
 
 @WHERE

@@ -103,6 +103,7 @@ def cached(drafter, slot, count):
     return [np.asarray(pages)[slot, :, :count] for pages in drafter._pages]
 
 
+@pytest.mark.more
 def test_after_rounds_the_pages_are_those_of_a_plain_prefill_of_the_committed_text(loaded):
     """Whatever prefix was accepted is promoted by its length; what was rejected is overwritten."""
     drafter = ModelDrafter(*loaded)

@@ -141,6 +141,7 @@ def one_array():
 APART = {"draft_placement": "submesh", "target_devices": "1"}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("mesh", "there", "settings"),
     [
@@ -167,6 +168,7 @@ def test_a_dispatch_hands_over_one_array_at_most(pair, monkeypatch, mesh, there,
         assert max(counts_of(llm, "ar", monkeypatch)) == 2
 
 
+@pytest.mark.more
 def test_a_proposal_of_the_host_is_one_array_and_the_same(pair, monkeypatch):
     alone = {"draft_placement": None, "budget": None}
     with one_array():

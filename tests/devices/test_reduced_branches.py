@@ -128,6 +128,7 @@ def wrong(programs):
     return found
 
 
+@pytest.mark.more
 def test_branches_propose_tokens_of_the_map_with_the_q_of_these(programs):
     assert wrong(programs) == []
 

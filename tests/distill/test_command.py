@@ -51,6 +51,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.glob("generate/*"))}
 
 
+@pytest.mark.more
 def test_the_text_is_what_the_engine_would_say(finished, tiny_checkpoint):
     manifest = json.loads((finished / "generate" / "manifest.json").read_text())
     assert manifest["inputs"]["target"] == open_target(str(tiny_checkpoint)).sha256
@@ -67,6 +68,7 @@ def test_the_text_is_what_the_engine_would_say(finished, tiny_checkpoint):
         assert samples[index].tokens[len(prompt) :].tolist() == output.token_ids
 
 
+@pytest.mark.more
 def test_scores_are_kept_of_what_is_learnt(finished):
     for sample in read_shards(finished / "generate"):
         learnt = list(sample.learnt)

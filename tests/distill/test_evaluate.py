@@ -74,6 +74,7 @@ def evaluated(place, draft, tiny_checkpoint):
     return json.loads(path.read_text()), path
 
 
+@pytest.mark.more
 def test_figures_are_there_for_each_set_and_as_mean(evaluated):
     document, _ = evaluated
     sets, mean = document["sets"], document["mean"]
@@ -100,6 +101,7 @@ def test_figures_are_there_for_each_set_and_as_mean(evaluated):
     assert list(document["steps"]["draft"]) == ["1", "2"]
 
 
+@pytest.mark.more
 def test_the_text_is_kept_and_so_are_figures(
     evaluated, place, draft, tiny_checkpoint, monkeypatch, capsys
 ):

@@ -32,6 +32,7 @@ def job(directory, target, processes, **changes):
     )
 
 
+@pytest.mark.more
 def test_two_processes_make_the_files_of_one_and_report_every_token(tmp_path, tiny_checkpoint):
     told = []
 
@@ -53,6 +54,7 @@ def test_two_processes_make_the_files_of_one_and_report_every_token(tmp_path, ti
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.more
 def test_an_error_in_a_process_is_raised_here_and_none_is_left(tmp_path):
     missing = tmp_path / "nothing"
     with pytest.raises(InputError, match=re.escape(str(missing))):
@@ -70,6 +72,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
         starter.communicate(timeout=30)  # to the end: nobody has the output open any more
 
 
+@pytest.mark.more
 def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny_checkpoint):
     one = job(tmp_path, tiny_checkpoint, 2)
     shards = dict(enumerate(plan_shards(one.prompts, one.settings)))

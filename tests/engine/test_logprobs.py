@@ -11,6 +11,7 @@ from ssd_jax.sampling.params import MAX_LOGPROBS
 from ssd_jax.testing import tiny
 from tests.models.golden import our_logits
 from tests.sampling.reference import next_law
+from tests.selection import cases
 
 PROMPTS = ["0101010101", "one two one two one", "x"]
 SETTINGS = [
@@ -36,7 +37,7 @@ def processed(checkpoint):
     return load(checkpoint, logprobs_of="processed")
 
 
-@pytest.fixture(params=["raw", "processed"])
+@pytest.fixture(params=cases(["raw", "processed"], "raw"))
 def llm(request):
     return request.getfixturevalue(request.param)
 
@@ -111,6 +112,7 @@ def test_the_same_numbers_to_the_bit_in_every_mode(llm):
     assert alone.logprobs == spoken.logprobs
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("wanted", [0, 1, 3])
 def test_as_many_of_the_likeliest_as_asked_for(llm, wanted):
     _, most = outputs(llm, "sd", MAX_LOGPROBS)
@@ -136,6 +138,7 @@ def test_only_tokens_that_exist_are_reported(raw):
     assert max(ids) < tiny.TOKENS
 
 
+@pytest.mark.more
 def test_a_row_without_neighbours_has_the_bits_of_a_batch_in_every_mode(checkpoint, raw):
     """Of one row, a product or a sum would round in its own way."""
     single = load(checkpoint, slots=1)

@@ -205,6 +205,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.more
 def test_a_full_disk_costs_the_trace_alone(tiny_checkpoint, tmp_path):
     """No file may grow beyond 4 KB there."""
     path = tmp_path / "trace.json"

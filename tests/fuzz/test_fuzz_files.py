@@ -134,6 +134,7 @@ def _cases(count: int, first: int) -> list[tuple[str, int]]:
     ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("workers", [1])
 def test_mutated_files_are_read_or_refused(tmp_path, workers):
     done = run(_cases(195, first=0), tmp_path, workers)

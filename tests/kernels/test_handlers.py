@@ -44,6 +44,7 @@ def test_it_is_compiled_once(source, tmp_path):
     assert library.stat().st_mtime_ns == before
 
 
+@pytest.mark.more
 @needs_compiler
 @pytest.mark.parametrize("changed", ["source", "processor", "headers"])
 def test_each_source_processor_and_jaxlib_has_its_own(source, tmp_path, monkeypatch, changed):
@@ -63,6 +64,7 @@ def test_a_cache_that_cannot_be_used_is_done_without(source, tmp_path):
     assert why_missing(source) is None
 
 
+@pytest.mark.more
 @needs_compiler
 @pytest.mark.parametrize("damage", [lambda data: data[:999], lambda data: data[:-1] + b"?"])
 def test_a_damaged_library_is_compiled_again(source, tmp_path, damage):

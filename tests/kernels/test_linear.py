@@ -14,10 +14,11 @@ from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.kernels.piece import Piece
 from ssd_jax.kernels.rows import Norm, rms_norm
 from tests.kernels.stored_rows import random_blocks
+from tests.selection import cases
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 67, 100, 300)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 31, 32, 33, 64, 67, 100, 300)
 SHAPES = ((1, 256), (31, 512), (33, 768), (100, 256), (576, 1536))
 
 
@@ -63,8 +64,8 @@ def test_any_number_of_inputs(kind, inputs):
     np.testing.assert_allclose(product(x, packed), want, atol=2e-6 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("inputs", [768, 1056])
+@pytest.mark.parametrize("kind", cases(KINDS, "bfloat16", "int8", "Q4_1", "Q6_K"))
+@pytest.mark.parametrize("inputs", cases([768, 1056], 1056))
 def test_a_row_has_the_same_bits_beside_any_rows(kind, inputs):
     if kind in STORED_KINDS:
         inputs -= inputs % KINDS[kind].block

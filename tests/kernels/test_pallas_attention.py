@@ -78,6 +78,7 @@ def check(shapes):
     assert_right(case, attend(case))
 
 
+@pytest.mark.more
 @FEW
 @given(any_shapes())
 @example(EVERYTHING)
@@ -109,6 +110,7 @@ def test_other_backends_are_near_it_in_the_same_cases(backend, shapes):
     assert_right(case, jax.jit(BACKENDS[backend])(*arguments, scratch))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("cores", [1, 2])
 def test_steps_of_several_tiles_and_heads_do_not_race(cores):
     case = hide_unseen(make(EVERYTHING))
@@ -131,6 +133,7 @@ def test_tiles_of_queries_read_what_they_see():
     assert_right(case, got)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("option", [{"soft_cap": 1.5}, {"window": 2}, {"window": 140}])
 def test_a_soft_cap_and_a_window(option):
     case = hide_unseen(make(EVERYTHING))
@@ -164,6 +167,7 @@ def test_a_row_does_not_depend_on_how_long_its_neighbour_is():
     np.testing.assert_array_equal(first_row(1), first_row(400))
 
 
+@pytest.mark.more
 def test_heads_on_eight_devices():
     case = hide_unseen(make(Shapes(visible=((130, 7),), kv_heads=8, branches=2, depths=2)))
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.rows import LONG, row_sum
+from tests.selection import cases
 
 pytestmark = pytest.mark.shipped
 
@@ -24,7 +25,7 @@ def squares(x):
     return row_sum(jnp.square(x))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", cases(WIDTHS, 576, 4196))
 @pytest.mark.parametrize("function", [row_sum, squares], ids=["stored", "computed"])
 def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_place(width, function):
     x = block(width)

@@ -10,6 +10,7 @@ import pytest
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch, encode, write
 from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention, why_missing
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
+from tests.selection import cases
 
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "bfloat16 bits": 2e-6}
@@ -51,7 +52,7 @@ def _rounded(x, storage):
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("page_size", [3 * BLOCK, BLOCK, 16, 32, 64, 192])
+@pytest.mark.parametrize("page_size", cases([3 * BLOCK, BLOCK, 16, 32, 64, 192], BLOCK, 16))
 def test_each_query_sees_its_visible_prefix(backend, storage, page_size):
     batch, rows, heads, kv_heads, head_dim, length = 3, 4, 6, 2, 8, 300
     k, v = (
@@ -110,6 +111,7 @@ def test_a_branch_sees_the_trunk_up_to_its_fork_and_its_own_tokens_only(backend)
         np.testing.assert_allclose(got[0, r, h], _one_query(q[0, r, h], keys, values), atol=2e-6)
 
 
+@pytest.mark.more
 @pytest.mark.shipped
 def test_a_row_does_not_depend_on_how_long_its_neighbour_is(backend):
     table = np.array([[0], [1]])

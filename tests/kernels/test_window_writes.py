@@ -8,6 +8,7 @@ import pytest
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch
 from tests.sampling.edits import Edit, edited
+from tests.selection import cases
 
 PAGES, HEADS, WIDTH = 9, 2, 6
 TABLE = np.array([[4, 0, 7], [1, 2, 3], [8, 6, 5]])
@@ -37,6 +38,7 @@ def check(table, positions, seed=0):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", TABLES)
 def test_random_runs_with_gaps_are_written_as_by_a_scatter(name):
     """Runs begin before, in and behind the pages; any of their tokens may be dropped."""
@@ -50,7 +52,9 @@ def test_random_runs_with_gaps_are_written_as_by_a_scatter(name):
         check(table, np.where(kept, start + np.arange(count), dropped), count)
 
 
-@pytest.mark.parametrize("begin", [BLOCK - 4, BLOCK - 3, BLOCK - 1, BLOCK, 2 * BLOCK - 2])
+@pytest.mark.parametrize(
+    "begin", cases([BLOCK - 4, BLOCK - 3, BLOCK - 1, BLOCK, 2 * BLOCK - 2], BLOCK - 3)
+)
 def test_runs_at_the_edge_of_a_page(begin):
     for count in (1, 4, BLOCK, 2 * BLOCK):
         run = begin + np.arange(count)

@@ -89,6 +89,7 @@ def gone(pids):
         time.sleep(0.1)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("processes", "devices", "shared"),
     [

@@ -15,6 +15,8 @@ from ssd_jax.tuning import chooser
 from tests.llm.test_speculative import outputs, requests
 from tests.speculation.tuners import Restless
 
+pytestmark = pytest.mark.more  # tests/tuning has the choice, tests/speculation the rounds
+
 BUDGETS = (3, 8)
 
 

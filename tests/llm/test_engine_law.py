@@ -13,6 +13,7 @@ from ssd_jax.sampling.proposal import as_point_mass_where
 from tests.llm import law
 from tests.llm.law import LETTERS, MANY, ChangedQ, assert_lawful, engine_with, open_llm
 from tests.sampling.evidence import ALPHA
+from tests.selection import cases
 from tests.speculation.tuners import Restless
 
 FEW_BRANCHES = {
@@ -67,7 +68,7 @@ def test_texts_follow_the_law_and_greedy_rows_are_plain_decoding(laws, branching
     assert_sd_lawful(branching, laws)
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("mode", cases(["sd", "ssd"], "sd"))
 def test_a_draft_that_ships_another_q_is_caught(laws, branching, mode):
     assert_caught(branching, laws, mode)
 

@@ -13,6 +13,8 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs
 
+pytestmark = pytest.mark.more  # tests/sampling has what is emitted
+
 SETTINGS = {"dtype": "float32", "context": 128, "slots": 3, "k": 3, "budget": 6}
 SETTINGS |= {"mode": "ssd", "draft_placement": "inline", "compile_cache": "off"}
 LENGTH = {"max_tokens": 12, "ignore_eos": True}

@@ -64,6 +64,7 @@ def expected(pair):
 PAGE = 2 * 2 * 2 * 128 * 2 * 8 * 4
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("there", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_says_what_slots_of_their_own_say(pair, expected, there):
     """With pages for one long request and two short ones at a time."""
@@ -87,6 +88,7 @@ def elsewhere(default):
     return [pytest.param(each, marks=() if each == default else slow) for each in ELSEWHERE]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("where", elsewhere("groups"))
 def test_a_draft_elsewhere_has_the_same_pages(pair, expected, where):
     with opened(pair, kv_memory=str(9 * PAGE), **ELSEWHERE[where]) as llm:
@@ -130,6 +132,7 @@ def test_pages_that_attention_cannot_read_are_refused(pair):
         opened(pair, page_size=32)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("size", "attention"), [(16, "xla"), pytest.param(64, "auto", marks=pytest.mark.slow)]
 )

@@ -57,6 +57,7 @@ def ar(pair, **settings):
     return said(opened([pair[0], None], **none | settings), "ar")
 
 
+@pytest.mark.more
 def test_plain_decoding_says_the_same(pair):
     assert ar(pair, pallas=True) == ar(pair, pallas=False)
 

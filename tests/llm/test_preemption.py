@@ -54,6 +54,7 @@ def expected(pair):
     return ids(found)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("prefix_caching", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_says_what_it_says_alone(pair, expected, prefix_caching):
     llm = opened(pair, prefix_caching=prefix_caching, **FEW)
@@ -63,6 +64,7 @@ def test_every_mode_says_what_it_says_alone(pair, expected, prefix_caching):
         assert put_off(found) >= 2, mode
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("where", elsewhere("process"))
 def test_a_draft_elsewhere_follows(pair, expected, where):
     settings = FEW | {"kv_memory": str((14 if where == "groups" else 9) * PAGE // 2)}
@@ -98,6 +100,7 @@ def test_the_ratio_rule_draws_the_same_where_lengths_do_not_change(pair):
     assert not roomy.loaded.roles("ssd", 3).drafter.timed
 
 
+@pytest.mark.more
 def test_in_bitwise_mode_nobody_is_put_off(pair):
     llm = opened(pair, exact="bitwise", **ALONE, **ALONE_FEW)
     bits = opened(pair, exact="bitwise", **ALONE, context=400)

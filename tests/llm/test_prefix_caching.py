@@ -59,6 +59,7 @@ def shared(pair):
     return opened(pair, kv_memory=str(7 * PAGE))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
 def test_every_mode_says_what_it_says_without(shared, expected, mode):
     """Twice: nothing is known at first."""
@@ -69,6 +70,7 @@ def test_every_mode_says_what_it_says_without(shared, expected, mode):
     assert sum(cached(before)) > 4 * 256
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("where", elsewhere("submesh"))
 def test_a_draft_elsewhere_reuses_the_same_pages(pair, expected, where):
     with opened(pair, kv_memory=str(9 * PAGE), **ELSEWHERE[where]) as llm:

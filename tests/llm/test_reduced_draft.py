@@ -72,6 +72,7 @@ def equal(alone, spoken):
     return np.concatenate([each["acceptance_by_position"] or [[0, 0]] for each in metrics])
 
 
+@pytest.mark.more
 def test_sampled_and_greedy_text_is_the_same_in_all_modes_and_placements(many, inline):
     asked = requests(many, "coupled")
     alone = outputs(many, asked, "ar")
@@ -101,6 +102,7 @@ class _With:
         return getattr(self.model, name)
 
 
+@pytest.mark.more
 def test_rounds_are_those_that_teacher_forcing_predicts(many):
     """What `ssd-jax distill --stage=evaluate` says of a draft, the engine does with it."""
     prompts = [[1 + i, 40, 7 * i % 250] * (1 + i % 3) for i in range(8)]
@@ -131,6 +133,7 @@ def test_rounds_are_those_that_teacher_forcing_predicts(many):
         assert one.metrics["acceptance_length"] == pytest.approx(expected)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_of_a_law_within_the_map_everything_is_accepted(many, mode):
     """The draft's noise of a token is the target's, wherever its column is, and so is what each
@@ -229,6 +232,7 @@ def one_row():
         return base, ExpansionPrograms(base)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["step", pytest.param("grow", marks=pytest.mark.slow)])
 def test_a_step_makes_nothing_as_wide_as_the_vocabulary(one_row, name):
     """It reads rows of the embedding, and some of what has been said, and copies neither."""

@@ -32,8 +32,8 @@ CASES = [
     ("qwen3", "int8", "ngram", "ratio", 3),
 ]
 """A covering set of strength two, found by hand and checked below."""
-BY_DEFAULT = (2, 3, 7, 8)
-"""Each family and dtype, and all of a draft model."""
+MARKS = {2: pytest.mark.more, 3: pytest.mark.more, 7: (), 8: pytest.mark.more}
+"""With those of CI each family and dtype, and all of a draft model."""
 
 PROMPTS = [
     "a",
@@ -117,10 +117,7 @@ def test_the_cases_cover_every_pair_of_factors():
 
 @pytest.mark.parametrize(
     ("family", "dtype", "drafter", "verify", "k"),
-    [
-        pytest.param(*case, marks=() if n in BY_DEFAULT else pytest.mark.slow)
-        for n, case in enumerate(CASES)
-    ],
+    [pytest.param(*case, marks=MARKS.get(n, pytest.mark.slow)) for n, case in enumerate(CASES)],
 )
 def test_text_and_logprobs_equal_autoregressive_decoding(
     checkpoints, family, dtype, drafter, verify, k
@@ -190,6 +187,7 @@ def test_modes_and_values_of_k_that_were_not_prepared_are_refused(checkpoints):
         plain.engine_of("sd")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("support", ["1000", "full"])
 def test_a_support_is_no_larger_than_the_smaller_vocabulary(checkpoints, tmp_path, support):
     """The draft embeds fewer padding rows than the target."""

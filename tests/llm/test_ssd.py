@@ -97,7 +97,9 @@ def ssd(checkpoint, **settings):
     "row",
     [
         pytest.param(
-            row, marks=() if row == FIRST else pytest.mark.slow, id="-".join(map(str, each))
+            row,
+            marks=pytest.mark.more if row == FIRST else pytest.mark.slow,
+            id="-".join(map(str, each)),
         )
         for row, each in enumerate(ENGINES)
     ],
@@ -174,6 +176,7 @@ def test_a_sampled_text_is_the_targets_own_in_any_company(many, alone):
         assert outputs(many, [request], "sd")[0].token_ids == expected
 
 
+@pytest.mark.more
 def test_a_draft_that_is_the_target_has_everything_accepted_and_foresees_every_bonus(checkpoints):
     """Branches propose what the draft would have said: nothing else is accepted always.
 
@@ -240,6 +243,7 @@ def test_text_up_to_the_last_position_of_the_context(many):
         assert spoken.finish_reason == "length"
 
 
+@pytest.mark.more
 def test_a_shuffled_predictor_changes_speed_only(checkpoints, alone, monkeypatch):
     right = branching.after_last, branching.before_last
 
@@ -259,6 +263,7 @@ def test_a_shuffled_predictor_changes_speed_only(checkpoints, alone, monkeypatch
     assert np.mean(rates) < 0.1
 
 
+@pytest.mark.more
 def test_switched_off_and_on_again(many):
     before, plain, after = (outputs(many, asked(many), mode) for mode in ("ssd", "ar", "ssd"))
     for one, other, again in zip(before, plain, after, strict=True):
@@ -266,6 +271,7 @@ def test_switched_off_and_on_again(many):
         assert one.metrics["acceptance_histogram"] == again.metrics["acceptance_histogram"]
 
 
+@pytest.mark.more
 def test_a_smaller_k_uses_the_programs_of_the_largest(many, alone):
     spoken = outputs(many, asked(many), "ssd", 2)
     assert alone == [other.token_ids for other in spoken]

@@ -54,6 +54,7 @@ def texts(llm, wave):
     return [o.token_ids for o in sorted(found, key=lambda output: output.prompt_index)]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sd", pytest.param("ssd", marks=pytest.mark.slow)])
 def test_texts_are_those_of_programs_that_decide(checkpoints, monkeypatch, mode):
     usual, plain, used = Execution.for_platform, load(checkpoints, mode), []

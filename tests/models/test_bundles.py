@@ -14,6 +14,7 @@ from ssd_jax.system.huge_pages import HugePages
 from ssd_jax.testing import tiny
 from tests.models.golden import Runner, parameters
 from tests.models.test_golden_logits import GOLDENS, NAMES, golden
+from tests.selection import cases
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 
@@ -25,7 +26,7 @@ def packed_model(name, dtype="bfloat16"):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, "qwen3"))
 def test_logits_are_those_of_weights_in_arrays_of_their_own(monkeypatch, name, dtype):
     tokens, _ = golden(name)
 

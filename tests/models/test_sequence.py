@@ -43,6 +43,7 @@ def opened(path, **changes):
     return model, parameters(checkpoint, model)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_packed_texts_get_the_logits_of_the_engine(family, tmp_path):
     model, weights = opened(tiny.write_checkpoint(tmp_path / family, family))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.models.sequence_attention import causal_attention
+from tests.selection import cases
 
 
 def plain(q, k, v, visible):
@@ -27,7 +28,7 @@ def inputs(length, dtype, heads=6, kv_heads=2):
     return q, k, v, jnp.asarray((segments[:, :, None] == segments[:, None, :]) & earlier)
 
 
-@pytest.mark.parametrize("length", [1, 5, 128, 129, 300])
+@pytest.mark.parametrize("length", cases([1, 5, 128, 129, 300], 5, 129))
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
 def test_values_and_gradients_are_those_of_the_whole_square(length, dtype, tolerance):
     q, k, v, visible = inputs(length, dtype)
@@ -53,6 +54,7 @@ def test_values_and_gradients_are_those_of_the_whole_square(length, dtype, toler
         )
 
 
+@pytest.mark.more
 def test_one_head_for_all_queries_and_one_each():
     for kv_heads in (1, 6):
         q, k, v, visible = inputs(140, "float32", kv_heads=kv_heads)

@@ -15,6 +15,7 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.models.stacks import Stacks
 from ssd_jax.system.huge_pages import HugePages
+from tests.selection import cases
 
 LAYERS = 12
 
@@ -45,7 +46,7 @@ def live():
 
 
 @pytest.mark.parametrize("devices", [0, 2])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", cases(["float32", "bfloat16", "int8"], "int8"))
 def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
     model = made(dtype, devices)
     source = Random(model)
@@ -63,7 +64,7 @@ def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
         np.testing.assert_array_equal(np.asarray(stack), np.asarray(parts[name]))
 
 
-@pytest.mark.parametrize("devices", [0, 2])
+@pytest.mark.parametrize("devices", cases([0, 2], 2))
 def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
     model = made("float32", devices)
     gc.collect()

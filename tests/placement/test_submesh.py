@@ -31,6 +31,7 @@ from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests.llm.test_speculative import SAMPLED, outputs, requests
 from tests.models.golden import ON_ACCELERATORS
 from tests.sampling.edits import Edit, edited
+from tests.selection import cases
 
 PATIENCE = 120.0  # no branches are late here, however busy the machine is
 
@@ -104,7 +105,7 @@ def hit_rates(found):
     return [rate for rate in rates if rate is not None]
 
 
-@pytest.mark.parametrize("backup", ["none", "ngram", "random", "draft"])
+@pytest.mark.parametrize("backup", cases(["none", "ngram", "random", "draft"], "none", "draft"))
 def test_text_equals_autoregressive_decoding(many, backup):
     asked = requests(many, "coupled")
     engine, draft = engine_of(many, backup=backup)
@@ -117,11 +118,13 @@ def test_text_equals_autoregressive_decoding(many, backup):
     assert next(out for out in found if hit_rates([out])).metrics["verify_ms"] is not None
 
 
+@pytest.mark.more
 def test_sd_runs_on_the_same_two_groups(many):
     asked = requests(many, "coupled")
     assert ids(outputs(many, asked, "sd")) == ids(outputs(many, asked, "ar"))
 
 
+@pytest.mark.more
 def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_path):
     """What is measured is what runs: on each role's devices, over `SubmeshDraft`."""
     loaded, made = many.loaded, []
@@ -287,7 +290,7 @@ def test_the_reads_are_seen(reads):
     assert [name for name, _ in reads] == ["branch_tokens"]
 
 
-@pytest.mark.parametrize("backup", ["none", "draft"])
+@pytest.mark.parametrize("backup", cases(["none", "draft"], "draft"))
 def test_a_round_blocks_on_the_outcome_alone(many, reads, backup):
     engine, _ = engine_of(many, backup=backup)
     for each in requests(many, "coupled"):
@@ -340,7 +343,7 @@ def test_slow_branches_are_waited_for_and_counted(many):
 COUNTED = {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalty": 1.2}
 
 
-@pytest.mark.parametrize("backup", ["none", "ngram", "draft"])
+@pytest.mark.parametrize("backup", cases(["none", "ngram", "draft"], "draft"))
 def test_devices_that_never_answer_cost_speed_only(many, backup):
     asked = requests(many, "coupled")
     engine, draft = engine_of(many, backup=backup)
@@ -395,6 +398,7 @@ def all_accepted(output):
     return accepted.sum() > 20 and (accepted == judged).all()
 
 
+@pytest.mark.more
 def test_a_draft_that_missed_tokens_catches_up_on_keys_values_and_counts(alike):
     """Else a draft that is the target would be wrong somewhere, penalties being what they are."""
     output, alone, counters = caught_up(alike)
@@ -439,6 +443,7 @@ def test_flaws_are_caught(alike, many, flaw):
         assert not (all_accepted(output) and counters["late"] == 1)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kv_memory", [pytest.param(None, marks=pytest.mark.slow), "4MiB"])
 def test_groups_of_the_drafts_devices_share_the_slots(root, kv_memory):
     """Two groups of two devices; where slots share pages the target is in as many groups."""

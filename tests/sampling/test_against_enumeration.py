@@ -8,6 +8,7 @@ import pytest
 from tests.sampling import simulation
 from tests.sampling.evidence import ALPHA, p_value
 from tests.sampling.simulation import VOCAB, K, Scenario
+from tests.selection import cases
 from tests.speculation.enumeration import filters, rounds, toys
 from tests.speculation.enumeration.chance import paths
 from tests.speculation.enumeration.filters import Model
@@ -29,7 +30,7 @@ def table(model: Model) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])
-@pytest.mark.parametrize("support", [VOCAB, 2])
+@pytest.mark.parametrize("support", cases([VOCAB, 2], VOCAB))
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_round_accepts_and_ends_as_often_as_in_rationals(draft, support, rule):
     model = DRAFTS[draft]

@@ -16,6 +16,8 @@ from tests.sampling.evidence import ALPHA
 from tests.sampling.mutants import DRAFT, TARGET, half_late
 from tests.sampling.simulation import Scenario
 
+pytestmark = pytest.mark.more  # test_mutants.py has the same law with fewer settings
+
 SETTINGS = {
     "greedy": {"temperature": 0.0},
     "plain": {},

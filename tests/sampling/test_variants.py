@@ -18,6 +18,7 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import DECIDED, VARIANTS, Parts, fitting, named
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import QUICKLY, rows
+from tests.selection import cases
 
 K, VOCAB, TOKENS, SUPPORT = 2, 4500, 4490, 8  # rows long enough to be mapped one by one on CPU
 NEEDS = {
@@ -98,13 +99,14 @@ def decided(variant: str, rule: str) -> list[tuple[int, int]]:
 CASES = [(variant, "ratio") for variant in NEEDS] + [("full", "coupled")]
 
 
-@pytest.mark.parametrize(("variant", "rule"), CASES)
+@pytest.mark.parametrize(("variant", "rule"), cases(CASES, ("sampled", "ratio"), ("full", "ratio")))
 def test_outcomes_are_those_of_the_program_that_decides(variant, rule):
     found = verified(batch(settings_for(variant)), VARIANTS[variant], rule)
     assert found == decided(variant, rule)
     assert len({k for k, _ in found}) > 1
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("variant", ["sampled", "truncated"])
 def test_so_are_they_where_a_law_is_summed_in_one_pass(monkeypatch, variant):
     monkeypatch.setattr(verification, "best_and_mass", row_operations._mass_in_one)
@@ -143,6 +145,7 @@ def drawn(settings: list[dict], parts: Parts, support: int):
     return jax.tree.map(np.asarray, run(logits[:, 0], sampling, start, said))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("variant", "support"), [*((v, 16) for v in NEEDS), ("full", VOCAB)])
 def test_draws_are_those_of_the_program_that_decides(variant, support):
     settings = settings_for(variant)
@@ -230,6 +233,7 @@ def computed_anew(monkeypatch):
     )
 
 
+@pytest.mark.more
 def test_thresholds_hold_for_the_numbers_they_were_looked_for_in(computed_anew):
     least_likely_are_proposed = batch([{"top_k": 1 + row % 2} for row in range(12)])
     found = verified(least_likely_are_proposed, VARIANTS["truncated"], "ratio")
@@ -279,6 +283,7 @@ def rejected(variant: str) -> int:
     return int((np.asarray(outcome.accepted) == 0).sum())
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("variant", ["truncated", "full", "any"])
 def test_the_last_token_that_filters_keep_can_be_accepted(variant):
     assert rejected(variant) == 0
@@ -336,7 +341,7 @@ def program_text(parts: Parts, rule: str) -> str:
     return jitted.lower(logits, proposal, sampling, start, said).compile().as_text()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", cases(VARIANTS, "greedy", "any"))
 def test_only_the_program_that_decides_has_branches_and_loops_of_unknown_length(name):
     text = program_text(VARIANTS[name], "ratio")
     loops = [line for line in text.splitlines() if " while(" in line]

@@ -210,6 +210,7 @@ def outcomes(logits, proposal, settings):
     return list(zip(outcome.accepted.tolist(), outcome.bonus.tolist(), strict=True))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("vocab", [16_384, 50_000])
 def test_verifications_are_those_of_the_slow_law(vocab):
     round_ = rounds(vocab)

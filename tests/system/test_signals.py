@@ -102,6 +102,7 @@ def interrupt_often(llm, mode, count):
     assert not engine._running
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["ar", "ssd"])
 def test_after_ctrl_c_the_next_call_is_right(llm, mode):
     interrupt_often(llm, mode, FEW)
@@ -148,6 +149,7 @@ def interrupt_among_threads(llm, mode, count, others=3):
     assert not llm.engine_of(mode)._running
 
 
+@pytest.mark.more
 def test_ctrl_c_in_one_of_four_threads_leaves_the_others_alone(llm):
     interrupt_among_threads(llm, "ssd", FEW)
 

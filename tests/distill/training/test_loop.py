@@ -89,6 +89,7 @@ def same(work, other):
     assert journal(work) == journal(other)
 
 
+@pytest.mark.more
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whole, tmp_path):
     for step in (3, 14):  # before and after the first checkpoint
 
@@ -104,6 +105,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whol
     same(tmp_path, whole[0])
 
 
+@pytest.mark.more
 def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, texts, whole, tmp_path):
     def interrupt(step, _steps, _line):
         if step == 6:
@@ -120,6 +122,7 @@ def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, text
     same(tmp_path, whole[0])
 
 
+@pytest.mark.more
 def test_a_finished_run_is_not_trained_again(target, texts, whole):
     work, result = whole
     steps = []
@@ -265,6 +268,7 @@ def test_a_draft_that_cannot_be_gone_on_from_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.more
 def test_what_begins_a_draft_keeps_what_it_trained(target, texts, tmp_path):
     own = dataclasses.replace(DRAFT, embedding="trained")
     made = train(target, texts, tmp_path / "first", draft=own, steps=1)

@@ -93,6 +93,7 @@ def test_the_rates_of_all_steps_at_once_are_those_of_each():
     assert rates[5] == pytest.approx(settings.learning_rate)
 
 
+@pytest.mark.more
 def test_two_devices_with_two_micro_batches_each_do_what_one_does(target, texts):
     batch = batch_of(texts)
     one = stepped(target, batch)

@@ -44,6 +44,7 @@ def decoding(folders, tmp_path, timeout=10.0):
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("lost", "by"),
     [
@@ -99,6 +100,7 @@ def test_other_weights_are_refused_everywhere_by_the_same_message(folders):
     assert one.splitlines()[-1].split(": ", 1)[1] == other.splitlines()[-1].split(": ", 1)[1]
 
 
+@pytest.mark.more
 def test_a_model_that_one_host_lacks_is_refused_everywhere(folders, tmp_path):
     pair = {0: folders / "one", 1: tmp_path}
     with Processes(*GENERATE, "--prompt=abc", folders=pair) as processes:

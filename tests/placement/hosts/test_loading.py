@@ -13,6 +13,7 @@ from tests.placement.hosts.loading import Recording
 from tests.placement.hosts.processes import Processes
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_host_reads_and_holds_its_part(dtype):
     script = "tests.placement.hosts.loading", dtype

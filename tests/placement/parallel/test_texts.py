@@ -87,6 +87,7 @@ def alone(inline):
     return expected, figures
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("parts", [2, 3])
 def test_parts_have_the_branches_of_one_draft(inline, alone, parts):
     assert said(inline, parts) == alone
@@ -100,6 +101,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_cost_hits(inline, alone, name):
     with edited([FAULTS[name]]):
@@ -114,6 +116,7 @@ def expected(pair):
     return ids(outputs(llm, requests(llm, "coupled"), "ar"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("split", ["slots", "branches"])
 def test_remote_workers_share_slots_or_branches(pair, worker, expected, split):
     """Three slots: one worker has one that nobody uses."""

@@ -42,6 +42,7 @@ def llm(tmp_path_factory):
         yield llm
 
 
+@pytest.mark.more
 def test_a_worker_with_devices_of_its_own_says_what_autoregressive_decoding_says(llm):
     """Greedy requests and coupled ones; this process has eight devices."""
     assert llm.loaded.worker.supervisor.devices == ("cpu:0", "cpu:1")

@@ -17,6 +17,7 @@ from ssd_jax.speculation.known_text import KnownText
 from tests.placement.process.script import HELLO, SETTINGS, SLOTS, K, M
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import served
+from tests.selection import cases
 
 PLACES = [
     (RemoteDraft, "prefill"),
@@ -37,7 +38,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("backup", ["none", "draft"])
+@pytest.mark.parametrize("backup", cases(["none", "draft"], "draft"))
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     ("where", "call"), PLACES, ids=[f"{where.__name__}.{call}" for where, call in PLACES]

@@ -25,6 +25,7 @@ from ssd_jax.system import cores
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
 from tests.placement.process.fake_worker import command
+from tests.selection import cases
 from tests.speculation.paces import Hasty, Moody, Patient
 from tests.speculation.tuners import Restless
 
@@ -95,7 +96,7 @@ def run(engine, asked):
 
 
 @pytest.mark.parametrize("backup", ["none", "ngram", "draft"])
-@pytest.mark.parametrize("fixture", ["many", "alike"])
+@pytest.mark.parametrize("fixture", cases(["many", "alike"], "many"))
 def test_text_equals_autoregressive_decoding(request, fixture, backup):
     llm = request.getfixturevalue(fixture)
     asked = requests(llm, llm.config.verify)
@@ -160,6 +161,7 @@ def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch
         assert {plan.budget for plan in tuner.plans} == {2, 3, 8}
 
 
+@pytest.mark.more
 def test_rounds_are_those_of_a_draft_in_the_same_process(made, many):
     names = ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks")
     with opened(made) as inline:
@@ -177,6 +179,7 @@ def all_accepted(metrics):
     return accepted.sum() > 20 and (accepted == judged).all()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("backup", ["none", "draft"])
 def test_the_q_that_travels_is_the_q_drawn_from(alike, backup):
     """p / q is then 1 everywhere, as long as both keep the same tokens."""
@@ -190,6 +193,7 @@ def test_the_q_that_travels_is_the_q_drawn_from(alike, backup):
 COUNTED = {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalty": 1.2}
 
 
+@pytest.mark.more
 @pytest.mark.skipif(sys.platform != "linux", reason="signals to a process that must go on")
 @pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.slow), "stopped"])
 def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike, how):
@@ -250,6 +254,7 @@ def test_sd_is_there_beside_it(many):
     assert [each.token_ids for each in one] == [each.token_ids for each in other]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("when", ["Programs", "find_fallbacks"])
 def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, when):
     """To compile and load a large target takes minutes."""

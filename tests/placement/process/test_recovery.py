@@ -25,12 +25,13 @@ from tests.placement.process.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.process.serving import served
 from tests.placement.process.test_supervisor import ended, linux, speaking, speaking_later, started
+from tests.selection import cases
 
 BREAKABLE = "from tests.placement.process import faults; faults.install()"
 
 
 @linux
-@pytest.mark.parametrize("fault", ["port-shut", "fd-starved", "hung"])
+@pytest.mark.parametrize("fault", cases(["port-shut", "fd-starved", "hung"], "port-shut"))
 def test_a_worker_that_lives_and_hears_nobody_is_replaced(fault, caplog):
     worker = DraftWorker(SETTINGS, patience=0.3, command=speaking_later(BREAKABLE))
     try:

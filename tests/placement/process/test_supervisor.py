@@ -228,6 +228,7 @@ def started(worker):
     return not waiting.is_alive()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "code",
     [
@@ -307,6 +308,7 @@ def test_an_interrupt_is_not_for_the_worker():
         assert (worker.supervisor.pid, worker.supervisor.starts) == (pid, 1)
 
 
+@pytest.mark.more
 def test_a_worker_imports_nothing_from_the_directory_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("raise SystemExit('this is the wrong numpy')")
     monkeypatch.chdir(tmp_path)

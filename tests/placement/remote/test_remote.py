@@ -65,6 +65,7 @@ def test_text_equals_autoregressive_decoding(llm, expected):
     assert str(llm.placement) == f"draft_placement = remote: draft at {llm.placement.addresses[0]}"
 
 
+@pytest.mark.more
 def test_greedy_text_under_the_ratio_rule_does_too(root, worker):
     with opened(root, worker.address, verify="ratio") as llm:
         asked = requests(llm, "ratio")
@@ -74,6 +75,7 @@ def test_greedy_text_under_the_ratio_rule_does_too(root, worker):
         assert hits(found) > 0
 
 
+@pytest.mark.more
 def test_engines_share_a_worker_and_none_waits_for_the_other(root, worker, llm, expected):
     """The second wants something else; both have hits while both run."""
     with opened(root, worker.address, k="2", slots=2) as other, ThreadPoolExecutor(2) as pool:
@@ -84,6 +86,7 @@ def test_engines_share_a_worker_and_none_waits_for_the_other(root, worker, llm, 
             assert hits(each.result()) > 0
 
 
+@pytest.mark.more
 def test_a_worker_that_is_gone_costs_speed_alone_and_is_found_again(root):
     worker = start(root)
     try:
@@ -128,6 +131,7 @@ def test_a_worker_that_is_told_to_end_ends_and_leaves_no_socket(root, end):
         free.bind(("127.0.0.1", int(worker.port)))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_an_engine_that_is_told_to_end_leaves_nothing_and_the_worker_serves_the_next(
@@ -162,6 +166,7 @@ def test_another_draft_is_refused_in_words_at_once(root, worker):
         opened(root, worker.address, draft=str(root / "other"))
 
 
+@pytest.mark.more
 def test_more_engines_than_it_serves_are_refused(root):
     with started(root, "--engines=1") as worker, opened(root, worker.address) as llm:
         outputs(llm, requests(llm, "coupled")[:1], "ssd")
@@ -169,6 +174,7 @@ def test_more_engines_than_it_serves_are_refused(root):
             opened(root, worker.address)
 
 
+@pytest.mark.more
 def test_a_need_of_more_than_the_share_is_refused_with_figures(root, llm, monkeypatch):
     wanted = llm.loaded.worker.supervisor.link.wanted
     monkeypatch.setattr(memory, "memory_limit", lambda: (2**18, "this machine"))
@@ -180,6 +186,7 @@ def test_a_need_of_more_than_the_share_is_refused_with_figures(root, llm, monkey
         serving.Drafts(serving.Own(str(root / "draft"), None, None, 3)).load(wanted)
 
 
+@pytest.mark.more
 def test_attention_that_the_worker_cannot_have_is_refused(root, llm):
     wanted = llm.loaded.worker.supervisor.link.wanted
     assert wanted.attention == "auto"
@@ -188,6 +195,7 @@ def test_attention_that_the_worker_cannot_have_is_refused(root, llm):
         serving.Drafts(serving.Own(str(root / "draft"), None, None, 1)).load(asked)
 
 
+@pytest.mark.more
 def test_a_worker_has_whatever_devices_its_jax_has(root, llm, monkeypatch):
     """What an engine asks for is of no platform."""
     loaded = []
@@ -202,6 +210,7 @@ def test_a_worker_has_whatever_devices_its_jax_has(root, llm, monkeypatch):
     assert loaded[0].devices is None
 
 
+@pytest.mark.more
 def test_a_draft_that_several_devices_share(root, expected):
     with started(root, "--draft_devices=cpu:0-1") as worker, opened(root, worker.address) as llm:
         found = outputs(llm, requests(llm, "coupled"), "ssd")
@@ -246,6 +255,7 @@ def secret(path, text="0123456789abcdef"):
     return str(path)
 
 
+@pytest.mark.more
 def test_a_token_is_needed_where_the_worker_has_one(root, tmp_path):
     right, wrong = secret(tmp_path / "a"), secret(tmp_path / "b", "f" * 32)
     with started(root, f"--token_file={right}") as worker:
@@ -347,6 +357,7 @@ def test_bad_settings_of_an_engine_are_refused_before_anything_loads(words):
         Config(mode="ssd", draft="x", **ENGINE[words]).place_draft()
 
 
+@pytest.mark.more
 def test_threads_of_this_process_end_with_their_engines(root, worker):
     before = threading.active_count()
     with opened(root, worker.address) as llm:

@@ -55,6 +55,7 @@ def impatient():
         yield
 
 
+@pytest.mark.more
 def test_tls_and_a_token(root, files):
     own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
     with started(root, *own, f"--token_file={files['token']}") as worker:
@@ -71,6 +72,7 @@ def test_tls_and_a_token(root, files):
         assert speaks(root, worker.address, **known), "it stays up"
 
 
+@pytest.mark.more
 def test_certificates_of_both_ends(root, files):
     own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
     with started(root, *own, f"--tls_client_ca={files['ca']}") as worker:

@@ -130,6 +130,7 @@ def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
         running.stop(None)
 
 
+@pytest.mark.more
 def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
     """Each want has weights and programs of its own; a worker serves for weeks."""
     told, alive = [], weakref.WeakSet()

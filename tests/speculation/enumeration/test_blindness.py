@@ -15,6 +15,7 @@ import pytest
 from ssd_jax.speculation.confidence import ConfidenceFanOut
 from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
 from ssd_jax.testing.by_row import promoted
+from tests.selection import cases
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import table
@@ -138,7 +139,7 @@ NEIGHBOURS = range(3, 15)
     "fan_out", [UniformFanOut, GeometricFanOut, MeasuredFanOut, ConfidenceFanOut]
 )
 @pytest.mark.parametrize("backup", ["none", "ngram", "draft", "auto"])
-@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("width", cases([1, 4], 4))
 def test_lengths_of_a_row_do_not_change_with_what_its_neighbours_accept(fan_out, backup, width):
     """Where noise is not unique: in one process, with K and M that were given."""
     host = replace(ELSEWHERE, forward=None, fan_out=fan_out, backup=backup, width=width)

@@ -163,6 +163,7 @@ def test_what_is_waited_for_depends_on_the_clock():
 WHERE = {"beside": replace(HOST, slots=2), "after": replace(HOST, forward=seconds(0.8))}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("host", WHERE.values(), ids=WHERE)
 def test_two_requests_of_one_seed_and_index_are_independent_where_lengths_are_timed(host):
     law, _ = law_of(host, [(0, 0), (0, 0)], 4)

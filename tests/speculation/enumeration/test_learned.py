@@ -10,6 +10,7 @@ import pytest
 
 from ssd_jax.speculation.confidence import ConfidenceFanOut
 from ssd_jax.speculation.fan_out import MeasuredFanOut
+from tests.selection import cases
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.laws import autoregressive, emitted
 from tests.speculation.enumeration.learned import played
@@ -52,7 +53,7 @@ class Watched:
 
 @EVERY_POLICY
 @pytest.mark.parametrize("verify", [ratio, coupled])
-@pytest.mark.parametrize("rank", [by_law, by_noise])
+@pytest.mark.parametrize("rank", cases([by_law, by_noise], by_noise))
 @pytest.mark.parametrize("backup", [nothing, just_in_time], ids=["none", "draft"])
 def test_a_policy_that_learns_from_its_own_sequence_keeps_the_law(make, verify, rank, backup):
     fan_out, rounds = Watched(make), defaultdict(Fraction)

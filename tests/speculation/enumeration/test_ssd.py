@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 
+from tests.selection import cases
 from tests.speculation.enumeration import filters, ssd_policies, toys
 from tests.speculation.enumeration.chance import Chance, Key, paths
 from tests.speculation.enumeration.filters import support, then
@@ -71,7 +72,7 @@ def hit_rate(ssd: Ssd, count: int) -> Fraction:
 @RULES
 @EVERY_BACKUP
 @EVERY_FAN_OUT
-@pytest.mark.parametrize("rank", [by_law, by_noise])
+@pytest.mark.parametrize("rank", cases([by_law, by_noise], by_noise))
 def test_any_fan_out_backup_and_ranking_keep_the_law(verify, backup, fan_out, rank):
     ssd = Ssd(game=replace(GAME, verify=verify), fan_out=fan_out, rank=rank, backup=backup)
     assert_exact_with_hits_and_misses(ssd, 4 if verify is ratio else 3)
