@@ -16,6 +16,7 @@ from typing import Any
 
 from ssd_jax import __version__
 from ssd_jax.errors import InputError, SsdError
+from ssd_jax.system.collection import collect_seldom
 
 COMMANDS = {
     "generate": "complete prompts",
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       have others of its own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        collect_seldom()
     _open_missing_streams()
     if os.environ.get("COLUMNS") == "0":  # a width that is not known
         del os.environ["COLUMNS"]

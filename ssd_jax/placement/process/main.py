@@ -20,6 +20,7 @@ import msgspec
 from ssd_jax.errors import SsdError
 from ssd_jax.placement.process.supervisor import WorkerReport, WorkerSettings
 from ssd_jax.placement.visible import seen
+from ssd_jax.system.collection import collect_seldom
 from ssd_jax.system.cores import pin
 
 _PR_SET_PDEATHSIG = 1
@@ -34,6 +35,7 @@ def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
     """Runs a worker whose server `start` starts, giving it and what is to be said of it."""
     if sys.platform == "linux":  # ends this process with the thread that started it, even stopped
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    collect_seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever others write, native code among them, is no report
