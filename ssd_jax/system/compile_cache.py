@@ -91,11 +91,11 @@ class ProgramStore:
 
     def _clear(self) -> None:
         """Deletes what has not been used for long, and what killed writers have left."""
-        for path in self._path.glob("*"):
-            longest = {".program": _KEPT, ".partial": _DAY}.get(path.suffix)
-            with contextlib.suppress(OSError):
-                if longest is not None and _age(path) > longest:
-                    path.unlink()
+        for pattern, longest in (("*.program", _KEPT), (".*.program.*.partial", _DAY)):
+            for path in self._path.glob(pattern):
+                with contextlib.suppress(OSError):
+                    if _age(path) > longest:
+                        path.unlink()
 
     def _file(self, key: str) -> Path:
         return self._path / f"{key}.program"

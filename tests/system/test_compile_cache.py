@@ -230,8 +230,11 @@ def test_what_nobody_used_for_a_month_is_deleted_when_something_new_is_put(tmp_p
         store.put(key, PROGRAM)
     (tmp_path / ".new.program.0a1b2c3d.partial").write_bytes(PROGRAM)
     (tmp_path / ".now.program.0a1b2c3d.partial").write_bytes(PROGRAM)
-    (tmp_path / "notes").write_bytes(PROGRAM)
-    days = {"used.program": 31, "unused.program": 31, "young.program": 29, "notes": 99}
+    others = {"notes", "film.partial", ".film.mp4.0a1b2c3d.partial"}
+    for name in others:
+        (tmp_path / name).write_bytes(PROGRAM)
+    days = {"used.program": 31, "unused.program": 31, "young.program": 29}
+    days |= dict.fromkeys(others, 99)
     for name, age in {**days, ".new.program.0a1b2c3d.partial": 2}.items():
         then = time.time() - age * 86_400
         os.utime(tmp_path / name, (then, then))
@@ -240,7 +243,7 @@ def test_what_nobody_used_for_a_month_is_deleted_when_something_new_is_put(tmp_p
     later.put("new", PROGRAM)
     left = {path.name for path in tmp_path.iterdir()}
     programs = {f"{key}.program" for key in ("used", "young", "new")}
-    assert left == {*programs, ".now.program.0a1b2c3d.partial", "notes"}
+    assert left == {*programs, *others, ".now.program.0a1b2c3d.partial"}
 
 
 def test_a_directory_that_is_not_used_is_said(tiny_checkpoint, tmp_path, caplog):
