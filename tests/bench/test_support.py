@@ -63,7 +63,7 @@ CASES = list(itertools.product([40, 300], [(1.0, None), (0.5, 1.3)], [None, OUTP
 @pytest.mark.more
 @pytest.mark.parametrize(
     ("length", "temperatures", "outputs"),
-    # Each value of each by default.
+    # Each value of each in `make test-more`.
     [
         pytest.param(*case, marks=[] if n in (2, 5) else pytest.mark.slow)
         for n, case in enumerate(CASES)

@@ -73,7 +73,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow  # by default `test_submesh.py` and the planted faults below have grids
+@pytest.mark.slow  # the planted faults below have grids by default
 @pytest.mark.parametrize(("family", "heads", "mesh", "there", "verify"), CASES)
 def test_every_mode_says_what_one_device_says(pairs, family, heads, mesh, there, verify):
     pair = pairs(family, heads)

@@ -165,7 +165,7 @@ template <Form form, int kRows>
 void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, char* out,
                 int64_t stride) {
   using Sums = std::conditional_t<form == Form::kBfloat16, Floats, Ints>;
-  constexpr int kMany = Vectors(kRows, kRegisters - 8);
+  constexpr int kMany = Vectors(kRows, kRegisters - 8);  // those left hold weights and words
   for (int64_t first = 0; first < kStep; first += kMany * sizeof(Sums)) {
     Sums sums[kRows][kMany] = {};
     const char *w = panel + first, *line = x;

@@ -50,7 +50,7 @@ def settings_of(pair, verify, **more):
     return usual | {"target": pair[0], "draft": pair[1]} | more
 
 
-@pytest.mark.slow  # `tests/launch/test_local.py` has two processes by default
+@pytest.mark.slow  # `tests/launch/test_local.py` has two processes in `make test-more`
 @pytest.mark.parametrize(("family", "heads", "mesh", "count", "verify", "more", "few"), CASES)
 def test_every_mode_of_several_processes_says_what_one_says(
     pair, family, heads, mesh, count, verify, more, few
