@@ -153,44 +153,30 @@ def _places(sample: Sample) -> Int32[np.ndarray, "n"]:
     return np.array(sample.learnt, np.int32)
 
 
-class TargetScorer:
-    """The target with its weights: its likeliest tokens at temperature 1.
+def load_scorer(
+    target: TargetSettings, *, longest: int, top_n: int, progress: Progress | None = None
+) -> TextRunner:
+    """The target with its weights, whose runs give its likeliest tokens at temperature 1: their ids
+    [rows, N] int32 and probabilities [rows, N] float32, likeliest first. Padding ids of the model
+    have no part in the distribution.
 
     Args:
-      length: tokens of the longest text.
+      longest: tokens of the longest text.
       progress: of loading its weights.
 
     Raises:
       InputError: a checkpoint that cannot be used.
     """
+    opened = open_model(target.source, target.dtype)
 
-    def __init__(
-        self, target: TargetSettings, *, length: int, top_n: int, progress: Progress | None = None
-    ) -> None:
-        opened = open_model(target.source, target.dtype)
-        self._vocabulary = opened.tokenizer.size
+    def top(own: jax.Array) -> tuple[jax.Array, jax.Array]:
+        likeliest, ids = jax.lax.top_k(own, top_n)
+        return ids, jnp.exp(likeliest - jax.nn.logsumexp(own, axis=-1, keepdims=True))
 
-        def top(own: jax.Array) -> tuple[jax.Array, jax.Array]:
-            likeliest, ids = jax.lax.top_k(own, top_n)
-            return ids, jnp.exp(likeliest - jax.nn.logsumexp(own, axis=-1, keepdims=True))
+    def compare(logits: list[jax.Array], _following: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return map_rows(top, logits[0][:, : opened.tokenizer.size])
 
-        def compare(logits: list[jax.Array], _following: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return map_rows(top, logits[0][:, : opened.tokenizer.size])
-
-        self._runner = TextRunner([(opened.model, opened.load(progress))], compare, longest=length)
-
-    def scores(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
-        """Likeliest ids [rows, N] int32 and their probabilities [rows, N] float32, likeliest first.
-
-        A row is a learnt position; those of a sample follow each other, as samples do. Padding ids
-        of the model have no part in the distribution.
-        """
-        ids, probs = self._runner.run(samples)
-        return ids, probs
-
-    def encoded(self, samples: Sequence[Sample]) -> bytes:
-        """The scores of a shard, as its file."""
-        return encode_scores(*self.scores(samples), self._vocabulary)
+    return TextRunner([(opened.model, opened.load(progress))], compare, longest=longest)
 
 
 def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Iterator[Report]:
@@ -201,12 +187,14 @@ def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Ite
     """
     with job.bar("loading weights", unit="bytes") as progress:
         top_n = job.settings.top_n
-        scorer = TargetScorer(job.target, length=job.context, top_n=top_n, progress=progress)
+        scorer = load_scorer(job.target, longest=job.context, top_n=top_n, progress=progress)
     yield Generated(0, 0)
     for place, entry in shards:
         samples = decode_texts(read_file(job.directory, entry))
         name = entry["file"].replace(".safetensors", ".scores.safetensors")
-        scores = write_shard(job.directory, name, scorer.encoded(samples))
+        ids, probs = scorer.run(samples)
+        data = encode_scores(ids, probs, job.vocabulary)
+        scores = write_shard(job.directory, name, data)
         yield Generated(entry["generated"], len(samples))
         yield ShardWritten(place, {**entry, "scores": scores})
 

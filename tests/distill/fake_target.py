@@ -15,7 +15,6 @@ from ssd_jax.distill.generate import generate
 from ssd_jax.distill.manifest import Manifest, read_manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
-from ssd_jax.distill.shards import encode_scores
 
 VOCABULARY = 300
 
@@ -39,7 +38,7 @@ class FakeTarget:
     def install(self, monkeypatch) -> FakeTarget:
         monkeypatch.setattr("ssd_jax.llm.LLM", lambda **_settings: _Engine(self))
         monkeypatch.setattr(
-            "ssd_jax.distill.scoring.TargetScorer", lambda *_a, top_n, **_k: _Scorer(self, top_n)
+            "ssd_jax.distill.scoring.load_scorer", lambda *_a, top_n, **_k: _Scorer(self, top_n)
         )
         return self
 
@@ -84,11 +83,11 @@ class _Scorer:
     def __init__(self, fake: FakeTarget, top_n: int) -> None:
         self._fake, self._top_n = fake, top_n
 
-    def encoded(self, samples) -> bytes:
+    def run(self, samples) -> tuple[np.ndarray, np.ndarray]:
         self._fake.scored += 1
         rows = [sample.tokens[i] for sample in samples for i in sample.learnt]
         ids = np.array(rows)[:, None] + np.zeros(self._top_n, int)
-        return encode_scores(ids, ids / 512, VOCABULARY)
+        return ids, ids / 512
 
 
 @contextlib.contextmanager

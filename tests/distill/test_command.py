@@ -107,7 +107,7 @@ def test_a_killed_process_goes_on_bit_for_bit(place, finished):
 
 def test_what_is_finished_is_skipped(place, finished, monkeypatch, capsys):
     monkeypatch.setattr("ssd_jax.llm.LLM", None)
-    monkeypatch.setattr("ssd_jax.distill.scoring.TargetScorer", None)
+    monkeypatch.setattr("ssd_jax.distill.scoring.load_scorer", None)
     before = files(finished)
     assert distill(place, "finished", "--stage=generate") == 0
     assert distill(place, "finished", "--stage=prompts") == 0

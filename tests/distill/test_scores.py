@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.distill.scoring import TargetScorer
+from ssd_jax.distill.scoring import load_scorer
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample
 from ssd_jax.models.functional import FunctionalModel
@@ -48,8 +48,7 @@ def test_the_likeliest_tokens_and_their_probabilities_are_the_targets(
     monkeypatch.setattr("ssd_jax.distill.scoring._ROWS", 5)  # several batches, of several texts
     monkeypatch.setattr("ssd_jax.distill.scoring._HEAD_ROWS", 50)
     target = TargetSettings(source=str(tiny_checkpoint), dtype="float32")
-    scorer = TargetScorer(target, length=max(LENGTHS), top_n=TOP)
-    ids, probs = scorer.scores(samples)
+    ids, probs = load_scorer(target, longest=max(LENGTHS), top_n=TOP).run(samples)
     assert ids.shape == probs.shape == (len(laws), TOP)
     assert ids.max() < tiny.TOKENS
     np.testing.assert_allclose(probs, np.take_along_axis(laws, ids, axis=1), atol=2e-5)
