@@ -8,7 +8,7 @@ whole, so that a run that was killed and goes on makes the same files as one tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ssd_jax.distill.order import shuffled
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.settings import GenerateSettings
 from ssd_jax.distill.shards import read_file
-from ssd_jax.distill.side_by_side import run
+from ssd_jax.distill.side_by_side import Work, run
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 
@@ -125,12 +125,22 @@ def generate(job: CompletionJob, manifest: Manifest, plan: Shards | None = None)
         write_manifest(job.directory, written)
         return written
 
-    missing = [place for place, shard in enumerate(shards) if shard is None]
+    missing = {place: plan[place] for place, shard in enumerate(shards) if shard is None}
     if missing:
-        _complete_shards(job, {place: plan[place] for place in missing}, note)
+        requests, most = sum(map(len, missing.values())), job.settings.max_tokens
+
+        def expected(tokens: int, ended: int) -> int:
+            # Until some have ended, all may be as long as is allowed.
+            length = min(tokens / ended, most) if ended >= requests / 20 else most
+            return max(tokens, round(requests * length))
+
+        _make(complete_shards, job, missing, note, "generating", expected)
     bare = {i: shard for i, shard in enumerate(shards) if shard and shard["scores"] is None}
     if job.settings.top_n and bare:
-        _score_shards(job, bare, note)
+        from ssd_jax.distill.scoring import score_shards
+
+        total = sum(entry["generated"] for entry in bare.values())
+        _make(score_shards, job, bare, note, "scoring", lambda _tokens, _ended: total)
     return note()
 
 
@@ -155,40 +165,27 @@ def _sound(directory: Path, listed: Sequence[Entry | None], planned: int) -> lis
     return sound + [None] * (planned - len(sound))
 
 
-def _complete_shards(
-    job: CompletionJob, shards: dict[int, list[Completion]], note: Callable[[int, Entry], Any]
+def _make(
+    work: Work,
+    job: CompletionJob,
+    shards: Mapping[int, Any],
+    note: Callable[[int, Entry], Any],
+    label: str,
+    expected: Callable[[int, int], int],
 ) -> None:
-    """Generates shards by their places, and notes each when its file is written."""
-    events = run(complete_shards, job, shards)
+    """Does the work on shards by their places, and notes each when its file is written.
+
+    Args:
+      expected: (tokens, completions) that are done -> tokens in all.
+    """
+    events = run(work, job, shards)
     next(events)  # it can begin
-    requests, most = sum(map(len, shards.values())), job.settings.max_tokens
-    generated = ended = 0
-    with job.bar("generating", unit="tokens") as progress:
+    tokens = ended = 0
+    with job.bar(label, unit="tokens") as progress:
         for event in events:
             if isinstance(event, ShardWritten):
                 note(event.place, event.entry)
                 continue
-            generated, ended = generated + event.tokens, ended + event.completions
-            # Until some have ended, all may be as long as is allowed.
-            length = min(generated / ended, most) if ended >= requests / 20 else most
+            tokens, ended = tokens + event.tokens, ended + event.completions
             if progress is not None:
-                progress(generated, max(generated, round(requests * length)))
-
-
-def _score_shards(
-    job: CompletionJob, shards: dict[int, Entry], note: Callable[[int, Entry], Any]
-) -> None:
-    """Scores shards by their places, and notes each when its file is written."""
-    from ssd_jax.distill.scoring import score_shards
-
-    events = run(score_shards, job, shards)
-    next(events)  # it can begin
-    total, done = sum(entry["generated"] for entry in shards.values()), 0
-    with job.bar("scoring", unit="tokens") as progress:
-        for event in events:
-            if isinstance(event, ShardWritten):
-                note(event.place, event.entry)
-                continue
-            done += event.tokens
-            if progress is not None:
-                progress(done, total)
+                progress(tokens, expected(tokens, ended))
