@@ -49,26 +49,21 @@ class Sums(NamedTuple):
     agreed: jax.Array
 
 
-class TopProbs(NamedTuple):
-    """The likeliest ids of p, as columns of the draft's head.
-
-    Attributes:
-      columns: [n, N] int32; one beyond the last column is no column of the draft's.
-      probs: [n, N] float32; 0 where nothing is known.
-    """
-
-    columns: jax.Array
-    probs: jax.Array
-
-
 def from_top(
-    logits: jax.Array, known: TopProbs, following: jax.Array, counted: jax.Array, weights: Weights
+    logits: jax.Array,
+    columns: jax.Array,
+    probs: jax.Array,
+    following: jax.Array,
+    counted: jax.Array,
+    weights: Weights,
 ) -> tuple[Sums, jax.Array]:
     """Losses against cached probabilities.
 
     Args:
       logits: [n, V] float32, of the draft.
-      known: of p; N may be 0 where only cross entropy counts.
+      columns: [n, N] int32, of the draft's head, the likeliest ids of p; one beyond the last is
+        none of the draft's. N may be 0 where only cross entropy counts.
+      probs: [n, N] float32, their p; 0 where nothing is known.
       following: [n] int32, column of the next token; V: none.
       counted: [n] bool.
 
@@ -77,12 +72,12 @@ def from_top(
     size = logits.shape[1]
     logits_max = jnp.max(logits, axis=1)
     normaliser = logits_max + jnp.log(jnp.sum(jnp.exp(logits - logits_max[:, None]), axis=1))
-    inside = known.columns < size
-    p = jnp.where(inside, known.probs, 0.0)
-    known_logits = _at(logits, known.columns)
+    inside = columns < size
+    p = jnp.where(inside, probs, 0.0)
+    known_logits = _at(logits, columns)
     log_q = known_logits - normaliser[:, None]
-    q = jnp.where(inside & (known.probs > 0), jnp.exp(log_q), 0.0)
-    rest = jnp.maximum(1.0 - jnp.sum(known.probs, axis=1), 0.0)
+    q = jnp.where(inside & (probs > 0), jnp.exp(log_q), 0.0)
+    rest = jnp.maximum(1.0 - jnp.sum(probs, axis=1), 0.0)
     q_rest = jnp.maximum(1.0 - jnp.sum(q, axis=1), _SMALLEST)
     cross_entropy, has_next = _cross_entropy(logits, normaliser, following)
     kl = jnp.sum(_p_log(p, log_q), axis=1) + _p_log(rest, jnp.log(q_rest))
@@ -93,7 +88,7 @@ def from_top(
         cross_entropy,
         kl,
         jnp.sum(jnp.minimum(p, q), axis=1),
-        _agreed(known, known_logits, logits_max, size),
+        _agreed(inside, probs, known_logits, logits_max),
     )
     # With respect to logit j: KL gives (sum of p + rest) q_j - p_j inside the top N, and
     # (sum of p + rest) q_j - rest q_j / q_rest outside; -sum(min) gives q_j (sum of q where less)
@@ -105,7 +100,7 @@ def from_top(
     gradient = jnp.exp(logits - normaliser[:, None]) * (outside * counted)[:, None]
     top = q * common[:, None] - weights.kl * p - weights.acceptance * jnp.where(less, q, 0.0)
     rows = jnp.arange(logits.shape[0])
-    known_columns = jnp.where(known.probs > 0, known.columns, size)
+    known_columns = jnp.where(probs > 0, columns, size)
     gradient = gradient.at[rows[:, None], known_columns].set(top * counted[:, None], mode="drop")
     return sums, _less_next(gradient, following, has_next & counted, weights)
 
@@ -163,13 +158,13 @@ def _p_log(p: jax.Array, log_q: jax.Array) -> jax.Array:
 
 
 def _agreed(
-    known: TopProbs, known_logits: jax.Array, logits_max: jax.Array, size: int
+    inside: jax.Array, probs: jax.Array, known_logits: jax.Array, logits_max: jax.Array
 ) -> jax.Array:
-    if known.columns.shape[1] == 0:
+    if probs.shape[1] == 0:
         return jnp.zeros(logits_max.shape, bool)
-    likeliest = jnp.argmax(known.probs, axis=1)[:, None]
-    same = jnp.take_along_axis(known_logits, likeliest, axis=1)[:, 0] >= logits_max
-    return same & (jnp.take_along_axis(known.columns, likeliest, axis=1)[:, 0] < size)
+    likeliest = jnp.argmax(probs, axis=1)[:, None]
+    same = inside & (known_logits >= logits_max[:, None])
+    return jnp.take_along_axis(same, likeliest, axis=1)[:, 0]
 
 
 def _sums(

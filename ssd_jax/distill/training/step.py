@@ -21,7 +21,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.distill.settings import TrainSettings
 from ssd_jax.distill.training.data import PackedBatch, columns_of
-from ssd_jax.distill.training.losses import Sums, TopProbs, Weights, from_all, from_top
+from ssd_jax.distill.training.losses import Sums, Weights, from_all, from_top
 from ssd_jax.distill.training.model import Arrays, Draft
 from ssd_jax.kernels.linear.api import backend
 from ssd_jax.models.execution import Execution
@@ -73,7 +73,7 @@ class Teacher:
         following = following if columns is None else columns[following]
         if self.live is None:
             place = rows.top_ids if columns is None else columns[rows.top_ids]
-            return from_top(logits, TopProbs(place, rows.top_probs), following, counted, weights)
+            return from_top(logits, place, rows.top_probs, following, counted, weights)
         theirs = sequence_logits(self.live.module(fixed.target), rows.hidden)
         exists = jnp.arange(theirs.shape[1]) < self.tokens
         p = jax.nn.softmax(jnp.where(exists, theirs, -jnp.inf))

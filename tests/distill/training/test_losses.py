@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.distill.training import losses
-from ssd_jax.distill.training.losses import TopProbs, Weights, from_all, from_top
+from ssd_jax.distill.training.losses import Weights, from_all, from_top
 from tests.sampling.edits import Edit, edited
 
 POSITIONS, COLUMNS, TOP = 7, 12, 4
@@ -40,7 +40,7 @@ class Case:
 
     def top(self, weights, function=TOP_PROGRAM):
         logits, probs = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.probs))
-        return function(logits, TopProbs(jnp.asarray(self.columns), probs), *self.args(), weights)
+        return function(logits, jnp.asarray(self.columns), probs, *self.args(), weights)
 
     def all(self, weights):
         logits, p = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.whole))
@@ -141,12 +141,12 @@ def test_a_position_of_which_nothing_is_known_costs_nothing_but_cross_entropy():
     [
         (
             "from_top",
-            "rest = jnp.maximum(1.0 - jnp.sum(known.probs, axis=1), 0.0)",
+            "rest = jnp.maximum(1.0 - jnp.sum(probs, axis=1), 0.0)",
             "rest = 0 * p[:, 0]",
         ),
         ("from_top", "less = q < p", "less = q > p"),
         ("from_top", "outside = common - weights.kl * rest / q_rest", "outside = common"),
-        ("from_top", "inside = known.columns < size", "inside = known.columns <= size"),
+        ("from_top", "inside = columns < size", "inside = columns <= size"),
         ("from_top", "(outside * counted)[:, None]", "outside[:, None]"),
         ("_cross_entropy", "following < logits.shape[1]", "following <= logits.shape[1]"),
     ],
