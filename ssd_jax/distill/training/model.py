@@ -19,13 +19,11 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.settings import SIZES, DraftSettings
-from ssd_jax.distill.training.data import PackedBatch
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.models.sequence import sequence_hidden
 
 Arrays = dict[str, jax.Array]
 """Arrays by checkpoint name."""
@@ -53,19 +51,6 @@ class Draft:
     def head(self) -> str:
         """Name of the tensor whose rows are the output head."""
         return EMBEDDING if self.config.tie_embeddings else HEAD
-
-    def hidden(
-        self, arrays: Arrays, batch: PackedBatch, compute: jnp.dtype, *, rematerialise: bool
-    ) -> jax.Array:
-        """[B * T, hidden] float32 after the final norm, of the batch's tokens."""
-        module = self.model.module(self.model.assemble(arrays))
-        hidden = sequence_hidden(
-            module,
-            *map(jnp.asarray, (batch.tokens, batch.positions, batch.segments)),
-            compute=compute,
-            rematerialise=rematerialise,
-        )
-        return module.model.norm(hidden.reshape(-1, hidden.shape[-1]))
 
 
 def draft_config(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
@@ -181,16 +166,15 @@ def first_arrays(
     """
     trained, frozen = {}, {}
     for name, struct in draft.model.wanted().items():
-        if begun is not None and name not in draft.tied:
-            trained[name] = begun.tensors.read(name).astype(np.float32)
-            continue
         source = _source(name, draft, settings, target.config)
-        if source is None:
-            trained[name] = _from_scratch(name, struct.shape, draft.config.num_layers, seed)
-            continue
-        array = target.tensors.read(source)
-        if name == HEAD and draft.output_ids is not None:
-            array = array[draft.output_ids]
+        if begun is not None and name not in draft.tied:
+            array = begun.tensors.read(name)
+        elif source is None:
+            array = _from_scratch(name, struct.shape, draft.config.num_layers, seed)
+        else:
+            array = target.tensors.read(source)
+            if name == HEAD and draft.output_ids is not None:
+                array = array[draft.output_ids]
         if name in draft.tied:
             frozen[name] = array.astype(ml_dtypes.bfloat16)
         else:

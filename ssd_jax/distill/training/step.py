@@ -27,6 +27,7 @@ from ssd_jax.kernels.linear.api import backend
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits
+from ssd_jax.models.sharding import DATA_AXIS
 
 
 class Rows(NamedTuple):
@@ -98,8 +99,8 @@ def load_live(target: Checkpoint, *, tokens: int, compute: str) -> tuple[Teacher
     return Teacher(model, tokens), parameters
 
 
-DATA_AXIS = "data"
-"""Mesh axis over which the rows of a batch are spread."""
+_ROWS, _MICRO_ROWS = PartitionSpec(DATA_AXIS), PartitionSpec(None, DATA_AXIS)
+"""Of batches: their rows are spread over the devices, those of each micro-batch by themselves."""
 
 
 class Untrained(NamedTuple):
@@ -141,15 +142,16 @@ class Trainer:
     def programs(self) -> tuple[Callable[..., tuple[State, Taken]], Callable[..., Sums]]:
         """`step(state, fixed, batch)`, which takes the state's memory, and `look(state, fixed,
         batch)`, which only measures. A step's batch has a leading axis of micro-batches."""
-        whole, rows = PartitionSpec(), PartitionSpec(DATA_AXIS)
-        step_rows = PartitionSpec(None, DATA_AXIS)
+        whole = PartitionSpec()
 
         def over_devices(function: Callable[..., Any], batch: PartitionSpec) -> Callable[..., Any]:
             specs = {"in_specs": (whole, whole, batch), "out_specs": whole}
             return jax.shard_map(function, mesh=self.mesh, check_vma=False, **specs)
 
-        gradients = over_devices(self._gradients, step_rows)
-        looked = over_devices(self._look, rows)
+        gradients, look = (
+            over_devices(self._gradients, _MICRO_ROWS),
+            over_devices(self._look, _ROWS),
+        )
 
         def step(state: State, fixed: Untrained, batch: PackedBatch) -> tuple[State, Taken]:
             sums, total = gradients(state.trained, fixed, batch)
@@ -157,9 +159,6 @@ class Trainer:
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
             trained: Any = optax.apply_updates(state.trained, updates)
             return State(trained, optimizer), Taken(sums, optax.tree_utils.tree_norm(mean))
-
-        def look(state: State, fixed: Untrained, batch: PackedBatch) -> Sums:
-            return looked(state.trained, fixed, batch)
 
         return jax.jit(step, donate_argnums=0), jax.jit(look)
 
@@ -195,9 +194,9 @@ class Trainer:
 
     def spread(self, batch: PackedBatch, *, micro_batches: int | None = None) -> PackedBatch:
         """A batch with its rows spread over the devices, cut into micro-batches for a step."""
-        rows = PartitionSpec(DATA_AXIS)
+        rows = _ROWS
         if micro_batches is not None:
-            rows = PartitionSpec(None, DATA_AXIS)
+            rows = _MICRO_ROWS
             batch = PackedBatch(
                 *(x.reshape(micro_batches, len(x) // micro_batches, *x.shape[1:]) for x in batch)
             )
@@ -232,24 +231,24 @@ class Trainer:
             gradients[head_name] = at_head
         return sums, gradients
 
-    def _look(self, trained: Arrays, fixed: Untrained, batch: PackedBatch) -> Sums:
-        hidden = self._hidden(trained, trained, fixed, batch)
-        sums, _, _ = self._through_head(hidden, trained, fixed, batch, learning=False)
+    def _look(self, state: State, fixed: Untrained, batch: PackedBatch) -> Sums:
+        hidden = self._hidden(state.trained, state.trained, fixed, batch)
+        sums, _, _ = self._through_head(hidden, state.trained, fixed, batch, learning=False)
         return jax.lax.psum(sums, DATA_AXIS)
 
     def _hidden(
         self, body: Arrays, trained: Arrays, fixed: Untrained, batch: PackedBatch
     ) -> jax.Array:
-        return self.draft.hidden(
-            {**fixed.frozen, **trained, **body},
-            batch,
-            self._compute,
+        """[n, hidden] float32 after the final norm, of the batch's tokens."""
+        model = self.draft.model
+        module = model.module(model.assemble({**fixed.frozen, **trained, **body}))
+        hidden = sequence_hidden(
+            module,
+            *map(jnp.asarray, (batch.tokens, batch.positions, batch.segments)),
+            compute=jnp.dtype(self.settings.compute),
             rematerialise=self.settings.rematerialise,
         )
-
-    @property
-    def _compute(self) -> jnp.dtype:
-        return jnp.dtype(self.settings.compute)
+        return module.model.norm(hidden.reshape(-1, hidden.shape[-1]))
 
     def _through_head(
         self,
@@ -266,7 +265,8 @@ class Trainer:
         assert head is not None
         learns = learning and self.draft.head in trained
         # A trained head is cast in each chunk, so that its gradients add up in float32.
-        narrow = head if learns else head.astype(self._compute)
+        compute = jnp.dtype(self.settings.compute)
+        narrow = head if learns else head.astype(compute)
         weights = Weights(*(getattr(self.settings, name) for name in Weights._fields))
         count, chunk = hidden.shape[0], min(self.settings.chunk, hidden.shape[0])
         counted = jnp.asarray(batch.counted).reshape(-1)
@@ -278,7 +278,7 @@ class Trainer:
             return padded.reshape(chunks, chunk, *x.shape[1:])
 
         def product(x: jax.Array, weight: jax.Array) -> Any:
-            return narrow_product(x, weight, self._compute)
+            return narrow_product(x, weight, compute)
 
         def run(part: tuple[jax.Array, Rows, jax.Array, jax.Array]):
             x, rows, following, counts = part
