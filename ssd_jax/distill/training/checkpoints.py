@@ -6,7 +6,6 @@ made with.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +45,7 @@ class Checkpoints:
                 "cannot read; go on with that version, or remove that directory to begin again"
             )
         self._directory = directory
-        self._made_with = json.loads(json.dumps(made_with))
+        self._made_with = made_with
         self._items = ocp.args
         self._manager = ocp.CheckpointManager(
             directory.absolute(),

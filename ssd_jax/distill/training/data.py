@@ -108,7 +108,7 @@ class PackedTexts:
         return digest.hexdigest()
 
 
-def pack(texts: Iterable[Sample], *, length: int, seed: int, where: str) -> PackedTexts:
+def pack(texts: Sequence[Sample], *, length: int, seed: int, where: str) -> PackedTexts:
     """Packs texts into rows, each where it first fits, in an order that the seed gives.
 
     A text longer than a row is cut into pieces that overlap by one token, so that every next token
@@ -123,21 +123,20 @@ def pack(texts: Iterable[Sample], *, length: int, seed: int, where: str) -> Pack
     Raises:
       InputError: no text has anything that counts, or texts differ in their cached probabilities.
     """
-    given = list(texts)
-    widths = {0 if text.top_ids is None else text.top_ids.shape[1] for text in given}
+    widths = {0 if text.top_ids is None else text.top_ids.shape[1] for text in texts}
     if len(widths) > 1:
         raise InputError(
             f"{where}: texts have {sorted(widths)} cached probabilities a position; make the "
             "scores of all of them with the same settings"
         )
-    pieces = [piece for i, text in enumerate(given) for piece in _pieces(i, text, length)]
+    pieces = [piece for i, text in enumerate(texts) for piece in _pieces(i, text, length)]
     if not pieces:
         raise InputError(
-            f"{where}: none of {len(given)} texts has a token of a completion; generate some first"
+            f"{where}: none of {len(texts)} texts has a token of a completion; generate some first"
         )
     order = np.random.default_rng(seed).permutation(len(pieces))
     rows = first_fit([pieces[i] for i in order], length)
-    return PackedTexts(given, rows, length, widths.pop())
+    return PackedTexts(texts, rows, length, widths.pop())
 
 
 def rows_of_step(count: int, *, batch: int, seed: int, step: int) -> list[int]:
@@ -221,34 +220,13 @@ def most_frequent(
       always: ids that are chosen however rare, such as those that end a text.
 
     Returns: [count] int32, ascending. Of equally frequent ids the lowest are chosen.
-
-    Raises:
-      InputError: see `check_output_size`.
     """
-    check_output_size(count, size=size, always=always)
     seen = np.zeros(size, np.int64)
     for text in texts:
         seen += np.bincount(text.tokens[text.prompt_length :], minlength=size)[:size]
     seen[list(always)] = np.iinfo(np.int64).max
     chosen = np.argsort(-seen, kind="stable")[:count]
     return np.sort(chosen).astype(np.int32)
-
-
-def check_output_size(count: int, *, size: int, always: Collection[int]) -> None:
-    """Refuses a number of ids that cannot be chosen; see `most_frequent`.
-
-    Raises:
-      InputError: more ids than there are, or fewer than must be chosen.
-    """
-    if count > size:
-        raise InputError(
-            f"output_size = {count} is more than the {size} ids of the tokenizer; set 0 for all"
-        )
-    if count < len(set(always)):
-        raise InputError(
-            f"output_size = {count} has no room for the {len(set(always))} special ids, which are "
-            "always in it; raise it"
-        )
 
 
 def columns_of(ids: np.ndarray, size: int) -> np.ndarray:

@@ -24,7 +24,6 @@ from ssd_jax.distill.shards import Sample
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.data import (
     PackedTexts,
-    check_output_size,
     most_frequent,
     pack,
     rows_of_step,
@@ -69,10 +68,18 @@ def check(settings: TrainSettings, draft: DraftSettings, target: Checkpoint) -> 
     """
     draft_config(draft, target.config)
     open_beginning(draft, target)
-    tokenizer = target.tokenizer
-    if draft.output_size:
-        always = tokenizer.eos_ids | tokenizer.special_ids
-        check_output_size(draft.output_size, size=tokenizer.size, always=always)
+    tokenizer, size = target.tokenizer, draft.output_size
+    if size > tokenizer.size:
+        raise InputError(
+            f"output_size = {size} is more than the {tokenizer.size} ids of the tokenizer; set 0 "
+            "for all"
+        )
+    always = len(tokenizer.eos_ids | tokenizer.special_ids)
+    if 0 < size < always:
+        raise InputError(
+            f"output_size = {size} has no room for the {always} special ids, which are always in "
+            "it; raise it"
+        )
     there = jax.device_count()
     if settings.devices > there:
         raise InputError(
@@ -222,7 +229,7 @@ def run(
     export(
         work / DRAFT,
         made,
-        {name: np.asarray(array) for name, array in state.trained.items()},
+        state.trained,
         store=draft.store,
         target=identity,
         tokenizer=tokenizer,

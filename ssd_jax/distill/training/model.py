@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.typing import ArrayLike
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, SCALE, Identity, write_draft
@@ -214,7 +215,7 @@ def _from_scratch(name: str, shape: tuple[int, ...], layers: int, seed: int) -> 
 def export(
     directory: Path,
     draft: Draft,
-    trained: Mapping[str, np.ndarray],
+    trained: Mapping[str, ArrayLike],
     *,
     store: str,
     target: Identity,
@@ -231,8 +232,8 @@ def export(
       acceptance: see `draft_checkpoint.DraftOrigin`.
     """
     tensors: dict[str, np.ndarray] = {}
-    for name, array in trained.items():
-        array = np.asarray(array, np.float32)
+    for name, given in trained.items():
+        array = np.asarray(given, np.float32)
         if array.ndim == 1:
             tensors[name] = array
         elif store == "int8" and name != EMBEDDING:
