@@ -84,7 +84,8 @@ class Distillation:
         return (self.own if stage == "train" else self.work) / stage
 
     def plan(self, stage: str, inputs: dict[str, str]) -> Manifest:
-        """What the manifest of a stage would say now that is made from the target and `inputs`.
+        """The manifest of a stage that is made from the target and `inputs`, as it was left or, not
+        written yet, as it begins.
 
         Raises:
           InputError: the configuration lacks a section of the stage, or it was begun with another
@@ -105,18 +106,19 @@ class Distillation:
         inputs = {"target": self.target.sha256, **inputs}
         planned = Manifest(stage=stage, settings=made_with, inputs=inputs)
         begun = read_manifest(self.directory(stage))
-        if begun is not None:
-            check_same(self.directory(stage), begun, planned)
-        return planned
+        if begun is None:
+            return planned
+        check_same(self.directory(stage), begun, planned)
+        return begun
 
     def start(self, stage: str, inputs: dict[str, str]) -> Manifest:
-        """The manifest of a stage that is made from `inputs`, as it was left or as it begins.
+        """Makes the directory of a stage; returns what `plan` does.
 
-        It is not written before there is something to go on with: bad input binds nobody.
+        The manifest is not written before there is something to go on with: bad input binds nobody.
         """
-        planned, directory = self.plan(stage, inputs), self.directory(stage)
-        directory.mkdir(parents=True, exist_ok=True)
-        return read_manifest(directory) or planned
+        manifest = self.plan(stage, inputs)
+        self.directory(stage).mkdir(parents=True, exist_ok=True)
+        return manifest
 
     def finished(self, stage: str, asker: str) -> Manifest:
         """The manifest of an earlier stage.
