@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from ssd_jax.distill.scoring import Judged, judge
 from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
+from ssd_jax.distill.target import digest
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import GeometricFanOut
 from ssd_jax.system.atomic import write_file
@@ -112,7 +112,7 @@ def evaluate(
     target, draft = open_pair(job.target, source)
     shards = manifest.data["shards"]
     made_of = {  # what decides whether figures are still right
-        "draft_sha256": _draft_digest(draft),
+        "draft_sha256": digest([draft.fingerprint, sorted(origin(draft.checkpoint.path).values())]),
         "texts_sha256": [entry["sha256"] for entry in shards],
         "dtype": job.target.dtype,
         "draft_dtype": draft.model.execution.kind,
@@ -162,12 +162,6 @@ def evaluate(
     )
     write_file(path, (json.dumps(document, indent=1) + "\n").encode(), durable=True)
     return document
-
-
-def _draft_digest(draft: OpenedModel) -> str:
-    """SHA-256 of a draft's architecture, map and files."""
-    about = [draft.fingerprint, sorted(origin(draft.checkpoint.path).values())]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
 def figures(
