@@ -84,21 +84,16 @@ class CompletionJob:
             )
 
 
-class Generated(NamedTuple):
-    """What was generated since the last report."""
+class Report(NamedTuple):
+    """What was done since the last report.
 
-    tokens: int
-    completions: int
+    Attributes:
+      written: a shard whose file is written, by its place.
+    """
 
-
-class ShardWritten(NamedTuple):
-    """A shard whose file is written."""
-
-    place: int
-    entry: Entry
-
-
-Report = Generated | ShardWritten
+    tokens: int = 0
+    completions: int = 0
+    written: tuple[int, Entry] | None = None
 
 
 def complete_shards(
@@ -124,7 +119,7 @@ def complete_shards(
     with LLM(config=config, load=False) as llm:
         with job.bar("loading weights, compiling", unit="bytes") as progress:
             llm.load(progress=progress)
-        yield Generated(0, 0)
+        yield Report()
         for place, completions in shards:
             yield from _complete(llm, job, place, completions)
 
@@ -154,7 +149,7 @@ def _complete(
                 raise SsdError(f"completion {event.prompt_index} ended by an error; see above")
             outputs[event.prompt_index] = event.output.token_ids
         if tokens >= _REPORTED or len(outputs) == len(requests):
-            yield Generated(tokens, len(outputs) - reported)
+            yield Report(tokens, len(outputs) - reported)
             tokens, reported = 0, len(outputs)
     samples = []
     for one in completions:
@@ -167,7 +162,8 @@ def _complete(
         "tokens": sum(len(sample.tokens) for sample in samples),
         "generated": sum(len(sample.learnt) for sample in samples),
     }
-    yield ShardWritten(place, {**write_shard(job.directory, name, data), **sizes, "scores": None})
+    entry = {**write_shard(job.directory, name, data), **sizes, "scores": None}
+    yield Report(written=(place, entry))
 
 
 def write_shard(directory: Path, name: str, data: bytes) -> Entry:

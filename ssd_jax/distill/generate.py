@@ -12,14 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssd_jax.distill.completions import (
-    Completion,
-    CompletionJob,
-    Entry,
-    Shards,
-    ShardWritten,
-    complete_shards,
-)
+from ssd_jax.distill.completions import Completion, CompletionJob, Entry, Shards, complete_shards
 from ssd_jax.distill.manifest import Manifest, write_manifest
 from ssd_jax.distill.order import shuffled
 from ssd_jax.distill.prompts import PromptIds
@@ -178,14 +171,13 @@ def _make(
     Args:
       expected: (tokens, completions) that are done -> tokens in all.
     """
-    events = run(work, job, shards)
-    next(events)  # it can begin
+    reports = run(work, job, shards)
+    next(reports)  # it can begin
     tokens = ended = 0
     with job.bar(label, unit="tokens") as progress:
-        for event in events:
-            if isinstance(event, ShardWritten):
-                note(event.place, event.entry)
-                continue
-            tokens, ended = tokens + event.tokens, ended + event.completions
+        for report in reports:
+            tokens, ended = tokens + report.tokens, ended + report.completions
+            if report.written is not None:
+                note(*report.written)
             if progress is not None:
                 progress(tokens, expected(tokens, ended))

@@ -16,14 +16,7 @@ from jaxtyping import Int32
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.opened import open_model
-from ssd_jax.distill.completions import (
-    CompletionJob,
-    Entry,
-    Generated,
-    Report,
-    ShardWritten,
-    write_shard,
-)
+from ssd_jax.distill.completions import CompletionJob, Entry, Report, write_shard
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_scores, read_file
 from ssd_jax.distill.training.data import Piece, columns_of, first_fit
@@ -188,15 +181,14 @@ def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Ite
     with job.bar("loading weights", unit="bytes") as progress:
         top_n = job.settings.top_n
         scorer = load_scorer(job.target, longest=job.context, top_n=top_n, progress=progress)
-    yield Generated(0, 0)
+    yield Report()
     for place, entry in shards:
         samples = decode_texts(read_file(job.directory, entry))
         name = entry["file"].replace(".safetensors", ".scores.safetensors")
         ids, probs = scorer.run(samples)
         data = encode_scores(ids, probs, job.vocabulary)
         scores = write_shard(job.directory, name, data)
-        yield Generated(entry["generated"], len(samples))
-        yield ShardWritten(place, {**entry, "scores": scores})
+        yield Report(entry["generated"], len(samples), (place, {**entry, "scores": scores}))
 
 
 class Judged(NamedTuple):

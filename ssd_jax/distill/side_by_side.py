@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ssd_jax.compat import check_sums
-from ssd_jax.distill.completions import CompletionJob, Report, ShardWritten
+from ssd_jax.distill.completions import CompletionJob, Report
 from ssd_jax.errors import SsdError
 from ssd_jax.system.compile_cache import keep_programs, kept_in, open_store
 from ssd_jax.system.cores import pin, usable_cores
@@ -68,7 +68,7 @@ def run(work: Work, job: CompletionJob, shards: Mapping[int, Any]) -> Iterator[R
                     del workers[pipe]
                     continue
                 yield report
-                if isinstance(report, ShardWritten):
+                if report.written is not None:
                     workers[pipe].give(next(waiting, None))
 
 
@@ -110,10 +110,9 @@ class _Worker:
         self._process.join()
 
 
-@contextlib.contextmanager
-def _no_bar(_label: str, *, unit: str) -> Iterator[None]:
+def _no_bar(_label: str, *, unit: str) -> contextlib.nullcontext[None]:
     del unit
-    yield
+    return contextlib.nullcontext()
 
 
 def _serve(

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssd_jax.distill import side_by_side
-from ssd_jax.distill.completions import Generated
+from ssd_jax.distill.completions import Report
 from tests.distill import fake_target
 
 
-def sleep(_job: object, _shards: object) -> Iterator[Generated]:
+def sleep(_job: object, _shards: object) -> Iterator[Report]:
     """Says that it has begun."""
-    yield Generated(0, 0)
+    yield Report()
     time.sleep(600)
 
 

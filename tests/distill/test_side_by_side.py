@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from ssd_jax.distill import side_by_side
-from ssd_jax.distill.completions import Generated, ShardWritten, complete_shards
+from ssd_jax.distill.completions import Report, complete_shards
 from ssd_jax.distill.generate import plan_shards
 from ssd_jax.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.errors import InputError, SsdError
@@ -67,7 +67,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         for _ in range(2):
-            assert starter.stdout.readline().startswith(b"Generated")
+            assert starter.stdout.readline().startswith(b"Report")
         starter.kill()
         starter.communicate(timeout=30)  # to the end: nobody has the output open any more
 
@@ -76,13 +76,13 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
 def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny_checkpoint):
     one = job(tmp_path, tiny_checkpoint, 2)
     shards = dict(enumerate(plan_shards(one.prompts, one.settings)))
-    events = side_by_side.run(complete_shards, one, shards)
-    assert next(events) == Generated(0, 0)
-    assert any(isinstance(event, ShardWritten) for event in events)  # ends at the first
+    reports = side_by_side.run(complete_shards, one, shards)
+    assert next(reports) == Report()
+    assert any(report.written for report in reports)  # ends at the first
     for child in multiprocessing.active_children():
         os.kill(child.pid, 9)
     with pytest.raises(SsdError, match=r"exit status -9.*generate\.processes"):
-        list(events)
+        list(reports)
     assert not multiprocessing.active_children()
 
 
