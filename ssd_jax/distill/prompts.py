@@ -60,15 +60,14 @@ class HeldOut:
     Args:
       texts: of each text its spellings in tokens, the usual one first. A text's first token may
         differ with what is before it, which matters only if the text is all that is compared.
-      span: tokens that must not be shared.
     """
 
-    def __init__(self, texts: Iterable[Sequence[Sequence[int]]], span: int = SPAN) -> None:
+    def __init__(self, texts: Iterable[Sequence[Sequence[int]]]) -> None:
         self._spans: dict[int, set[bytes]] = {}
         for spellings in texts:
-            long = len(spellings[0]) > span
+            long = len(spellings[0]) > SPAN
             for tokens in spellings[:1] if long else spellings:
-                length = span if long else len(tokens)
+                length = SPAN if long else len(tokens)
                 if length:
                     self._spans.setdefault(length, set()).update(_spans(tokens, length))
 
@@ -106,8 +105,8 @@ class PromptFiles:
         self._longest, self._passage = settings.longest, settings.passage_tokens
         self._entries: dict[str, tuple[PromptEntry, ...]]
         self._entries = {split: getattr(settings, split) for split in SPLITS}
-        every = [entry for entries in self._entries.values() for entry in entries]
-        self._paths = {entry.path: find(entry, directory) for entry in every}
+        self._every = [*itertools.chain(*self._entries.values())]
+        self._paths = {entry.path: find(entry, directory) for entry in self._every}
         for one, two in itertools.product(*self._entries.values()):
             if one.path == two.path and _meet(one, two):  # would only be noticed as leaks
                 raise InputError(
@@ -118,7 +117,7 @@ class PromptFiles:
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file, by its path in the configuration, and of the tasks' templates."""
         digests = {name: sha256_of(path) for name, path in self._paths.items() if path is not None}
-        if any(entry.tasks for entries in self._entries.values() for entry in entries):
+        if any(entry.tasks for entry in self._every):
             digests[TEMPLATES.name] = hashlib.sha256(TEMPLATES.read_bytes()).hexdigest()
         return digests
 
@@ -133,9 +132,11 @@ class PromptFiles:
         Raises:
           InputError: lines that cannot be read (all are listed), or a split without prompts.
         """
-        lines = self._lines()
+        files = [entry for entry in self._every if not is_plain_text(entry)]
+        lines = good_lines(read_lines(entry, self._paths[entry.path]) for entry in files)
+        by_entry = dict(zip(files, lines, strict=True))
         read = {
-            split: [item for entry in entries for item in self._read(entry, lines, tokenizer)]
+            split: [item for entry in entries for item in self._read(entry, by_entry, tokenizer)]
             for split, entries in self._entries.items()
         }
         read["train"] += [
@@ -161,12 +162,6 @@ class PromptFiles:
                 )
         return kept, counts
 
-    def _lines(self) -> dict[PromptEntry, list[Line]]:
-        """Those of every file of lines."""
-        entries = [entry for split in self._entries.values() for entry in split]
-        lines = {e: read_lines(e, self._paths[e.path]) for e in entries if not is_plain_text(e)}
-        return dict(zip(lines, good_lines(lines.values()), strict=True))
-
     def _read(
         self, entry: PromptEntry, lines: dict[PromptEntry, list[Line]], tokenizer: Tokenizer
     ) -> list[_Candidate]:
@@ -178,12 +173,8 @@ class PromptFiles:
         else:
             path = self._paths[entry.path]
             assert path is not None
-            text = read_plain(path)
-            read = (
-                self._cut(entry, text, tokenizer)
-                if entry.tasks is None
-                else _tasks(entry, text, tokenizer)
-            )
+            take = self._cut if entry.tasks is None else _tasks
+            read = take(entry, read_plain(path), tokenizer)
         read = [item for item in read if item.prompt.ids]
         count = len(read) if entry.limit is None else min(entry.limit, len(read))
         return [read[i * len(read) // count] for i in range(count) for _ in range(entry.times)]
