@@ -14,28 +14,23 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from ssd_jax.distill.prompt_settings import PromptSettings
-from ssd_jax.distill.value_types import (
-    Amount,
-    Budgets,
-    Compute,
-    Count,
-    HeldOutSets,
-    Ks,
-    NotNegative,
-    Part,
-    Positive,
-    Several,
-    Share,
-    Temperatures,
-)
+from ssd_jax.distill.value_types import Amount, Count, NotNegative, Positive, Several, Share
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import FAMILIES
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.settings import AUTO_BUDGETS, AUTO_K
+from ssd_jax.settings import AUTO_BUDGETS, AUTO_K, MAX_BUDGET, MAX_K
+from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.system.toml_settings import read_section, read_toml
 
 SIZES = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
 """Of a draft from scratch."""
+
+Compute = Literal["bfloat16", "float32"]
+Part = Literal["frozen", "trained"]
+Temperatures = Annotated[
+    tuple[float, ...], Meta(min_length=1, description="must be a list of at least one number")
+]
+HeldOutSets = Annotated[tuple[str, ...], Meta(description="must be a list of held-out sets")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,8 +238,14 @@ class EvaluateSettings:
     prompts: Count = 40
     max_tokens: Several = 256
     seed: NotNegative = 0
-    ks: Ks = tuple(range(1, AUTO_K + 1))
-    budgets: Budgets = AUTO_BUDGETS
+    ks: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=MAX_K)], ...],
+        Meta(min_length=1, description=f"must list integers from 1 to {MAX_K}"),
+    ] = tuple(range(1, AUTO_K + 1))
+    budgets: Annotated[
+        tuple[Annotated[int, Meta(ge=LEAST_BUDGET, le=MAX_BUDGET)], ...],
+        Meta(min_length=1, description=f"must list integers from {LEAST_BUDGET} to {MAX_BUDGET}"),
+    ] = AUTO_BUDGETS
     repeats: Count = 20
 
     def __post_init__(self) -> None:

@@ -269,7 +269,7 @@ class _Session:
             self.progress(first, s.steps, "compiling")
         if first == 0:
             self._look_at_held_out(state, 0)
-        self._began, step, saved = first, first, first
+        step = saved = first
         running: tuple[int, int, Taken] | None = None  # dispatched, not read yet
         while step < s.steps and not stop.asked():
             rows = rows_of_step(len(self.packed), batch=s.batch, seed=s.seed, step=step)
