@@ -61,9 +61,7 @@ class Distillation:
     Attributes:
       work: directory of all stages.
       draft: source of the draft to evaluate; None is the trained one.
-      bar: opens a progress bar.
-      say: shows a line of what was done.
-      show: shows a table of what was found.
+      say, show: a line of what was done, a table of what was found.
     """
 
     settings: DistillSettings

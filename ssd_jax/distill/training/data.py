@@ -64,10 +64,9 @@ class PackedTexts:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, rows: Iterable[int]) -> PackedBatch:
+    def batch(self, rows: Sequence[int]) -> PackedBatch:
         """These rows, in whatever types their texts are; a negative index is an empty row."""
-        chosen = list(rows)
-        shape = (len(chosen), self.length)
+        shape = (len(rows), self.length)
         made = PackedBatch(
             *np.zeros((3, *shape), np.int32),
             counted=np.zeros(shape, bool),
@@ -75,7 +74,7 @@ class PackedTexts:
             top_ids=np.zeros((*shape, self.width), np.int32),
             top_probs=np.zeros((*shape, self.width), np.float32),
         )
-        for place, row in enumerate(chosen):
+        for place, row in enumerate(rows):
             if row >= 0:
                 self._fill(made, place, self.rows[row])
         return made

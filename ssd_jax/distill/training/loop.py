@@ -166,7 +166,6 @@ def run(
     arrays, optimiser and metrics, to the bit on the same machine with as many devices.
 
     Args:
-      settings, draft: sections of a configuration.
       target: opened; only the tensors that are needed are read.
       samples: texts, the same at each call; read once everything else is checked.
       work: gets `checkpoints/`, `metrics.jsonl` and `draft/`.

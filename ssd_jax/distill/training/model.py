@@ -228,8 +228,7 @@ def export(
       trained: float32 arrays by name.
       store: "bfloat16" or "int8", of matrices; vectors stay float32, and an embedding, whose rows
         are only looked up, is at least bfloat16.
-      target: see `draft_checkpoint.identity_of`.
-      acceptance: see `draft_checkpoint.DraftOrigin`.
+      target, acceptance: see `write_draft`.
     """
     tensors: dict[str, np.ndarray] = {}
     for name, given in trained.items():

@@ -127,12 +127,7 @@ class Taken(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """The programs of training.
-
-    Attributes:
-      draft, teacher, settings: what is trained, on what, how.
-      mesh: devices, along `DATA_AXIS`.
-    """
+    """The programs of training, over the devices of a mesh along `DATA_AXIS`."""
 
     draft: Draft
     teacher: Teacher
