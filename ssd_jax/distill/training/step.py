@@ -79,10 +79,8 @@ class Teacher:
         exists = jnp.arange(theirs.shape[1]) < self.tokens
         p = jax.nn.softmax(jnp.where(exists, theirs, -jnp.inf))
         largest = jnp.max(p, axis=1)
-        if columns is not None:
-            ids = jnp.zeros(logits.shape[1], columns.dtype)
-            ids = ids.at[columns].set(jnp.arange(len(columns), dtype=ids.dtype), mode="drop")
-            p = p[:, ids]
+        if fixed.ids is not None:
+            p = p[:, fixed.ids]
         return from_all(logits, p, largest, following, counted, weights)
 
 
@@ -107,6 +105,7 @@ class Untrained(NamedTuple):
     """What training does not change."""
 
     frozen: Arrays
+    ids: jax.Array | None  # [N] int32, see `Draft.output_ids`
     columns: jax.Array | None  # [vocabulary] int32, see `data.columns_of`
     target: list[jax.Array]  # of the live target
 
@@ -181,7 +180,7 @@ class Trainer:
         """What does not change, on all devices."""
         ids = self.draft.output_ids
         columns = None if ids is None else columns_of(ids, self.draft.config.vocab_size)
-        return self.everywhere(Untrained(frozen, columns, target))  # type: ignore[return-value]
+        return self.everywhere(Untrained(frozen, ids, columns, target))  # type: ignore[return-value]
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays of a tree, whole on every device."""
