@@ -298,10 +298,6 @@ def _train(whole: Distillation) -> None:
     from ssd_jax.distill.training.journal import picture_of
     from ssd_jax.distill.training.loop import run as train_draft
 
-    def saved() -> None:
-        if read_manifest(directory) is None:
-            write_manifest(directory, manifest)
-
     with whole.bar("training", unit="steps") as progress:
         result = train_draft(
             train,
@@ -310,7 +306,7 @@ def _train(whole: Distillation) -> None:
             samples=read_shards(whole.directory("generate"), target=whole.target.sha256),
             work=directory,
             progress=progress,
-            saved=saved,
+            saved=lambda: write_manifest(directory, manifest),
         )
     data = {
         "step": result.step,
