@@ -27,7 +27,7 @@ from ssd_jax.distill.manifest import Manifest
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.rounds import MeasuredDraft, power_law, walk
 from ssd_jax.distill.scoring import Judged, judge
-from ssd_jax.distill.settings import EvaluateSettings, GenerateSettings, TargetSettings
+from ssd_jax.distill.settings import EvaluateSettings, TargetSettings
 from ssd_jax.distill.shards import decode_texts, read_file
 from ssd_jax.distill.step_costs import StepCosts, measure_steps
 from ssd_jax.distill.target import digest
@@ -59,17 +59,6 @@ def choose(prompts: Sequence[PromptIds], settings: EvaluateSettings) -> list[Pro
         count = min(settings.prompts, len(own))
         chosen += [own[i * len(own) // count] for i in range(count)]
     return chosen
-
-
-def text_settings(settings: EvaluateSettings, slots: int) -> GenerateSettings:
-    """How the target's text is made."""
-    return GenerateSettings(
-        max_tokens=settings.max_tokens,
-        temperatures=tuple(TEMPERATURES.values()),
-        seed=settings.seed,
-        slots=slots,
-        top_n=0,
-    )
 
 
 def plan_texts(job: CompletionJob) -> Shards:

@@ -21,8 +21,6 @@ from ssd_jax.distill.manifest import read_manifest
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, read_bytes, require_plain_name, shown
 
-STAGE = "generate"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
@@ -124,7 +122,7 @@ def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sampl
     """
     manifest = read_manifest(directory)
     if manifest is None or not manifest.finished:
-        raise InputError(f"{directory} has no complete shards; run --stage={STAGE} first")
+        raise InputError(f"{directory} has no complete shards; run --stage=generate first")
     theirs = manifest.inputs.get("target")
     if target is not None and theirs != target:
         raise InputError(
@@ -157,4 +155,4 @@ def _samples(
         raise InputError(f"{directory / texts['file']}: {brief(error)}; {_REMEDY}") from None
 
 
-_REMEDY = f"run --stage={STAGE} again, which makes what is missing or damaged"
+_REMEDY = "run --stage=generate again, which makes what is missing or damaged"

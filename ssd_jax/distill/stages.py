@@ -36,10 +36,6 @@ from ssd_jax.system.atomic import clear_partial
 if TYPE_CHECKING:
     from rich.table import Table
 
-EVALUATION = "evaluation.json"
-"""Name of the figures of the trained draft."""
-
-
 _SECTIONS = {
     "magpie": ("target", "magpie"),
     "prompts": ("prompts",),
@@ -329,7 +325,7 @@ def _evaluate(whole: Distillation) -> None:
     from ssd_jax.distill import evaluate
     from ssd_jax.distill.evaluation_table import evaluation_tables
 
-    draft, path = whole.draft, whole.own / EVALUATION
+    draft, path = whole.draft, whole.own / "evaluation.json"
     if draft is None:
         trained = read_manifest(whole.directory("train"))
         if trained is None or "draft" not in trained.data:
@@ -346,7 +342,13 @@ def _evaluate(whole: Distillation) -> None:
     settings = whole.settings.evaluate
     assert settings is not None
     chosen = evaluate.choose(held_out, settings)
-    text = evaluate.text_settings(settings, whole.settings.generate.slots)
+    text = GenerateSettings(
+        max_tokens=settings.max_tokens,
+        temperatures=tuple(evaluate.TEMPERATURES.values()),
+        seed=settings.seed,
+        slots=whole.settings.generate.slots,
+        top_n=0,
+    )
     job = whole.job("evaluate", text, chosen)
     written = generate(job, manifest, evaluate.plan_texts(job))
     path.parent.mkdir(parents=True, exist_ok=True)
