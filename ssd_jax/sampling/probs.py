@@ -122,7 +122,7 @@ def likeliest_probs(
 def _filtered(p: Law, sampling: Sampling, truncated: bool | None = None) -> Law:
     """p after top-k, top-p and min-p; a filter that wants more than all of p keeps all."""
     if truncated is not None:
-        return truncation.apply(p, truncation.cuts(p, sampling) if truncated else ())
+        return truncation.apply(p, truncation.cut(p, sampling)) if truncated else p
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
     p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
     p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: row_sum(kept) >= top_p))

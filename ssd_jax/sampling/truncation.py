@@ -2,11 +2,7 @@
 
 For accelerators, where a loop of unknown length or a branch would stop the host. The sets that stay
 are those of `probs`: each filter keeps every token at or above the largest threshold that keeps
-enough. What a filter does to a row is two numbers, so that laws need not be written down.
-
-A law that is computed in several places, for all tokens or for one, has the same bits everywhere,
-or a threshold found in one place would cut its own token in another: so it is only ever multiplied.
-(XLA divides rows by a column in one of two ways, and one token in the other.)
+enough. What all of them do to a row is two numbers, so that laws need not be written down.
 """
 
 from __future__ import annotations
@@ -25,49 +21,41 @@ _BITS = 30  # of a float32 in [0, 2), as an integer
 _DIGIT = 3  # bits found in one pass over the rows; passes and thresholds a pass then cost alike
 
 Enough = Callable[[Float32[Array, "n V"]], Bool[Array, "n 1"]]
-"""Whether what is kept is enough: once it is not, fewer tokens are not either."""
+"""Whether what is kept, with zeros elsewhere, is enough: once it is not, less is not either."""
 
 
 class Cut(NamedTuple):
-    """One filter: tokens below `low` go, the others are multiplied by `scale`."""
+    """Tokens below `low` go, the others are multiplied by `scale`."""
 
     low: Float32[Array, "n 1"]
     scale: Float32[Array, "n 1"]
 
 
-def apply(p: Float32[Array, "n V"], cuts: tuple[Cut, ...]) -> Float32[Array, "n V"]:
-    """p of any tokens of the rows after their cuts."""
-    for low, scale in cuts:
-        p = jnp.where(p >= low, p, 0.0) * scale
-    return p
+def apply(p: Float32[Array, "n V"], cut: Cut) -> Float32[Array, "n V"]:
+    """p of any tokens of the rows after their cut."""
+    return jnp.where(p >= cut.low, p, 0.0) * cut.scale
 
 
-def cuts(p: Float32[Array, "n V"], sampling: Sampling) -> tuple[Cut, ...]:
-    """What top-k, top-p and min-p do to the rows of p, each to the result of the one before."""
+def cut(p: Float32[Array, "n V"], sampling: Sampling) -> Cut:
+    """What top-k, top-p and min-p do to the rows of p, each to the result of the one before.
+
+    What is left of a row grows by one factor, so each threshold is one of p itself.
+    """
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
-    made = (_cut(p, (), top_k > 0, _largest(p, (), lambda kept: _count(kept) >= top_k)),)
-    mass = _largest(p, made, lambda kept: row_sum(kept) >= top_p)
-    made = (*made, _cut(p, made, top_p < 1, mass))
-    return (*made, _cut(p, made, min_p > 0, min_p * _best(apply(p, made))))
-
-
-def _cut(
-    p: Float32[Array, "n V"],
-    before: tuple[Cut, ...],
-    applies: Bool[Array, "n 1"],
-    threshold: Float32[Array, "n 1"],
-) -> Cut:
-    p = apply(p, before)
+    low = jnp.where(top_k > 0, _largest(p, lambda kept: _count(kept) >= top_k), 0.0)
+    mass = top_p * jnp.where(top_k > 0, _mass(p, low), 1.0)
+    largest = _largest(p, lambda kept: row_sum(kept) >= mass)
+    low = jnp.where(top_p < 1, jnp.maximum(low, largest), low)
+    best = jnp.max(p, axis=-1, keepdims=True)
+    low = jnp.maximum(low, min_p * best)
     # The likeliest token always stays, whatever rounding does to the threshold.
-    low = jnp.where(applies, jnp.minimum(threshold, _best(p)), 0.0)
-    kept = row_sum(jnp.where(p >= low, p, 0.0))
+    low = jnp.minimum(low, best)
+    applies = (top_k > 0) | (top_p < 1) | (min_p > 0)
     # Behind a barrier neither number is computed a second time.
-    return Cut(*jax.lax.optimization_barrier((low, jnp.where(applies, 1 / kept, 1.0))))
+    return Cut(*jax.lax.optimization_barrier((low, jnp.where(applies, 1 / _mass(p, low), 1.0))))
 
 
-def _largest(
-    p: Float32[Array, "n V"], before: tuple[Cut, ...], enough: Enough
-) -> Float32[Array, "n 1"]:
+def _largest(p: Float32[Array, "n V"], enough: Enough) -> Float32[Array, "n 1"]:
     """The largest threshold whose kept set is enough (0 if none is), digit by digit of its bits.
 
     Non-negative floats order like their bits, and every float32 is a candidate, so the set found is
@@ -75,11 +63,11 @@ def _largest(
     """
 
     def find(index: jax.Array, found: jax.Array) -> jax.Array:
-        shift, law = _BITS - _DIGIT * (index + 1), apply(p, before)
+        shift = _BITS - _DIGIT * (index + 1)
 
         def reached(digit: int) -> jax.Array:
             low = jax.lax.bitcast_convert_type(found | (digit << shift), jnp.float32)
-            return enough(jnp.where(law >= low, law, 0.0)).astype(jnp.int32)
+            return enough(jnp.where(p >= low, p, 0.0)).astype(jnp.int32)
 
         return found | (sum(map(reached, range(1, 2**_DIGIT))) << shift)
 
@@ -87,8 +75,8 @@ def _largest(
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _best(p: Float32[Array, "n V"]) -> Float32[Array, "n 1"]:
-    return jnp.max(p, axis=-1, keepdims=True)
+def _mass(p: Float32[Array, "n V"], low: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+    return row_sum(jnp.where(p >= low, p, 0.0))
 
 
 def _count(kept: Float32[Array, "n V"]) -> Int32[Array, "n 1"]:

@@ -51,8 +51,8 @@ class _Numbers(NamedTuple):
 
     top: Float32[Array, "n 1"]  # largest allowed logit
     total: Float32[Array, "n 1"]  # of the weights
-    cuts: tuple[Cut, ...]
-    uncut: Float32[Array, "n V"] | None  # the law before its cuts, if there are any
+    cut: Cut | None = None
+    uncut: Float32[Array, "n V"] | None = None  # the law before its cut, if there is one
 
 
 class _Positions(NamedTuple):
@@ -302,17 +302,17 @@ def _numbers(
     best, greedy, total = best_and_mass(scores, warm(own)[:, None])
     top = best[:, None]
     if not parts.truncated:
-        return greedy, _Numbers(top, total, (), None)
+        return greedy, _Numbers(top, total)
     uncut = jax.lax.optimization_barrier(weights_of(scores, own, top) / total)
-    return greedy, _Numbers(top, total, truncation.cuts(uncut, own), uncut)
+    return greedy, _Numbers(top, total, truncation.cut(uncut, own), uncut)
 
 
 def _law(numbers: _Numbers, known: Float32[Array, "n w"], own: Sampling) -> Float32[Array, "n w"]:
-    """The law of some tokens of every position, of which is known what it is before its cuts, if
+    """The law of some tokens of every position, of which is known what it is before its cut, if
     that is kept, else their allowed logits. (To compute the former anew could round in another way
     and cut the last token that stays.)"""
-    if numbers.uncut is not None:
-        return truncation.apply(known, numbers.cuts)
+    if numbers.cut is not None:
+        return truncation.apply(known, numbers.cut)
     return weights_of(known, own, numbers.top) / numbers.total
 
 
