@@ -14,6 +14,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
+from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import outputs, requests
 
 FACTORS = {
@@ -138,6 +139,7 @@ def by_policy(llm, asked, **policy):
     roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
     decoder, eos_ids = llm.tokenizer.open_stream, llm.tokenizer.eos_ids
     engine = Engine(roles.target, decoder, eos_ids, drafter=roles.drafter)
+    Comparing(engine)
     for each in asked:
         engine.add(each)
     found = {}

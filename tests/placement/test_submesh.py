@@ -28,6 +28,7 @@ from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing import tiny
 from ssd_jax.tuning.chooser import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION
+from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import SAMPLED, outputs, requests
 from tests.models.golden import ON_ACCELERATORS
 from tests.sampling.edits import Edit, edited
@@ -109,7 +110,9 @@ def hit_rates(found):
 def test_text_equals_autoregressive_decoding(many, backup):
     asked = requests(many, "coupled")
     engine, draft = engine_of(many, backup=backup)
+    compared = Comparing(engine)
     found = run(engine, asked)
+    assert {0, 3} <= set(compared.proposed)
     assert ids(found) == ids(outputs(many, asked, "ar"))
     assert 0 < np.mean(hit_rates(found)) < 1
     assert {cause for out in found for cause in out.metrics["fallbacks"] or ()} == {"miss"}

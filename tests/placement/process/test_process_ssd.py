@@ -23,6 +23,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.system import cores
 from ssd_jax.testing import tiny
+from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import outputs, requests
 from tests.placement.process.fake_worker import command
 from tests.selection import cases
@@ -103,7 +104,9 @@ def test_text_equals_autoregressive_decoding(request, fixture, backup):
     engine = engine_of(llm, backup=backup)
     if fixture == "alike":  # it would never miss
         shuffle_outcomes(remote(llm))
+    compared = Comparing(engine)
     found = run(engine, asked)
+    assert {0, 3} <= set(compared.proposed)
     assert [one.token_ids for one in found] == [one.token_ids for one in outputs(llm, asked, "ar")]
     metrics = [one.metrics for one in found if one.metrics["hit_rate"] is not None]
     assert 0 < np.mean([each["hit_rate"] for each in metrics]) < 1
