@@ -93,7 +93,6 @@ class SamplingRows:
         penalised |= (own["frequency_penalty"] != 0) | (own["presence_penalty"] != 0)
         biased = (own["bias_ids"] < self._vocab).any(axis=1)
         return Parts(
-            greedy=bool((live & ~hot).any()),
             sampled=bool(hot.any()),
             truncated=bool((hot & truncated).any()),
             adjusted=bool((live & (banned | penalised | biased)).any()),

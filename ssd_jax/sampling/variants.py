@@ -22,13 +22,11 @@ class Parts(NamedTuple):
     it; None is decided on the device.
 
     Attributes:
-      greedy: rows of temperature 0.
-      sampled: rows of another.
+      sampled: rows of a temperature other than 0; greedy rows are always there.
       truncated: top-k, top-p and min-p of sampled rows.
       adjusted: bans, penalties and bias.
     """
 
-    greedy: bool | None = None
     sampled: bool | None = None
     truncated: bool | None = None
     adjusted: bool | None = None
@@ -44,10 +42,10 @@ DECIDED = Parts()
 DECIDING = "any"
 VARIANTS: Mapping[str, Parts] = {
     DECIDING: DECIDED,
-    "greedy": Parts(greedy=True, sampled=False, truncated=False, adjusted=False),
-    "sampled": Parts(greedy=True, sampled=True, truncated=False, adjusted=False),
-    "truncated": Parts(greedy=True, sampled=True, truncated=True, adjusted=False),
-    "full": Parts(greedy=True, sampled=True, truncated=True, adjusted=True),
+    "greedy": Parts(sampled=False, truncated=False, adjusted=False),
+    "sampled": Parts(sampled=True, truncated=False, adjusted=False),
+    "truncated": Parts(sampled=True, truncated=True, adjusted=False),
+    "full": Parts(sampled=True, truncated=True, adjusted=True),
 }
 """Parts by the name of a variant, the cheapest of those without decisions first."""
 

@@ -344,7 +344,7 @@ def test_only_the_program_that_decides_has_branches_and_loops_of_unknown_length(
 EVERY = [named(("run", 1), variant) for variant in NEEDS]
 
 
-@pytest.mark.parametrize("bits", list(np.ndindex(2, 2, 2, 2)))
+@pytest.mark.parametrize("bits", list(np.ndindex(2, 2, 2)))
 def test_the_cheapest_variant_that_has_all_that_is_needed_is_taken(bits):
     needed = Parts(*map(bool, bits))
     *_, chosen = fitting(EVERY, ("run", 1), lambda: needed)
