@@ -10,18 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+_LONGEST = 32  # tokens; longer matches are not told apart
+
 
 class NgramIndex:
-    """The tokens of one sequence, with look-up of their suffixes.
+    """The tokens of one sequence, with look-up of their suffixes."""
 
-    Args:
-      shortest: fewest tokens that must match for anything to be proposed.
-      longest: matches longer than this are not told apart; the latest one is taken.
-    """
-
-    def __init__(self, *, shortest: int = 1, longest: int = 32) -> None:
-        self._shortest = shortest
-        self._longest = longest
+    def __init__(self) -> None:
         self._tokens = np.zeros(256, np.int32)
         self._size = 0
 
@@ -44,13 +39,13 @@ class NgramIndex:
             return []
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
         length = 1
-        while len(ends) and length < min(self._longest, self._size):
+        while len(ends) and length < min(_LONGEST, self._size):
             # An index below 0 would wrap around: such a match has run out of text.
             longer = ends[(ends >= length) & (tokens[ends - length] == tokens[-1 - length])]
             if not len(longer):
                 break
             ends, length = longer, length + 1
-        if not len(ends) or length < self._shortest:
+        if not len(ends):
             return []
         # A match that reaches the end of the text goes on as it began: the text repeats itself.
         after, period = int(ends[-1]) + 1, self._size - 1 - int(ends[-1])
