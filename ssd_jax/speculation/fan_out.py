@@ -170,13 +170,9 @@ class MeasuredFanOut(FanOut):
         average = by_place.average
         return [by_place.rate(place, average) for place in range(length)]
 
-    def odds(self, length: int, after: After) -> list[float]:
-        """P(k) for k = 0..L."""
-        return odds(self.rates(length, after))
-
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
-        return _by_power_law(self.odds(length, after), self.r, budget)
+        return _by_power_law(odds(self.rates(length, after)), self.r, budget)
 
     def observe(self, verified: VerificationStats) -> None:
         """See `FanOut.observe`."""
