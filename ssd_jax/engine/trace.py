@@ -30,14 +30,16 @@ MOST = 100_000
 _LOG = logging.getLogger(__name__)
 
 
-class _Event(NamedTuple):
+class Event(NamedTuple):
+    """A slice of a lane; times in seconds."""
+
     engine: int
     lane: str
     name: str
     begin: float
     end: float
     args: Mapping[str, Any]
-    worker: int
+    worker: int = 0
 
 
 class Trace:
@@ -58,7 +60,7 @@ class Trace:
         self._most = most
         self._zero = time.perf_counter() if zero is None else zero
         self._engines: list[tuple[str, bool]] = []
-        self._events: list[_Event] = []
+        self._events: list[Event] = []
         self._dropped = 0
 
     def engine(self, name: str, *, shared_device: bool = False) -> EngineTrace:
@@ -66,19 +68,10 @@ class Trace:
         self._engines.append((name, shared_device))
         return EngineTrace(self, len(self._engines))
 
-    def add(
-        self,
-        engine: int,
-        lane: str,
-        name: str,
-        begin: float,
-        end: float,
-        args: Mapping[str, Any],
-        worker: int = 0,
-    ) -> None:
-        """Takes a slice, times in seconds."""
+    def add(self, event: Event) -> None:
+        """Takes a slice."""
         if len(self._events) < self._most:
-            self._events.append(_Event(engine, lane, name, begin, end, args, worker))
+            self._events.append(event)
         else:
             self._dropped += 1
 
@@ -162,13 +155,13 @@ class EngineTrace:
     def prefill(self, span: tuple[float, float], request: int, tokens: int) -> None:
         """The target has finished a prompt."""
         args = {"request": request, "tokens": tokens}
-        self._trace.add(self._number, "target", "prefill", *span, args)
+        self._trace.add(Event(self._number, "target", "prefill", *span, args))
 
     def round(self, span: tuple[float, float], rows: Sequence[RowTrace]) -> None:
         """The target has verified, or decoded a token a row; no rows if all had ended."""
         args = {"round": self._rounds, "rows": [row._asdict() for row in rows]}
         self._rounds += 1
-        self._trace.add(self._number, "target", _name(rows), *span, args)
+        self._trace.add(Event(self._number, "target", _name(rows), *span, args))
 
     def draft(self, spans: Iterable[Busy]) -> None:
         """The draft has told of its work."""
@@ -176,13 +169,13 @@ class EngineTrace:
             # Clocks that are compared again may differ from before by the error of that.
             begin = max(span.begin, self._drafted.get(span.worker, 0.0))
             end = self._drafted[span.worker] = max(span.end, begin)
-            args = {"slots": list(span.slots)}
-            self._trace.add(self._number, "draft", span.what, begin, end, args, span.worker)
+            about = self._number, "draft", span.what
+            self._trace.add(Event(*about, begin, end, {"slots": list(span.slots)}, span.worker))
 
     def host(self, what: str | None, now: float) -> None:
         """What the host has done since the last call ends now; None is nothing."""
         if what is not None:
-            self._trace.add(self._number, "host", what, self._host, now, {})
+            self._trace.add(Event(self._number, "host", what, self._host, now, {}))
         self._host = now
 
 
