@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from typing import NamedTuple
 
 from ssd_jax.engine.page_stock import PageStock, Taken
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.request_state import RequestState
+
+_AGE = operator.attrgetter("request_id")
 
 
 class Seat(NamedTuple):
@@ -112,11 +115,11 @@ class Seats:
         if pages is None or not pages.grows:
             return True
         self._free()
-        for state in sorted(self.running.values(), key=_age):
+        for state in sorted(self.running.values(), key=_AGE):
             while state.slot >= 0 and not pages.grow(state.slot, state.sequence.size):
                 if not puts_off:
                     return False
-                self._put_off(max(self._beside(state.slot), key=_age))
+                self._put_off(max(self._beside(state.slot), key=_AGE))
         return True
 
     def grown(self) -> list[tuple[RequestState, tuple[int, ...]]]:
@@ -147,10 +150,6 @@ class Seats:
         self._pages.give_back(state.slot)
         state.put_off()
         self.waiting.appendleft(state)
-
-
-def _age(state: RequestState) -> int:
-    return state.request_id
 
 
 def _most_tokens(request: Request) -> int:
