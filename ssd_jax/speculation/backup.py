@@ -13,15 +13,9 @@ import numpy as np
 
 from ssd_jax.speculation.ngram import NgramIndex
 
-HostKind = Literal["none", "ngram", "random"]
-BackupKind = HostKind | Literal["auto", "draft"]
-KINDS = ("auto", *get_args(HostKind), "draft")
+BackupKind = Literal["auto", "none", "ngram", "random", "draft"]
+KINDS: tuple[BackupKind, ...] = get_args(BackupKind)
 """What may be asked for."""
-
-
-def host_kind(kind: BackupKind) -> HostKind:
-    """What is proposed without the draft."""
-    return "none" if kind in ("auto", "draft") else kind
 
 
 class Backup:
@@ -78,8 +72,8 @@ class RandomBackup(Backup):
         return [int(word) * self._tokens >> 64 for word in words]
 
 
-def make(kind: HostKind, seed: int, request: int, tokens: int) -> Backup:
-    """The backup of a new request; arguments as for `RandomBackup`."""
+def make(kind: BackupKind, seed: int, request: int, tokens: int) -> Backup:
+    """What a new request proposes without the draft; arguments as for `RandomBackup`."""
     if kind == "random":
         return RandomBackup(seed, request, tokens)
     return NgramBackup() if kind == "ngram" else Backup()

@@ -30,7 +30,7 @@ from ssd_jax.roles.records import (
     SlotOpening,
     promotion,
 )
-from ssd_jax.speculation.backup import BackupKind, host_kind, make
+from ssd_jax.speculation.backup import BackupKind, make
 from ssd_jax.speculation.cache import SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.pace import Pace
@@ -109,7 +109,7 @@ class Controller:
         slot, params = opening.slot, opening.params
         self._states[slot] = SequenceState(
             fan_out=self._fan_out(),
-            backup=make(host_kind(self._backup), params.seed, opening.index, self._tokens),
+            backup=make(self._backup, params.seed, opening.index, self._tokens),
             room=params.max_tokens,
             teaches=teaches(params.temperature, self._rule),
         )

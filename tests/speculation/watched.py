@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.roles.records import DraftBatch, Drafted
-from ssd_jax.speculation.backup import HostKind
+from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
@@ -63,7 +63,7 @@ def ssd(
     draft_k: int | None = None,
     budget: int = 8,
     fan_out: FanOut | str = "uniform",
-    backup: HostKind | Literal["draft"] = "none",
+    backup: BackupKind = "none",
     longer: bool = False,
     remote: bool = False,
     rule: str = "ratio",
