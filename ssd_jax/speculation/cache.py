@@ -17,7 +17,7 @@ class SpeculationCache:
     one counts: to look at their tokens would bias them.
 
     Attributes:
-      branches: as far as they have come; None is none.
+      branches: as far as they have come; None is none. Whoever waits for them puts them here.
     """
 
     def __init__(self) -> None:
@@ -27,14 +27,6 @@ class SpeculationCache:
     def prepare(self, counts: np.ndarray) -> None:
         """Begins anew, with branches of fan-outs F [B, K + 1] that have no tokens yet."""
         self._ends = counts.cumsum(axis=1).tolist()
-        self.branches = None
-
-    def fill(self, branches: BranchTokens) -> None:
-        """Takes what the branches have speculated so far."""
-        self.branches = branches
-
-    def clear(self) -> None:
-        """Holds no branch."""
         self.branches = None
 
     def held(self, row: int) -> bool:

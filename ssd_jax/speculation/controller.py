@@ -196,13 +196,10 @@ class Controller:
 
     def _fill(self, told: BranchTokens | Absence | None) -> None:
         """Puts what the draft has speculated so far into the cache; None is nothing yet."""
-        if told is None or told is self._cache.branches:
-            return
         if isinstance(told, str):
             self._absent = told
-        else:
-            self._absent = None
-            self._cache.fill(told)
+        elif told is not None and told is not self._cache.branches:
+            self._absent, self._cache.branches = None, told
 
     def _take(self, batch: DraftBatch, began: float) -> RoundState:
         """Takes the outcomes, each once, and looks them up."""
@@ -292,7 +289,7 @@ class Controller:
         moved = told.position != IDLE
         told = told._replace(committed=np.where(moved[:, None], self._untold, -1))
         # Whatever becomes of the call, the branches are gone.
-        self._cache.clear()
+        self._cache.branches = None
         self._live[:], self._expanded[:], self._absent = False, False, None
         self._draft.promote(told)
         self._prompted.clear()

@@ -29,7 +29,7 @@ def told(bonus, lengths=None) -> BranchTokens:
 def cache_of(counts, bonus, lengths=None) -> SpeculationCache:
     found = SpeculationCache()
     found.prepare(np.array(counts, np.int32))
-    found.fill(told(bonus, lengths))
+    found.branches = told(bonus, lengths)
     return found
 
 
@@ -81,13 +81,9 @@ def test_of_branches_for_the_same_outcome_the_lowest_counts():
     assert found.branch[0] == 0
 
 
-@pytest.mark.parametrize("clear", [False, True])
-def test_what_was_not_filled_or_was_cleared_finds_nothing(clear):
+def test_what_was_not_filled_finds_nothing():
     found = cache_of(*ONE)
-    if clear:
-        found.clear()
-    else:
-        found.prepare(np.array(ONE[0]))
+    found.prepare(np.array(ONE[0]))
     assert not found.held(0)
     nothing = look_up(found, (0, 5))
     assert (nothing.branch[0], nothing.prepared[0], nothing.wasted[0]) == (-1, 0, 0)
@@ -95,7 +91,7 @@ def test_what_was_not_filled_or_was_cleared_finds_nothing(clear):
 
 def test_later_tokens_of_the_same_branches_replace_earlier_ones():
     found = cache_of(*ONE, [[1] * M])
-    found.fill(told(ONE[1]))
+    found.branches = told(ONE[1])
     assert look_up(found, (0, 5)).wasted[0] == M * K
 
 
@@ -129,7 +125,7 @@ FLAWS = {
     ),
     "branches that are none": Edit(SpeculationCache, "_find", " - tokens.count(-1)", ""),
     "ranks of all": Edit(SpeculationCache, "_find", "begin + rank,", "rank,"),
-    "kept when cleared": Edit(SpeculationCache, "clear", "self.branches = None", "pass"),
+    "kept when prepared": Edit(SpeculationCache, "prepare", "self.branches = None", "pass"),
 }
 
 
@@ -144,7 +140,7 @@ def all_of_them():
         test_the_outcome_finds_its_branch(outcome, branch, rank)
     test_rows_are_looked_up_each_by_itself()
     test_of_branches_for_the_same_outcome_the_lowest_counts()
-    test_what_was_not_filled_or_was_cleared_finds_nothing(clear=True)
+    test_what_was_not_filled_finds_nothing()
 
 
 def test_it_imports_no_jax():
