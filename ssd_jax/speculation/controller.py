@@ -145,18 +145,18 @@ class Controller:
         this = self._take(batch, began)
         missed = [slot for slot, source in this.sources.items() if source != "hit"]
         self._wait(this)
-        waited = self._just_in_time(this, missed) if missed else None
+        waited = self._just_in_time(this, missed)
         self._promote(this, missed)
         asked = self._clock()
-        if waited is not None and waited.any():
+        if waited.any():
             found = self._draft.draft(waited, lowered=self._lowered("miss"))()
             this.lengths = np.where(waited > 0, found, this.lengths)
             for slot in np.flatnonzero(waited).tolist():
                 this.states[slot].length = int(this.lengths[slot])
         self._lengths = this.lengths
         drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
-        work = functools.partial(self._tell_work, drafted, waited, self._clock() - asked)
-        self._later.append(work)
+        seconds, tokens = self._clock() - asked, int(waited.max())
+        self._later.append(functools.partial(self._tell_work, drafted, tokens, seconds))
         return drafted
 
     def proposal(self) -> Any:
@@ -350,7 +350,7 @@ class Controller:
     def _just_in_time(self, this: RoundState, missed: list[int]) -> np.ndarray:
         """How many tokens [B] to wait for where there was no hit."""
         waited = np.zeros(self._draft.slots, np.int32)
-        if self._backup in ("auto", "draft"):
+        if missed and self._backup in ("auto", "draft"):
             self._catch_up()
             forwards = int(this.limit[missed].max())
             if self._backup == "auto":
@@ -363,28 +363,21 @@ class Controller:
         """Tokens that a round of these rows commits lately."""
         return sum(each.stats.usual(int(this.limit[slot])) for slot, each in this.states.items())
 
-    def _tell_work(self, drafted: Drafted, waited: np.ndarray | None, seconds: float) -> None:
-        drafted.activity = self._worked(0 if waited is None else int(waited.max()), seconds)
-
-    def _worked(self, drafted: int, seconds: float) -> Activity | None:
-        """What the draft has done; tells the pace what tokens drafted just in time have cost.
-
-        Args:
-          drafted: tokens that were waited for just now.
-          seconds: that it took.
-        """
+    def _tell_work(self, drafted: Drafted, tokens: int, seconds: float) -> None:
+        """Says what the draft has done; tells the pace what tokens drafted just in time have cost:
+        so many, which were waited for so long."""
         if self._activity is None:
-            return None
+            return
         for span in self._gather_work():
-            if span.what == "draft" and drafted:
+            if span.what == "draft" and tokens:
                 busy = span.end - span.begin
-                self._pace.forward("record", busy / drafted)
+                self._pace.forward("record", busy / tokens)
                 self._pace.drafted(max(seconds - busy, 0.0))
         work, self._work = self._work, []
-        return Activity(
+        drafted.activity = Activity(
             tuple(span for each in work for span in each.spans),
             sum(each.bytes for each in work),
-            next((each.round_trip for each in reversed(work)), None),
+            work[-1].round_trip,
         )
 
     def _gather_work(self) -> Sequence[Busy]:

@@ -7,6 +7,7 @@ import pytest
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.roles.records import Drafted
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace
@@ -186,7 +187,12 @@ class Doing(Controller):
         self._expanding.extend(budgets)
         spans = (Busy("expand", 0.0, seconds), Busy("draft", 0.0, 9.0))
         self._activity = lambda: Activity(spans)
-        self._worked(0, 0.0)
+        self.work()
+
+    def work(self):
+        drafted = Drafted(np.zeros(2, np.int32), np.zeros((2, 3), np.int32))
+        self._tell_work(drafted, 0, 0.0)
+        return drafted.activity
 
 
 def test_forwards_are_known_by_their_branches_where_the_budget_stayed():
@@ -220,9 +226,9 @@ def test_work_is_reported_once_however_often_it_is_asked_for():
     told = iter([Activity((Busy("expand", 1.0, 2.0),), 5), Activity((Busy("grow", 2.0, 3.0),), 7)])
     controller._activity = lambda: next(told)
     controller._gather_work()
-    assert controller._worked(0, 0.0) == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
+    assert controller.work() == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
     controller._activity = Activity
-    assert controller._worked(0, 0.0) == Activity()
+    assert controller.work() == Activity()
 
 
 class Slow(FakeBranchingDraft):
