@@ -355,9 +355,8 @@ class LLM(Calls):
                 self.tokenizer.eos_ids,
                 drafter=roles.drafter,
                 trace=trace,
-                mode=mode,
                 occurrences=self._occurrences,
-                setup=self.loaded.fallbacks.metrics,
+                setup={"mode": mode, **self.loaded.fallbacks.metrics},
                 pages=self.loaded.new_stock(),
             )
         return self._engines[mode, k]

@@ -37,12 +37,7 @@ from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
 from ssd_jax.engine.trace import EngineTrace
 from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
-from ssd_jax.roles.records import (
-    IDLE,
-    DraftBatch,
-    Outcomes,
-    SlotOpening,
-)
+from ssd_jax.roles.records import IDLE, DraftBatch, Outcomes, SlotOpening
 from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
 from ssd_jax.system.interrupts import Deferred
 
@@ -64,7 +59,6 @@ class Engine:
       drafter: proposes tokens for the target to verify; None decodes one by one.
       clock: seconds, monotonic.
       trace: takes down what happens when; None where nobody looks.
-      mode: its name, for the metrics.
       occurrences: of the requests of all engines that share a clock; None are those of this one.
       setup: metrics that are the same for every request.
       pages: that slots share; None where each has its own.
@@ -79,18 +73,17 @@ class Engine:
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: EngineTrace | None = None,
-        mode: str | None = None,
         occurrences: Occurrences | None = None,
         setup: Mapping[str, Any] | None = None,
         pages: PageStock | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
+        self._roles: list[Target | Drafter] = [target] if drafter is None else [target, drafter]
         self._decoder = decoder
         self._eos_ids = eos_ids
         self._clock = clock
         self._log = RoundLog(clock, trace)
-        self._mode = mode
         self._occurrences = occurrences or Occurrences()
         self._setup = setup or {}
         self._seats = Seats(target.slots, pages)
@@ -131,7 +124,6 @@ class Engine:
             ),
             times=RequestTimes(
                 arrived=self._clock(),
-                mode=self._mode,
                 speculative=self._drafter is not None,
                 shared_device=self._drafter is not None and self._drafter.on_device,
                 setup=self._setup,
@@ -230,7 +222,9 @@ class Engine:
         if admits or not self._seats.prefilled or not self._grow(puts_off=False):
             return False
         flight = self._in_flight[0]
-        rows = [(slot, state) for slot, state in flight.rows if state.more]
+        # Behind the token that is on its way there must be room for another.
+        going = [each for each in flight.rows if not each[1].finished]
+        rows = [(slot, state) for slot, state in going if state.sequence.room > 1]
         lengths = np.full(self._target.slots, IDLE, np.int32)
         for slot, state in rows:
             lengths[slot] = state.sequence.cached + 1
@@ -268,7 +262,7 @@ class Engine:
                 _LOG.error(
                     "request %d ends by an error: %s", state.request_id, said, exc_info=trace
                 )
-            self._events.append(state.cut_off(reason))
+            self._events.append(state.final(reason, state.text.cut()))
         self._log.mark("text")
 
     def _commit(self, outcomes: Outcomes) -> None:
@@ -300,7 +294,7 @@ class Engine:
         """Pages for the next round, see `Seats.grow`; tells the roles of them."""
         found = self._seats.grow(puts_off=puts_off)
         for state, pages in self._seats.grown():
-            for role in self._roles():
+            for role in self._roles:
                 role.set_pages(state.slot, pages)
             state.pages = state.times.kv_pages = len(pages)
         return found
@@ -318,7 +312,7 @@ class Engine:
                 seat.slot, params, request.index, banned, ban_before, *seat.taken, prompt
             )
             try:
-                for role in self._roles():
+                for role in self._roles:
                     role.open(opening)
             except DeviceError:
                 raise
@@ -393,9 +387,6 @@ class Engine:
         columns = np.array(known, np.int32).T.copy()  # one array: several cost more than a loop
         pending, lengths, position, counts, limit, room = columns[:6]
         return pending, lengths, DraftBatch(pending, position, columns[6:].T, counts, limit, room)
-
-    def _roles(self) -> list[Target | Drafter]:
-        return [self._target] if self._drafter is None else [self._target, self._drafter]
 
     def _event(
         self, state: RequestState, tokens: list[int], reason: FinishReason | None

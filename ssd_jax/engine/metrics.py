@@ -109,7 +109,6 @@ class RequestTimes:
     """When a request arrived, when each committed token was read (seconds), and its rounds.
 
     Attributes:
-      mode: that runs.
       speculative: whether a drafter takes part.
       shared_device: the drafter keeps the target's device busy, so that the time from dispatch to
         outcome is not the verification's alone.
@@ -120,7 +119,6 @@ class RequestTimes:
     """
 
     arrived: float
-    mode: str | None = None
     speculative: bool = False
     shared_device: bool = False
     setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -129,10 +127,6 @@ class RequestTimes:
     preemptions: int | None = None
     tokens: list[float] = dataclasses.field(default_factory=list)
     rounds: list[RoundRecord] = dataclasses.field(default_factory=list)
-
-    def committed(self, count: int, now: float) -> None:
-        """Notes `count` tokens committed at time `now`."""
-        self.tokens.extend([now] * count)
 
     def drafted(self, spans: Collection[Busy]) -> None:
         """Takes the draft's work since the last proposal, beside the last round."""
@@ -160,7 +154,7 @@ class RequestTimes:
         time since the first.
         """
         pages = {name: getattr(self, name) for name in ("kv_pages", "cached_tokens", "preemptions")}
-        metrics = empty() | {"mode": self.mode, **pages, **self.setup}
+        metrics = {**empty(), **pages, **self.setup}
         if not self.tokens:
             return metrics
         metrics["ttft_ms"] = 1e3 * (self.tokens[0] - self.arrived)

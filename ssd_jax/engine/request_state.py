@@ -48,11 +48,6 @@ class RequestState:
         """Whether its last token is known."""
         return self.sequence.finish_reason is not None
 
-    @property
-    def more(self) -> bool:
-        """Whether there is room for another token behind the one that is on its way."""
-        return not self.finished and self.sequence.room > 1
-
     def put_off(self) -> None:
         """It leaves its slot, and waits to go on in another."""
         self.slot, self.reused, self.pages, self.prompted = -1, 0, 0, 0
@@ -65,7 +60,7 @@ class RequestState:
         if self.sequence.output:
             self.sequence.cached += len(emitted)
         tokens = self.last = self.sequence.commit(emitted)
-        self.times.committed(len(tokens), now)
+        self.times.tokens += [now] * len(tokens)
         return tokens
 
     def record(self, outcomes: Outcomes, row: int, tokens: list[int], known: RoundRecord) -> None:
@@ -94,10 +89,6 @@ class RequestState:
             text=released.text,
             logprobs=None if log is None else log[end - len(released.token_ids) : end],
         )
-
-    def cut_off(self, reason: FinishReason) -> TokenEvent:
-        """The last event of a request that did not come to its own end: with what it has."""
-        return self.final(reason, self.text.cut())
 
     def final(self, reason: FinishReason, released: Released) -> TokenEvent:
         """The last event, with the output; nothing past the end of the text counts."""
