@@ -177,12 +177,11 @@ class Promotion(NamedTuple):
 
 def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
     """No record in any row, to be filled in; of K tokens, after `width` (K + 1) committed ones."""
-    none = np.full(slots, -1, np.int32)
     return Promotion(
         position=np.full(slots, IDLE, np.int32),
         pending=np.zeros(slots, np.int32),
         committed=np.full((slots, k + 1 if width is None else width), -1, np.int32),
-        winner=none,
+        winner=np.full(slots, -1, np.int32),
         tokens=np.zeros((slots, k), np.int32),
         limit=np.zeros(slots, np.int32),
     )

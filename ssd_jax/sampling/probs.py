@@ -110,12 +110,11 @@ def likeliest_probs(
     Probabilities are 0 where filtered out. `found` are the `count` largest or more, if they are
     known.
     """
-    temperature = warm(sampling)[:, None]
     best, ids = (a[:, :count] for a in found or largest(allowed, count))
     top = best[:, :1]
-    total = row_sum(jnp.exp((allowed - top) / temperature))
+    total = row_sum(weights_of(allowed, sampling, top))
     within = sampling._replace(top_k=jnp.where(sampling.top_k > count, 0, sampling.top_k))
-    p = _filtered(jnp.exp((best - top) / temperature) / total, within, truncated)
+    p = _filtered(weights_of(best, sampling, top) / total, within, truncated)
     return p / row_sum(p), ids
 
 

@@ -26,11 +26,7 @@ class Sampling(NamedTuple):
     ban_before: Int32[Array, "B"]  # `banned` applies to tokens at positions below this
 
 
+@jax.jit  # a law asks for them again and again, and a program has many laws
 def sampling_of(sampling: Sampling, rows: Int32[Array, "n"]) -> Sampling:
     """The settings of some rows."""
-    return _of_rows(sampling, rows)
-
-
-@jax.jit  # a law asks for them again and again, and a program has many laws
-def _of_rows(sampling: Sampling, rows: jax.Array) -> Sampling:
     return jax.tree.map(lambda array: array[rows], sampling)
