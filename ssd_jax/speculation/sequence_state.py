@@ -15,28 +15,31 @@ from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from ssd_jax.speculation.tuner import SpeculationPlan
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class SequenceState:
     """A sequence in a slot, and the record that is verified next.
 
-    Args:
+    Attributes:
       fan_out: of this sequence alone, so that its text depends on no other.
       backup: without a draft.
       room: tokens that may be committed.
       teaches: whether a tuner may learn from it; see `tuner.teaches`.
+      stats: what its rounds have brought.
+      length: L of the record.
+      after: where it comes from.
+      confidence: the draft's in the record's tokens, if known.
+      made: whether the draft made the record's tokens, so that it need not run them.
     """
 
-    def __init__(self, *, fan_out: FanOut, backup: Backup, room: int, teaches: bool) -> None:
-        self.fan_out, self.backup, self.room, self.teaches = fan_out, backup, room, teaches
-        self.stats = AcceptanceStats()
-        """What its rounds have brought."""
-        self.length = 0
-        """L of the record."""
-        self.after: After = "miss"
-        """Where it comes from."""
-        self.confidence: tuple[int, ...] = ()
-        """The draft's in the record's tokens, if known."""
-        self.made = True
-        """Whether the draft made the record's tokens, so that it need not run them."""
+    fan_out: FanOut
+    backup: Backup
+    room: int
+    teaches: bool
+    stats: AcceptanceStats = dataclasses.field(default_factory=AcceptanceStats)
+    length: int = 0
+    after: After = "miss"
+    confidence: tuple[int, ...] = ()
+    made: bool = True
 
     def begin(self, length: int, after: After, confidence: Sequence[int], *, made: bool) -> None:
         """Goes on with a new record."""
