@@ -21,7 +21,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,13 +33,16 @@ from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
 from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence, check
-from ssd_jax.engine.stop_strings import IncrementalDecoder, Released, TextStream
+from ssd_jax.engine.stop_strings import Released, TextStream
 from ssd_jax.engine.trace import EngineTrace
 from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import IDLE, DraftBatch, Outcomes, SlotOpening
 from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
 from ssd_jax.system.interrupts import Deferred
+
+if TYPE_CHECKING:
+    from ssd_jax.checkpoints.detokenizer import DecodeStream
 
 _LOG = logging.getLogger(__name__)
 _NO_NUMBERS = (
@@ -67,7 +70,7 @@ class Engine:
     def __init__(
         self,
         target: Target,
-        decoder: Callable[[int], IncrementalDecoder],
+        decoder: Callable[[int], DecodeStream],
         eos_ids: frozenset[int],
         *,
         drafter: Drafter | None = None,

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-
-class IncrementalDecoder(Protocol):
-    """Tokens to complete text; see `ssd_jax.checkpoints.detokenizer.DecodeStream`."""
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Text completed by these ids."""
-        ...
-
-    def flush(self) -> str:
-        """What is left at the end."""
-        ...
+if TYPE_CHECKING:
+    from ssd_jax.checkpoints.detokenizer import DecodeStream
 
 
 class Released(NamedTuple):
@@ -34,7 +25,7 @@ class TextStream:
     are dropped: decoding the kept ids gives the text, or the text and the rest of its last token.
     """
 
-    def __init__(self, decoder: IncrementalDecoder, stops: Sequence[str], min_tokens: int) -> None:
+    def __init__(self, decoder: DecodeStream, stops: Sequence[str], min_tokens: int) -> None:
         self._decoder = decoder
         self._stops = tuple(stops)
         self._min_tokens = min_tokens
