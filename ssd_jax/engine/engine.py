@@ -245,7 +245,7 @@ class Engine:
             for state in self._seats.all:
                 self._fail(state)
         while self._committed:
-            _, state, tokens, _, reason = self._committed.popleft()
+            _, state, tokens, reason = self._committed.popleft()
             if state.ended:
                 continue
             try:
@@ -287,7 +287,7 @@ class Engine:
             if state.finished:
                 self._seats.leave(state)
             if tokens or sound:
-                done = CommittedRow(row, state, tokens, len(said), state.sequence.finish_reason)
+                done = CommittedRow(row, state, tokens, state.sequence.finish_reason)
                 flight.committed.append(done)
                 self._committed.append(done)
             if not sound and not state.finished:

@@ -67,8 +67,7 @@ class RequestState:
         """Notes what a round that has committed these tokens was like; the first token's, which
         verified nothing, is no round."""
         if len(self.times.tokens) > len(tokens):
-            if len(tokens) < known.committed:
-                known.truncate(len(tokens))
+            known.truncate(len(tokens))
             self.times.rounds.append(known)
         wanted = self.request.params.logprobs
         if wanted is not None and outcomes.logprobs is not None:

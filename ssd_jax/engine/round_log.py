@@ -17,16 +17,16 @@ from ssd_jax.roles.records import ABSENCES, Drafted, Outcomes
 
 
 class CommittedRow(NamedTuple):
-    """A row of an outcome that was read: the tokens that counted, of those it has emitted.
+    """A row of an outcome that was read.
 
     Attributes:
+      tokens: those that counted, of the emitted ones.
       reason: why they were the last; None where more may come.
     """
 
     row: int
     state: RequestState
     tokens: list[int]
-    emitted: int
     reason: FinishReason | None
 
 
@@ -102,10 +102,11 @@ class RoundLog:
 
     def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
         traced, drafted, (began, now) = [], flight.drafted, span
-        for row, state, tokens, emitted, _ in flight.committed:
+        for row, state, tokens, _ in flight.committed:
+            accepted = int(outcomes.accepted[row])
             known = RoundRecord(
-                committed=emitted,
-                accepted=int(outcomes.accepted[row]),
+                committed=accepted + 1,
+                accepted=accepted,
                 seconds=now - began,
                 read=now,
                 cost=flight.costs.get(row),
@@ -113,8 +114,8 @@ class RoundLog:
             if drafted is not None:
                 known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
                 known.lookup = row_lookup(drafted.lookup, row)
-            source, proposed, accepted = known.source, known.proposed, known.accepted
-            traced.append(RowTrace(row, state.request_id, source, proposed, accepted, tokens))
+            about = known.source, known.proposed, accepted
+            traced.append(RowTrace(row, state.request_id, *about, tokens))
             state.record(outcomes, row, tokens, known)
         if self._trace is None:
             return
