@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
@@ -55,8 +55,13 @@ class Trace:
     """
 
     def __init__(self, path: str | Path, *, most: int = MOST, zero: float | None = None) -> None:
-        self.path = Path(path)
-        _check(self.path)
+        path = self.path = Path(path)
+        require_writable("trace", path, replaced=True)
+        if not path.name or path.is_dir():
+            raise InputError(f"trace = '{path}' is a directory; give a file such as trace.json")
+        if not path.parent.is_dir():
+            why = f"there is no directory '{path.parent}'; make it first"
+            raise InputError(f"trace = '{path}': {why}")
         self._most = most
         self._zero = time.perf_counter() if zero is None else zero
         self._engines: list[tuple[str, bool]] = []
@@ -85,17 +90,14 @@ class Trace:
             return
         try:
             with new_file(self.path) as file:
-                self._write_to(file)
+                about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
+                file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
+                for place, event in enumerate(self._chrome_events()):
+                    file.write((",\n" * bool(place) + json.dumps(event)).encode())
+                file.write(b"\n]}\n")
         except OSError as error:
             why = f"the trace was not written: {error.strerror or error}"
             raise OSError(error.errno, why, str(self.path)) from error
-
-    def _write_to(self, file: BinaryIO) -> None:
-        about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
-        file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
-        for place, event in enumerate(self._chrome_events()):
-            file.write((",\n" * bool(place) + json.dumps(event)).encode())
-        file.write(b"\n]}\n")
 
     def write_at_the_end(self) -> None:
         """Writes the file where nobody is left to be told of an error; it is logged."""
@@ -193,11 +195,3 @@ def _name(rows: Sequence[RowTrace]) -> str:
 
 def _about(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
-
-
-def _check(path: Path) -> None:
-    require_writable("trace", path, replaced=True)
-    if not path.name or path.is_dir():
-        raise InputError(f"trace = '{path}' is a directory; give a file such as trace.json")
-    if not path.parent.is_dir():
-        raise InputError(f"trace = '{path}': there is no directory '{path.parent}'; make it first")
