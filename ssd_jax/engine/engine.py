@@ -1,11 +1,8 @@
 """The engine: requests enter and leave slots between rounds; one `step` is one round.
 
-`Engine._round` has the order in which the roles are called. It keeps the devices busy: the only
-wait is for the outcome of the round in flight, and only when the next one is on its way are tokens
-turned into text, stop strings looked for and events handed out. A round dispatched past a stop is
-discarded before anything counts it. Autoregressive decoding is the same loop without a drafter; it
-looks one round ahead, since the target alone needs no more than tokens that it has itself
-(`_look_ahead`).
+`Engine._round` has the order in which the roles are called. The only wait is for the outcome of the
+round in flight; when the next one is on its way, tokens are turned into text, stop strings looked
+for and events handed out. A round dispatched past a stop is discarded before anything counts it.
 
 Whatever raises within a step, nothing is taken twice and no event is lost: outcomes count once they
 are read whole, an event is made once and kept until it is handed out, and what a role has not

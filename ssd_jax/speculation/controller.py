@@ -1,11 +1,10 @@
 """The controller of SSD: matches verification outcomes against the speculation cache.
 
-Pure host code over integers; a batch goes through it in arrays [B, ...]. A round takes these forms:
-the outcome (`DraftBatch`), its look-up in the cache (`CacheLookup`), the promotion of the branches
-that came true (`Promotion`), and the proposal (`Drafted`). While the target verifies it, the
-branches are divided over its outcomes and expanded (`speculate`), and what they speculate fills the
-cache (`gather`). A row that misses takes its backup and does not touch the others. What no proposal
-waits for, such as learning, is put off until the target is at work (`_catch_up`).
+Pure host code over integers, in arrays [B, ...] of a batch. A round takes these forms: the outcome
+(`DraftBatch`), its look-up in the cache (`CacheLookup`), the promotion of the branches that came
+true (`Promotion`), and the proposal (`Drafted`). While the target verifies it, branches of its
+outcomes are expanded (`speculate`), and what they speculate fills the cache (`gather`). What no
+proposal waits for, such as learning, is put off until the target is at work (`_catch_up`).
 """
 
 from __future__ import annotations
