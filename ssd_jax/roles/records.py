@@ -95,7 +95,7 @@ class BranchTokens(NamedTuple):
     bonus: Int32[np.ndarray, "B M"]  # bonus token of each branch's outcome; -1 is no branch
     lengths: Int32[np.ndarray, "B M"]  # tokens so far
     tokens: Int32[np.ndarray, "B M K"]
-    confidence: Int32[np.ndarray, "B M K"]  # the draft's, see `speculation.confidence`
+    confidence: Int32[np.ndarray, "B M K"]  # the draft's, see `sampling.confidence`
     forwards: int  # that have made them
     absent: Mapping[int, Absence] = MappingProxyType({})  # slots whose draft does not answer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ssd_jax.errors import InputError
-from ssd_jax.speculation.confidence import ConfidenceFanOut
 from ssd_jax.speculation.fan_out import (
     LEAST_BUDGET,
+    ConfidenceFanOut,
     Counts,
     FanOut,
     GeometricFanOut,

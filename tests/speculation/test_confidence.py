@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
-from ssd_jax.speculation.confidence import ConfidenceFanOut
-from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
+from ssd_jax.speculation.fan_out import ConfidenceFanOut, MeasuredFanOut, VerificationStats
 from tests.speculation.test_fan_out import BUDGETS, LENGTHS
 
 LEAST, MOST = 0, len(EDGES)

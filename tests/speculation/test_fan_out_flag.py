@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.speculation.confidence import ConfidenceFanOut
-from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
+from ssd_jax.speculation.fan_out import (
+    ConfidenceFanOut,
+    GeometricFanOut,
+    MeasuredFanOut,
+    UniformFanOut,
+)
 from ssd_jax.speculation.fan_out_flag import parse
 
 

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.confidence import ConfidenceFanOut
-from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, UniformFanOut
+from ssd_jax.speculation.fan_out import (
+    ConfidenceFanOut,
+    GeometricFanOut,
+    MeasuredFanOut,
+    UniformFanOut,
+)
 from ssd_jax.testing.by_row import promoted
 from tests.selection import cases
 from tests.speculation.enumeration.host import Hashed, Host, texts

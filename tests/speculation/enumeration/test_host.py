@@ -9,9 +9,8 @@ from fractions import Fraction
 import pytest
 
 from ssd_jax.engine.occurrences import Occurrences
-from ssd_jax.speculation.confidence import ConfidenceFanOut
 from ssd_jax.speculation.controller import Controller
-from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut
+from ssd_jax.speculation.fan_out import ConfidenceFanOut, GeometricFanOut, MeasuredFanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.sampling.edits import Edit, edited
 from tests.speculation.enumeration import toys

@@ -8,8 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from ssd_jax.speculation.confidence import ConfidenceFanOut
-from ssd_jax.speculation.fan_out import MeasuredFanOut
+from ssd_jax.speculation.fan_out import ConfidenceFanOut, MeasuredFanOut
 from tests.selection import cases
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.laws import autoregressive, emitted
