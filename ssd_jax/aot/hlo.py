@@ -1,4 +1,4 @@
-"""Reads the text of an optimised HLO module: loops, conditionals, copies, collectives.
+"""Reads the text of an optimised HLO module: its instructions, trips of loops, copies, collectives.
 
 Only what `traffic` and the compile gates ask is read. XLA prints an instruction a line, and the
 computations that fusions and loops call as blocks before the entry.
@@ -21,8 +21,8 @@ _TRIPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _AXIS = re.compile(r"'([^']*)'(?:=(\d+))?")
 _GROUPS = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})")
-_SAID = re.compile(r'op_name="([^"]*)"')
-_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +76,6 @@ class Instruction:
         return () if found is None else tuple(map(int, filter(None, found[2].split(","))))
 
     @property
-    def said(self) -> str:
-        """What JAX calls it: "jit(forward)/while/body/dot_general"."""
-        found = _SAID.search(self.rest)
-        return "" if found is None else found[1]
-
-    @property
     def group(self) -> int | None:
         """Devices that a collective joins; None where the text does not say."""
         if found := _AXES.search(self.rest):
@@ -99,20 +93,6 @@ class Instruction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    """A while loop.
-
-    Attributes:
-      trips: how often its body runs; None where the device finds out, so that on a GPU the host
-        waits for it in every iteration.
-      said: see `Instruction.said`.
-    """
-
-    trips: int | None
-    said: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Module:
     """The computations of a program, by name, and which of them is run."""
 
@@ -126,14 +106,6 @@ class Module:
                 if not opcodes or each.opcode in opcodes:
                     yield each
 
-    def loops(self) -> list[Loop]:
-        """All while loops, nested ones too."""
-        return [Loop(self.trips(each), each.said) for each in self.instructions("while")]
-
-    def conditionals(self) -> list[str]:
-        """What JAX calls each."""
-        return [each.said for each in self.instructions("conditional")]
-
     def copies(self, at_least: int) -> list[Instruction]:
         """Copies of so many bytes, alone or at the root of a fusion, also those that only change
         the layout."""
@@ -142,12 +114,14 @@ class Module:
 
     def collectives(self) -> list[Instruction]:
         """What devices send each other; each once, where it starts."""
-        starts = (*_COLLECTIVES, *(f"{name}-start" for name in _COLLECTIVES))
-        return list(self.instructions(*starts))
+        return [*self.instructions(*COLLECTIVES, *(f"{name}-start" for name in COLLECTIVES))]
 
     def trips(self, loop: Instruction) -> int | None:
-        """See `Loop`. One that counts up to a constant says so in its configuration or its
-        condition."""
+        """How often the body of a while loop runs; None where the device finds out, so that on a
+        GPU the host waits for it in every iteration.
+
+        One that counts up to a constant says so in its configuration or its condition.
+        """
         said = _TRIPS.search(loop.rest)
         if said is not None:
             return int(said[1])

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from ssd_jax.aot.hlo import Instruction, Module
+from ssd_jax.aot.hlo import COLLECTIVES, Instruction, Module
 
 _FREE = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
@@ -76,7 +76,7 @@ def count(module: Module, devices: int) -> Work:
     flops = moved = 0
     collectives = []
     for each, shapes, runs in _run(module, module.entry, 1):
-        if each.opcode.removesuffix("-start") in _COLLECTIVE:
+        if each.opcode.removesuffix("-start") in COLLECTIVES:
             collectives.append(_collective(each, devices, runs))
         moved += runs * _moved(module, each, shapes)
         flops += runs * _flops(module, each, shapes)
@@ -85,8 +85,6 @@ def count(module: Module, devices: int) -> Work:
 
 Shapes = dict[str, Instruction]
 """The instructions of a computation, by name."""
-
-_COLLECTIVE = (*_REDUCES, "all-gather", "all-to-all", "collective-permute")
 
 
 def _run(module: Module, name: str, runs: int) -> Iterator[tuple[Instruction, Shapes, int]]:
@@ -130,7 +128,7 @@ def _moved(module: Module, each: Instruction, shapes: Shapes) -> int:
     operands = [shapes[name] for name in each.operands if name in shapes]
     if inside is None:
         return _alone(each, operands)
-    parameters = {_number(one): one for one in inside if one.opcode == "parameter"}
+    parameters = _parameters(inside)
     read = sum(
         min(_read(module, inside, parameters[place]), operand.in_memory)
         for place, operand in enumerate(operands)
@@ -149,7 +147,7 @@ def _alone(each: Instruction, operands: list[Instruction]) -> int:
         return sum(read[1:]) + written
     if each.opcode in _MOVES:
         return min(sum(read), each.parts[_MOVES[each.opcode]]) + (each.in_memory - sum(read))
-    if each.opcode.removesuffix("-start") in _COLLECTIVE:
+    if each.opcode.removesuffix("-start") in COLLECTIVES:
         return sum(read) + sum(_given(each, each.parts_in_memory))
     return sum(read) + each.in_memory
 
@@ -167,8 +165,7 @@ def _read(module: Module, inside: tuple[Instruction, ...], value: Instruction) -
             total += _read(module, inside, each)
         elif each.opcode == "fusion":
             called = module.computations[each.called("calls")]
-            found = next(one for one in called if _number(one) == place)
-            total += _read(module, called, found)
+            total += _read(module, called, _parameters(called)[place])
         elif each.opcode not in _UPDATES or place != 0:
             return value.nbytes
     return total
@@ -273,6 +270,6 @@ def _estimated(each: Instruction) -> dict[str, int]:
     return {name: int(value) for name, value in _NUMBER.findall(found[1])} if found else {}
 
 
-def _number(parameter: Instruction) -> int:
-    """Place of a parameter among those of its computation; -1 of what is none."""
-    return int(parameter.rest.split(")")[0]) if parameter.opcode == "parameter" else -1
+def _parameters(inside: tuple[Instruction, ...]) -> dict[int, Instruction]:
+    """Parameters of a computation, by their places."""
+    return {int(each.rest.split(")")[0]): each for each in inside if each.opcode == "parameter"}

@@ -45,8 +45,8 @@ def program(request, pair):
 @of_every_program
 def test_the_host_is_never_waited_for(program):
     _, module, _ = program
-    assert [loop for loop in module.loops() if loop.trips is None] == []
-    assert module.conditionals() == []
+    assert [each for each in module.instructions("while") if module.trips(each) is None] == []
+    assert [*module.instructions("conditional")] == []
 
 
 @of_every_program

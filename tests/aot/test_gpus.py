@@ -28,8 +28,10 @@ compiles = [
 def gates(program, module, pages):
     """Each gate by name: what is wrong, nothing where all is well."""
     found = {
-        "no loop waits for the host": [each for each in module.loops() if each.trips is None],
-        "no conditional": module.conditionals(),
+        "no loop waits for the host": [
+            each for each in module.instructions("while") if module.trips(each) is None
+        ],
+        "no conditional": [*module.instructions("conditional")],
         "no copy of the pages": [each for each in module.copies(1 << 20) if CONTEXT in each.dims],
         "no temporary of their size": program // (pages // 10 + 3 * LOGITS),
     }

@@ -105,8 +105,10 @@ def gates(case):
     found = {
         "compiles in a minute": compiled.seconds // 60,
         "fits": max(0, weights + pages + own - case.chip.memory),
-        "no loop waits for the host": [each for each in module.loops() if each.trips is None],
-        "no conditional": module.conditionals(),
+        "no loop waits for the host": [
+            each for each in module.instructions("while") if module.trips(each) is None
+        ],
+        "no conditional": [*module.instructions("conditional")],
         "no copy of the pages": [
             each
             for each in module.copies(1 << 20)
