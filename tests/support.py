@@ -24,7 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax import compat
-from ssd_jax.aot import chips, gpus
+from ssd_jax.aot import chips
 from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_write
@@ -294,7 +294,7 @@ def versions(platform: str) -> str:
     """Of what compiled for a platform."""
     found = [f"JAX {jax.__version__}", f"jaxlib {importlib.metadata.version('jaxlib')}"]
     compilers = {"libtpu": platform in chips.TPUS or "TPU" in platform}
-    compilers["jax-cuda13-plugin"] = platform in gpus.GPUS or "NVIDIA" in platform
+    compilers["jax-cuda13-plugin"] = platform in chips.GPUS or "NVIDIA" in platform
     found += [f"{name} {importlib.metadata.version(name)}" for name in compilers if compilers[name]]
     if platform == "cpu":
         found.append(cpu_model() or "an unknown processor")

@@ -4,6 +4,10 @@ Memory, bandwidth and arithmetic are those that Google and NVIDIA publish for ea
 (https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, the data sheets of H100 and H200
 with SXM); links of TPUs, those of "How to scale your model"
 (https://jax-ml.github.io/scaling-book/tpus), which also says what a hop takes.
+
+XLA asks a GPU what it has before it compiles for it: here a description answers instead, and the
+compiler, which can measure none, chooses tiles of products by rules of thumb. None of this has been
+compared with a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from ssd_jax.aot import gpus
 from ssd_jax.aot.traffic import Collective, Work
 from ssd_jax.errors import InputError
 
@@ -91,6 +94,43 @@ CHIPS: Mapping[str, Chip] = {
 }
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 
+_HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: {memory}
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability {{ major: 9 }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 12 }}
+runtime_version {{ major: 13 }}
+device_description_str: "{name}"
+"""
+
+GPUS = {
+    "h100": _HOPPER.format(
+        bandwidth=3352320000000, memory=84929347584, name="NVIDIA H100 80GB HBM3"
+    ),
+    "h200": _HOPPER.format(bandwidth=4800000000000, memory=150000000000, name="NVIDIA H200"),
+}
+"""XLA's description of each (`stream_executor.GpuTargetConfigProto` as text)."""
+
+_MOST_GPUS = 8  # of a machine, which are joined by NVLink
+
 # Without them libtpu looks for the machine's own chips, and a second process waits for the first.
 _OFFLINE = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -159,22 +199,30 @@ def devices(name: str, count: int = 1) -> list[Any]:
     """Devices to compile for, of the smallest slice that has so many; nothing can run on them.
 
     Raises:
-      InputError: no such chip, no slice of it has so many, or its compiler is not installed.
+      InputError: no such chip, no slice or machine has so many, or its compiler is not installed.
     """
     chip = chip_named(name)
     if chip.platform == "gpu":
-        return gpus.devices(name, count)
-    sizes = [size for size in chip.slices if size >= count]
-    if not sizes:
-        raise InputError(
-            f"devices = {count} are more than the largest slice of {name} that is compiled for "
-            f"has; give at most {max(chip.slices)}"
-        )
-    os.environ.update({key: os.environ.get(key, value) for key, value in _OFFLINE.items()})
+        if not 1 <= count <= _MOST_GPUS:
+            raise InputError(
+                f"devices = {count}; give 1 to {_MOST_GPUS}, which is what a machine has"
+            )
+        platform, topology, extra = "cuda", name, "cuda-aot"
+        options = {"topology": f"1 x 1 x {count}", "target_config": GPUS[name]}
+    else:
+        sizes = [size for size in chip.slices if size >= count]
+        if not sizes:
+            raise InputError(
+                f"devices = {count} are more than the largest slice of {name} that is compiled for "
+                f"has; give at most {max(chip.slices)}"
+            )
+        platform, topology, extra = "tpu", chip.slices[sizes[0]], "tpu"
+        options = chip.options
+        os.environ.update({key: os.environ.get(key, value) for key, value in _OFFLINE.items()})
     try:
-        slice_ = topologies.get_topology_desc(chip.slices[sizes[0]], platform="tpu", **chip.options)
+        slice_ = topologies.get_topology_desc(topology, platform=platform, **options)
     except Exception as error:
         raise InputError(
-            f"no compiler for {name}: {error}; `pip install 'ssd-jax[tpu]'` has it"
+            f"no compiler for {name}: {error}; `pip install 'ssd-jax[{extra}]'` has it"
         ) from None
     return list(slice_.devices[:count])
