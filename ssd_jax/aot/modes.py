@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ssd_jax.aot.chips import Chip
 from ssd_jax.aot.parts import Part
 from ssd_jax.aot.programs import Sizes
+from ssd_jax.bench.table import counted
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning import throughput
@@ -63,23 +64,31 @@ class Mode:
     target: Part
     draft: Part | None = None
 
+    @property
+    def parts(self) -> list[Part]:
+        """Its models."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+    @property
+    def groups(self) -> list[list[Part]]:
+        """Its models, those on the same devices together."""
+        return [[part] for part in self.parts] if self.name == "ssd" else [self.parts]
+
     def __str__(self) -> str:
         """With the numbers of devices: "ssd 4 + 1"."""
-        counts = [str(len(self.target.devices))]
-        if self.draft is not None and self.name == "ssd":
-            counts.append(str(len(self.draft.devices)))
-        return f"{self.name} {' + '.join(counts)}"
+        return f"{self.name} {' + '.join(str(len(group[0].devices)) for group in self.groups)}"
 
     def shares(self) -> list[Share]:
         """What a device holds: one of each group of devices."""
-        parts = [self.target] if self.draft is None else [self.target, self.draft]
-        groups = [[part] for part in parts] if self.name == "ssd" else [parts]
-        return [_share(f"{self}: {' and '.join(p.role for p in group)}", group) for group in groups]
+        return [
+            _share(f"{self}: {' and '.join(part.role for part in group)}", group)
+            for group in self.groups
+        ]
 
     def refused(self, chip: Chip) -> str | None:
         """Why it does not fit; None where it does."""
-        for part in (self.target, self.draft):
-            if part is not None and part.refused is not None:
+        for part in self.parts:
+            if part.refused is not None:
                 return f"{part.role} on {len(part.devices)}: {part.refused}"
         for share in self.shares():
             if not share.fits(chip):
@@ -90,13 +99,8 @@ class Mode:
         return None
 
     def rate(self, acceptance: float, sizes: Sizes, fan_out: FanOut) -> float:
-        """Tokens per second of all sequences, at most.
-
-        Args:
-          acceptance: how often a proposed token is accepted.
-          sizes: of the programs.
-          fan_out: divides the branches.
-        """
+        """Tokens per second of all sequences, at most, where proposed tokens are accepted so often
+        and `fan_out` divides the branches."""
         seen, k, rows = Guess(acceptance=acceptance), sizes.k, sizes.slots
         costs = self.costs(sizes)
         if self.name == "ar":
@@ -169,37 +173,32 @@ def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str)
       rates: tokens per second of each mode at each of `ACCEPTANCES`.
       where: the slice, in words.
     """
-    best: dict[bool, list[tuple[float, Mode]]] = {}
-    for ssd in (False, True):
-        kind = [place for place, mode in enumerate(modes) if (mode.name == "ssd") is ssd]
-        if not kind:
-            continue
-        best[ssd] = [
-            max(((rates[place][at], modes[place]) for place in kind), key=lambda each: each[0])
-            for at in range(len(ACCEPTANCES))
-        ]
-    if not best:
+    of_ssd = [each for each in zip(modes, rates, strict=True) if each[0].name == "ssd"]
+    others = [each for each in zip(modes, rates, strict=True) if each[0].name != "ssd"]
+
+    def fastest(found: Sequence[tuple[Mode, Sequence[float]]], at: int) -> tuple[Mode, float]:
+        mode, speeds = max(found, key=lambda each: each[1][at])
+        return mode, speeds[at]
+
+    if not modes:
         return f"nothing fits {where}: take more devices, fewer slots, less context or int8"
-    if False not in best:
-        return f"SSD is all that fits {where}: {best[True][-1][1]}"
-    if True not in best:
+    if not others:
+        return f"SSD is all that fits {where}: {fastest(of_ssd, -1)[0]}"
+    if not of_ssd:
         return f"SSD does not pay on {where}: no split of it holds both models"
-    gains = [ssd[0] / other[0] for ssd, other in zip(best[True], best[False], strict=True)]
-    at = max(range(len(gains)), key=lambda place: gains[place])
-    split, other = best[True][at][1], best[False][at][1]
+    places = range(len(ACCEPTANCES))
+    gains = [fastest(of_ssd, at)[1] / fastest(others, at)[1] for at in places]
+    at = max(places, key=lambda place: gains[place])
+    split, other = fastest(of_ssd, at)[0], fastest(others, at)[0]
     gain = f"{gains[at]:.2f} times {other} at an acceptance of {ACCEPTANCES[at]}"
-    where_split = f"target on {_counted(split.target)}, draft on {_counted(split.draft)}"
+    target, draft = (counted(len(part.devices), "device") for part in split.parts)
+    where_split = f"target on {target}, draft on {draft}"
     if gains[at] <= 1:
         return (
             f"SSD does not pay on {where}: at best {gain}, with the {where_split}; take "
-            f"{best[False][at][1].name}"
+            f"{other.name}"
         )
     paying = [str(a) for a, gain in zip(ACCEPTANCES, gains, strict=True) if gain > 1]
     return (
         f"SSD pays on {where} at acceptances of {', '.join(paying)}: {gain}, with the {where_split}"
     )
-
-
-def _counted(part: Part | None) -> str:
-    count = len(part.devices) if part is not None else 0
-    return f"{count} device{'s' * (count != 1)}"

@@ -14,11 +14,6 @@ from ssd_jax.aot.programs import Sizes
 from ssd_jax.bench.table import Column, build_table
 from ssd_jax.speculation.fan_out import FanOut
 
-_NOTES = (
-    "at least: bytes over bandwidth or products over arithmetic, whichever is longer, and what "
-    "devices send each other; the host and the start of every kernel come on top",
-)
-
 
 class _Row(NamedTuple):
     part: Part
@@ -33,15 +28,14 @@ def build_page(
 
     Args:
       modes: all that were asked about.
-      chip: of the slice.
-      sizes, fan_out: what programs are made for, and what divides the branches.
+      fan_out: divides the branches.
       title: says what was asked.
       where: the slice, in words.
     """
     refused = {str(mode): mode.refused(chip) for mode in modes}
     fitting = [mode for mode in modes if refused[str(mode)] is None]
     rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
-    parts = _parts(modes)
+    parts = list({id(part): part for mode in modes for part in mode.parts}.values())
     said: list[Table | str] = [f"{title}\n"]
     said += [_memory([share for mode in modes for share in mode.shares()], chip), ""]
     rows = [_Row(p, " ".join(map(str, name)), c) for p in parts for name, c in p.programs.items()]
@@ -57,15 +51,6 @@ def build_page(
         if part.whole
     ]
     return [*said, verdict(fitting, rates, where)]
-
-
-def _parts(modes: Sequence[Mode]) -> list[Part]:
-    found: list[Part] = []
-    for mode in modes:
-        for part in (mode.target, mode.draft):
-            if part is not None and not any(part is each for each in found):
-                found.append(part)
-    return found
 
 
 def _where(part: Part) -> str:
@@ -97,7 +82,11 @@ def _programs(rows: Sequence[_Row]) -> Table:
         Column("bound by", lambda row: row.program.bounds.bound, "left"),
         Column("compiled in s", lambda row: f"{row.program.seconds:.1f}"),
     ]
-    return build_table(columns, rows, title="one run of a program, on each device", notes=_NOTES)
+    notes = (
+        "at least: bytes over bandwidth or products over arithmetic, whichever is longer, and what "
+        "devices send each other; the host and the start of every kernel come on top",
+    )
+    return build_table(columns, rows, title="one run of a program, on each device", notes=notes)
 
 
 def _speeds(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> Table:

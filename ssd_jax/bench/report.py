@@ -17,7 +17,7 @@ from rich.text import Text
 from ssd_jax.bench import stats
 from ssd_jax.bench.run import BenchResult, PairedRuns, PromptResult, first_difference
 from ssd_jax.bench.stats import FEWEST_FOR_INTERVAL, Estimate
-from ssd_jax.bench.table import Column, build_table, estimate_cell, number_cell
+from ssd_jax.bench.table import Column, build_table, counted, estimate_cell, number_cell
 
 SCHEMA_VERSION = 1
 """Of the JSON of every suite; goes up when a key changes its meaning or goes away."""
@@ -119,8 +119,8 @@ def bench_table(result: BenchResult) -> Table:
     summaries = summarize(result)
     sets = Counter(prompt.set for prompt in result.prompts)
     counts = ", ".join(f"{count} {name}" for name, count in sets.items())
-    prompts = _plural(len(result.prompts), "prompt")
-    title = f"{prompts} ({counts}), {_plural(len(result.runs[0].results), 'repeat')}"
+    prompts = counted(len(result.prompts), "prompt")
+    title = f"{prompts} ({counts}), {counted(len(result.runs[0].results), 'repeat')}"
     return build_table(_COLUMNS, summaries, title=title, notes=_notes(result, summaries))
 
 
@@ -227,7 +227,3 @@ def _notes(result: BenchResult, summaries: Sequence[VariantSummary]) -> list[str
     else:
         notes.append("second lines: 95% bootstrap intervals of the medians")
     return notes
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ssd_jax.bench.bandwidth import Bandwidth
 from ssd_jax.bench.stats import Estimate, estimate_of
-from ssd_jax.bench.table import Column, build_table, interval, number_cell
+from ssd_jax.bench.table import Column, build_table, counted, interval, number_cell
 from ssd_jax.checkpoints.tensors import Progress
 
 WIDTHS = range(1, 18)
@@ -125,9 +125,7 @@ def step_table(result: StepResult, memory: Bandwidth) -> Table:
         Column("of read", lambda row: f"{row.gb_per_s / memory.read_gb_per_s:.0%}"),
         Column("of copy", lambda row: f"{row.gb_per_s / memory.copy_gb_per_s:.0%}"),
     ]
-    where = "device memory"
-    if memory.threads is not None:
-        where = f"{memory.threads} CPU thread{'' if memory.threads == 1 else 's'}"
+    where = "device memory" if memory.threads is None else counted(memory.threads, "CPU thread")
     notes = [
         f"memory, {where}, {memory.buffer_bytes >> 20} MiB touched:",
         f"  read {memory.read_gb_per_s:.1f} GB/s (reduced to one value; weights are only read)",

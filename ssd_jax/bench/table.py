@@ -123,6 +123,11 @@ def number_cell(value: float | None, form: str) -> str | None:
     return None if value is None else form.format(value)
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 prompt", "2 prompts"."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
 def _text(cell: str | Text | None) -> Text:
     if cell is None:
         return Text("-", style="dim")
