@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +20,9 @@ _CONFIG = "config.json"
 _PADDING = 0.01  # of a vocabulary: sizes of a family differ by so much
 
 
-def known() -> list[str]:
-    """Names of well-known models, whose configurations come with the package."""
-    return [*_known()]
+def known() -> Mapping[str, Mapping[str, Any]]:
+    """By name, the configurations of well-known models, which come with the package."""
+    return tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))
 
 
 def read_configuration(source: str) -> ModelConfig:
@@ -37,7 +36,7 @@ def read_configuration(source: str) -> ModelConfig:
       InputError: there is no such configuration, it cannot be read, or it is of a model that is not
         supported.
     """
-    table = _known()
+    table = known()
     if source.lower() in table:
         return ModelConfig.from_hf(table[source.lower()], where=source)
     if ":" not in source and "/" not in source and not user_path(source).exists():
@@ -49,7 +48,19 @@ def read_configuration(source: str) -> ModelConfig:
         )
     path = resolve_configuration(source)
     with reading(path):
-        return _read(path)
+        if path.is_dir():
+            path = path / _CONFIG
+            if not path.exists():
+                raise InputError(f"{path} does not exist; give a directory with a {_CONFIG}")
+        if path.suffix == ".gguf":
+            return GGUFFile(path).config
+        config = read_json(path, remedy="give a config.json, or a GGUF file, whose name ends so")
+    if KEY in config:
+        raise InputError(
+            f"{path} is of a draft that was made for its target, and without its tensors says not "
+            "how many words it knows; give the configuration of a whole model"
+        )
+    return ModelConfig.from_hf(config, where=str(path))
 
 
 def require_same_words(target: str, of: ModelConfig, draft: str, other: ModelConfig) -> None:
@@ -65,24 +76,3 @@ def require_same_words(target: str, of: ModelConfig, draft: str, other: ModelCon
             f"{of.vocab_size}: they exchange token ids, and cannot; give a draft with the target's "
             "tokenizer"
         )
-
-
-def _read(path: Path) -> ModelConfig:
-    if path.is_dir():
-        path = path / _CONFIG
-        if not path.exists():
-            raise InputError(f"{path} does not exist; give a directory with a {_CONFIG}")
-    if path.suffix == ".gguf":
-        return GGUFFile(path).config
-    config = read_json(path, remedy="give a config.json, or a GGUF file, whose name ends so")
-    if KEY in config:
-        raise InputError(
-            f"{path} is of a draft that was made for its target, and without its tensors says not "
-            "how many words it knows; give the configuration of a whole model"
-        )
-    return ModelConfig.from_hf(config, where=str(path))
-
-
-@functools.cache
-def _known() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ssd_jax.aot.modes import Mode, Split, splits
 from ssd_jax.aot.parts import Part, Slice, build, draft_names, target_names
@@ -15,12 +16,7 @@ from ssd_jax.models.functional import FunctionalModel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two models, not loaded.
-
-    Attributes:
-      target, draft: their configurations.
-      target_dtype, draft_dtype: what they compute in.
-    """
+    """Two models, not loaded, and what they compute in."""
 
     target: ModelConfig
     draft: ModelConfig
@@ -28,8 +24,7 @@ class Pair:
     draft_dtype: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Job:
+class _Job(NamedTuple):
     """Programs of a model to compile, unless the target that they are for does not fit."""
 
     role: str
@@ -49,7 +44,6 @@ def modes_of(
     """AR and SD on all devices, and SSD in every split; nothing is compiled twice.
 
     Args:
-      pair, slice_, sizes: what is asked about.
       split: the only one to look at; None looks at several.
       progress: called with programs done, programs in all, and the last one.
 
@@ -58,29 +52,20 @@ def modes_of(
     """
     every = tuple(range(len(slice_.devices)))
     groups = [(every, every), *splits(len(every), split)]
-    targets = dict.fromkeys(target for target, _ in groups)
-    jobs = [_target(pair, slice_, sizes, places) for places in targets]
-    jobs += [_draft(pair, slice_, sizes, *group) for group in groups]
+    jobs = []
+    for places in dict.fromkeys(target for target, _ in groups):
+        model = slice_.model(pair.target, pair.target_dtype, places)
+        jobs.append(_Job("target", places, model, target_names(sizes, model), beside=places))
+    for target, places in groups:
+        model = slice_.model(pair.draft, pair.draft_dtype, places)
+        names = draft_names(sizes, branches=target != places)
+        jobs.append(_Job("draft", places, model, names, beside=target))
     parts = _built(jobs, slice_, sizes, progress)
     modes = [Mode(name="ar", target=parts["target", every])]
     for target, draft in groups:
         name = "sd" if target == draft else "ssd"
         modes.append(Mode(name=name, target=parts["target", target], draft=parts["draft", draft]))
     return modes
-
-
-def _target(pair: Pair, slice_: Slice, sizes: Sizes, places: tuple[int, ...]) -> _Job:
-    model = slice_.model(pair.target, pair.target_dtype, places)
-    names = target_names(sizes, model)
-    return _Job(role="target", places=places, model=model, names=names, beside=places)
-
-
-def _draft(
-    pair: Pair, slice_: Slice, sizes: Sizes, target: tuple[int, ...], places: tuple[int, ...]
-) -> _Job:
-    model = slice_.model(pair.draft, pair.draft_dtype, places)
-    names = draft_names(sizes, branches=target != places)
-    return _Job(role="draft", places=places, model=model, names=names, beside=target)
 
 
 def _built(

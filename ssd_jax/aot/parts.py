@@ -68,7 +68,7 @@ class Part:
       role: "target" or "draft".
       devices: their places in the slice.
       weights, pages: bytes on each.
-      programs: by name; none where it was refused.
+      programs: none where it was refused.
       refused: why it cannot run there; None where it can.
       whole: what each device holds whole that is usually shared out, see `ShardingRules.whole`.
     """
@@ -159,9 +159,7 @@ def build(
 
     Args:
       role: "target" or "draft".
-      model, names: which programs of it.
-      chip, places: of its devices.
-      sizes: what programs are made for.
+      places: of its devices in the slice.
       done: told of each program.
     """
     count = len(places)
@@ -174,10 +172,12 @@ def build(
     )
     held = part.weights + part.pages
     if held > chip.memory:
-        return dataclasses.replace(part, refused=_too_large(held, chip))
-    specs = (
-        programs.of_target(model, sizes) if role == "target" else programs.of_draft(model, sizes)
-    )
+        too_large = (
+            f"weights and pages are {held / 2**30:.1f} GiB a device, which has "
+            f"{chip.memory / 2**30:.0f}"
+        )
+        return dataclasses.replace(part, refused=too_large)
+    specs = (programs.of_target if role == "target" else programs.of_draft)(model, sizes)
     passes = _PASSES.get(model.execution.compute.name, 1)
     compiled = {}
     for name in names:
@@ -192,21 +192,12 @@ def build(
     return dataclasses.replace(part, programs=compiled)
 
 
-def _too_large(held: int, chip: Chip) -> str:
-    return (
-        f"weights and pages are {held / 2**30:.1f} GiB a device, which has "
-        f"{chip.memory / 2**30:.0f}"
-    )
-
-
 def compile_program(
     spec: ProgramSpec, model: FunctionalModel, chip: Chip, passes: int = 1
 ) -> tuple[Compiled, Module]:
     """Compiles a program for its model's devices, and reads what the compiler made of it.
 
     Args:
-      spec, model: of the program.
-      chip: that it is compiled for.
       passes: see `chips.roofline`.
 
     Raises:

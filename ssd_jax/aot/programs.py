@@ -26,20 +26,18 @@ class Sizes:
       context: most positions of a sequence.
       k: K.
       branches: M.
-      support: ids of a proposal's q.
     """
 
     slots: int
     context: int
     k: int
     branches: int
-    support: int = SUPPORT
 
 
 def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
     """Those that decode without a draft, and those that verify K tokens."""
     found: dict[Name, ProgramSpec] = {}
-    verification = Verification(widths=(0, sizes.k), support=sizes.support)
+    verification = Verification(widths=(0, sizes.k), support=SUPPORT)
     Programs(
         model,
         slots=sizes.slots,
@@ -56,7 +54,7 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
     found: dict[Name, ProgramSpec] = {}
     drafting = Drafting(
         k=sizes.k,
-        support=sizes.support,
+        support=SUPPORT,
         rule="ratio",
         branches=sizes.branches,
         predict="noise",
