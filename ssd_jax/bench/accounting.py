@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,6 +31,10 @@ from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.settings import NGRAM_K
 from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
+
+_OF_SSD = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup", "predict")
+_OF_MODELS = ("draft_dtype", "draft_temperature", "proposal_support")
+"""Settings that nothing but mode ssd has, and nothing but a draft model."""
 
 
 def core_groups(
@@ -63,43 +67,6 @@ def core_groups(
             f"leave one of the two without cores; there are {shown(usable)}"
         )
     return target, draft
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AccountingPlan:
-    """What is measured.
-
-    Attributes:
-      config: of mode ssd; its placement and cores are set here.
-      groups: two disjoint groups of processor cores.
-      params: of every prompt.
-    """
-
-    config: Config
-    groups: tuple[tuple[int, ...], tuple[int, ...]]
-    ks: tuple[int, ...]
-    params: SamplingParams
-
-    def ssd(self, target: tuple[int, ...], draft: tuple[int, ...]) -> Config:
-        """Target and draft on cores of their own; sd has those of the target."""
-        return dataclasses.replace(
-            self.config,
-            draft_placement="process",
-            target_cores=shown(target),
-            draft_cores=shown(draft),
-            k=str(self.ks[0]),
-        )
-
-    def sd(self, cores: tuple[int, ...], **changes: Any) -> Config:
-        """Both on the same cores."""
-        of_ssd = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup")
-        plain = dict.fromkeys((*of_ssd, "predict")) | {"mode": "sd", "k": str(self.ks[0])}
-        return dataclasses.replace(self.config, **plain | {"target_cores": shown(cores)} | changes)
-
-    def ngram(self, cores: tuple[int, ...]) -> Config:
-        """The target alone."""
-        of_models = ("draft_dtype", "draft_temperature", "proposal_support")
-        return self.sd(cores, draft="ngram", k=str(NGRAM_K), **dict.fromkeys(of_models))
 
 
 class PinnedModel:
@@ -170,41 +137,54 @@ def _serve(pipe: Connection, config: Config, params: SamplingParams, ks: tuple[i
 
 
 def measure(
-    plan: AccountingPlan,
+    config: Config,
     prompts: Sequence[BenchPrompt],
     *,
+    groups: tuple[tuple[int, ...], tuple[int, ...]],
+    ks: tuple[int, ...],
+    params: SamplingParams,
     warmup: int,
     progress: Progress = lambda done, total: None,
     start: Callable[..., PinnedModel] = PinnedModel,
 ) -> BenchResult:
     """Every prompt in every mode, once with the groups in each role.
 
+    Args:
+      config: of mode ssd; its K, placement and cores are set here.
+      groups: two disjoint groups of processor cores.
+      ks: values of K of sd and ssd.
+
     Raises:
       InputError: a model that cannot be loaded.
     """
-    first, second = plan.groups
+    k, (first, second) = str(ks[0]), groups
+    ssd = dataclasses.replace(config, draft_placement="process", k=k)
+    sd = dataclasses.replace(config, mode="sd", k=k, **dict.fromkeys(_OF_SSD))
+    of_ngrams = dict.fromkeys(_OF_MODELS) | {"draft": "ngram", "k": str(NGRAM_K)}
+    ngrams = dataclasses.replace(sd, **of_ngrams)
 
-    def opened(config: Config, until: ExitStack) -> PinnedModel:
-        model = start(config, plan.params, ks=plan.ks if config.draft_model else ())
+    def opened(
+        until: ExitStack, config: Config, target: Iterable[int], **cores: str
+    ) -> PinnedModel:
+        on_cores = dataclasses.replace(config, target_cores=shown(target), **cores)
+        model = start(on_cores, params, ks=ks if config.draft_model else ())
         until.callback(model.close)
         model.wait_ready()  # one after the other: loading takes more memory than having loaded
         return model
 
     halves = []
     with ExitStack() as whole:
-        equal = opened(plan.sd((*first, *second)), whole)
+        equal = opened(whole, sd, (*first, *second))
         for target, draft in ((first, second), (second, first)):
             with ExitStack() as half:
-                apart = opened(plan.ssd(target, draft), half)
-                ngram = opened(plan.ngram(target), half)
+                apart = opened(half, ssd, target, draft_cores=shown(draft))
+                ngram = opened(half, ngrams, target)
                 variants = {"ar": apart.variant("ar", None), "n-gram": ngram.variant("sd", None)}
                 variants |= {
-                    f"{mode} k={k}": apart.variant(mode, k)
-                    for mode in ("sd", "ssd")
-                    for k in plan.ks
+                    f"{mode} k={k}": apart.variant(mode, k) for mode in ("sd", "ssd") for k in ks
                 }
                 variants["ar, all cores"] = equal.variant("ar", None)
-                variants |= {f"sd k={k}, all cores": equal.variant("sd", k) for k in plan.ks}
+                variants |= {f"sd k={k}, all cores": equal.variant("sd", k) for k in ks}
                 result = run_paired(variants, prompts, warmup=warmup, repeats=1, progress=progress)
                 halves.append(result)
     return joined(halves)
@@ -242,10 +222,8 @@ def gains(result: BenchResult) -> list[Gain]:
         ("equal hardware", "ar, all cores", equal),
     ):
         sd = fastest(names)
-        over = {
-            f"over_{of}": speed_ratio(result, ssd, base) for of, base in (("sd", sd), ("ar", ar))
-        }
-        found.append(Gain(name=name, sd=sd, ssd=ssd, **over))
+        over_sd, over_ar = (speed_ratio(result, ssd, base) for base in (sd, ar))
+        found.append(Gain(name=name, sd=sd, ssd=ssd, over_sd=over_sd, over_ar=over_ar))
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,6 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.system import files
 
 WINDOW = 1024
 
@@ -171,15 +169,6 @@ class TextScorer:
             for chunk, logits in enumerate(self._forced.logits(window))
         ]
         return np.concatenate(parts)[: len(window) - 1]
-
-
-def read_text(path: Path) -> str:
-    """A text file.
-
-    Raises:
-      InputError: it cannot be read as UTF-8.
-    """
-    return files.read_text(path, most=files.MOST_TEXT, remedy="give a text file in UTF-8 as --text")
 
 
 def perplexity_table(result: Perplexity, *, dtype: str) -> Table:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ssd_jax.bench.accounting import core_groups
-from ssd_jax.bench.perplexity import WINDOW, count_windows, read_text
+from ssd_jax.bench.perplexity import WINDOW, count_windows
 from ssd_jax.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.bench.support import SUPPORTS
 from ssd_jax.cli import settings, suites
@@ -19,6 +19,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.settings import MAX_K, MODES
 from ssd_jax.system.environment import describe, headline
+from ssd_jax.system.files import MOST_TEXT, read_text
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -60,7 +61,10 @@ def run(arguments: Sequence[str]) -> int:
     config = settings.config_of(given | _NOWHERE if apart else given)
     params = params_of(config, given, values)
     prompts = load_prompts(given["prompts"]) if "prompts" in flags else []
-    text = read_text(Path(given["text"])) if "text" in flags else None
+    text = None
+    if "text" in flags:
+        remedy = "give a text file in UTF-8 as --text"
+        text = read_text(Path(given["text"]), most=MOST_TEXT, remedy=remedy)
     with open_llm(config, ks=ks) as llm:
         _check_fits(llm, prompts, params)
         tokens = () if text is None else _tokens(llm, text, given)

@@ -135,14 +135,16 @@ def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
 def accountings(job: BenchJob) -> SuiteReport:
     """AR, SD and SSD with the cores counted in two ways, in processes of their own."""
     config, given = job.llm.config, job.given
-    plan = accounting.AccountingPlan(
-        config=config,
-        groups=accounting.core_groups(given["target_cores"], given["draft_cores"]),
-        ks=tuple(job.ks) or (config.speculated,),
-        params=job.params,
-    )
     with progress_bar("prompts", unit="runs") as progress:
-        result = accounting.measure(plan, job.prompts, warmup=given["warmup"], progress=progress)
+        result = accounting.measure(
+            config,
+            job.prompts,
+            groups=accounting.core_groups(given["target_cores"], given["draft_cores"]),
+            ks=tuple(job.ks) or (config.speculated,),
+            params=job.params,
+            warmup=given["warmup"],
+            progress=progress,
+        )
     found = accounting.gains(result)
     return job.runs(result, [accounting.gains_table(found)], gains=found)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ssd_jax.bench.accounting import AccountingPlan, PinnedModel, core_groups, gains, measure
+from ssd_jax.bench.accounting import PinnedModel, core_groups, gains, measure
 from ssd_jax.bench.run import joined
 from ssd_jax.cli.main import main
 from ssd_jax.config import Config
@@ -23,9 +23,10 @@ CONFIG = Config(
 )
 
 
-def plan(**changes):
-    given = {"config": CONFIG, "groups": ((0, 1), (2,)), "ks": (2, 4), "params": SamplingParams()}
-    return AccountingPlan(**given | changes)
+def measured(models, count):
+    """So many prompts in every mode."""
+    given = {"groups": ((0, 1), (2,)), "ks": (2, 4), "params": SamplingParams(), "warmup": 0}
+    return measure(CONFIG, fakes.prompts(count), start=models, **given)
 
 
 class Models:
@@ -69,7 +70,7 @@ def speeds():
 
 def test_every_role_gets_both_groups_and_the_best_k_of_each_mode_counts():
     models = Models(speeds())
-    result = measure(plan(), fakes.prompts(6), warmup=0, start=models)
+    result = measured(models, 6)
     assert models.opened == [
         ("sd", "draft", "0,1,2", None, (2, 4)),
         ("ssd", "draft", "0,1", "2", (2, 4)),
@@ -92,14 +93,12 @@ def test_every_role_gets_both_groups_and_the_best_k_of_each_mode_counts():
 def test_models_are_closed_when_one_fails():
     models = Models({})  # no speed: making a variant fails
     with pytest.raises(KeyError):
-        measure(plan(), fakes.prompts(2), warmup=0, start=models)
+        measured(models, 2)
     assert models.open == 0
 
 
 def test_results_are_joined_by_prompt_and_variant():
-    first, second = (
-        measure(plan(), fakes.prompts(3), warmup=0, start=Models(speeds())) for _ in range(2)
-    )
+    first, second = (measured(Models(speeds()), 3) for _ in range(2))
     both = joined([first, second])
     assert [len(runs.results) for runs in both.runs] == [4] * len(first.runs)
     for one, other in zip(both.runs, first.runs, strict=True):

@@ -96,14 +96,6 @@ def test_scores_are_the_log_probabilities_of_a_whole_forward(window, tiny_checkp
         np.testing.assert_allclose(score(tokens), expected, atol=2e-4)
 
 
-def test_a_text_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"none.txt does not exist; give a text file"):
-        perplexity.read_text(tmp_path / "none.txt")
-    (tmp_path / "latin").write_bytes(b"\xe9")
-    with pytest.raises(InputError, match=r"latin:1: not UTF-8"):
-        perplexity.read_text(tmp_path / "latin")
-
-
 def test_the_table_says_what_was_predicted():
     result = Perplexity(window=3, nats=(math.log(2), math.log(8)), tokens=7)
     page = io.StringIO()

@@ -144,7 +144,7 @@ def test_compare_names_the_prompt_that_cannot_be(refused, tmp_path, prompts):
         (["--suite=step", "--step_repeats=0"], "step_repeats = 0 is out of range; give 1"),
         (["--suite=perplexity", "--window=1"], "window = 1 is out of range; give 2 or more"),
         (["--suite=perplexity", "--windows=0"], "windows = 0 is out of range; give 1 or more"),
-        (["--suite=perplexity", "--text=none"], "none does not exist"),
+        (["--suite=perplexity", "--text=none"], "none does not exist; give a text file in UTF-8"),
         (["--suite=step", "--repeats=2"], "repeats = 2 is for --suite=prompts, and this is"),
         (["--suite=accounting", "--repeats=2"], "repeats = 2 is for --suite=prompts"),
         (["--window=64"], "window = 64 is for --suite=perplexity"),
