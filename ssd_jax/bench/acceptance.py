@@ -37,8 +37,30 @@ class Acceptance:
 
 def acceptance(result: BenchResult) -> list[Acceptance]:
     """One entry for each variant that proposed tokens."""
-    found = (_of(name, result) for name in result.variants)
-    return [entry for entry in found if entry is not None]
+    found = []
+    for variant in result.variants:
+        runs = [repeat.metrics for runs in result.of(variant) for repeat in runs.results]
+        metrics = [each for each in runs if each.get("acceptance_histogram")]
+        if not metrics:
+            continue
+        histograms = zip_longest(*(each["acceptance_histogram"] for each in metrics), fillvalue=0)
+        histogram = tuple(map(sum, histograms))
+        positions = zip_longest(
+            *(each["acceptance_by_position"] for each in metrics), fillvalue=(0, 0)
+        )
+        rounds = sum(histogram)
+        entry = Acceptance(
+            variant=variant,
+            rounds=rounds,
+            length=sum(tokens * count for tokens, count in enumerate(histogram, start=1)) / rounds,
+            histogram=histogram,
+            by_position=tuple(
+                (sum(accepted for accepted, _ in column), sum(judged for _, judged in column))
+                for column in positions
+            ),
+        )
+        found.append(entry)
+    return found
 
 
 def acceptance_table(entries: Sequence[Acceptance]) -> Table:
@@ -60,24 +82,3 @@ def acceptance_table(entries: Sequence[Acceptance]) -> Table:
 
 def _share(place: int, line: _Line) -> str | None:
     return number_cell(line[2][place] if place < len(line[2]) else None, "{:.2f}")
-
-
-def _of(variant: str, result: BenchResult) -> Acceptance | None:
-    runs = [repeat.metrics for runs in result.of(variant) for repeat in runs.results]
-    metrics = [each for each in runs if each.get("acceptance_histogram")]
-    if not metrics:
-        return None
-    histograms = zip_longest(*(each["acceptance_histogram"] for each in metrics), fillvalue=0)
-    histogram = tuple(map(sum, histograms))
-    positions = zip_longest(*(each["acceptance_by_position"] for each in metrics), fillvalue=(0, 0))
-    rounds = sum(histogram)
-    return Acceptance(
-        variant=variant,
-        rounds=rounds,
-        length=sum(tokens * count for tokens, count in enumerate(histogram, start=1)) / rounds,
-        histogram=histogram,
-        by_position=tuple(
-            (sum(accepted for accepted, _ in column), sum(judged for _, judged in column))
-            for column in positions
-        ),
-    )

@@ -43,11 +43,6 @@ class BenchPrompt(PromptLine):
     set: str
     index: int
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """What results are paired by."""
-        return self.set, self.index
-
 
 def load_prompts(spec: str) -> list[BenchPrompt]:
     """Prompts of the built-in sets and files that `spec` names.

@@ -54,14 +54,13 @@ def summarize(result: BenchResult) -> list[VariantSummary]:
     return [_summary(result, name) for name in result.variants]
 
 
-def speeds(result: BenchResult, variant: str) -> dict[tuple[str, int], float | None]:
-    """Decoding speed of a variant by prompt."""
-    return _by_prompt(result.of(variant), lambda one: one.decode_tokens_per_second)
-
-
 def speed_ratio(result: BenchResult, variant: str, base: str) -> Estimate | None:
     """Decoding speed of one variant against another, paired by prompt."""
-    return stats.ratio_interval(speeds(result, variant), speeds(result, base))
+    speeds, of_base = (
+        [runs.median(lambda one: one.decode_tokens_per_second) for runs in result.of(name)]
+        for name in (variant, base)
+    )
+    return stats.ratio_interval(speeds, of_base)
 
 
 def bench_content(result: BenchResult) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def bench_content(result: BenchResult) -> dict[str, Any]:
         variants.append(dataclasses.asdict(summary))
         itl = variants[-1].pop("itl_ms") or [None] * len(ITL_PERCENTS)
         variants[-1] |= {f"itl_p{n}_ms": ms for n, ms in zip(ITL_PERCENTS, itl, strict=True)}
-    forks = {name: _first_differences(result, name) for name in result.variants}
+    bases = result.of(result.variants[0])
     rows = [
         {
             "set": runs.prompt.set,
@@ -81,11 +80,11 @@ def bench_content(result: BenchResult) -> dict[str, Any]:
             "decode_tokens_per_second": [one.decode_tokens_per_second for one in runs.results],
             "ttft_ms": [one.ttft_ms for one in runs.results],
             "itl_p50_p95_p99_ms": [_itl([one]) for one in runs.results],
-            "first_difference": forks[runs.variant][runs.prompt.key],
+            "first_difference": _first_difference(runs, bases[place // len(result.variants)]),
             "token_ids": list(runs.results[0].token_ids),
             "metrics": [dict(one.metrics) for one in runs.results],
         }
-        for runs in result.runs
+        for place, runs in enumerate(result.runs)
     ]
     return {"base": result.variants[0], "variants": variants, "prompts": rows}
 
@@ -127,36 +126,37 @@ def bench_table(result: BenchResult) -> Table:
 def _summary(result: BenchResult, variant: str) -> VariantSummary:
     runs, base = result.of(variant), result.variants[0]
     results = [one for each in runs for one in each.results]
-    equal = [place is None for place in _first_differences(result, variant).values()]
+    equal = [
+        _first_difference(each, of_base) is None
+        for each, of_base in zip(runs, result.of(base), strict=True)
+    ]
     metrics = {
-        key: _estimate(_by_prompt(runs, lambda one, key=key: _number(one.metrics.get(key))))
+        key: _estimate(runs, lambda one, key=key: _number(one.metrics.get(key)))
         for key in dict.fromkeys(key for one in results for key in one.metrics)
     }
     return VariantSummary(
         variant=variant,
         prompts=len(runs),
         tokens=sum(len(one.token_ids) for one in results),
-        decode_tokens_per_second=_estimate(speeds(result, variant)),
+        decode_tokens_per_second=_estimate(runs, lambda one: one.decode_tokens_per_second),
         ratio=None if variant == base else speed_ratio(result, variant, base),
-        ttft_ms=_estimate(_by_prompt(runs, lambda one: one.ttft_ms)),
+        ttft_ms=_estimate(runs, lambda one: one.ttft_ms),
         itl_ms=_itl(results),
         identical=None if variant == base and len(runs[0].results) == 1 else sum(equal),
         metrics={key: found for key, found in metrics.items() if found is not None},
     )
 
 
-def _by_prompt(
+def _estimate(
     runs: Sequence[PairedRuns], value: Callable[[PromptResult], float | None]
-) -> dict[tuple[str, int], float | None]:
-    return {each.prompt.key: each.median(value) for each in runs}
-
-
-def _estimate(values: Mapping[tuple[str, int], float | None]) -> Estimate | None:
-    return stats.median_interval([value for value in values.values() if value is not None])
+) -> Estimate | None:
+    medians = [each.median(value) for each in runs]
+    return stats.median_interval([median for median in medians if median is not None])
 
 
 def _itl(results: Sequence[PromptResult]) -> list[float] | None:
-    return stats.percentiles([ms for one in results for ms in one.itl_ms], ITL_PERCENTS)
+    gaps = [ms for one in results for ms in one.itl_ms]
+    return np.percentile(gaps, ITL_PERCENTS).tolist() if gaps else None
 
 
 def _number(value: object) -> float | None:
@@ -165,14 +165,11 @@ def _number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _first_differences(result: BenchResult, variant: str) -> dict[tuple[str, int], int | None]:
-    """By prompt, the earliest place where a repeat leaves the base's first repeat."""
-    found = {}
-    for runs, base in zip(result.of(variant), result.of(result.variants[0]), strict=True):
-        ids = base.results[0].token_ids
-        places = [first_difference(one.token_ids, ids) for one in runs.results]
-        found[runs.prompt.key] = min((x for x in places if x is not None), default=None)
-    return found
+def _first_difference(runs: PairedRuns, base: PairedRuns) -> int | None:
+    """The earliest place where a repeat leaves the base's first repeat."""
+    ids = base.results[0].token_ids
+    places = [first_difference(one.token_ids, ids) for one in runs.results]
+    return min((place for place in places if place is not None), default=None)
 
 
 def _identical(row: VariantSummary) -> Text | None:
@@ -184,10 +181,7 @@ def _identical(row: VariantSummary) -> Text | None:
 
 
 def _gap(title: str, place: int) -> Column[VariantSummary]:
-    def cell(row: VariantSummary) -> str | None:
-        return None if row.itl_ms is None else f"{row.itl_ms[place]:.1f}"
-
-    return Column(title, cell)
+    return Column(title, lambda row: None if row.itl_ms is None else f"{row.itl_ms[place]:.1f}")
 
 
 def _metric(title: str, name: str) -> Column[VariantSummary]:

@@ -138,7 +138,6 @@ def run_paired(
 
     Args:
       variants: callables by name, the base first. Each runs its prompt to the end.
-      prompts: what to run; their keys must differ.
       warmup: prompts that each variant runs first, unrecorded.
       repeats: passes over all prompts.
       progress: called with (runs done, runs in all), warm-up included, after each run.
@@ -157,18 +156,18 @@ def run_paired(
         for name in variants:
             run(name, prompts[turn % len(prompts)])
     orders = alternating_orders(tuple(variants))
-    results: dict[tuple[str, tuple[str, int]], list[PromptResult]] = {}
+    results: dict[tuple[str, int], list[PromptResult]] = {}  # by variant and place of the prompt
     for repeat in range(repeats):
         for place, prompt in enumerate(prompts):
             # The sum: no prompt keeps its order in every repeat, whatever the number of prompts.
             for name in orders[(repeat + place) % len(orders)]:
-                results.setdefault((name, prompt.key), []).append(run(name, prompt))
+                results.setdefault((name, place), []).append(run(name, prompt))
     return BenchResult(
         variants=tuple(variants),
         prompts=tuple(prompts),
         runs=tuple(
-            PairedRuns(variant=name, prompt=prompt, results=tuple(results[name, prompt.key]))
-            for prompt in prompts
+            PairedRuns(variant=name, prompt=prompt, results=tuple(results[name, place]))
+            for place, prompt in enumerate(prompts)
             for name in variants
         ),
     )

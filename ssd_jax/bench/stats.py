@@ -1,10 +1,9 @@
-"""Medians, percentiles, pairs, and bootstrap intervals."""
+"""Medians and paired ratios with bootstrap intervals."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -54,17 +53,8 @@ def estimate_of(values: Sequence[float]) -> Estimate:
     return estimate
 
 
-def ratio_interval(
-    values: Mapping[Any, float | None], base: Mapping[Any, float | None]
-) -> Estimate | None:
-    """The median of values[key] / base[key] with its interval, over the keys that both have a
-    number for; whole pairs are resampled."""
-    pairs = [(value, base.get(key)) for key, value in values.items()]
+def ratio_interval(values: Sequence[float | None], base: Sequence[float | None]) -> Estimate | None:
+    """The median of value / base with its interval, over the pairs that have both numbers; whole
+    pairs are resampled."""
+    pairs = zip(values, base, strict=True)
     return median_interval([value / other for value, other in pairs if value and other])
-
-
-def percentiles(values: Sequence[float], percents: Sequence[float]) -> list[float] | None:
-    """Percentiles with linear interpolation; None without values."""
-    if not len(values):
-        return None
-    return [float(value) for value in np.percentile(np.asarray(values, np.float64), percents)]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ssd_jax.bench.bandwidth import Bandwidth
 from ssd_jax.bench.stats import Estimate, estimate_of
-from ssd_jax.bench.table import Column, build_table, counted, interval, number_cell
+from ssd_jax.bench.table import Column, build_table, counted, interval
 from ssd_jax.checkpoints.tensors import Progress
 
 WIDTHS = range(1, 18)
@@ -24,13 +24,13 @@ class StepRow:
 
     Attributes:
       ms: median over the repeats.
-      ratio: against width 1, paired by repeat; None if width 1 was not measured.
+      ratio: against width 1, paired by repeat.
       gb_per_s: weight bytes over the median time, in 1e9 bytes per second.
     """
 
     width: int
     ms: Estimate
-    ratio: Estimate | None
+    ratio: Estimate
     gb_per_s: float
 
 
@@ -90,7 +90,7 @@ def time_steps(
       forward: gives for a width a callable that runs one forward of that many tokens and returns
         when it is done. All are made before the first is timed.
       weight_bytes: bytes of weights that one forward reads.
-      widths: tokens of a forward, different from each other.
+      widths: tokens of a forward, different from each other, 1 among them.
       warmup: untimed runs of each width before.
     """
     runs = [forward(width) for width in widths]
@@ -107,7 +107,7 @@ def time_steps(
             StepRow(
                 width=width,
                 ms=estimate,
-                ratio=estimate_of(np.divide(own, ms[1]).tolist()) if 1 in ms else None,
+                ratio=estimate_of(np.divide(own, ms[1]).tolist()),
                 gb_per_s=weight_bytes / estimate.median / 1e6,
             )
         )
@@ -120,7 +120,7 @@ def step_table(result: StepResult, memory: Bandwidth) -> Table:
         Column("tokens", lambda row: str(row.width)),
         Column("ms", lambda row: f"{row.ms.median:.2f}"),
         Column("95% interval", lambda row: interval(row.ms, "{:.2f}", "-")),
-        Column("/ 1 token", lambda row: number_cell(row.ratio and row.ratio.median, "{:.2f}x")),
+        Column("/ 1 token", lambda row: f"{row.ratio.median:.2f}x"),
         Column("weights GB/s", lambda row: f"{row.gb_per_s:.1f}"),
         Column("of read", lambda row: f"{row.gb_per_s / memory.read_gb_per_s:.0%}"),
         Column("of copy", lambda row: f"{row.gb_per_s / memory.copy_gb_per_s:.0%}"),

@@ -100,7 +100,7 @@ def test_every_second_of_the_eight_kinds_are_of_all_kinds():
 def test_n_takes_the_first_and_a_list_joins_sets(tmp_path):
     path = write(tmp_path / "p.jsonl", {"prompt": "a"}, "", {"prompt": "b"}, {"prompt": "c"})
     prompts = load_prompts(f"humaneval:3, {path}:2")
-    assert [prompt.key for prompt in prompts] == [
+    assert [(prompt.set, prompt.index) for prompt in prompts] == [
         ("humaneval", 0),
         ("humaneval", 1),
         ("humaneval", 2),

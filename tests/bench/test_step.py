@@ -99,10 +99,6 @@ def test_all_widths_are_made_before_any_is_timed():
     assert made == [1, 2]
 
 
-def test_without_width_1_there_is_no_ratio():
-    assert [row.ratio for row in steps(Machine(), widths=[2, 3], repeats=1).steps] == [None, None]
-
-
 def test_the_table_says_what_bandwidth_is_compared():
     console = Console(width=100, file=io.StringIO(), color_system=None)
     console.print(step.step_table(steps(Machine(), repeats=6), BANDWIDTH))
