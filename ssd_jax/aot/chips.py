@@ -162,7 +162,7 @@ class Roofline:
     @property
     def bound(self) -> str:
         """What takes longest."""
-        times = {"memory": self.memory, "arithmetic": self.arithmetic, "links": self.links}
+        times = dataclasses.asdict(self)
         return max(times, key=lambda name: times[name])
 
 

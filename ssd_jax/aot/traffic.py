@@ -13,6 +13,8 @@ import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from ssd_jax.aot.hlo import COLLECTIVES, Instruction, Module
 
 _FREE = (
@@ -252,15 +254,12 @@ def _met(window: dict[str, str], place: int, size: int, results: int) -> int:
     (width,), (stride,) = numbers("size", "1"), numbers("stride", "1")
     (spread,), (between,) = numbers("lhs_dilate", "1"), numbers("rhs_dilate", "1")
     before = numbers("pad", "0_0")[0]
-    last = (size - 1) * spread
+    window_places = np.arange(width) * between - before
     met = 0
     for result in range(results):
-        first = result * stride - before
-        if spread == 1 and between == 1:
-            met += max(0, min(width - 1, last - first) - max(0, -first) + 1)
-            continue
-        places = (first + step * between for step in range(width))
-        met += sum(0 <= at <= last and at % spread == 0 for at in places)
+        at = result * stride + window_places
+        meets = (at >= 0) & (at <= (size - 1) * spread) & (at % spread == 0)
+        met += int(np.count_nonzero(meets))
     return met
 
 

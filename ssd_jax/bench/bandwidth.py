@@ -39,18 +39,17 @@ class Bandwidth:
 
 
 def measure_bandwidth(
-    device: Device | None = None, *, buffer_bytes: int | None = None, repeats: int = 5
+    device: Device, *, buffer_bytes: int | None = None, repeats: int = 5
 ) -> Bandwidth:
     """Measures the memory that a forward on `device` reads its weights from.
 
     Args:
-      device: a JAX device; None or a CPU measures with one thread on each CPU that this process
-        may use.
+      device: a CPU is measured with one thread on each CPU that this process may use.
       buffer_bytes: memory to touch; by default twice the last-level cache, within 256 MiB, 2 GiB
         and an eighth of the memory.
     """
     cache = threads = None
-    if device is not None and device.platform != "cpu":
+    if device.platform != "cpu":
         size = buffer_bytes or LARGEST_BUFFER
         copy, read = _device_seconds(device, size, repeats)
     else:

@@ -34,7 +34,6 @@ class Chooser:
     """Chooses a mode once, and gives engines what chooses K and M while they decode.
 
     Args:
-      config: settings.
       known: costs, and what was observed at earlier starts.
       file: remembers what is observed.
       drafting: measures T_1 of mode sd, see `Costs.draft`, for a model of mode ssd that is asked
@@ -50,7 +49,7 @@ class Chooser:
         config: Config,
         known: KnownCosts,
         *,
-        file: CostFile | None = None,
+        file: CostFile,
         drafting: Callable[[], float] | None = None,
     ) -> None:
         self._config, self._costs, self._file = config, known.costs, file
@@ -108,8 +107,6 @@ class Chooser:
 
     def _keep(self, guess: Guess) -> None:
         """Writes the costs, with a guess, or what another process has kept that has seen more."""
-        if self._file is None:
-            return
         costs = self._costs
         kept = self._file.read(widths=tuple(costs.verify), budgets=tuple(costs.step))
         if kept is not None and kept.guess.judged > guess.judged:

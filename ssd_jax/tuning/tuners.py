@@ -50,14 +50,9 @@ class Observed:
             self._expected += verified.prepared**-self.r
 
     @property
-    def judged(self) -> int:
-        """Proposed tokens that were judged."""
-        return self._all.judged.total()
-
-    @property
     def guess(self) -> Guess:
         """What to assume the next time: of this time's texts and of those before."""
-        accepted, judged, guess = self._all.accepted.total(), self.judged, self._guess
+        accepted, judged, guess = self._all.accepted.total(), self._all.judged.total(), self._guess
         before = max(min(guess.judged, _REMEMBERED), WEIGHT)
         new = judged / (judged + before)
         return Guess(

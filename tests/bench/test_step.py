@@ -151,7 +151,7 @@ def half_second_runs(monkeypatch):
 @pytest.mark.usefixtures("half_second_runs")
 def test_bandwidth_counts_both_ways_of_a_copy_and_one_of_a_read():
     size = 8 << 20
-    found = bandwidth.measure_bandwidth(buffer_bytes=size, repeats=2)
+    found = bandwidth.measure_bandwidth(jax.devices()[0], buffer_bytes=size, repeats=2)
     # A copy reads half of the buffer and writes half, a read reads all: `size` bytes both.
     assert found.copy_gb_per_s == found.read_gb_per_s == pytest.approx(size / 0.5 / 1e9)
     assert found.buffer_bytes == size
@@ -167,7 +167,7 @@ def test_a_copy_writes_half_of_the_buffer_with_every_thread(monkeypatch):
         real(target, source)
 
     monkeypatch.setattr(bandwidth.np, "copyto", copyto)
-    found = bandwidth.measure_bandwidth(buffer_bytes=1 << 20, repeats=1)
+    found = bandwidth.measure_bandwidth(jax.devices()[0], buffer_bytes=1 << 20, repeats=1)
     runs = 2  # one untimed
     assert sum(target for target, _ in copied) == runs * (1 << 20) // 2
     assert len(copied) == runs * found.threads

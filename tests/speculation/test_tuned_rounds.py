@@ -162,7 +162,7 @@ def test_a_text_that_depends_on_lengths_teaches_the_tuner_nothing(mode, temperat
     after = observed.guess, observed.r, observed.rates(3, "miss"), observed.rates(3, "hit")
     if mode == "ssd":
         after += (fan_out.counts(3, 8, "hit"),)
-    assert (observed.judged > 0) == taught
+    assert (observed.guess.judged > 0) == taught
     assert (after != before) == taught
 
 

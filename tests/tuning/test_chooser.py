@@ -15,6 +15,7 @@ from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.throughput import Costs, Guess
 
 WIDTHS = (0, 2, 4, 8)
+NOWHERE = CostFile(None, {})
 
 
 def costs(draft, step=None, *, verify=1.0):
@@ -24,7 +25,7 @@ def costs(draft, step=None, *, verify=1.0):
 
 def chosen(costs, guess=None, *, draft="d", **settings):
     config = Config(mode="auto", target="t", draft=draft, **settings)
-    return Chooser(config, KnownCosts(costs, guess or Guess()))
+    return Chooser(config, KnownCosts(costs, guess or Guess()), file=NOWHERE)
 
 
 def test_a_draft_as_slow_as_the_target_is_not_used():
@@ -90,7 +91,7 @@ def test_a_model_of_mode_ssd_predicts_no_other_and_stays_in_it():
     config = Config(mode="ssd", target="t", draft="d", budget="auto")
     steps = dict.fromkeys(AUTO_BUDGETS, 5.0)
     slow = Costs(verify={0: 1.0, 4: 1.0}, backup=5.0, step=steps)
-    assert Chooser(config, KnownCosts(slow, Guess())).mode == "ssd"
+    assert Chooser(config, KnownCosts(slow, Guess()), file=NOWHERE).mode == "ssd"
 
 
 def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():

@@ -96,7 +96,7 @@ def test_a_guess_is_outweighed_by_what_is_observed():
     for _ in range(8):
         seen.observe(VerificationStats(1, 2, "hit", 1, None))
     # 8 of 16 tokens, and a guess worth 8 of them; 8 single branches that missed.
-    assert seen.judged == 16
+    assert seen.guess.judged == 16
     assert seen.guess.acceptance == pytest.approx((8 + 8 * 0.8) / (16 + 8))
     assert seen.alone == pytest.approx((8 + 8 * 0.5) / (8 + 8))
     assert seen.rates(2, "hit")[1] < 0.5 < seen.rates(2, "hit")[0]
@@ -130,7 +130,7 @@ def test_what_is_remembered_is_a_chance():
     for _ in range(50):
         seen.observe(VerificationStats(0, 0, "miss", 16, None))
     assert seen.guess.alone == 1.0
-    assert seen.judged == 0
+    assert seen.guess.judged == 0
     assert seen.guess.acceptance == pytest.approx(0.8)
 
 
