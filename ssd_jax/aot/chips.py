@@ -167,12 +167,7 @@ class Roofline:
 
 
 def roofline(chip: Chip, work: Work, passes: int = 1) -> Roofline:
-    """Bounds of a program.
-
-    Args:
-      chip, work: of one device.
-      passes: products of bfloat16 that a product of the program's dtype takes.
-    """
+    """Bounds of a program whose products each take so many passes in bfloat16."""
     links = sum(each.runs * _seconds(chip, each) for each in work.collectives)
     return Roofline(work.moved / chip.bandwidth, passes * work.flops / chip.flops, links)
 

@@ -29,9 +29,6 @@ from ssd_jax.sampling.variants import named
 VARIANT = "sampled"
 """Of programs that draw: rows at any temperature, without truncation and penalties."""
 
-_PASSES = {"float32": 6}
-"""Products of bfloat16 that one of another dtype takes; int8 counts as bfloat16."""
-
 _SHARED = ("vocab", "outputs", "heads", "ffn")
 """Logical axes of which at least one is to be cut."""
 
@@ -106,12 +103,7 @@ def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Devices that are not there.
-
-    Attributes:
-      name: of the chip.
-      devices: as JAX has them.
-    """
+    """Devices of JAX that are not there, of a chip of this name."""
 
     name: str
     devices: Sequence[object]
@@ -178,7 +170,8 @@ def build(
         )
         return dataclasses.replace(part, refused=too_large)
     specs = (programs.of_target if role == "target" else programs.of_draft)(model, sizes)
-    passes = _PASSES.get(model.execution.compute.name, 1)
+    # Products of bfloat16 that a product takes; int8 counts as bfloat16.
+    passes = 6 if model.execution.compute.name == "float32" else 1
     compiled = {}
     for name in names:
         try:
@@ -195,10 +188,8 @@ def build(
 def compile_program(
     spec: ProgramSpec, model: FunctionalModel, chip: Chip, passes: int = 1
 ) -> tuple[Compiled, Module]:
-    """Compiles a program for its model's devices, and reads what the compiler made of it.
-
-    Args:
-      passes: see `chips.roofline`.
+    """Compiles a program for its model's devices, and reads what the compiler made of it; see
+    `chips.roofline` for `passes`.
 
     Raises:
       JaxRuntimeError: the compiler refuses it.

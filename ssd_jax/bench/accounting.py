@@ -74,7 +74,6 @@ class PinnedModel:
 
     Args:
       config: its settings; `target_cores` says where it runs.
-      params: of every prompt.
       ks: values of K to prepare beside the configured one.
     """
 

@@ -92,13 +92,8 @@ def bench_content(result: BenchResult) -> dict[str, Any]:
 def document(
     suite: str, *, settings: Mapping[str, Any], environment: Mapping[str, Any], **content: Any
 ) -> dict[str, Any]:
-    """What a suite has found as an object for `json.dumps`.
-
-    Args:
-      settings: how it was run, such as flags.
-      environment: from `environment.describe`.
-      content: what it found; see `json_safe`.
-    """
+    """What a suite has found as an object for `json.dumps`, with its flags as `settings`, what
+    `environment.describe` said, and `json_safe` content."""
     head = {"schema_version": SCHEMA_VERSION, "suite": suite, **environment}
     return json_safe({**head, "settings": dict(settings), **content})
 

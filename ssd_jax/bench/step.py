@@ -56,7 +56,6 @@ def in_turns(
     Args:
       rounds: over all of them.
       times: that each is run in a round, which counts as their median.
-      progress: called with (rounds done, rounds) after each round.
 
     Returns: of each the milliseconds by round.
     """

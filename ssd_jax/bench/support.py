@@ -121,12 +121,10 @@ def measure_supports(
     supports: Sequence[int],
     progress: Progress = lambda done, total: None,
 ) -> list[Support]:
-    """One for each N, and the whole q last.
+    """One for each N of `supports`, and the whole q last.
 
     Args:
       texts: of which the target wrote at least one token.
-      supports: each N.
-      progress: called with (texts done, texts) after each.
     """
     found = []
     for number, text in enumerate(texts):

@@ -52,11 +52,7 @@ class CostFile:
         self.path = None if directory is None else directory / f"{name}.json"
 
     def read(self, *, widths: tuple[int, ...], budgets: tuple[int, ...]) -> KnownCosts | None:
-        """What is known; None if nothing is.
-
-        Args:
-          widths, budgets: of which costs are needed.
-        """
+        """What is known; None if nothing is, or not the costs of these widths and budgets."""
         if self.path is None:
             return None
         try:

@@ -115,7 +115,6 @@ def verifying(
     Args:
       target: with empty slots.
       proposals: by w.
-      params: of every slot.
     """
     _open(target, range(target.slots), params)
     tokens = np.full(target.slots, _TOKEN, np.int32)
@@ -130,11 +129,7 @@ def verifying(
 
 
 def looking_ahead(target: Target) -> Callable[[], None]:
-    """A round of mode ar of every slot: dispatches it, then reads the one before.
-
-    Args:
-      target: with open slots.
-    """
+    """A round of mode ar of every slot, all open: dispatches it, then reads the one before."""
     tokens = np.full(target.slots, _TOKEN, np.int32)
     lengths = np.full_like(tokens, _position(target.context, 0))
 

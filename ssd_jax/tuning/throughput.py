@@ -153,7 +153,6 @@ def ssd(
     soon as one of its rows missed.
 
     Args:
-      costs, seen, plan: what is known, and what is asked about.
       fan_out: divides the budget.
       waits: whether a miss waits for K drafted tokens; else nothing is proposed then.
       rows: sequences that are decoded together.
@@ -234,7 +233,6 @@ def best_ssd(
 
     Args:
       waits: what a miss may do; of several the faster one is taken.
-      others: see `ssd`.
     """
     return _fastest(
         Predicted(plan, ssd(costs, seen, plan, fan_out, waits=each, rows=rows))
