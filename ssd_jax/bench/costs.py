@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -32,31 +31,21 @@ class RoundCosts:
       draft_ms: from the request for proposals until they are there.
       verify_ms: from dispatch until the outcome is there.
       gain: what SSD with the same K reached in decoding, over SD.
+      ceiling: speed-up over SD if drafting cost nothing and nothing else changed.
     """
 
     draft_ms: Estimate
     verify_ms: Estimate
     gain: Estimate | None = None
-
-    @property
-    def ceiling(self) -> float:
-        """Speed-up over SD if drafting cost nothing and nothing else changed."""
-        return 1 + self.draft_ms.median / self.verify_ms.median
+    ceiling: float
 
 
 def time_round(draft: Callable[[], object], verify: Callable[[], object]) -> RoundCosts:
     """Times proposals and verifications in turn, see `in_turns`."""
-    drafting, verifying = in_turns((draft, verify), rounds=_WARM_UP + _ROUNDS)
-    return RoundCosts(
-        draft_ms=estimate_of(drafting[_WARM_UP:]), verify_ms=estimate_of(verifying[_WARM_UP:])
-    )
-
-
-def costs_json(costs: Mapping[str, RoundCosts]) -> dict[str, Any]:
-    """For `json.dumps`: by variant."""
-    return {
-        name: dataclasses.asdict(each) | {"ceiling": each.ceiling} for name, each in costs.items()
-    }
+    times = in_turns((draft, verify), rounds=_WARM_UP + _ROUNDS)
+    drafting, verifying = (estimate_of(ms[_WARM_UP:]) for ms in times)
+    ceiling = 1 + drafting.median / verifying.median
+    return RoundCosts(draft_ms=drafting, verify_ms=verifying, ceiling=ceiling)
 
 
 def costs_table(costs: Mapping[str, RoundCosts]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,7 +198,7 @@ def alternating_orders(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 def first_difference(ids: Sequence[int], base: Sequence[int]) -> int | None:
     """Index of the first token that differs, one missing counting as different; None if equal."""
-    for index, (one, other) in enumerate(zip(ids, base, strict=False)):
+    for index, (one, other) in enumerate(zip_longest(ids, base)):
         if one != other:
             return index
-    return None if len(ids) == len(base) else min(len(ids), len(base))
+    return None

@@ -103,7 +103,7 @@ def prompts(job: BenchJob) -> SuiteReport:
             rounds[name] = dataclasses.replace(_costs(job, mode, k), gain=gain)
     if not rounds:
         return job.runs(result, [])
-    return job.runs(result, [costs.costs_table(rounds)], costs=costs.costs_json(rounds))
+    return job.runs(result, [costs.costs_table(rounds)], costs=rounds)
 
 
 def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:

@@ -63,11 +63,8 @@ def promotion_of(rows: Sequence[Promoted], slots: int, k: int) -> Promotion:
     made = promotion(slots, k)
     for row in rows:
         slot = row.slot
-        made.position[slot], made.pending[slot], made.winner[slot] = (
-            row.position,
-            row.pending,
-            row.winner,
-        )
+        made.position[slot], made.pending[slot] = row.position, row.pending
+        made.winner[slot] = row.winner
         made.tokens[slot, : len(row.tokens)] = row.tokens
         made.limit[slot] = row.limit if row.winner >= 0 else len(row.tokens)
     committed = padded({row.slot: row.committed for row in rows}, slots, k + 1)

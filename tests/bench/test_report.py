@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ssd_jax.bench import report
-from ssd_jax.bench.costs import RoundCosts, costs_json, costs_table
+from ssd_jax.bench import costs, report
+from ssd_jax.bench.costs import costs_table, time_round
 from ssd_jax.bench.report import speed_ratio, summarize
 from ssd_jax.bench.run import BenchResult, run_paired
-from ssd_jax.bench.stats import median_interval
 from ssd_jax.system import environment
 from tests.bench import fakes
 
@@ -206,7 +205,7 @@ def test_few_prompts_are_told_to_have_no_interval():
     assert "need 6 prompts" not in rendered(report.bench_table(measure(count=6)))
 
 
-def test_what_ssd_gained_stands_beside_the_ceiling():
+def test_what_ssd_gained_stands_beside_the_ceiling(monkeypatch):
     def sd(prompt):
         return fakes.result(tokens_per_second=10 + prompt.index)
 
@@ -217,13 +216,13 @@ def test_what_ssd_gained_stands_beside_the_ceiling():
     gain = speed_ratio(result, "ssd k=4", "sd k=4")
     assert gain is not None
     assert gain.median == pytest.approx(1.5)
-    ms = {"draft_ms": median_interval([30.0]), "verify_ms": median_interval([40.0])}
+    monkeypatch.setattr(costs, "in_turns", lambda _, rounds: [[30.0] * rounds, [40.0] * rounds])
+    parts = time_round(lambda: None, lambda: None)
+    assert parts.ceiling == pytest.approx(1.75)
     for found, shown in ((gain, True), (None, False)):
-        costs = {"sd k=4": RoundCosts(**ms, gain=found)}
-        table = rendered(costs_table(costs))
+        table = rendered(costs_table({"sd k=4": dataclasses.replace(parts, gain=found)}))
         assert "1.75x" in table
         assert ("ssd / sd" in table) is ("1.50x" in table) is shown
-        assert costs_json(costs)["sd k=4"]["ceiling"] == pytest.approx(1.75)
 
 
 def test_the_commit_is_null_where_the_package_is_not_a_checkout(tmp_path):

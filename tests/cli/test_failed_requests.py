@@ -212,7 +212,7 @@ def test_demo_without_a_draft_of_the_package_takes_the_targets_own_weights(
 def test_bench_reports_every_mode_with_its_acceptance(fake, prompts, monkeypatch):
     """Whose parts of a round are given."""
     estimate = stats.median_interval([2.0])
-    rounds = costs.RoundCosts(draft_ms=estimate, verify_ms=estimate)
+    rounds = costs.RoundCosts(draft_ms=estimate, verify_ms=estimate, ceiling=2.0)
     monkeypatch.setattr(suites, "_costs", lambda job, mode, k: rounds)
     monkeypatch.setenv("COLUMNS", "80")
     found = {"acceptance_histogram": [1, 0, 0, 2], "acceptance_by_position": [[3, 3], [2, 3]]}
