@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import cast
+
+import numpy as np
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.config import Config
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
+from ssd_jax.engine.sequence import check
 from ssd_jax.engine.sharing import Caller, Sharing
-from ssd_jax.prompting import Params, Prompt, RequestMaker
+from ssd_jax.errors import InputError
+from ssd_jax.prompting import Params, Prompt, as_prompts
 from ssd_jax.sampling.params import SamplingParams
 
 
@@ -41,16 +47,6 @@ class Calls(ABC):
     def engine_of(self, mode: str, k: int | None = None) -> Engine:
         """The engine of a mode and K; None is the configured K."""
 
-    @functools.cached_property
-    def _maker(self) -> RequestMaker:
-        return RequestMaker(
-            tokenizer=self.tokenizer,
-            context=self.context,
-            logprobs=self.config.logprobs,
-            chat_template=self.config.chat_template,
-            defaults=self._default_params,
-        )
-
     def get_default_sampling_params(self) -> SamplingParams:
         """How requests are sampled that come without parameters; see `Config.generation_config`."""
         return self._default_params
@@ -59,15 +55,91 @@ class Calls(ABC):
         """Token ids of a prompt; text goes through the chat template where that is on.
 
         Raises:
-          InputError: messages without a chat template, or malformed ones.
+          InputError: no prompt, messages without a chat template, or malformed ones.
         """
-        return self._maker.encode(prompt)
+        if isinstance(prompt, np.ndarray):
+            prompt = prompt.tolist()
+        if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes):
+            raise InputError(
+                f"a prompt is text, a list of messages or a list of token ids, not {prompt!r}"
+            )
+        if not isinstance(prompt, str) and all(isinstance(item, Integral) for item in prompt):
+            return self._checked_ids([int(cast("int", token)) for token in prompt])
+        templated = self.config.chat_template
+        if templated is None:
+            templated = self.tokenizer.has_chat_template
+        if isinstance(prompt, str) and not templated:
+            return self.tokenizer.encode(prompt)
+        if self.config.chat_template is False:
+            raise InputError(
+                "messages need the chat template, which is switched off; give text, or leave out "
+                "--chat_template=false"
+            )
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return self.tokenizer.apply_chat_template(cast("list[dict[str, str]]", list(messages)))
 
     def request(
         self, prompt: Prompt, params: SamplingParams | None = None, index: int = 0
     ) -> Request:
-        """A checked request for `Engine.add`; see `RequestMaker.request`."""
-        return self._maker.request(prompt, params, index)
+        """A checked request for `Engine.add`.
+
+        Raises:
+          InputError: the prompt cannot be encoded or does not fit, or the parameters do not.
+        """
+        params = self._default_params if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InputError(f"params = {params!r}: give SamplingParams")
+        request = Request(prompt_ids=self.encode(prompt), params=params, index=index)
+        check(request, self.tokenizer.eos_ids, self.context)
+        prepared = self.config.logprobs
+        if params.logprobs is not None and (prepared is None or params.logprobs > prepared):
+            raise InputError(
+                f"logprobs = {params.logprobs} were not prepared; open the model with "
+                f"logprobs = {params.logprobs} (it has {prepared})"
+            )
+        self._checked_ids([token for token, _ in params.logit_bias], "logit_bias: ")
+        self._checked_ids(list(params.stop_token_ids), "stop_token_ids: ")
+        return request
+
+    def _checked_ids(self, ids: list[int], where: str = "") -> list[int]:
+        outside = [token for token in ids if not 0 <= token < self.tokenizer.size]
+        if outside:
+            raise InputError(
+                f"{where}token id {outside[0]} is not in the vocabulary; ids are 0 to "
+                f"{self.tokenizer.size - 1}"
+            )
+        return ids
+
+    def _prepare(self, prompts: Prompt | Iterable[Prompt], params: Params, n: int) -> list[Request]:
+        """Checked requests for n texts of each prompt, those of a prompt side by side.
+
+        Text s of prompt p has the index p + s P, where P is how many prompts there are.
+
+        Raises:
+          InputError: as `request`; also parameters that are not one for each prompt.
+        """
+        if not isinstance(n, Integral) or isinstance(n, bool) or n < 1:
+            raise InputError(f"n = {n!r} is impossible; give 1 or more texts of each prompt")
+        every = as_prompts(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            each = [params] * len(every)
+        elif isinstance(params, Iterable) and not isinstance(params, str | Mapping):
+            each = list(params)
+        else:
+            raise InputError(f"params = {params!r}: give SamplingParams, or one for each prompt")
+        if len(each) != len(every):
+            raise InputError(f"{len(each)} params for {len(every)} prompts; give one for each")
+        made: list[Request] = []
+        for place, (prompt, own) in enumerate(zip(every, each, strict=True)):
+            try:
+                first = self.request(prompt, own, place)
+            except InputError as error:
+                if len(every) == 1:
+                    raise
+                raise InputError(f"prompt {place}: {error}") from None
+            indices = range(place, place + int(n) * len(every), len(every))
+            made += [dataclasses.replace(first, index=index) for index in indices]
+        return made
 
     def generate(
         self,
@@ -90,7 +162,7 @@ class Calls(ABC):
           n: texts of each prompt, which come one after the other.
           mode: one of `modes`; None is the configured one.
         """
-        requests = self._maker.requests(prompts, params, n)
+        requests = self._prepare(prompts, params, n)
         return _in_order(requests, self.run(requests, mode)) if requests else []
 
     async def generate_async(
@@ -103,7 +175,7 @@ class Calls(ABC):
     ) -> list[RequestOutput]:
         """`generate` for an event loop: what several tasks ask for is decoded in one batch, and a
         task that is cancelled cancels what it asked for."""
-        requests = await asyncio.to_thread(self._maker.requests, prompts, params, n)
+        requests = await asyncio.to_thread(self._prepare, prompts, params, n)
         if not requests:
             return []
         events = self._run_async(requests, mode)
