@@ -36,7 +36,8 @@ _OF_SSD = (
     *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
     *("budget", "fan_out", "saguaro_c", "backup", "predict"),
 )
-_SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
+SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
+"""Settings that mean nothing without a draft."""
 
 
 @documented
@@ -263,7 +264,7 @@ class Config(EngineSettings):
         if self.mode in needed and not draft:
             raise InputError(f"mode = {self.mode!r} {needed[self.mode]}")
         without = {
-            "mode = 'ar'": _SPECULATIVE,
+            "mode = 'ar'": SPECULATIVE,
             "mode = 'sd'": _OF_SSD,
             "draft = 'ngram'": (*_OF_A_MODEL, *_OF_SSD),
         }

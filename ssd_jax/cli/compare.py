@@ -16,7 +16,7 @@ from ssd_jax.cli.loading import load, open_llm, params_of, progress_bar
 from ssd_jax.compare.judges import Finding, ModelJudge, check_fits, without_model
 from ssd_jax.compare.pairs import Pair, pair_up, read_outputs
 from ssd_jax.compare.report import Comparison, compare, comparison_json, comparison_table
-from ssd_jax.config import Config
+from ssd_jax.config import SPECULATIVE, Config
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
@@ -109,8 +109,7 @@ def _prompt(lines: Sequence[PromptLine | BadLine], pair: Pair, path: Path) -> Pr
 
 def _alone(config: Config) -> Config:
     """The target as configured, without what only a mode needs."""
-    of_drafts = ("draft", "k", "draft_dtype", "draft_temperature", "proposal_support")
-    return dataclasses.replace(config, mode="ar", slots=1, **dict.fromkeys(of_drafts))
+    return dataclasses.replace(config, mode="ar", slots=1, **dict.fromkeys(SPECULATIVE))
 
 
 def _names(given: Mapping[str, Any]) -> tuple[str, str]:

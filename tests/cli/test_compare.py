@@ -109,9 +109,15 @@ def test_with_the_model_a_forged_token_is_by_law(tmp_path, prompt_file, tiny_che
     assert found["limit"] == 1e-3
 
 
-@pytest.mark.parametrize(("score", "verdict"), [(2.0, "law"), (0.0005, "float")])
+@pytest.mark.parametrize(
+    ("score", "verdict", "mode"),
+    [
+        (2.0, "law", ["--mode=sd", "--k=3"]),
+        (0.0005, "float", ["--mode=ssd", "--budget=8", "--draft_placement=process"]),
+    ],
+)
 def test_with_a_model_the_verdict_is_of_its_scores(
-    files, answers, prompt_file, tiny_checkpoint, capsys, monkeypatch, score, verdict
+    files, answers, prompt_file, tiny_checkpoint, capsys, monkeypatch, score, verdict, mode
 ):
     """With scores that are given in place of a loaded model's."""
     asked = []
@@ -130,7 +136,7 @@ def test_with_a_model_the_verdict_is_of_its_scores(
     paths = files({2: forged(answers[2], 7)})
     settings = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", *COMMON)
     # The flags of either run may be given as they were; the draft is not looked for.
-    status = main(["compare", *settings, "--mode=sd", "--draft=no/such", "--k=3", *paths, "--json"])
+    status = main(["compare", *settings, *mode, "--draft=no/such", *paths, "--json"])
     found = json.loads(capsys.readouterr().out)
     (difference,) = found["differences"]
     assert asked == [(2, 7, answers[2]["token_ids"][7], forged(answers[2], 7)["token_ids"][7])]
