@@ -15,8 +15,8 @@ _USED = (
     *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
     *("target_devices", "draft_devices", "config"),
 )
-_OWN: settings.OwnFlags = {
-    "chip": ("str", None, "what to compile for: v4, v5e, v5p, v6e, tpu7x, h100 or h200"),
+_FLAGS: settings.OwnFlags = {
+    "chip": "what to compile for: v4, v5e, v5p, v6e, tpu7x, h100 or h200",
     "devices": ("int", None, "devices of the slice, or of a machine with GPUs"),
 }
 _DTYPES = ("bfloat16", "int8", "float32")
@@ -24,10 +24,10 @@ _DTYPES = ("bfloat16", "int8", "float32")
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags(_OWN, target=None)
-    hidden = [name for name in values if name not in (*_USED, *_OWN)]
+    values = settings.new_flags(_FLAGS, target=None)
+    hidden = [name for name in values if name not in (*_USED, *_FLAGS)]
     given = settings.parse(values, "aot", arguments, hidden=hidden)
-    settings.require_used(values, "aot", (*_USED, *_OWN))
+    settings.require_used(values, "aot", (*_USED, *_FLAGS))
     for name in ("target", "draft", "chip", "devices"):
         if given[name] is None:
             raise InputError(f"give --{name}, as in {_EXAMPLE}")

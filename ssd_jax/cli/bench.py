@@ -24,7 +24,7 @@ from ssd_jax.system.files import MOST_TEXT, read_text
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
-_FLAGS: settings.OwnFlags = {
+_FLAGS: dict[str, tuple[str, Any, str]] = {
     "suite": ("str", "prompts", f"what to measure: {', '.join(suites.SUITES)}"),
     "modes": ("list", [], "decoding modes to compare; default: ar and --mode"),
     "ks": ("list", [], "values of K to compare; default: --k alone"),

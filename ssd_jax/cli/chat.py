@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 _FLAGS: settings.OwnFlags = {
-    "system": ("str", None, "system message of the chat"),
+    "system": "system message of the chat",
     "history": (
         "str",
         "auto",

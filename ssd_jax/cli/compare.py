@@ -25,14 +25,8 @@ if TYPE_CHECKING:
     from ssd_jax.prompting import Prompt
 
 _FILES = ("A.jsonl", "B.jsonl")
-
-
 _FLAGS: settings.OwnFlags = {
-    "prompt_file": (
-        "str",
-        None,
-        "prompts of both runs; with the settings of both, margins and verdicts follow",
-    ),
+    "prompt_file": "prompts of both runs; with the settings of both, margins and verdicts follow",
     "json": ("bool", False, "one JSON object on standard output"),
 }
 _OF_A_MODE = frozenset({*settings.SPECULATION, "slots", "trace"} - {"verify"})

@@ -72,7 +72,7 @@ class DemoRow(NamedTuple):
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    own: settings.OwnFlags = {"prompt": ("str", None, "what to ask instead of the demo's prompts")}
+    own: settings.OwnFlags = {"prompt": "what to ask instead of the demo's prompts"}
     values = settings.new_flags(own, max_tokens=128, mode="sd")
     given = settings.parse(values, "demo", arguments)
     every = given["mode"] == "sd" and given["draft"] is None

@@ -16,7 +16,7 @@ from ssd_jax.system.paths import require_writable, user_path
 STOPPED = 3
 """Exit status of a command that ended early, as it was asked to, and can go on."""
 
-_FLAGS = {
+_FLAGS: settings.OwnFlags = {
     "config": "TOML file of what to make; configs/distill has some",
     "out": "directory of the results; default: distill/NAME in the user's cache directory",
     "data": "directory of the prompt files; default: what the configuration says",
@@ -39,9 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.system.compile_cache import keep_programs, open_store
     from ssd_jax.system.host_memory import keep_freed_memory
 
-    values = settings.Flags()
-    for name, text in _FLAGS.items():
-        flags.DEFINE_string(name, None, text, flag_values=values)
+    values = settings.own_flags(_FLAGS)
     flags.DEFINE_enum(
         "stage",
         None,

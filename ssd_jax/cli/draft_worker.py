@@ -15,33 +15,22 @@ from ssd_jax.settings import DEFAULT_TARGET
 from ssd_jax.system.cores import Cores
 
 _FLAGS: settings.OwnFlags = {
-    "listen": (
-        "str",
-        None,
-        "address that engines reach, such as 10.0.0.7:4711; 127.0.0.1 is this host alone, port 0 "
-        "any that is free",
-    ),
-    "draft": ("str", None, "source of the draft: as in the other commands"),
+    "listen": "address that engines reach, such as 10.0.0.7:4711; 127.0.0.1 is this host alone, "
+    "port 0 any that is free",
+    "draft": "source of the draft: as in the other commands",
     "target": (
         "str",
         DEFAULT_TARGET,
         "source of the target, for a draft that takes tensors from it, such as default",
     ),
-    "token_file": ("str", None, "file with a secret that engines must have, too"),
-    "tls_cert": ("str", None, "PEM file of this worker's certificate, which has TLS used"),
-    "tls_key": ("str", None, "PEM file of its private key"),
-    "tls_client_ca": (
-        "str",
-        None,
-        "PEM file of certificates that sign those of engines, which then need one",
-    ),
+    "token_file": "file with a secret that engines must have, too",
+    "tls_cert": "PEM file of this worker's certificate, which has TLS used",
+    "tls_key": "PEM file of its private key",
+    "tls_client_ca": "PEM file of certificates that sign those of engines, which then need one",
     "engines": ("int", 4, "most engines at a time; each has this share of the memory"),
-    "draft_devices": (
-        "str",
-        None,
-        "devices of this host that share the draft, such as 0-3, gpu:0,1 or cpu:0-3; default: one",
-    ),
-    "draft_cores": ("str", None, "processor cores to run on, such as 1 or 2-3; default: all"),
+    "draft_devices": "devices of this host that share the draft, such as 0-3, gpu:0,1 or cpu:0-3; "
+    "default: one",
+    "draft_cores": "processor cores to run on, such as 1 or 2-3; default: all",
     "compile_cache": (
         "str",
         "auto",

@@ -23,19 +23,11 @@ if TYPE_CHECKING:
 
 
 _FLAGS: settings.OwnFlags = {
-    "prompt": ("str", None, "text to complete"),
-    "prompt_file": (
-        "str",
-        None,
-        'JSONL file, one {"prompt": ...} or {"messages": [...]} a line; '
-        "other keys are not looked at",
-    ),
+    "prompt": "text to complete",
+    "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} a line; '
+    "other keys are not looked at",
     "json": ("bool", False, "one JSON object a prompt on standard output"),
-    "compare": (
-        "str",
-        None,
-        "run the prompts in this mode, too, and show on standard error where the texts part",
-    ),
+    "compare": "run the prompts in this mode, too, and show on standard error where the texts part",
 }
 
 

@@ -104,7 +104,11 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments[0] == "--version":
         print(__version__)
         return 0
-    return _command(arguments[0]).run(arguments[1:])
+    if arguments[0] not in COMMANDS:
+        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
+        raise InputError(f"unknown command {arguments[0]!r}; {hint}")
+    return module_of(arguments[0]).run(arguments[1:])
 
 
 def _is_of_device(error: RuntimeError) -> bool:
@@ -139,14 +143,6 @@ def _open_missing_streams() -> None:
         if getattr(sys, name) is None:
             empty = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 (stays open)
             setattr(sys, name, empty)
-
-
-def _command(name: str):
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
-        raise InputError(f"unknown command {name!r}; {hint}")
-    return module_of(name)
 
 
 def module_of(command: str) -> Any:

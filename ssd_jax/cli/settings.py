@@ -48,8 +48,9 @@ _DEFINE = {
     "tuple[tuple[int, float], ...]": flags.DEFINE_multi_string,
 }
 
-OwnFlags = Mapping[str, tuple[str, Any, str]]
-"""Flags of a command by name: the type of their values (see `_DEFINE`), default, and help."""
+OwnFlags = Mapping[str, str | tuple[str, Any, str]]
+"""Flags of a command by name: the type of their values (see `_DEFINE`), default, and help; of texts
+without a default the help alone."""
 
 
 class Flags(flags.FlagValues):
@@ -61,10 +62,8 @@ class Flags(flags.FlagValues):
 
     def __setitem__(self, name: str, flag: flags.Flag) -> None:
         for known in (name, *(theirs for theirs, ours in VLLM.items() if ours == name)):
-            for marks in itertools.product("_-", repeat=known.count("_")):
-                between = (*marks, "")
-                pieces = zip(known.split("_"), between, strict=True)
-                super().__setitem__("".join(itertools.chain(*pieces)), flag)
+            for letters in itertools.product(*("_-" if c == "_" else c for c in known)):
+                super().__setitem__("".join(letters), flag)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in super().__iter__() if self[name].name == name)
@@ -98,8 +97,8 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
 
     `defaults` are of engine and sampling settings.
     """
-    values = own_flags(own or {})
-    own_flags({"config": ("str", None, "TOML file of settings; flags override it")}, values)
+    every = dict(own or {})
+    every["config"] = "TOML file of settings; flags override it"
     # A name of both, such as logprobs, is one flag: the engine is prepared for what is asked.
     both = {field.name: field for kind in (Config, SamplingParams) for field in fields(kind)}
     for field in both.values():
@@ -108,14 +107,15 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
             text = f"{text}: {', '.join(choices)}"
         default = defaults.get(field.name, field.default)
         default = list(default) if isinstance(default, tuple) else default
-        own_flags({field.name: (str(field.type).removesuffix(" | None"), default, text)}, values)
-    return values
+        every[field.name] = (str(field.type).removesuffix(" | None"), default, text)
+    return own_flags(every)
 
 
-def own_flags(own: OwnFlags, values: Flags | None = None) -> Flags:
-    """A flag set with these flags, or one that has them beside its others."""
-    values = Flags() if values is None else values
-    for name, (kind, default, text) in own.items():
+def own_flags(own: OwnFlags) -> Flags:
+    """A flag set with these flags alone."""
+    values = Flags()
+    for name, about in own.items():
+        kind, default, text = ("str", None, about) if isinstance(about, str) else about
         _DEFINE[kind](name, default, text, flag_values=values)
     return values
 
@@ -164,7 +164,11 @@ def parse(
         raise InputError(f"{files[len(rest)]} is missing; usage: {usage}")
     if config_of_flags and "config" in values and values["config"].value is not None:
         _read_config(values)
-    return _checked(values) | dict(zip(files, rest, strict=True))
+    given = {name: values[name].value for name in values}
+    for name, value in given.items():  # what comes from a file may be no path of any system
+        if isinstance(value, str) and "\0" in value:
+            raise InputError(f"{name} = {value!r} has a character of code 0; leave it out")
+    return given | dict(zip(files, rest, strict=True))
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
@@ -173,8 +177,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     Raises:
       InputError: settings that cannot be.
     """
-    with naming_file(settings):
-        return _built(Config, settings)
+    return _built(Config, settings)
 
 
 def params_of(settings: Mapping[str, Any]) -> SamplingParams:
@@ -183,14 +186,14 @@ def params_of(settings: Mapping[str, Any]) -> SamplingParams:
     Raises:
       InputError: settings that cannot be.
     """
-    with naming_file(settings):
-        return _built(SamplingParams, settings)
+    return _built(SamplingParams, settings)
 
 
 def _built(kind: type[T], settings: Mapping[str, Any]) -> T:
     """Of the settings that belong to it."""
     names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    return kind(**{name: value for name, value in settings.items() if name in names})
+    with naming_file(settings):
+        return kind(**{name: value for name, value in settings.items() if name in names})
 
 
 @contextlib.contextmanager
@@ -234,15 +237,6 @@ def at_least(settings: Mapping[str, Any], **least: int) -> None:
     for name, bound in least.items():
         if settings[name] is not None and settings[name] < bound:
             raise InputError(f"{name} = {settings[name]} is out of range; give {bound} or more")
-
-
-def _checked(values: Flags) -> dict[str, Any]:
-    """Every flag's value; what comes from a file may be no path of any system."""
-    given = {name: values[name].value for name in values}
-    for name, value in given.items():
-        if isinstance(value, str) and "\0" in value:
-            raise InputError(f"{name} = {value!r} has a character of code 0; leave it out")
-    return given
 
 
 def _parsed(values: Flags, arguments: Sequence[str]) -> list[str]:
