@@ -15,9 +15,10 @@ _OWN = ("hosts", "host_timeout", "target_cores", "compile_cache")
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags()
-    hidden = {name for name in values if name not in (*_OWN, "config", "help")}
+    used = (*_OWN, "config")
+    hidden = [name for name in values if name not in used]
     given = settings.parse(values, "follower", arguments, hidden=hidden)
-    settings.require_used(values, "follower", _OWN)
+    settings.require_used(values, "follower", used)
     own = {name: given[name] for name in _OWN}
     config = Config(**own)
     if config.hosts is None:

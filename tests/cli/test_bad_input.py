@@ -305,3 +305,10 @@ def test_lost_output_ends_a_command_in_silence_or_in_a_line(arguments):
         ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False, stdin=subprocess.DEVNULL
     )
     assert closed.returncode == 0
+
+
+def test_a_follower_takes_a_file_of_settings(tmp_path, capsys):
+    path = tmp_path / "c.toml"
+    path.write_text("slots = 2\n")
+    assert main(["follower", f"--config={path}"]) == 2
+    assert "follower needs hosts" in capsys.readouterr().err
