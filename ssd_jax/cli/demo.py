@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ssd_jax.bench.accounting import PinnedModel, core_groups
 from ssd_jax.bench.prompts import BenchPrompt
-from ssd_jax.bench.run import PromptResult, Variant, prompt_result
+from ssd_jax.bench.run import PromptResult, Variant, prompt_result, run_paired
 from ssd_jax.bench.table import Column, build_table, number_cell
 from ssd_jax.chat.screen import WordWrap, printable
 from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
@@ -56,7 +56,7 @@ class DemoRow(NamedTuple):
     """What a mode, with whatever else tells rows apart, did with each prompt."""
 
     name: str
-    results: list[PromptResult]
+    results: Sequence[PromptResult]
 
     @property
     def speed(self) -> float | None:
@@ -186,15 +186,10 @@ class _Demo:
         return lambda prompt: prompt_result(llm, prompt, self.params, mode, None)
 
     def _run(self, variants: Mapping[str, Variant]) -> list[DemoRow]:
-        """Every prompt in every mode, one mode after the other, so that drift hits all."""
-        rows = [DemoRow(name, []) for name in variants]
+        """Every prompt in every mode, after one run that does not count: first ones are slow."""
         with self._waiting("measuring every mode"):
-            for variant in variants.values():
-                variant(self.prompts[0])  # first runs of programs are slow
-            for prompt in self.prompts:
-                for row, variant in zip(rows, variants.values(), strict=True):
-                    row.results.append(variant(prompt))
-        return rows
+            result = run_paired(variants, self.prompts, warmup=1, repeats=1)
+        return [DemoRow(name, [runs.results[0] for runs in result.of(name)]) for name in variants]
 
     def _waiting(self, text: str) -> Status:
         """A line on the terminal, as long as something takes."""
