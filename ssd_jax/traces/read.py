@@ -43,13 +43,11 @@ class EngineLanes:
       name: such as "ssd k=4".
       target: prefills and rounds, by time.
       draft: its work, by time; empty where it has no devices of its own.
-      host: what the engine's thread did.
     """
 
     name: str
     target: Sequence[Slice]
     draft: Sequence[Slice]
-    host: Sequence[Slice]
 
     @property
     def rounds(self) -> list[Slice]:
@@ -94,15 +92,18 @@ def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:
     lane_of = {thread: lane for lane, thread in LANES.items()}
     for event in events:
         if event["ph"] != "M":
-            lanes.setdefault((event["pid"], lane_of[event["tid"] % OF_A_WORKER]), []).append(
-                _slice(event)
-            )
+            lane = event["pid"], lane_of[event["tid"] % OF_A_WORKER]
+            lanes.setdefault(lane, []).append(_slice(event))
         elif event["name"] == "process_name":
             names[event["pid"]] = str(event["args"]["name"])
     for slices in lanes.values():
         slices.sort(key=lambda each: each.begin)
     return [
-        EngineLanes(name=name, **{lane: lanes.get((engine, lane), []) for lane in LANES})
+        EngineLanes(
+            name=name,
+            target=lanes.get((engine, "target"), []),
+            draft=lanes.get((engine, "draft"), []),
+        )
         for engine, name in names.items()
     ]
 
