@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ssd_jax.cli import settings
+from ssd_jax.cli.main import COMMANDS, module_of
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 
@@ -28,8 +29,6 @@ def run(arguments: Sequence[str]) -> int:
     shell = given["SHELL"]
     if shell not in _SCRIPTS:
         raise InputError(f"SHELL = {shell!r} is unknown; one of {list(_SCRIPTS)}")
-    from ssd_jax.cli.main import COMMANDS
-
     flags = {command: _flags(command) for command in COMMANDS}
     print(_SCRIPTS[shell](COMMANDS, flags))
     return 0
@@ -39,12 +38,9 @@ def _flags(command: str) -> list[_Flag]:
     """What the command's help lists."""
     if command == "completion":
         return []
-    from ssd_jax.cli.main import module_of
-
-    module = module_of(command)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            module.run(["--help"])
+            module_of(command).run(["--help"])
     except settings.HelpShown as shown:
         return [
             _Flag(name, _first(flag.help), flag.boolean, _CHOICES.get(name, ()))

@@ -126,11 +126,11 @@ def _require_all(outputs: Sequence[RequestOutput]) -> None:
         raise failure(failed, len(outputs), "prompts")
 
 
-def _prompts(given: Mapping[str, Any]):
+def _prompts(given: Mapping[str, Any]) -> list[PromptLine | BadLine]:
     if (given["prompt"] is None) == (given["prompt_file"] is None):
         raise InputError("give one of --prompt=TEXT and --prompt_file=FILE.jsonl")
     if given["prompt"] is not None:
-        return [PromptLine(prompt=given["prompt"], messages=None)]
+        return [PromptLine(prompt=given["prompt"])]
     prompts = parse_prompt_file(Path(given["prompt_file"]))
     if not prompts:
         raise InputError(f"{given['prompt_file']}: no prompts in the file")
@@ -178,10 +178,9 @@ class _TextLines:
             print(self._shown(event.text), end="", flush=True)
         elif event.output is not None:
             print(f"--- prompt {event.prompt_index}\n{self._shown(event.output.text)}", flush=True)
-        if event.output is not None:
-            self._summary(event.output)
-
-    def _summary(self, output: RequestOutput) -> None:
+        output = event.output
+        if output is None:
+            return
         if self._stream:
             print(flush=True)
         speed, first = output.metrics["tokens_per_second"], output.metrics["ttft_ms"]

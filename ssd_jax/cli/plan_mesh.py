@@ -74,6 +74,7 @@ def _pretend(devices: int) -> None:
 
 
 def _show(llm: LLM) -> None:
+    from ssd_jax.devices.fallbacks import mesh_lines
     from ssd_jax.devices.passes import Paging, page_size
 
     console, placement = Console(), llm.placement
@@ -90,7 +91,8 @@ def _show(llm: LLM) -> None:
             console.print(f"draft: a process of its own on {where}\n", soft_wrap=True)
     paging = llm.paging or Paging(page_size(llm.context), llm.config.slots)
     shares = [share_of(role, model, llm.config.slots, paging) for role, model in roles]
-    console.print(build_table(_COLUMNS, shares, title="each device holds", notes=_notes(roles)))
+    notes = [line for role, model in roles for line in mesh_lines(role, model)]
+    console.print(build_table(_COLUMNS, shares, title="each device holds", notes=notes))
 
 
 def share_of(role: str, model: FunctionalModel, slots: int, paging: Paging) -> Share:
@@ -148,12 +150,6 @@ def _grid(role: str, shape: Sequence[int], names: Sequence[str]) -> Table:
     for index in range(data):
         table.add_row(f"data {index}", *names[index * tensor : (index + 1) * tensor])
     return table
-
-
-def _notes(roles: Sequence[tuple[str, FunctionalModel]]) -> list[str]:
-    from ssd_jax.devices.fallbacks import mesh_lines
-
-    return [line for role, model in roles for line in mesh_lines(role, model)]
 
 
 def _of(part: tuple[int, int]) -> str:
