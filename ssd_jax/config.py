@@ -116,11 +116,6 @@ class Config(EngineSettings):
         """What a miss of mode ssd proposes."""
         return cast("BackupKind", self.backup or "auto")
 
-    @property
-    def prediction(self) -> str:
-        """How bonus tokens of sampled requests are predicted."""
-        return "noise" if self.predict is None else self.predict
-
     def fan_out_of(self, k: int) -> FanOut:
         """A new fan-out policy for K = k.
 
@@ -308,11 +303,12 @@ class Config(EngineSettings):
                 f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
                 "the draft shares the target's process"
             )
-        named = self.draft_devices if self.device_groups else None
-        if named is not None and self._draft_placement in ("inline", "remote"):
+        self.device_groups  # noqa: B018 (checks)
+        if self.draft_devices is not None and self._draft_placement in ("inline", "remote"):
             raise InputError(
-                f"draft_devices = {named!r} is for a draft elsewhere on this host, and this is "
-                f"draft_placement = {self.draft_placement!r}; change that, or leave the devices out"
+                f"draft_devices = {self.draft_devices!r} is for a draft elsewhere on this host, "
+                f"and this is draft_placement = {self.draft_placement!r}; change that, or leave "
+                "the devices out"
             )
         if self.grid is not None and self.slots % self.grid.data:
             raise InputError(

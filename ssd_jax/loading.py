@@ -89,7 +89,7 @@ def load(
         rule=config.verify,
         branches=config.branches,
         saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
-        predict=config.prediction,
+        predict=config.predict or "noise",
         confident=config.fan_out == "confidence",
     )
     elsewhere = placement.apart
@@ -138,7 +138,8 @@ def load(
         if hosts is not None:
             hosts.agree({"exact": fallbacks.exact})
         if worker is not None:
-            status(f"waiting for the draft's process{_where(placement)}")
+            at = f" at {', '.join(map(str, placement.addresses))}" if placement.addresses else ""
+            status(f"waiting for the draft's process{at}")
             worker.wait_ready()
         on_failure.pop_all()
     return Loaded(
@@ -181,10 +182,6 @@ def _workers(
     from ssd_jax.placement.process.workers import DraftWorkers
 
     return DraftWorkers(made, placement.layout, config.slots)
-
-
-def _where(placement: Placement) -> str:
-    return f" at {', '.join(map(str, placement.addresses))}" if placement.addresses else ""
 
 
 def _inline(

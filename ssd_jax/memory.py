@@ -3,7 +3,6 @@ branches in memory, since a process that asks for more than there is ends withou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -206,7 +205,8 @@ def paging_of(
         check_page_size(model, size)
     if config.kv_memory is None:
         return Paging(size, config.slots * each)
-    of_one = sum(_whole(model.page_structs(1, size)) for model in models)
+    pages = jax.tree.leaves([model.page_structs(1, size) for model in models])
+    of_one = sum(page.size * page.dtype.itemsize for page in pages)  # on all devices together
     count = config.kv_bytes // of_one // groups * groups
     if count // groups < each:
         shared = f", {count // groups} for each of {groups} groups of devices" * (groups > 1)
@@ -216,11 +216,6 @@ def paging_of(
             "it, or lower --context"
         )
     return Paging(size, count)
-
-
-def _whole(structs: Any) -> int:
-    """Bytes of arrays, each byte counted once."""
-    return sum(math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(structs))
 
 
 def check_fits(config: Config, context: int, need: Need) -> None:
