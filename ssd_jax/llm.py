@@ -156,9 +156,6 @@ class LLM(Calls):
     def load(self, *, progress: Progress | None = None, status: Status | None = None) -> None:
         """Compiles the programs while the weights load; done by the constructor unless told not to.
 
-        Args:
-          progress, status: see `LLM`.
-
         Raises:
           InputError: tensor data that cannot be read.
         """
@@ -235,9 +232,8 @@ class LLM(Calls):
             ends.callback(self._sharing.close)
 
     def __repr__(self) -> str:
-        default, given = vars(Config()), vars(self.config)
-        changed = [f"{name}={given[name]!r}" for name in given if given[name] != default[name]]
-        return f"LLM({', '.join(changed)})"
+        given = given_settings(self.config)
+        return f"LLM({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def __enter__(self) -> LLM:
         self._sharing.check()
@@ -365,8 +361,7 @@ class LLM(Calls):
         source = self.config.draft_model
         if source is None:
             return None
-        dtype = self.config.draft_dtype
-        dtype = dtype or dtype_of_draft(
+        dtype = self.config.draft_dtype or dtype_of_draft(
             source,
             self.config.dtype,
             platform=self.placement.draft_platform,
@@ -402,10 +397,6 @@ class LLM(Calls):
             check_fits(self.config, self.context, need)
 
     def _use_store(self) -> Path | None:
-        """Keeps compiled programs where this model's are; another model may have changed it.
-
-        Returns: where that is.
-        """
-        if self.placement.cacheable:
-            return keep_programs(self._store)
-        return keep_nothing()
+        """Keeps compiled programs where this model's are, which it returns; another model may have
+        changed it."""
+        return keep_programs(self._store) if self.placement.cacheable else keep_nothing()

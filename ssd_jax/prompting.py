@@ -10,6 +10,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.generation_config import read_sampling
+from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 
@@ -21,11 +22,8 @@ Params = SamplingParams | Iterable[SamplingParams] | None
 
 
 def default_params(generation_config: str, checkpoint: Checkpoint) -> SamplingParams:
-    """How requests are sampled that do not say it.
-
-    Args:
-      generation_config: see `Config.generation_config`.
-      checkpoint: of the target.
+    """How requests are sampled that do not say it: by `Config.generation_config`, and for auto by
+    the target's checkpoint.
 
     Raises:
       InputError: the checkpoint's own settings cannot be read, or are none.
@@ -39,10 +37,10 @@ def default_params(generation_config: str, checkpoint: Checkpoint) -> SamplingPa
         raise InputError(f"{where}: {error}; correct it, or use --generation_config=none") from None
 
 
-def given_settings(params: SamplingParams) -> dict[str, Any]:
+def given_settings(settings: SamplingParams | Config) -> dict[str, Any]:
     """Those that are not what they are by default."""
-    default = vars(SamplingParams())
-    return {name: value for name, value in vars(params).items() if value != default[name]}
+    default = vars(type(settings)())
+    return {name: value for name, value in vars(settings).items() if value != default[name]}
 
 
 def sampling_line(taken: Mapping[str, Any]) -> str:
