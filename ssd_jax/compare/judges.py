@@ -129,11 +129,11 @@ def check_fits(llm: LLM, pairs: Sequence[Pair], requests: Mapping[int, Request])
       InputError: an id that is no token, or a text beyond the context.
     """
     for pair in pairs:
-        where = f"prompt_index {pair.prompt_index}"
         if not pair.compared:
             continue
-        for output in (pair.a, pair.b):
-            top = max(output.token_ids, default=0) if output is not None else 0
+        where = f"prompt_index {pair.prompt_index}"
+        for output in pair.answers:
+            top = max(output.token_ids, default=0)
             if top >= llm.tokenizer.size:
                 raise InputError(
                     f"{where}: token id {top} is not in the vocabulary of {llm.config.target}, ids "

@@ -71,16 +71,22 @@ class Pair:
     b: Output | None
 
     @property
+    def answers(self) -> list[Output]:
+        """Of the runs that answered."""
+        return [said for said in (self.a, self.b) if said is not None and said.error is None]
+
+    @property
     def compared(self) -> bool:
         """Whether both runs answered."""
-        return all(output is not None and output.error is None for output in (self.a, self.b))
+        return len(self.answers) == 2
 
     @functools.cached_property
     def position(self) -> int | None:
         """Index from 0 of the first output token that differs; one missing counts as different."""
-        if not self.compared or self.a is None or self.b is None:
+        if not self.compared:
             return None
-        return first_difference(self.a.token_ids, self.b.token_ids)
+        one, other = self.answers
+        return first_difference(one.token_ids, other.token_ids)
 
     @property
     def kind(self) -> Kind:
@@ -96,9 +102,9 @@ class Pair:
     @property
     def tokens(self) -> tuple[int | None, int | None]:
         """The tokens of A and B where they part; None for a text that has ended there."""
-        if self.position is None or self.a is None or self.b is None:
+        if self.position is None:
             return None, None
-        one, other = (text.token_ids[self.position :][:1] for text in (self.a, self.b))
+        one, other = (output.token_ids[self.position :][:1] for output in self.answers)
         return next(iter(one), None), next(iter(other), None)
 
     @property

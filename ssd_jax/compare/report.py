@@ -60,11 +60,7 @@ class Comparison:
     @property
     def one_sided(self) -> int:
         """Prompts that only one run answered."""
-        return sum(
-            not pair.compared
-            and any(output is not None and output.error is None for output in (pair.a, pair.b))
-            for pair in self.pairs
-        )
+        return sum(len(pair.answers) == 1 for pair in self.pairs)
 
     @property
     def exit_status(self) -> int:
