@@ -83,7 +83,7 @@ class Screen:
         self._console = console
         self._terminal = out.isatty()
         self._wrap = WordWrap(console.width)
-        self._waiting: contextlib.ExitStack | None = None
+        self._waiting = contextlib.ExitStack()
         self._ends_line = True
 
     def note(self, text: str) -> None:
@@ -120,9 +120,7 @@ class Screen:
 
     def words(self, text: str) -> None:
         """The next words of an answer."""
-        if self._waiting is not None:
-            self._waiting.close()
-            self._waiting = None
+        self._waiting.close()
         self._write(self._wrap.push(printable(text)) if self._terminal else text)
 
     def _write(self, text: str) -> None:

@@ -63,7 +63,7 @@ def choose(engines: Sequence[EngineLanes], name: str | None) -> EngineLanes:
 
 
 def window(engine: EngineLanes, first: int | None, count: int) -> list[Slice]:
-    """Rounds `first` to `first` + `count` - 1; by default those after the warm-up.
+    """Rounds `first` to `first` + `count` - 1, one or more; by default those after the warm-up.
 
     Raises:
       InputError: the trace has none of them.
@@ -73,8 +73,6 @@ def window(engine: EngineLanes, first: int | None, count: int) -> list[Slice]:
         first = max(0, min(WARM_UP, len(rounds) - count))
     if not 0 <= first < len(rounds):
         raise InputError(f"from = {first}: the trace has rounds 0 to {len(rounds) - 1}")
-    if count < 1:
-        raise InputError(f"rounds = {count}: draw at least 1")
     return rounds[first : first + count]
 
 
