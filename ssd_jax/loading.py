@@ -59,8 +59,6 @@ def load(
     """Compiles all programs while the weights load.
 
     Args:
-      config: settings.
-      target, draft: opened models.
       context: most positions of a sequence.
       ks: numbers of proposed tokens to prepare for; empty without a draft.
       placement: of the draft.

@@ -43,7 +43,6 @@ def fitting_context(config: Config, limits: Mapping[str, int], ks: Sequence[int]
     """Positions of a sequence: as configured, or what all models were made for.
 
     Args:
-      config: settings.
       limits: positions that each model was made for, by its source.
       ks: values of K to prepare.
 
@@ -82,7 +81,6 @@ def needs(
     it has.
 
     Args:
-      config, target, draft, context: as they are loaded.
       placement: of the draft; a process of its own is on this machine, too.
       engines: (mode, K) of each; each has slots of its own.
       programs: bytes that the target's programs take on a device while they run, if that is known.

@@ -297,12 +297,7 @@ def speed_table(rows: Sequence[DemoRow], *, title: str, notes: Sequence[str] = (
 
 
 def draft_cost(row: DemoRow, config: Config) -> list[str]:
-    """What a draft on devices of its own costs beside the target, in words; nothing if unknown.
-
-    Args:
-      row: of an SSD run.
-      config: its settings.
-    """
+    """What the draft of an SSD run costs beside the target, in words; nothing if unknown."""
     step, verify = row.mean("step_ms"), row.mean("verify_ms")
     if not step or not verify:
         return []

@@ -77,10 +77,7 @@ def short(source: str) -> str:
 def failure(names: Sequence[str], runs: int, what: str) -> SsdError:
     """The error of a command of which some requests ended with finish_reason `error`.
 
-    Args:
-      names: of those that failed.
-      runs: how many ran.
-      what: they are, in the plural.
+    `names` are of those that failed, `what` says in the plural what they all are.
     """
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return SsdError(

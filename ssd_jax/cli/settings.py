@@ -132,9 +132,6 @@ def parse(
     """Parses the command line over the TOML file it names.
 
     Args:
-      values: the command's flags.
-      command: its name.
-      arguments: what follows it.
       files: names of the arguments it takes beside flags, for messages.
       config_of_flags: whether what `--config` names sets flags; else it is a file like any other.
       hidden: flags that its help leaves out, since they mean nothing for it.
