@@ -115,11 +115,10 @@ class LLM(Calls):
                 self.config.compile_cache,
                 kept,
             )
-        bitwise = self.config.exact == "bitwise"
         self.target = open_model(
             self.config.target,
             self.config.dtype,
-            bitwise=bitwise,
+            bitwise=self.config.exact == "bitwise",
             attention=self.config.attention,
             mesh=self.placement.target,
             progress=progress,
@@ -329,33 +328,31 @@ class LLM(Calls):
         if k not in ks:
             remedy = f"; open with ks=[{k}]" if usual and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
-        if (mode, k) in self._engines:
-            return self._engines[mode, k]
-        with self._loading:
-            return self._engine(mode, k)
-
-    def _engine(self, mode: str, k: int) -> Engine:
         if (mode, k) not in self._engines:
-            self.loaded  # noqa: B018 (tells what its programs need)
-            self._check_memory([*self._engines, (mode, k)])
-            self._use_store()  # some programs are compiled when they are first asked for
-            roles = self.loaded.roles(mode, k)
-            trace = None
-            if self._trace is not None:
-                shared = roles.drafter is not None and roles.drafter.on_device
-                name = f"{mode} k={k}" if k else mode
-                trace = self._trace.engine(name, shared_device=shared)
-            self._engines[mode, k] = Engine(
-                roles.target,
-                self.tokenizer.open_stream,
-                self.tokenizer.eos_ids,
-                drafter=roles.drafter,
-                trace=trace,
-                occurrences=self._occurrences,
-                setup={"mode": mode, **self.loaded.fallbacks.metrics},
-                pages=self.loaded.new_stock(),
-            )
+            with self._loading:
+                if (mode, k) not in self._engines:  # no other thread has made it
+                    self._engines[mode, k] = self._new_engine(mode, k)
         return self._engines[mode, k]
+
+    def _new_engine(self, mode: str, k: int) -> Engine:
+        self.loaded  # noqa: B018 (tells what its programs need)
+        self._check_memory([*self._engines, (mode, k)])
+        self._use_store()  # some programs are compiled when they are first asked for
+        roles = self.loaded.roles(mode, k)
+        trace = None
+        if self._trace is not None:
+            shared = roles.drafter is not None and roles.drafter.on_device
+            trace = self._trace.engine(f"{mode} k={k}" if k else mode, shared_device=shared)
+        return Engine(
+            roles.target,
+            self.tokenizer.open_stream,
+            self.tokenizer.eos_ids,
+            drafter=roles.drafter,
+            trace=trace,
+            occurrences=self._occurrences,
+            setup={"mode": mode, **self.loaded.fallbacks.metrics},
+            pages=self.loaded.new_stock(),
+        )
 
     def _open_draft(self, progress: Progress | None) -> OpenedModel | None:
         source = self.config.draft_model
