@@ -57,8 +57,6 @@ def run(arguments: Sequence[str]) -> int:
     stage, draft = given["stage"], given["draft"]
     if not given["config"]:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
-    if given["compile_cache"] == "":
-        raise InputError("compile_cache is empty; give a directory, auto or off")
     if draft is not None and stage not in (None, "evaluate"):
         raise InputError(
             f"draft = {draft!r} is for stage evaluate, and this is stage {stage}; leave it out"

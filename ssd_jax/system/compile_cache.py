@@ -124,8 +124,10 @@ def open_store(setting: str) -> ProgramStore | None:
     The user's own cache that cannot be made is done without, and a warning says so.
 
     Raises:
-      InputError: a directory that the user named and that cannot be used.
+      InputError: a directory that the user named and that cannot be used, or none.
     """
+    if not setting:
+        raise InputError("compile_cache is empty; give a directory, auto or off")
     if setting == "off":
         return None
     directory = compile_cache(setting)

@@ -276,6 +276,12 @@ def test_distill_tries_its_places_first(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_a_draft_worker_keeps_programs_in_no_directory_without_a_name(capsys):
+    flags = ["--listen=127.0.0.1:0", "--draft=does-not-exist", "--compile_cache="]
+    assert main(["draft-worker", *flags]) == 2
+    assert "compile_cache is empty; give a directory, auto or off" in capsys.readouterr().err
+
+
 def test_a_draft_to_evaluate_is_for_that_stage(capsys):
     assert main(["distill", "--config=none.toml", "--draft=x", "--stage=train"]) == 2
     assert "draft = 'x' is for stage evaluate, and this is stage train" in capsys.readouterr().err
