@@ -29,7 +29,7 @@ VALUES = [
     *(None, True, "", "x" * 1000, "ratio", b"", b"\0" * 64, [], [[]], [0] * 1000, {}, {"k": -1}),
     *(["i4", [2**40], b""], ["f4", [1, 1], b"\0" * 4], ["i4", [0, 2**62], b""]),
 ]
-_ARRAY = hosts.packed(np.array([4, -1], np.int32))
+_ARRAY = np.array([4, -1], np.int32)
 OF_HOSTS = [
     hosts.Greeting(hosts.VERSION, "secret", 1, "me"),
     hosts.Facts({"jax": "0.10.2"}),

@@ -36,16 +36,13 @@ from ssd_jax.placement.hosts.messages import (
     Seen,
     SetPages,
     Settings,
-    batch_of,
     decode,
-    drafted_of,
     encode,
-    proposal_of,
-    unpacked,
 )
 from ssd_jax.placement.hosts.start import STREAM, leave, named, own_name, start, waited, words_of
 from ssd_jax.roles.protocols import Drafter, Pending, Target
-from ssd_jax.roles.records import Drafted
+from ssd_jax.roles.records import DraftBatch, Drafted
+from ssd_jax.sampling.proposal import Proposal
 
 _SILENT = 0.9  # of the time-out: how long the leader may be, which tells first of who is
 _TOLD = 2.0  # seconds in which the leader says why a program has failed, if it knows
@@ -131,16 +128,20 @@ class Replay:
         seat = self._seats[call.engine]
         target, pending = seat.roles.target, None
         if isinstance(call, Forward):
-            told = seat.bonus if call.pending is None else unpacked(call.pending)
-            drafted = drafted_of(call, seat.drafted)
-            seat.logits = target.forward(told, unpacked(call.lengths), drafted)
+            told = seat.bonus if call.pending is None else call.pending
+            drafted = seat.drafted
+            if call.proposed is None:
+                drafted = None
+            elif call.tokens is not None:
+                drafted = Drafted(call.proposed, call.tokens)
+            seat.logits = target.forward(told, call.lengths, drafted)
             if call.accepts:
                 own = None if drafted is None else seat.drafter().proposal()
                 pending = seat.accept(own)
         elif isinstance(call, Accept):
-            pending = seat.accept(proposal_of(call.proposal))
+            pending = seat.accept(Proposal(*call.proposal))
         elif isinstance(call, Propose):
-            seat.drafted = seat.drafter().propose(batch_of(call.batch))
+            seat.drafted = seat.drafter().propose(DraftBatch(*call.batch))
         elif isinstance(call, Open):
             (target if call.role == "target" else seat.drafter()).open(call.opening)
         elif isinstance(call, SetPages):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from ssd_jax.placement.process.codec import plain
 from ssd_jax.placement.process.messages import PackedArray
-from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
-from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.roles.records import SlotOpening
 
 VERSION = 2
 _MOST = 2**31
@@ -124,7 +122,7 @@ class Prefill(Call, frozen=True):
 class Propose(Call, frozen=True):
     """See `protocols.Drafter.propose`; the arrays of its batch."""
 
-    batch: list[PackedArray]
+    batch: list[np.ndarray]
 
 
 class Forward(Call, frozen=True):
@@ -139,27 +137,29 @@ class Forward(Call, frozen=True):
         or, without a proposal, of none.
     """
 
-    lengths: PackedArray
-    pending: PackedArray | None
-    proposed: PackedArray | None
-    tokens: PackedArray | None
+    lengths: np.ndarray
+    pending: np.ndarray | None
+    proposed: np.ndarray | None
+    tokens: np.ndarray | None
     accepts: bool
 
 
 class Accept(Call, frozen=True):
     """See `protocols.Target.accept`, of the `forward` before."""
 
-    proposal: list[PackedArray]
+    proposal: list[np.ndarray]
 
 
-KINDS: tuple[type[HostMessage], ...] = (
-    *(Greeting, Facts, Go, Settings, Refuse, End, Seen),
-    *(NewEngine, EndEngine, Open, SetPages, Prefill, Propose, Forward, Accept),
-)
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.methodcaller("item"))  # NumPy's scalars
-_DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, cast("Any", KINDS)))
-encode = _ENCODER.encode
-"""One message as bytes."""
+def _array(_kind: type, value: Any) -> np.ndarray:
+    array = msgspec.convert(value, PackedArray)
+    return np.frombuffer(array.data, f"<{array.dtype}").reshape(array.shape)
+
+
+_Calls = NewEngine | EndEngine | Open | SetPages | Prefill | Propose | Forward | Accept
+_Messages = Greeting | Facts | Go | Settings | Refuse | End | Seen | _Calls
+_DECODER = msgspec.msgpack.Decoder(_Messages, dec_hook=_array)
+encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
+"""One message as bytes; arrays go as a `PackedArray`, integers and floats in 32 bits."""
 
 
 def decode(frame: bytes) -> Any:
@@ -172,38 +172,3 @@ def decode(frame: bytes) -> Any:
         return _DECODER.decode(frame)
     except Exception as error:  # msgspec raises some kinds; each means garbage
         raise OSError(f"it has sent no message: {error}") from None
-
-
-def packed(array: np.ndarray) -> PackedArray:
-    """An array of integers or floats of 32 bits on its way."""
-    dtype = "f4" if array.dtype.kind == "f" else "i4"
-    return PackedArray(dtype, array.shape, np.ascontiguousarray(array, f"<{dtype}").tobytes())
-
-
-def unpacked(array: PackedArray) -> np.ndarray:
-    """What was packed.
-
-    Raises:
-      ValueError: its bytes are too few or too many.
-    """
-    return np.frombuffer(array.data, f"<{array.dtype}").reshape(array.shape)
-
-
-def batch_of(arrays: list[PackedArray]) -> DraftBatch:
-    """What `Propose` was made of."""
-    return DraftBatch(*map(unpacked, arrays))
-
-
-def proposal_of(arrays: list[PackedArray]) -> Proposal:
-    """What `Accept` was made of."""
-    return Proposal(*map(unpacked, arrays))
-
-
-def drafted_of(call: Forward, own: Drafted | None) -> Drafted | None:
-    """What `Forward` was made of; `own` is the drafter's."""
-    if call.proposed is None:
-        return None
-    if call.tokens is not None:
-        return Drafted(unpacked(call.proposed), unpacked(call.tokens))
-    assert own is not None
-    return own

@@ -17,7 +17,6 @@ from ssd_jax.placement.hosts.messages import (
     Prefill,
     Propose,
     SetPages,
-    packed,
 )
 from ssd_jax.roles.protocols import Drafter, Pending, Target
 from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening
@@ -70,8 +69,7 @@ class MirroredDrafter(Drafter):
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
         make = partial(self._drafter.propose, batch)
-        arrays = [packed(array) for array in batch]
-        return self._leader.call(make, Propose, self._engine, arrays)[1]
+        return self._leader.call(make, Propose, self._engine, list(batch))[1]
 
     def proposal(self) -> Any:
         """See `protocols.Drafter.proposal`."""
@@ -126,13 +124,13 @@ class MirroredTarget:
         """See `protocols.Target.forward`."""
         told = None
         if isinstance(pending, np.ndarray):
-            told = packed(pending)
+            told = pending
         elif pending is not self._bonus:
             raise ValueError("followers have the bonus tokens of the last accept alone")
         proposed, tokens = None, None
         if drafted is not None:
-            proposed = packed(drafted.lengths)
-            tokens = None if self._own else packed(np.asarray(drafted.tokens))
+            proposed = drafted.lengths
+            tokens = None if self._own else np.asarray(drafted.tokens)
         accepts = tokens is None  # what is verified is known, and needs no message of its own
 
         def make() -> tuple[Any, Pending | None]:
@@ -140,7 +138,7 @@ class MirroredTarget:
             own = None if drafted is None or self._own is None else self._own()
             return logits, self._target.accept(logits, own) if accepts else None
 
-        about = packed(lengths), told, proposed, tokens, accepts
+        about = lengths, told, proposed, tokens, accepts
         call, (logits, outcome) = self._leader.call(make, Forward, self._engine, *about)
         self._accepted = None if outcome is None else (logits, self._pending(call, outcome))
         return logits
@@ -149,7 +147,7 @@ class MirroredTarget:
         """See `protocols.Target.accept`."""
         if self._accepted is not None and self._accepted[0] is logits:
             return self._accepted[1]
-        told = [packed(np.asarray(array)) for array in proposal]
+        told = [np.asarray(array) for array in proposal]
         make = partial(self._target.accept, logits, proposal)
         return self._pending(*self._leader.call(make, Accept, self._engine, told))
 

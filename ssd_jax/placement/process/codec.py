@@ -48,14 +48,15 @@ def _packed(kind: type[DraftMessage]) -> type[msgspec.Struct]:
     )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What msgspec is to write in place of a NumPy array or scalar."""
     if not isinstance(value, np.ndarray):
         return value.item()  # a NumPy scalar
     dtype = "f4" if value.dtype.kind == "f" else "i4"
     return PackedArray(dtype, value.shape, np.ascontiguousarray(value, f"<{dtype}").tobytes())
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=plain)
 _DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, map(_packed, MESSAGES)))
 
 
