@@ -45,10 +45,15 @@ class Hosts:
             if found is None or found[1] in numbers:
                 raise _wrong(text)
             numbers[found[1]] = int(found[2])
-        address = None if first == "auto" else _address(text, first)
+        address = None if first == "auto" else first
+        if address is not None:
+            try:
+                Address.parse(address, "hosts")
+            except InputError:
+                raise _wrong(text) from None
         if {*numbers} - {"stream", "joining"} if address is None else "count" not in numbers:
             raise _wrong(text)
-        hosts = cls(first if address else None, **numbers)
+        hosts = cls(address, **numbers)
         if hosts.stream >= _MOST:
             raise InputError(f"hosts = {text!r}: there is no port {hosts.stream}")
         if not hosts.joining:
@@ -71,13 +76,6 @@ class Hosts:
             "process_id": self.index,
             "cluster_detection_method": "deactivate",
         }
-
-
-def _address(text: str, first: str) -> Address:
-    try:
-        return Address.parse(first, "hosts")
-    except InputError:
-        raise _wrong(text) from None
 
 
 def _wrong(text: str) -> InputError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hmac
 import logging
 import queue
@@ -13,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ssd_jax import compat
@@ -28,7 +28,6 @@ from ssd_jax.placement.hosts.messages import (
     Facts,
     Go,
     Greeting,
-    HostMessage,
     NewEngine,
     Refuse,
     Seen,
@@ -99,14 +98,7 @@ class Leader:
         self._listen(hosts)
         atexit.register(self._at_exit)
         for index, host in self._hosts.items():
-
-            def take(frame: bytes, index: int = index) -> None:
-                self._take(index, decode(frame))
-
-            def lost(why: str, index: int = index) -> None:
-                self._lose(index, why)
-
-            host.link.start(take, lost)
+            host.link.start(partial(self._take, index), partial(self._lose, index))
 
     def agree(self, values: Mapping[str, Any]) -> None:
         """Waits until all processes have come here, with the same values of everything.
@@ -130,11 +122,11 @@ class Leader:
                     )
                     self.fail(error)
                     raise error
-        self._send(Go())
+        self._send(encode(Go()))
 
     def settle(self, config: Mapping[str, Any], ks: Sequence[int]) -> None:
         """Tells the others what is to be opened."""
-        self._send(Settings(dict(config), list(ks)))
+        self._send(encode(Settings(dict(config), list(ks))))
 
     def fail(self, error: BaseException) -> None:
         """Ends the other processes: this one cannot go on."""
@@ -147,7 +139,7 @@ class Leader:
             if self._closed or self._failure is not None:
                 return
             self._closed = True
-        self._tell(End())
+        self._send(encode(End()))
         for host in self._hosts.values():
             host.link.close()
         compat.leave_job()
@@ -188,7 +180,7 @@ class Leader:
         if self._failure is not None:
             raise DeviceError(str(self._failure))
         frame = encode(kind(self._digest, *fields))
-        self._send_frame(frame)
+        self._send(frame)
         self._digest = zlib.crc32(frame, self._digest)
         self._calls += 1
         return self._calls
@@ -265,7 +257,8 @@ class Leader:
         if greeting.index in self._hosts or not 0 < greeting.index < self._job.count:
             raise OSError(f"it says that it is process {greeting.index}")
 
-    def _take(self, index: int, message: HostMessage) -> None:
+    def _take(self, index: int, frame: bytes) -> None:
+        message = decode(frame)
         if isinstance(message, Seen):
             self._compare(message.call, index, message.outcome)
         elif isinstance(message, Facts):
@@ -299,7 +292,7 @@ class Leader:
             for answer in self._waiting:
                 answer.put((None, DeviceError(str(failure))))
         self._told.put((0, None))
-        self._tell(Refuse(str(failure), failure.exit_status))
+        self._send(encode(Refuse(str(failure), failure.exit_status)))
         about = str(failure), failure.exit_status
         patience = threading.Timer((1 - _SILENT) * self._timeout, self._leave, about)
         patience.daemon = True
@@ -309,16 +302,7 @@ class Leader:
         name = self._hosts[index].name if index else own_name()
         return named(index, self._job.count, name)
 
-    def _tell(self, message: HostMessage) -> None:
-        """Tells who still listens."""
-        for host in self._hosts.values():
-            with contextlib.suppress(OSError):
-                host.link.send(encode(message))
-
-    def _send(self, message: HostMessage) -> None:
-        self._send_frame(encode(message))
-
-    def _send_frame(self, frame: bytes) -> None:
+    def _send(self, frame: bytes) -> None:
         for index, host in self._hosts.items():
             try:
                 host.link.send(frame)

@@ -60,10 +60,10 @@ def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
     Raises:
       InputError: it cannot be joined, or this process has another place in it.
     """
-    where = f" with its coordinator at {hosts.address}"
     if hosts.address is None:
         where = " that JAX was to find out (of SLURM, Kubernetes or a TPU's metadata)"
-    if hosts.address is not None:
+    else:
+        where = f" with its coordinator at {hosts.address}"
         _check_place(hosts.index, follows)
         _wait_for(hosts) if follows else _require_free(hosts.address)
     # JAX would end this process by an abort.
