@@ -45,8 +45,8 @@ class DraftByBranches:
         self._promotion = promotion(self.slots, self.k)  # with the records' tokens, of all
         self._winner = self._promotion.winner  # in the part's own numbers
         self._untold: set[int] = set()  # parts that have not been given the records
-        self._places: list[np.ndarray] = []  # of the parts' branches among all; -1 is nowhere
-        self._whose = self._own = np.zeros((self.slots, self.branches), np.int64)
+        # Of each branch the part that makes it, -1 for none, and its number there.
+        self._whose = self._own = np.full((self.slots, self.branches), -1)
         self._told: list[BranchTokens | Absence] = []  # by the parts
         self._branches: BranchTokens | None = None  # the same together
 
@@ -150,8 +150,14 @@ class DraftByBranches:
         division = divide(counts, len(here), self._size)
         shares = dict(zip(here, zip(*division, strict=True), strict=True))
         nothing = np.zeros_like(counts), None, np.full((self.slots, self._size), -1)
+        whose = np.full((self.slots, self.branches), -1)
+        numbers = np.full_like(whose, -1)
         for number, part in enumerate(self._parts):
-            own, skip, _ = shares.get(number, nothing)  # who is away is asked, and may answer
+            # Who is away is asked, and may answer.
+            own, skip, places = shares.get(number, nothing)
+            rows, branches = np.nonzero(places >= 0)
+            whose[rows, places[rows, branches]] = number
+            numbers[rows, places[rows, branches]] = branches
             made = (self._promotion.limit > 0) & own.any(axis=1)
             self._tell(number)
             part.expand(
@@ -161,14 +167,8 @@ class DraftByBranches:
                 forwards=forwards,
                 skip=skip,
             )
-        self._places = [shares.get(n, nothing)[2] for n in range(len(self._parts))]
+        self._whose, self._own = whose, numbers
         self._told, self._branches = [], None
-        self._whose = np.zeros((self.slots, self.branches), np.int64)
-        self._own = np.zeros_like(self._whose)
-        for number, places in enumerate(self._places):
-            rows, own = np.nonzero(places >= 0)
-            self._whose[rows, places[rows, own]] = number
-            self._own[rows, places[rows, own]] = own
 
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
@@ -194,13 +194,13 @@ class DraftByBranches:
             ),
             forwards=min(each.forwards for each in here),
         )
-        for each, places in zip(told, self._places, strict=True):
+        for number, each in enumerate(told):
             if isinstance(each, str):
                 continue
-            rows, own = np.nonzero(places >= 0)
-            there = rows, places[rows, own]
+            rows, there = np.nonzero(self._whose == number)
+            own = self._own[rows, there]
             for array, of_part in zip(joined[:4], each[:4], strict=True):
-                array[there] = of_part[rows, own]
+                array[rows, there] = of_part[rows, own]
         return joined
 
     def _of_owners(self, arrays: Sequence[np.ndarray]) -> np.ndarray:

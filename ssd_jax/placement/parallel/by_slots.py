@@ -153,12 +153,8 @@ class DraftBySlots:
         every = [nothing] * len(self._parts)
         for number, each in zip(self._expanded, told, strict=True):
             every[number] = nothing if isinstance(each, str) else each
-        bonus, lengths, tokens, confidence, *_ = zip(*every, strict=True)
         return BranchTokens(
-            bonus=self._all(bonus),
-            lengths=self._all(lengths),
-            tokens=self._all(tokens),
-            confidence=self._all(confidence),
+            *(self._all(arrays) for arrays in zip(*(each[:4] for each in every), strict=True)),
             forwards=min(each.forwards for each in here),
             absent={
                 slot: each

@@ -147,8 +147,9 @@ def test_drafts_that_share_slots_keep_the_law(parts):
 SELECTIVE = Edit(
     DraftByBranches,
     "_joined",
-    "np.nonzero(places >= 0)",
-    "np.nonzero((places >= 0) & (each.tokens[..., 0] != each.bonus))",
+    "np.nonzero(self._whose == number)",
+    "np.nonzero((self._whose == number) & np.take_along_axis("
+    "each.tokens[..., 0] != each.bonus, self._own, axis=1))",
 )
 
 
