@@ -52,7 +52,6 @@ class SubmeshDraft:
       tokens: how many ids the tokenizer has.
       page_size: positions of a page; 0 where slots share none.
       patience: seconds to wait for the branches.
-      clock, sleep: of time, in seconds.
 
     Attributes:
       counters: rounds whose branches were not there when they were looked up ("waited"), those of
@@ -68,14 +67,11 @@ class SubmeshDraft:
         tokens: int,
         page_size: int = 0,
         patience: float = PATIENCE,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.slots, self.k, self.branches = draft.slots, draft.k, draft.branches
         self.patience = patience
         self.counters: Counter[str] = Counter()
         self._draft, self._send = draft, send
-        self._clock, self._sleep = clock, sleep
         self._texts: dict[int, KnownText] = {}
         self._openings: dict[int, SlotOpening] = {}
         self._filled = FilledPages(page_size)
@@ -164,7 +160,7 @@ class SubmeshDraft:
             while not self._draft.ready():
                 if until():
                     return None
-                self._sleep(_LOOK)
+                time.sleep(_LOOK)
         if self._come():
             return self._draft.branch_tokens(forwards)
         self._overdue = True
@@ -176,9 +172,9 @@ class SubmeshDraft:
         if self._draft.ready():
             return True
         self.counters["waited"] += 1
-        end = self._clock() + self.patience
-        while self._clock() < end:
-            self._sleep(_POLL)
+        end = time.monotonic() + self.patience
+        while time.monotonic() < end:
+            time.sleep(_POLL)
             if self._draft.ready():
                 return True
         return False
