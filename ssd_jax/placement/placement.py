@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.parallel.layout import Layout
-from ssd_jax.placement.visible import (
-    MOST_OF_A_PROCESSOR,
-    PROCESSOR,
-    Devices,
-    count_gpus,
-    parse_platform,
-)
+from ssd_jax.placement.visible import MOST_OF_A_PROCESSOR, PROCESSOR, Devices, count_gpus
 from ssd_jax.system.cores import RoleNumbers, shown
 
 if TYPE_CHECKING:
@@ -87,7 +81,8 @@ class DeviceGroups(RoleNumbers):
         Raises:
           InputError: not a list of numbers, or a device of both.
         """
-        platform, numbers = parse_platform(draft)
+        found = re.fullmatch("(cpu|gpu):(.+)", "cpu:0" if draft == "cpu" else draft or "")
+        platform, numbers = found.groups() if found else (None, draft)
         if platform != "cpu":
             return dataclasses.replace(super().parse(target, numbers), platform=platform)
         # The processor's devices are none that a target elsewhere could have.

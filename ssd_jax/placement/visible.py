@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import pkgutil
-import re
 from typing import Any, Literal, NamedTuple
 
 from ssd_jax.compat import jax_has_started
@@ -97,17 +96,6 @@ class Devices(NamedTuple):
 
 
 PROCESSOR = Devices("cpu", (0,))
-
-
-def parse_platform(text: str | None) -> tuple[str | None, str | None]:
-    """The platform that a list of devices names, None where it names none, and the numbers.
-
-    Of the processor alone, "cpu", these are 0.
-    """
-    if text == "cpu":
-        return "cpu", "0"
-    found = re.fullmatch("(cpu|gpu):(.+)", text or "")
-    return (None, text) if found is None else (found[1], found[2])
 
 
 def seen() -> tuple[str, ...]:
