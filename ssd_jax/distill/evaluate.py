@@ -144,7 +144,7 @@ def evaluate(
             "made_of": made_of,
             "draft": source,
             "target": job.target.source,
-            "environment": describe(jax.devices()[0]),
+            "environment": describe(),
             "steps": steps,
             **figures(job.prompts, judged, settings, steps),
         }

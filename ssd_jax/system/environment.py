@@ -23,17 +23,17 @@ class Device(Protocol):
     client: Any
 
 
-def describe(device: Device | None = None) -> dict[str, Any]:
-    """Facts about this process's surroundings and the device measured, by default the default one,
-    ready for JSON; null where not known."""
+def describe() -> dict[str, Any]:
+    """Facts about this process's surroundings and the default device, ready for JSON; null where
+    not known."""
     import jax
 
-    measured: Device = jax.devices()[0] if device is None else device
+    device = jax.devices()[0]
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": measured.device_kind,
-        "device_count": measured.client.device_count(),
-        "platform": measured.platform,
+        "device": device.device_kind,
+        "device_count": device.client.device_count(),
+        "platform": device.platform,
         "versions": versions(),
         **commit(Path(__file__).parents[2]),
         "cpu_model": cpu_model(),
