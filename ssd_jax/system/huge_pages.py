@@ -19,7 +19,7 @@ _CHUNK = 32 << 20
 _ALIGNMENT = 64
 """Bytes; what JAX takes without a copy."""
 
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 """Shared memory, which is the default, has no huge pages."""
 
 
@@ -48,7 +48,7 @@ class HugePages:
 
 def _chunk(size: int) -> np.ndarray:
     size = math.ceil(size / _PAGE) * _PAGE
-    memory = mmap.mmap(-1, size + _PAGE, **_PRIVATE)
+    memory = mmap.mmap(-1, size + _PAGE, flags=_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
