@@ -19,7 +19,7 @@ from ssd_jax.compare.report import Comparison, compare, comparison_json, compari
 from ssd_jax.config import SPECULATIVE, Config
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
+from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines
 
 if TYPE_CHECKING:
     from ssd_jax.prompting import Prompt
@@ -73,7 +73,7 @@ def _with_model(
     params: SamplingParams,
     prompts: Path,
 ) -> Comparison:
-    lines = parse_prompt_file(prompts)
+    lines = read_json_lines(prompts, prompt_line)
     asked = {p.prompt_index: _prompt(lines, p, prompts) for p in pairs if p.compared}
     llm = open_llm(config)
     requests = {}

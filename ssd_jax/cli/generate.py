@@ -16,7 +16,7 @@ from ssd_jax.config import Config
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.errors import InputError
 from ssd_jax.settings import MODES
-from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
+from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -131,7 +131,7 @@ def _prompts(given: Mapping[str, Any]) -> list[PromptLine | BadLine]:
         raise InputError("give one of --prompt=TEXT and --prompt_file=FILE.jsonl")
     if given["prompt"] is not None:
         return [PromptLine(prompt=given["prompt"])]
-    prompts = parse_prompt_file(Path(given["prompt_file"]))
+    prompts = read_json_lines(Path(given["prompt_file"]), prompt_line)
     if not prompts:
         raise InputError(f"{given['prompt_file']}: no prompts in the file")
     return prompts

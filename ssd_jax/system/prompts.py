@@ -42,14 +42,6 @@ class BadLine:
     error: str
 
 
-def parse_prompt_file(path: Path) -> list[PromptLine | BadLine]:
-    """Reads {"prompt": str} or {"messages": [...]} lines; other keys are ignored.
-
-    See `read_json_lines`.
-    """
-    return read_json_lines(path, prompt_line)
-
-
 def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list[T | BadLine]:
     """Reads the JSON objects of a file (gzip where the name ends in .gz), one a line.
 
@@ -107,7 +99,8 @@ def good_lines(read: Iterable[Sequence[T | BadLine]]) -> list[list[T]]:
 
 
 def prompt_line(line: Mapping[str, Any]) -> PromptLine:
-    """Checks one object of a prompt file.
+    """Checks one object of a prompt file, {"prompt": str} or {"messages": [...]}; other keys are
+    ignored.
 
     Raises:
       ValueError: neither or both of "prompt" and "messages", or one of a wrong type.

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.prompts import BadLine, PromptLine, parse_prompt_file
+from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
@@ -14,7 +14,7 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 def parse(tmp_path, text: str) -> list:
     path = tmp_path / "p.jsonl"
     path.write_text(text, encoding="utf-8")
-    return parse_prompt_file(path)
+    return read_json_lines(path, prompt_line)
 
 
 def test_prompts_and_messages_come_in_line_order(tmp_path):
@@ -78,7 +78,7 @@ def test_a_bad_line_says_where_and_why_and_the_others_stay(tmp_path, line, error
 def test_a_gzipped_file_is_read(tmp_path):
     path = tmp_path / "p.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"prompt": "a"}\n'))
-    assert parse_prompt_file(path) == [PromptLine(prompt="a")]
+    assert read_json_lines(path, prompt_line) == [PromptLine(prompt="a")]
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_a_gzipped_file_is_read(tmp_path):
 def test_a_file_that_is_no_text_is_refused_whole(tmp_path, name, data, error):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=error):
-        parse_prompt_file(tmp_path / name)
+        read_json_lines(tmp_path / name, prompt_line)
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
-        parse_prompt_file(tmp_path / "absent.jsonl")
+        read_json_lines(tmp_path / "absent.jsonl", prompt_line)
     with pytest.raises(InputError, match="is a directory; give a regular file"):
-        parse_prompt_file(tmp_path)
+        read_json_lines(tmp_path, prompt_line)

@@ -30,7 +30,7 @@ from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.packing import pack_blocks
-from ssd_jax.system.prompts import parse_prompt_file, read_json_lines
+from ssd_jax.system.prompts import prompt_line, read_json_lines
 from ssd_jax.traces.read import read_trace
 
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
@@ -86,10 +86,10 @@ def _wheel(path: Path) -> None:
 
 def _lines(path: Path) -> None:
     every(
-        lambda: parse_prompt_file(path / "p.jsonl"),
+        lambda: read_json_lines(path / "p.jsonl", prompt_line),
         lambda: read_json_lines(path / "p.jsonl", parse_line),
         lambda: read_lines(PromptEntry(path="p.jsonl"), path / "p.jsonl"),
-        lambda: parse_prompt_file(path / "z.jsonl.gz"),
+        lambda: read_json_lines(path / "z.jsonl.gz", prompt_line),
         lambda: load(path / "talk.jsonl"),
         lambda: read_outputs(path / "run.jsonl"),
         lambda: HistoryFile(path / "run.jsonl").load_history_strings(),
