@@ -59,17 +59,13 @@ class ProgramStore:
         getattr(self._asked, "keys", []).append(key)
         try:
             kept = path.read_bytes()
+            if kept[:_DIGEST] == _digest(key, kept[_DIGEST:]):
+                self._note_use(path)
+                return kept[_DIGEST:]
+            _LOG.warning("%s is damaged; it is compiled again", path)
+            path.unlink()
         except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._warn(error)
-            return None
-        if kept[:_DIGEST] == _digest(key, kept[_DIGEST:]):
-            self._note_use(path)
-            return kept[_DIGEST:]
-        _LOG.warning("%s is damaged; it is compiled again", path)
-        try:
-            path.unlink(missing_ok=True)
+            pass  # nothing was put, or somebody else has deleted it
         except OSError as error:
             self._warn(error)
         return None
