@@ -190,7 +190,7 @@ class LLM(Calls):
         )
         for line in self.fallbacks:
             _LOG.warning(line)
-        if self.config.chooses and not (self._hosts and self._hosts.follows):
+        if self.config.chooses and not isinstance(self._hosts, Follower):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
             if status is not None:

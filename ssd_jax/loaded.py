@@ -125,7 +125,7 @@ class Loaded:
         else:
             roles = self._of_sd(mode, k)
         # Where the draft of mode ssd runs beside the leader, followers have none.
-        if mode == "ssd" and not (self.hosts and self.hosts.follows):
+        if mode == "ssd" and not isinstance(self.hosts, Follower):
             return Roles(roles.target, self._controller(k))
         if tuner is None or roles.drafter is None:
             return roles

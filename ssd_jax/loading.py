@@ -93,7 +93,7 @@ def load(
     elsewhere = placement.apart
     with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
         worker = None
-        if draft is not None and elsewhere and not (hosts and hosts.follows):
+        if draft is not None and elsewhere and not isinstance(hosts, Follower):
             about = _worker_settings(config, draft, room, drafting, store, paging, placement)
             worker = _workers(about, config, placement, draft_cores)
             on_failure.callback(worker.close)

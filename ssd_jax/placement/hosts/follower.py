@@ -170,8 +170,6 @@ class Follower:
       InputError: the leader cannot be reached.
     """
 
-    follows = True
-
     def __init__(
         self,
         job: compat.Job,

@@ -74,8 +74,6 @@ class Leader:
       InputError: not all processes have come.
     """
 
-    follows = False
-
     def __init__(
         self,
         job: compat.Job,
