@@ -9,14 +9,12 @@ import numpy as np
 from msgspec import Meta
 
 from ssd_jax.placement.process.codec import plain
-from ssd_jax.placement.process.messages import PackedArray
+from ssd_jax.placement.process.messages import Count, PackedArray
 from ssd_jax.roles.records import SlotOpening
 
 VERSION = 2
-_MOST = 2**31
-Count = Annotated[int, Meta(ge=0, lt=_MOST)]
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
-Tokens = list[Annotated[int, Meta(ge=0, lt=_MOST)]]
+Tokens = list[Count]
 Role = Literal["target", "drafter"]
 
 
