@@ -284,7 +284,7 @@ class Config(EngineSettings):
         """Cores, devices and files that mean nothing where the draft runs."""
         addresses = self._draft_addresses
         for address in addresses:
-            self.draft_files.check(address, OF_ENGINE, serves=False)
+            self.draft_files.check(address, serves=False)
         if addresses and self.draft_workers not in (None, len(addresses)):
             raise InputError(
                 f"draft_workers = {self.draft_workers}, and draft_placement = "

@@ -29,6 +29,7 @@ from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.placement.remote.security import OF_ENGINE
 from ssd_jax.settings import AUTO_WIDTHS, SUPPORT
 from ssd_jax.system.cores import deal
 
@@ -162,9 +163,10 @@ def _workers(
     from ssd_jax.placement.process.placement import DraftWorker
 
     if placement.addresses:
-        from ssd_jax.placement.remote.far_worker import FarWorker, with_token
+        from ssd_jax.placement.remote.far_worker import FarWorker
 
-        about, files = with_token(about, config.draft_files), config.draft_files
+        files = config.draft_files
+        about = msgspec.structs.replace(about, token=files.read_token(OF_ENGINE.token))
         made = [
             DraftWorker(about, elsewhere=FarWorker(about, address, files))
             for address in placement.addresses

@@ -50,9 +50,9 @@ def run(arguments: Sequence[str]) -> int:
             )
     settings.at_least(given, engines=1)
     address = Address.parse(given["listen"], "listen", any_port=True)
-    files = Files(*(given[name or ""] for name in OF_WORKER))
-    files.check(address, OF_WORKER, serves=True)
-    token, credentials = files.read_token(OF_WORKER.token or ""), files.of_worker(OF_WORKER)
+    files = Files(*(given[name] for name in OF_WORKER))
+    files.check(address, serves=True)
+    token, credentials = files.read_token(OF_WORKER.token), files.of_worker()
     Cores.parse(given["draft_cores"], None).pin_target()  # before JAX counts them
 
     from ssd_jax.placement.remote.serving import Own, devices_of, own_models, serve

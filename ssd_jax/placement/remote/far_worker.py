@@ -7,14 +7,12 @@ import logging
 import time
 from collections import Counter
 
-import msgspec
-
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.process.connection import Connection, Link
 from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.supervisor import STARTUP, WorkerSettings
-from ssd_jax.placement.remote.security import OF_ENGINE, Files
+from ssd_jax.placement.remote.security import Files
 from ssd_jax.placement.remote.transport import FarStream
 
 ANSWER = 10.0
@@ -43,7 +41,7 @@ class FarWorker:
         self.starts = 1
         self._settings, self._where = settings, address
         self.link = Link(
-            open=functools.partial(FarStream, credentials=files.of_engine(OF_ENGINE)),
+            open=functools.partial(FarStream, credentials=files.of_engine()),
             wanted=Wanted(
                 settings.hello,
                 settings.dtype,
@@ -109,12 +107,3 @@ class FarWorker:
             f"--listen=HOST:{self._where.port}`, and see whether the port is open: "
             f"nc -vz {self._where.host} {self._where.port}"
         )
-
-
-def with_token(settings: WorkerSettings, files: Files) -> WorkerSettings:
-    """Settings with the secret that the worker was started with.
-
-    Raises:
-      InputError: see `Files.read_token`.
-    """
-    return msgspec.structs.replace(settings, token=files.read_token(OF_ENGINE.token or ""))

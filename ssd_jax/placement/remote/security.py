@@ -15,8 +15,21 @@ if TYPE_CHECKING:
 _SHORTEST, _LONGEST = 16, 1024  # characters of a token
 
 
+class Names(NamedTuple):
+    """Of the settings that give an end its `Files`."""
+
+    token: str
+    ca: str
+    cert: str
+    key: str
+
+
+OF_ENGINE = Names("draft_token_file", "draft_tls_ca", "draft_tls_cert", "draft_tls_key")
+OF_WORKER = Names("token_file", "tls_client_ca", "tls_cert", "tls_key")
+
+
 class Files(NamedTuple):
-    """Paths as given, None for none, and the settings that gave them, for messages.
+    """Paths as given, None for none.
 
     Attributes:
       token: the secret that both ends have.
@@ -29,17 +42,17 @@ class Files(NamedTuple):
     cert: str | None = None
     key: str | None = None
 
-    def check(self, address: Address, names: Files, *, serves: bool) -> None:
+    def check(self, address: Address, *, serves: bool) -> None:
         """Refuses what would be sent in plain text, or to nobody in particular.
 
         Args:
-          names: of the settings.
-          serves: this end listens.
+          serves: this end is the worker's.
 
         Raises:
           InputError: an address of other hosts without TLS or without a token or certificates, or
             files that do not go together.
         """
+        names = OF_WORKER if serves else OF_ENGINE
         if (self.cert is None) != (self.key is None):
             raise InputError(f"{names.cert} and {names.key} go together; give both or neither")
         needed, flag = (self.cert, names.cert) if serves else (self.ca, names.ca)
@@ -79,7 +92,7 @@ class Files(NamedTuple):
             )
         return text
 
-    def of_engine(self, names: Files) -> grpc.ChannelCredentials | None:
+    def of_engine(self) -> grpc.ChannelCredentials | None:
         """For an engine's channel; None without TLS.
 
         Raises:
@@ -89,11 +102,11 @@ class Files(NamedTuple):
             return None
         import grpc
 
-        own = [None if path is None else _read(path, name or "") for path, name in
-               ((self.key, names.key), (self.cert, names.cert))]  # fmt: skip
-        return grpc.ssl_channel_credentials(_read(self.ca, names.ca or ""), *own)
+        own = [None if path is None else _read(path, name) for path, name in
+               ((self.key, OF_ENGINE.key), (self.cert, OF_ENGINE.cert))]  # fmt: skip
+        return grpc.ssl_channel_credentials(_read(self.ca, OF_ENGINE.ca), *own)
 
-    def of_worker(self, names: Files) -> grpc.ServerCredentials | None:
+    def of_worker(self) -> grpc.ServerCredentials | None:
         """For a worker's port; None without TLS. With a `ca` engines need certificates, too.
 
         Raises:
@@ -103,14 +116,9 @@ class Files(NamedTuple):
             return None
         import grpc
 
-        pair = _read(self.key, names.key or ""), _read(self.cert, names.cert or "")
-        trusted = None if self.ca is None else _read(self.ca, names.ca or "")
+        pair = _read(self.key, OF_WORKER.key), _read(self.cert, OF_WORKER.cert)
+        trusted = None if self.ca is None else _read(self.ca, OF_WORKER.ca)
         return grpc.ssl_server_credentials([pair], trusted, require_client_auth=trusted is not None)
-
-
-OF_ENGINE = Files("draft_token_file", "draft_tls_ca", "draft_tls_cert", "draft_tls_key")
-OF_WORKER = Files("token_file", "tls_client_ca", "tls_cert", "tls_key")
-"""Names of the settings of either end."""
 
 
 def _read(path: str, name: str) -> bytes:
