@@ -42,14 +42,7 @@ class FarWorker:
         self._settings, self._where = settings, address
         self.link = Link(
             open=functools.partial(FarStream, credentials=files.of_engine()),
-            wanted=Wanted(
-                settings.hello,
-                settings.dtype,
-                settings.drafting,
-                settings.draft_temperature,
-                settings.budgets,
-                settings.attention,
-            ),
+            wanted=Wanted(*(getattr(settings, name) for name in Wanted.__struct_fields__)),
             clock=address.loopback,
         )
         self._first: Connection | None = None

@@ -93,18 +93,13 @@ class Drafts:
 
     def _load(self, wanted: Wanted) -> MakeSession:
         settings = WorkerSettings(
+            **msgspec.structs.asdict(wanted),
             token="",
-            hello=wanted.hello,
             source=self._own.draft,
             target=self._own.target,
-            dtype=wanted.dtype,
-            drafting=wanted.drafting,
-            draft_temperature=wanted.draft_temperature,
             compile_cache=self._own.compile_cache,
             cores=None,
-            budgets=wanted.budgets,
             devices=self._own.devices,
-            attention=wanted.attention,
         )
         copies = len(self._loaded) + 1
         return load_sessions(settings, engines=self._own.engines, copies=copies)
