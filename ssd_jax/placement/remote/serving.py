@@ -8,7 +8,6 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
@@ -19,14 +18,7 @@ from ssd_jax.placement.address import Address
 from ssd_jax.placement.placement import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
 from ssd_jax.placement.process.messages import Wanted
-from ssd_jax.placement.process.refusals import Refusals
-from ssd_jax.placement.process.server import (
-    GREETING,
-    STREAMS,
-    Load,
-    MakeSession,
-    wanted_sessions,
-)
+from ssd_jax.placement.process.server import MakeSession
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.remote.transport import serve_far
 from ssd_jax.placement.visible import Devices, count_gpus
@@ -134,31 +126,7 @@ def serve(
             )
         return str(address._replace(port=port))
 
-    return serve_wanted(Drafts(own).load, token, listen, size=MESSAGE, streams=own.engines)
-
-
-def serve_wanted(
-    load: Load,
-    token: str,
-    listen: Callable[[grpc.Server], str],
-    *,
-    size: int,
-    streams: int = STREAMS,
-    greeting: float = GREETING,
-) -> tuple[grpc.Server, str]:
-    """Starts a server of sessions that are as each engine wants them.
-
-    Args:
-      token: secret that who opens a stream must know.
-      listen: has a server listen somewhere; returns the address.
-      size: most bytes of a message.
-      streams, greeting: see `server.STREAMS` and `server.GREETING`.
-
-    Returns: the server and its address.
-    """
-    refusals = Refusals()
-    answers = wanted_sessions(load, size, refusals, streams=streams, greeting=greeting)
-    return serve_far(answers, token, listen, size, streams, refusals)
+    return serve_far(Drafts(own).load, token, listen, size=MESSAGE, streams=own.engines)
 
 
 def devices_of(text: str | None) -> Devices | None:

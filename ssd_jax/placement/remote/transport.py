@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from ssd_jax.placement.process.refusals import Refusals
-from ssd_jax.placement.process.stream import Answers, StreamError
+from ssd_jax.placement.process.server import GREETING, STREAMS, Load, wanted_sessions
+from ssd_jax.placement.process.stream import StreamError
 
 METHOD = "/ssd_jax.Draft/Stream"
 TOKEN = "ssd-token"
@@ -26,19 +27,14 @@ _IDLE = 10_000  # milliseconds that a connection lives without a stream
 _METADATA = 4096  # bytes
 
 
-def options(size: int) -> Options:
-    """Of a gRPC channel or server: no proxy, and no message of more bytes."""
+def _options(size: int, quiet: int, silent: int) -> Options:
+    """Of a gRPC channel or server: no proxy, no message of more bytes, and when it pings."""
     return (
         ("grpc.enable_http_proxy", 0),  # the way is known, whatever http_proxy says
         ("grpc.max_receive_message_length", size),
         ("grpc.max_send_message_length", size),
         ("grpc.max_metadata_size", _METADATA),
         ("grpc.absolute_max_metadata_size", _METADATA),
-    )
-
-
-def _pings(quiet: int, silent: int) -> Options:
-    return (
         ("grpc.keepalive_time_ms", quiet),
         ("grpc.keepalive_timeout_ms", silent),
         ("grpc.http2.ping_timeout_ms", silent),  # the longer of the two counts
@@ -47,24 +43,22 @@ def _pings(quiet: int, silent: int) -> Options:
     )
 
 
-def channel_options(size: int) -> Options:
+def _channel_options(size: int) -> Options:
     """Of an engine's channel: a worker that is stopped is found out by pings of the transport.
 
     Threads of gRPC answer them, however long the worker computes.
     """
     return (
-        *options(size),
-        *_pings(_QUIET, _SILENT),
+        *_options(size, _QUIET, _SILENT),
         ("grpc.use_local_subchannel_pool", 1),  # or a new channel waits as its failed ones would
     )
 
 
-def server_options(size: int) -> Options:
+def _server_options(size: int) -> Options:
     """Of a worker's server: pings are welcome, strangers have little room, and an engine whose host
     is gone without a word leaves its seat."""
     return (
-        *options(size),
-        *_pings(_ENGINE_QUIET, _ENGINE_SILENT),
+        *_options(size, _ENGINE_QUIET, _ENGINE_SILENT),
         ("grpc.so_reuseport", 0),  # or two workers may get one port
         ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.http2.max_ping_strikes", 0),  # no limit
@@ -95,7 +89,7 @@ class FarStream:
         self._changed = threading.Condition()
         self._ended = False
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        options = channel_options(size)
+        options = _channel_options(size)
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=options)
         else:
@@ -142,27 +136,28 @@ class FarStream:
 
 
 def serve_far(
-    answers: Answers,
+    load: Load,
     token: str,
     listen: Callable[[grpc.Server], str],
+    *,
     size: int,
-    streams: int,
-    refusals: Refusals,
+    streams: int = STREAMS,
+    greeting: float = GREETING,
 ) -> tuple[grpc.Server, str]:
-    """Starts a server of streams.
+    """Starts a server of sessions that are as each engine wants them.
 
     Args:
-      answers: serves one.
       token: secret that who opens a stream must know.
       listen: has a server listen somewhere; returns the address.
       size: most bytes of a message.
-      streams: that get a thread at a time; `answers` refuses others.
-      refusals: says who is refused.
+      streams, greeting: see `server.STREAMS` and `server.GREETING`.
 
     Returns: the server and its address.
     """
+    refusals = Refusals()
+    answers = wanted_sessions(load, size, refusals, streams, greeting)
     # Threads beyond the streams refuse others.
-    server = grpc.server(ThreadPoolExecutor(streams + 4), options=server_options(size))
+    server = grpc.server(ThreadPoolExecutor(streams + 4), options=_server_options(size))
 
     def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         context.send_initial_metadata((LET_IN,))  # a sign of life, before there is a draft

@@ -7,8 +7,7 @@ import time
 from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.remote.serving import serve_wanted
-from ssd_jax.placement.remote.transport import FarStream
+from ssd_jax.placement.remote.transport import FarStream, serve_far
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 
 WANTED = Wanted(HELLO, "float32", {"k": 3}, None, (6,), "auto")
@@ -30,4 +29,4 @@ def serving(load=None, *, ahead=0.0, size=SIZE, **settings):
     def usual(wanted):
         return lambda called: DraftSession(wanted.hello, ScriptedDraft, called, clock=clock)
 
-    return serve_wanted(load or usual, TOKEN, listen, size=size, **settings)
+    return serve_far(load or usual, TOKEN, listen, size=size, **settings)
