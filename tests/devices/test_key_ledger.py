@@ -30,6 +30,7 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import IDLE
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
@@ -240,12 +241,8 @@ def remote(llm, session=DraftSession):
     token = "secret"
     serving, address = server.serve(lambda called: session(hello, draft, called), hello, token)
     counters = Counter()
-    made = RemoteDraft(
-        hello,
-        lambda: Connection(address, hello, token, counters),
-        patience=120.0,
-        counters=counters,
-    )
+    streams = WorkerStreams(lambda: Connection(address, hello, token, counters), counters)
+    made = RemoteDraft(hello, streams, patience=120.0)
     assert made.streams.wait_ready(60)
     try:
         yield made

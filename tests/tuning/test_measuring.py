@@ -298,11 +298,12 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
 
     def remote(*_, **settings):
         patience.append(settings["patience"])
-        return SimpleNamespace(streams=SimpleNamespace(wait_ready=lambda timeout: True))
+        return SimpleNamespace()
 
     monkeypatch.setattr(placement, "RemoteDraft", remote)
+    monkeypatch.setattr(placement.WorkerStreams, "wait_ready", lambda self, timeout: True)
     monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None, link=None))
-    settings = SimpleNamespace(hello=None, token="", greedy=False)
+    settings = SimpleNamespace(hello=None, token="", draft_temperature=None)
     worker = placement.DraftWorker(settings, patience=2.0)
     worker.draft()
     worker.draft(60.0)

@@ -12,13 +12,12 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ssd_jax.placement.process.connection import Connection, HangLimit, Told
+from ssd_jax.placement.process.connection import Connection, Told
 from ssd_jax.placement.process.due import Due
 from ssd_jax.placement.process.messages import (
     Hello,
@@ -47,34 +46,25 @@ class RemoteDraft:
 
     Args:
       hello: what the worker is.
-      connect: gives a new connection, None where there is no worker now.
+      streams: to it.
       greedy: the draft proposes its likeliest tokens whatever the request samples.
       patience: seconds to wait for an answer.
-      counters: what happened: "late", "stale", "dead", "hung", "q late", "q malformed",
-        "connections".
-      address: of the worker that there is now, None for none.
-      end: ends the worker at an address, which hangs; None where that is not this one's to do.
-      limit: when it is taken to, for an answer that is owed.
-      silence: the same for a sign of life.
+
+    Attributes:
+      counters: what happened: those of the streams, "q late" and "q malformed".
     """
 
     def __init__(
         self,
         hello: Hello,
-        connect: Callable[[], Connection | None],
+        streams: WorkerStreams,
         *,
         greedy: bool = False,
         patience: float = PATIENCE,
-        counters: Counter[str] | None = None,
-        address: Callable[[], str | None] = lambda: None,
-        end: Callable[[str], None] | None = None,
-        limit: HangLimit | None = None,
-        silence: HangLimit | None = None,
     ) -> None:
         self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
         self.page_size = hello.page_size
-        self.counters: Counter[str] = Counter() if counters is None else counters
-        self.streams = WorkerStreams(connect, self.counters, address, end, limit, silence)
+        self.streams, self.counters = streams, streams.counters
         self._patience = patience
         self._q_travels = hello.rule == "ratio" and not greedy
         self._numbers, self._requests = itertools.count(1), itertools.count(1)

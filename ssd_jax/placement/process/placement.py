@@ -11,6 +11,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.process.client import PATIENCE, RemoteDraft
 from ssd_jax.placement.process.connection import Link, connector
 from ssd_jax.placement.process.supervisor import COMMAND, Supervisor, WorkerSettings
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 
 _LOG = logging.getLogger(__name__)
 _GREETING = 30.0  # seconds for a worker to answer a new stream
@@ -100,26 +101,23 @@ class DraftWorker:
         Raises:
           InputError: the worker refuses.
         """
-        hello, counters = self._settings.hello, Counter()
+        hello, token, counters = self._settings.hello, self._settings.token, Counter()
         supervisor = self.supervisor  # which so lives as long as this draft
+
+        def address() -> str | None:
+            return supervisor.address
+
+        connect = connector(hello, token, address, counters, link=supervisor.link)
+        streams = WorkerStreams(connect, counters, address, supervisor.end)
         draft = RemoteDraft(
             hello,
-            connector(
-                hello,
-                self._settings.token,
-                lambda: supervisor.address,
-                counters,
-                link=supervisor.link,
-            ),
-            greedy=self._settings.greedy,
+            streams,
+            greedy=self._settings.draft_temperature == 0,
             patience=self.patience if patience is None else patience,
-            counters=counters,
-            address=lambda: supervisor.address,
-            end=supervisor.end,
         )
         try:
-            if not draft.streams.wait_ready(_GREETING) and draft.streams.refused:
-                raise InputError(f"the draft worker does not serve: {draft.streams.trouble}")
+            if not streams.wait_ready(_GREETING) and streams.refused:
+                raise InputError(f"the draft worker does not serve: {streams.trouble}")
         except BaseException:
             draft.close()
             raise

@@ -65,11 +65,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = "auto"
     urgent: bool = False
 
-    @property
-    def greedy(self) -> bool:
-        """Whether all proposals are the draft's likeliest tokens, so that no q travels."""
-        return self.draft_temperature == 0
-
 
 class WorkerReport(msgspec.Struct, omit_defaults=True):
     """A worker's first line: its address and the devices that it sees when it is ready, or what

@@ -18,13 +18,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class WorkerStreams:
-    """Arguments as those of `client.RemoteDraft`.
+    """To one worker after another, wherever it is.
+
+    Args:
+      connect: gives a new connection, None where there is no worker now.
+      counters: what happened: "late", "stale", "dead", "hung", "connections", and what a
+        `Connection` counts.
+      address: of the worker that there is now, None for none.
+      end: ends the worker at an address, which hangs; None where that is not this one's to do.
 
     Attributes:
       current: the stream that there is, or the last one; None where there never was a worker.
       overdue: whether an answer that was waited for did not come.
       absence: why there is no answer, if there is none.
-      connect, limit, silence: as given.
+      limit: when a worker is taken to hang, for an answer that is owed.
+      silence: the same for a sign of life.
       close: ends the current stream.
     """
 
@@ -32,17 +40,15 @@ class WorkerStreams:
         self,
         connect: Callable[[], Connection | None],
         counters: Counter[str],
-        address: Callable[[], str | None],
-        end: Callable[[str], None] | None,
-        limit: HangLimit | None,
-        silence: HangLimit | None,
+        address: Callable[[], str | None] = lambda: None,
+        end: Callable[[str], None] | None = None,
     ) -> None:
         self.current: Connection | None = None
         self.overdue = False
         self.absence: Absence = "dead"
-        self.connect, self.limit = connect, limit or HangLimit()
-        self.silence = silence or HangLimit(SILENCE, forgets=True)
-        self._counters, self._address, self._end = counters, address, end
+        self.connect, self.counters = connect, counters
+        self.limit, self.silence = HangLimit(), HangLimit(SILENCE, forgets=True)
+        self._address, self._end = address, end
         self._before: Connection | None = None
         self._trouble = self._logged = ""
         self._hung_said = self._counted = False
@@ -61,7 +67,7 @@ class WorkerStreams:
                 self.close = end = weakref.finalize(self, self.current.close)
                 end.atexit = False
             self.overdue = False
-            self._counters["connections"] += self.current is not None
+            self.counters["connections"] += self.current is not None
         link = self.current
         if link is None or not link.ready:
             self.absence = "dead"
@@ -109,7 +115,7 @@ class WorkerStreams:
     def count_absence(self) -> None:
         """Counts why a round has no answer: once, though it was waited for twice."""
         if not self._counted:
-            self._counters[self.absence] += 1
+            self.counters[self.absence] += 1
         self._counted = True
 
     def _end_if_it_hangs(self, link: Connection | None) -> None:
@@ -128,7 +134,7 @@ class WorkerStreams:
             self.silence.settled()
         silent = not heard and self.silence.reached(where)
         if silent or self.limit.reached(where):
-            self._counters["hung"] += 1
+            self.counters["hung"] += 1
             what = "gives no sign of life" if silent else "has not answered for long"
             follows = "another stream is tried" if self._end is None else "another is started"
             level = logging.DEBUG if self._hung_said and self._end is None else logging.WARNING

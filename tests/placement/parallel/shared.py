@@ -17,6 +17,7 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import connector
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, M, ScriptedDraft, scripted
 from tests.placement.process.scripted import Run, run_of
 
@@ -77,9 +78,8 @@ def _worker(hello: Hello, draft: type[ScriptedDraft], patience: float):
     serving, address = server.serve(make, hello, TOKEN)
     counters: Counter[str] = Counter()
     connect = connector(hello, TOKEN, lambda: address, counters)
-    remote = RemoteDraft(
-        hello, connect, patience=patience, counters=counters, address=lambda: address
-    )
+    streams = WorkerStreams(connect, counters, lambda: address)
+    remote = RemoteDraft(hello, streams, patience=patience)
     assert remote.streams.wait_ready(30)
     try:
         yield Worker(remote, sessions, lambda: serving.stop())

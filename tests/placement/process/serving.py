@@ -9,6 +9,7 @@ from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import run_of
 
@@ -42,7 +43,9 @@ def served(
     hello=HELLO,
     token=TOKEN,
     pace=None,
-    **more,
+    end=None,
+    limit=None,
+    silence=None,
 ):
     """An engine over a worker in this process."""
     sessions = []
@@ -54,9 +57,10 @@ def served(
     serving, address = server.serve(make, HELLO, TOKEN)
     counters = Counter()
     connect = connector(hello, token, lambda: address, counters)
-    settings = {"patience": patience, "counters": counters, "address": lambda: address}
-    remote = RemoteDraft(hello, connect, **settings | more)
-    remote.streams.wait_ready(2 if "limit" in more else 30)
+    streams = WorkerStreams(connect, counters, lambda: address, end)
+    streams.limit, streams.silence = limit or streams.limit, silence or streams.silence
+    remote = RemoteDraft(hello, streams, patience=patience)
+    streams.wait_ready(30 if limit is None else 2)
     try:
         yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -111,6 +113,11 @@ class Link:
         return Told(np.array([1, -1]), branches, complete=True)
 
 
+def drafting(connect):
+    """A draft that waits for nothing."""
+    return RemoteDraft(HELLO, WorkerStreams(connect, Counter()), patience=0.01)
+
+
 def records(*rows):
     """A promotion of records: at a position, after these tokens, of a branch or none."""
     told = promotion(SLOTS, K)
@@ -125,7 +132,7 @@ def records(*rows):
 def test_a_row_whose_round_was_not_expanded_is_taught_its_text_again(late):
     """Another row waited in vain for tokens, so nothing of that round was expanded."""
     link = Link()
-    draft = RemoteDraft(HELLO, lambda: link, patience=0.01)
+    draft = drafting(lambda: link)
     lowered, counts = np.zeros((SLOTS, K), np.int32), np.zeros((SLOTS, K + 1), np.int32)
     counts[:, 0] = M
     for slot in range(SLOTS):
@@ -151,7 +158,7 @@ def test_a_row_whose_round_was_not_expanded_is_taught_its_text_again(late):
 def test_a_stream_that_is_there_at_once_is_told_all_of_a_text():
     """A prompt in another slot may have opened it, before any round was without one."""
     links = [Link(), Link()]
-    draft = RemoteDraft(HELLO, iter(links).__next__, patience=0.01)
+    draft = drafting(iter(links).__next__)
     counts = np.zeros((SLOTS, K + 1), np.int32)
     counts[0, 0] = M
     draft.open(SlotOpening(0, SamplingParams()))
@@ -172,7 +179,7 @@ def test_a_stream_that_is_there_at_once_is_told_all_of_a_text():
 def test_records_that_nobody_expands_are_of_the_request_that_they_were_made_for():
     """They are sent with the next ones; another request may be in their slot then."""
     link = Link()
-    draft = RemoteDraft(HELLO, lambda: link, patience=0.01)
+    draft = drafting(lambda: link)
     for prompt in ([1, 2, 3], [4, 5]):
         draft.open(SlotOpening(0, SamplingParams()))
         draft.prefill(0, prompt, 0)

@@ -19,6 +19,7 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import HangLimit, connector
 from ssd_jax.placement.process.placement import DraftWorker
 from ssd_jax.placement.process.supervisor import Supervisor
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from tests.placement.process import faults, recovery, strangers
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
@@ -62,18 +63,13 @@ class Deaf:
         self._socket.close()
 
 
-def silent_draft(address, ends, **more):
+def silent_draft(address, ends):
     """A draft that takes a worker for silent after a quarter of a second."""
     counters = Counter()
-    return RemoteDraft(
-        HELLO,
-        connector(HELLO, TOKEN, address, counters),
-        counters=counters,
-        address=address,
-        end=None if ends is None else ends.append,
-        silence=HangLimit(0.25, forgets=True),
-        **more,
-    )
+    connect = connector(HELLO, TOKEN, address, counters)
+    streams = WorkerStreams(connect, counters, address, None if ends is None else ends.append)
+    streams.silence = HangLimit(0.25, forgets=True)
+    return RemoteDraft(HELLO, streams)
 
 
 def looks(draft, seconds):
@@ -118,7 +114,8 @@ def test_a_worker_that_refuses_is_not_ended():
     ends = []
     with served(token=TOKEN) as run:
         address = run.draft.streams.current.address
-        draft = silent_draft(lambda: address, ends, limit=HangLimit(0.5))
+        draft = silent_draft(lambda: address, ends)
+        draft.streams.limit = HangLimit(0.5)
         draft.streams.connect = connector(HELLO, "another", lambda: address, draft.counters)
         looks(draft, 2)
         assert draft.streams.trouble.startswith("the worker refused")

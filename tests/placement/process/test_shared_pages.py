@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from ssd_jax.placement.process.messages import (
     Round,
 )
 from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.submesh import SubmeshDraft
 from ssd_jax.roles.records import ALL, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
@@ -74,7 +76,7 @@ def remote():
         links.append(Link())
         return links[-1]
 
-    return RemoteDraft(HELLO, connect), links
+    return RemoteDraft(HELLO, WorkerStreams(connect, Counter())), links
 
 
 def enter(draft, opening):

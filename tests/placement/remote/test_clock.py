@@ -10,6 +10,7 @@ import pytest
 
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import _FarClock, connector
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import run_of
 from tests.placement.remote.scripted import FAR, serving
@@ -44,7 +45,8 @@ def test_work_is_told_in_the_engines_time(shared):
     counters = Counter()
     link = FAR._replace(clock=shared)
     connect = connector(HELLO, TOKEN, lambda: address, counters, link=link)
-    draft = RemoteDraft(HELLO, connect, patience=30.0, counters=counters, address=lambda: address)
+    streams = WorkerStreams(connect, counters, lambda: address)
+    draft = RemoteDraft(HELLO, streams, patience=30.0)
     spans = []
     told = draft.activity
 

@@ -18,6 +18,7 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.remote import transport
 from ssd_jax.placement.remote.far_worker import FarWorker
 from ssd_jax.placement.remote.security import Files
@@ -34,11 +35,11 @@ from tests.placement.remote.scripted import FAR, serving
 def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
     ends = []
 
-    def draft(*_, end, **_settings):
+    def streams(_connect, counters, _address, end):
         ends.append(end)
-        return SimpleNamespace(streams=SimpleNamespace(wait_ready=lambda timeout: True))
+        return SimpleNamespace(counters=counters, wait_ready=lambda timeout: True)
 
-    monkeypatch.setattr(placement, "RemoteDraft", draft)
+    monkeypatch.setattr(placement, "WorkerStreams", streams)
     settings = WorkerSettings(
         token="", hello=HELLO, source="", target=None, dtype="float32", drafting={},
         draft_temperature=None, compile_cache=None, cores=None, budgets=(), attention="auto",
@@ -118,8 +119,10 @@ def test_a_round_has_left_when_the_targets_forward_is_dispatched(monkeypatch):
     monkeypatch.setattr(client, "LEAVES", 60.0)
     asked, left = [], []
     running, address = serving()
-    connect = connector(HELLO, TOKEN, lambda: address, Counter(), link=FAR)
-    draft = RemoteDraft(HELLO, connect, patience=30.0, address=lambda: address)
+    counters = Counter()
+    connect = connector(HELLO, TOKEN, lambda: address, counters, link=FAR)
+    streams = WorkerStreams(connect, counters, lambda: address)
+    draft = RemoteDraft(HELLO, streams, patience=30.0)
     try:
         assert draft.streams.wait_ready(30)
         run = run_of(draft, backup="none")

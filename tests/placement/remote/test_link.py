@@ -13,6 +13,7 @@ import pytest
 
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.remote import transport
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import only_misses, run_of
@@ -33,7 +34,8 @@ def linked(patience=0.3, seed=0, **settings):
     proxy, counters = Proxy(int(address.rpartition(":")[2]), seed=seed), Counter()
     where = f"127.0.0.1:{proxy.port}"
     connect = connector(HELLO, TOKEN, lambda: where, counters, link=FAR)
-    draft = RemoteDraft(HELLO, connect, patience=patience, counters=counters, address=lambda: where)
+    streams = WorkerStreams(connect, counters, lambda: where)
+    draft = RemoteDraft(HELLO, streams, patience=patience)
     servers = [server]
     try:
         assert draft.streams.wait_ready(30)
@@ -92,8 +94,9 @@ def test_a_draft_that_nobody_holds_any_more_leaves_its_seat():
     server, address = serving(streams=1)
     try:
         for _ in range(3):
-            connect = connector(HELLO, TOKEN, lambda: address, Counter(), link=FAR)
-            draft = RemoteDraft(HELLO, connect, address=lambda: address)
+            counters = Counter()
+            connect = connector(HELLO, TOKEN, lambda: address, counters, link=FAR)
+            draft = RemoteDraft(HELLO, WorkerStreams(connect, counters, lambda: address))
             assert draft.streams.wait_ready(30), draft.streams.trouble
             del draft
             gc.collect()
