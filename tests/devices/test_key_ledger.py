@@ -239,9 +239,9 @@ def remote(llm, session=DraftSession):
         return BranchDraft(inline.branching(), inline.parameters())
 
     token = "secret"
-    serving, address = server.serve(lambda called: session(hello, draft, called), hello, token)
+    serving = server.serve(lambda called: session(hello, draft, called), hello, token)
     counters = Counter()
-    streams = WorkerStreams(lambda: Connection(address, hello, token, counters), counters)
+    streams = WorkerStreams(lambda: Connection(serving.address, hello, token, counters), counters)
     made = RemoteDraft(hello, streams, patience=120.0)
     assert made.streams.wait_ready(60)
     try:

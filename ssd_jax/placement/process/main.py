@@ -68,8 +68,8 @@ def _start(settings: WorkerSettings) -> tuple[object, WorkerReport]:
 
     if settings.devices is not None:
         settings.devices.claim()
-    server, address = serve(load_sessions(settings), settings.hello, settings.token)
-    return server, WorkerReport(address=address, devices=seen())
+    server = serve(load_sessions(settings), settings.hello, settings.token)
+    return server, WorkerReport(address=server.address, devices=seen())
 
 
 def _until_orphaned() -> None:

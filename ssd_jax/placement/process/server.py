@@ -46,16 +46,13 @@ def serve(
     *,
     streams: int = STREAMS,
     greeting: float = GREETING,
-) -> tuple[LocalServer, str]:
+) -> LocalServer:
     """Starts a server of sessions, for this host, of a worker that is as `about` says.
 
     Args:
       token: secret that who opens a stream must know.
       streams, greeting: see `STREAMS` and `GREETING`.
-
-    Returns: the server and its address.
     """
-
     refusals = Refusals()
 
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
@@ -65,8 +62,7 @@ def serve(
         return _answers(session(inbox.called), inbox, greeting)
 
     limited = _at_most(streams, start, refusals)
-    server = LocalServer(limited, token, message_size(about), refusals)
-    return server, server.address
+    return LocalServer(limited, token, message_size(about), refusals)
 
 
 def wanted_sessions(
@@ -170,7 +166,6 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
         for message in inbox.messages(greeting):
             for answer in session.handle(message):
                 yield codec.encode(answer)
-            inbox.admitted.set()
     except ProtocolError as error:
         inbox.refusals.say(type(error).__name__, error)
         yield codec.encode(Refused(reason=str(error)))
@@ -179,7 +174,6 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
         where = traceback.format_exc()[-_TRACEBACK:]
         yield codec.encode(Refused(reason=f"{type(error).__name__}: {error}\n{where}"))
     finally:
-        inbox.admitted.set()
         _LOG.info("a stream has ended: %s", dict(session.counters))
 
 

@@ -75,10 +75,10 @@ def _worker(hello: Hello, draft: type[ScriptedDraft], patience: float):
         sessions.append(DraftSession(hello, draft, called))
         return sessions[-1]
 
-    serving, address = server.serve(make, hello, TOKEN)
+    serving = server.serve(make, hello, TOKEN)
     counters: Counter[str] = Counter()
-    connect = connector(hello, TOKEN, lambda: address, counters)
-    streams = WorkerStreams(connect, counters, lambda: address)
+    connect = connector(hello, TOKEN, lambda: serving.address, counters)
+    streams = WorkerStreams(connect, counters, lambda: serving.address)
     remote = RemoteDraft(hello, streams, patience=patience)
     assert remote.streams.wait_ready(30)
     try:

@@ -37,11 +37,11 @@ def main(how: list[str]) -> None:
         if "other" in how:
             hello = msgspec.structs.replace(settings.hello, support=3)
             settings = msgspec.structs.replace(settings, hello=hello)
-        server, address = serve(
+        server = serve(
             lambda called: DraftSession(settings.hello, ScriptedDraft, called),
             settings.hello,
             settings.token,
         )
-        return server, WorkerReport(address=address)
+        return server, WorkerReport(address=server.address)
 
     run(start)

@@ -54,10 +54,9 @@ def served(
         sessions.append(session(HELLO, draft, called))
         return sessions[-1]
 
-    serving, address = server.serve(make, HELLO, TOKEN)
-    counters = Counter()
-    connect = connector(hello, token, lambda: address, counters)
-    streams = WorkerStreams(connect, counters, lambda: address, end)
+    serving, counters = server.serve(make, HELLO, TOKEN), Counter()
+    connect = connector(hello, token, lambda: serving.address, counters)
+    streams = WorkerStreams(connect, counters, lambda: serving.address, end)
     streams.limit, streams.silence = limit or streams.limit, silence or streams.silence
     remote = RemoteDraft(hello, streams, patience=patience)
     streams.wait_ready(30 if limit is None else 2)

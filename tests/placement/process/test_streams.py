@@ -29,10 +29,10 @@ from tests.placement.process.test_session import ROUND
 
 def serving(**settings):
     """See `connecting`."""
-    running, address = server.serve(
+    running = server.serve(
         lambda called: DraftSession(HELLO, ScriptedDraft, called), HELLO, TOKEN, **settings
     )
-    return connecting(address, running.stop)
+    return connecting(running.address, running.stop)
 
 
 def eventually(condition):
@@ -102,9 +102,9 @@ def test_nothing_of_a_stranger_is_read(monkeypatch, caplog, token, said):
         asked.append(called)
         return DraftSession(HELLO, ScriptedDraft, called)
 
-    running, address = server.serve(make, HELLO, TOKEN, streams=1)
+    running = server.serve(make, HELLO, TOKEN, streams=1)
     for _ in range(3):
-        stream = LocalStream(address, token, 2**20)
+        stream = LocalStream(running.address, token, 2**20)
         for each in said:
             stream.send(each)
         answers = stream.answers()
