@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from ssd_jax.roles.activity import Activity
+from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
 
 Row = Int32[np.ndarray, "B"]
@@ -184,6 +185,18 @@ def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
         winner=np.full(slots, -1, np.int32),
         tokens=np.zeros((slots, k), np.int32),
         limit=np.zeros(slots, np.int32),
+    )
+
+
+def no_branches(slots: int, branches: int, k: int, forwards: int = 0) -> BranchTokens:
+    """No branches in any slot, to be filled in."""
+    shape = slots, branches
+    return BranchTokens(
+        bonus=np.full(shape, -1, np.int32),
+        lengths=np.zeros(shape, np.int32),
+        tokens=np.zeros((*shape, k), np.int32),
+        confidence=np.full((*shape, k), UNKNOWN, np.int32),
+        forwards=forwards,
     )
 
 

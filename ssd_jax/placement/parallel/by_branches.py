@@ -19,9 +19,9 @@ from ssd_jax.roles.records import (
     BranchTokens,
     Promotion,
     SlotOpening,
+    no_branches,
     promotion,
 )
-from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.division import divide
 
@@ -185,15 +185,8 @@ class DraftByBranches:
         return self._branches
 
     def _joined(self, told: Sequence[BranchTokens | Absence]) -> BranchTokens:
-        here = present(told)
-        empty = zip(here[0][:4], (-1, 0, 0, UNKNOWN), strict=True)
-        joined = BranchTokens(
-            *(
-                np.full((self.slots, self.branches, *array.shape[2:]), nothing, array.dtype)
-                for array, nothing in empty
-            ),
-            forwards=min(each.forwards for each in here),
-        )
+        forwards = min(each.forwards for each in present(told))
+        joined = no_branches(self.slots, self.branches, self.k, forwards)
         for number, each in enumerate(told):
             if isinstance(each, str):
                 continue

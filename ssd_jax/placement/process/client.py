@@ -25,12 +25,19 @@ from ssd_jax.placement.process.messages import (
     Open,
     Prefill,
     Round,
-    no_branches,
 )
 from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.activity import Activity
-from ssd_jax.roles.records import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
+from ssd_jax.roles.records import (
+    IDLE,
+    Absence,
+    BranchTokens,
+    Promotion,
+    SlotOpening,
+    no_branches,
+    promotion,
+)
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.filled_pages import FilledPages
 from ssd_jax.speculation.known_text import KnownText, promoted
@@ -85,7 +92,7 @@ class RemoteDraft:
         self._awaited = False  # the branches of the last `expand`
         self._due = Due()
         self._told: Told | None = None
-        self._branches = no_branches(hello)
+        self._branches = no_branches(self.slots, self.branches, self.k)
         self._proposals = HostProposals(hello.slots, hello.k, hello.support, hello.tokens)
         self._confidence = np.full((hello.slots, hello.k), UNKNOWN, np.int32)
 

@@ -23,11 +23,10 @@ from ssd_jax.placement.process.messages import (
     Wanted,
     Welcome,
     Winner,
-    no_branches,
 )
 from ssd_jax.placement.process.stream import OpenStream, StreamError, message_size
 from ssd_jax.roles.activity import Activity, Busy
-from ssd_jax.roles.records import BranchTokens
+from ssd_jax.roles.records import BranchTokens, no_branches
 
 HANG = 30.0
 """Seconds for an answer."""
@@ -274,8 +273,9 @@ class Connection:
     def _arranged(self, message: Speculations) -> Told:
         """An answer by slots, ready for whoever waits; each answer tells of a forward more."""
         before = 0 if self._told is None else self._told.branches.forwards
-        branches = no_branches(self._hello, before + 1)
-        epochs, slots = np.full(self._hello.slots, -1, np.int32), message.slots
+        about, slots = self._hello, message.slots
+        branches = no_branches(about.slots, about.branches, about.k, before + 1)
+        epochs = np.full(about.slots, -1, np.int32)
         epochs[slots] = message.epochs
         for name in ("bonus", "lengths", "tokens", "confidence"):
             getattr(branches, name)[slots] = getattr(message, name)

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from ssd_jax.roles.activity import WORK
-from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
+from ssd_jax.roles.records import IDLE, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import MAX_STOP_IDS
 
@@ -328,19 +328,6 @@ class Speculations(RoundAnswer, frozen=True):
     lengths: Annotated[np.ndarray, Entries("R M", 0, "K+1")]
     tokens: Annotated[np.ndarray, Entries("R M K", 0, "V")]
     confidence: Annotated[np.ndarray, Entries("R M K", UNKNOWN, _CLASSES)]
-
-
-def no_branches(about: Hello, forwards: int = 0) -> BranchTokens:
-    """No branches in any slot, to be filled in."""
-    shape = about.slots, about.branches
-    of_tokens = *shape, about.k
-    return BranchTokens(
-        bonus=np.full(shape, -1, np.int32),
-        lengths=np.zeros(shape, np.int32),
-        tokens=np.zeros(of_tokens, np.int32),
-        confidence=np.full(of_tokens, UNKNOWN, np.int32),
-        forwards=forwards,
-    )
 
 
 MESSAGES = Hello, Wanted, Welcome, Refused, Open, MorePages, Prefill, Round, Winner, Speculations

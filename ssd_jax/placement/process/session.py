@@ -22,10 +22,9 @@ from ssd_jax.placement.process.messages import (
     Welcome,
     Winner,
     Work,
-    no_branches,
 )
 from ssd_jax.roles.protocols import BranchingDraft
-from ssd_jax.roles.records import IDLE, BranchTokens
+from ssd_jax.roles.records import IDLE, BranchTokens, no_branches
 
 
 class GrowingDraft(BranchingDraft, Protocol):
@@ -152,7 +151,9 @@ class DraftSession:
         if not message.forwards:
             return
         if not forked.any():  # an engine waits for an answer to every round that asks for branches
-            yield self._speculations(message, forked, no_branches(self._about), complete=True)
+            about = self._about
+            none = no_branches(about.slots, about.branches, about.k)
+            yield self._speculations(message, forked, none, complete=True)
             return
         if not promoted.any():
             self._begin()

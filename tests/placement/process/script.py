@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssd_jax.placement.process.messages import Hello, no_branches
+from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.supervisor import WorkerSettings
-from ssd_jax.roles.records import IDLE, BranchTokens, Promotion
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
 from ssd_jax.sampling.confidence import UNKNOWN
 
 SLOTS, K, M, N = 2, 3, 6, 2
@@ -184,7 +184,7 @@ class ScriptedDraft:
         return np.full((self.slots, K), UNKNOWN, np.int32)
 
     def branch_tokens(self, forwards, until=None) -> BranchTokens:
-        told = no_branches(self.about, self._forwards)
+        told = no_branches(self.slots, self.branches, self.about.k, self._forwards)
         for slot, branches in self._branches.items():
             for row, branch in enumerate(branches):
                 told.bonus[slot, row] = branch.path[-1]

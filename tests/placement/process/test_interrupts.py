@@ -10,10 +10,10 @@ import pytest
 from ssd_jax.placement.process import connection, placement
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, Told
-from ssd_jax.placement.process.messages import Open, Prefill, Round, no_branches
+from ssd_jax.placement.process.messages import Open, Prefill, Round
 from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.placement.process.worker_streams import WorkerStreams
-from ssd_jax.roles.records import SlotOpening, promotion
+from ssd_jax.roles.records import SlotOpening, no_branches, promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.known_text import KnownText
 from tests.placement.process.script import HELLO, SETTINGS, SLOTS, K, M
@@ -107,7 +107,7 @@ class Link:
         self.alive = False
 
     def told(self, forwards, timeout, until=None):
-        branches = no_branches(HELLO, K)
+        branches = no_branches(SLOTS, M, K, K)
         branches.bonus[0, 0], branches.lengths[0, 0] = 50, K
         branches.tokens[0] = 40
         return Told(np.array([1, -1]), branches, complete=True)
