@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from ssd_jax.roles.activity import WORK
-from ssd_jax.roles.records import IDLE, Promotion, SlotOpening
+from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import MAX_STOP_IDS
 
@@ -114,8 +114,8 @@ class Hello(DraftMessage, frozen=True):
     branches: Count
     support: Count
     rule: Text
-    page_size: Annotated[int, Meta(ge=0, lt=_MOST)] = 0
-    pages: Annotated[int, Meta(ge=0, lt=_MOST)] = 0
+    page_size: Count = 0
+    pages: Count = 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -249,11 +249,6 @@ class Round(DraftMessage, frozen=True):
     follow: Annotated[np.ndarray, Entries("B", 0, 2)]
     forwards: Count
     due: Seconds = 0.0
-
-    @property
-    def promotion(self) -> Promotion:
-        """The new records."""
-        return Promotion(*(getattr(self, name) for name in Promotion._fields))
 
     def check(self, about: Hello) -> None:
         """See `DraftMessage.check`."""

@@ -24,7 +24,7 @@ from ssd_jax.placement.process.messages import (
     Work,
 )
 from ssd_jax.roles.protocols import BranchingDraft
-from ssd_jax.roles.records import IDLE, BranchTokens, no_branches
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
 
 
 class GrowingDraft(BranchingDraft, Protocol):
@@ -96,7 +96,8 @@ class DraftSession:
             case Open():
                 self._open(self._draft, message)
             case MorePages():
-                self._set_pages(self._draft, message)
+                if self._is_current(message):
+                    self._draft.set_pages(message.slot, message.pages)
             case Prefill():
                 self._prefill(self._draft, message)
             case Round():
@@ -117,10 +118,6 @@ class DraftSession:
             return
         draft.open(message.opening)
         self._epochs[slot], self._known[slot] = message.epoch, 0
-
-    def _set_pages(self, draft: GrowingDraft, message: MorePages) -> None:
-        if self._is_current(message):
-            draft.set_pages(message.slot, message.pages)
 
     def _is_current(self, message: MorePages | Prefill) -> bool:
         """Whether it is about the request that the slot has."""
@@ -171,9 +168,13 @@ class DraftSession:
         drafts = np.where(rows, message.drafts, 0)
         self._begin()
         draft.promote(
-            message.promotion._replace(
+            Promotion(
                 position=np.where(rows, message.position, IDLE),
+                pending=message.pending,
                 committed=np.where(rows[:, None], message.committed, -1),
+                winner=message.winner,
+                tokens=message.tokens,
+                limit=message.limit,
             )
         )
         if drafts.any():
