@@ -16,12 +16,7 @@ from ssd_jax.system.host_memory import memory_limit
 
 
 def check_memory(
-    opened: OpenedModel,
-    about: Hello,
-    budgets: Sequence[int],
-    *,
-    engines: int = 1,
-    copies: int = 1,
+    opened: OpenedModel, about: Hello, budgets: Sequence[int], *, engines: int, copies: int
 ) -> None:
     """Refuses an engine that needs more than its share of the memory behind the weights.
 
