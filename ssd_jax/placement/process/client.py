@@ -230,7 +230,7 @@ class RemoteDraft:
         due = self._due.expected()
         asked = {"counts": counts, "follow": given, "forwards": forwards, "due": due}
         self._send_round(link, lowered, **asked | ({} if skip is None else {"skip": skip}))
-        link.flush(LEAVES)
+        link.stream.flush(LEAVES)
         for slot in np.flatnonzero(counts.any(axis=1)).tolist():
             self._texts[slot].whole = True  # one near the end of its text has no branches
 

@@ -82,16 +82,18 @@ class Link(NamedTuple):
 class Connection:
     """A stream to a worker: sends without waiting, and keeps the answers that are asked for.
 
-    When it fails it stays failed: `alive` is then False.
-
-    `ready` tells whether the worker agrees to the `Hello`, and `refused` whether it failed because
-    the worker did not.
-
     Args:
       address: of the worker.
       token: secret that it was started with.
       counters: where ignored messages and broken streams are counted.
       link: how it is reached.
+
+    Attributes:
+      stream: that carries the messages.
+      alive: it has not failed; once it has, it stays so.
+      ready: the worker agrees to the `Hello`.
+      refused: it failed because the worker did not agree.
+      trouble: why it failed.
     """
 
     def __init__(
@@ -113,10 +115,9 @@ class Connection:
         self._due = 0.0  # time before which an outcome is not looked for
         self._told: Told | None = None
         self._winner: Winner | None = None
-        self.address = address
         self.alive, self.ready, self.refused = True, False, False
         self.trouble = ""
-        self._stream = link.open(address, token, message_size(hello))
+        self.stream = link.open(address, token, message_size(hello))
         for message in (link.wanted, hello):
             if message is not None:
                 self.send(message)
@@ -126,7 +127,7 @@ class Connection:
         """Sends a message; see `stream.Stream.send`."""
         data = codec.encode(message)
         self._sent += len(data)
-        self._stream.send(data)
+        self.stream.send(data)
 
     def ask(self, message: Round) -> None:
         """Sends a round; answers to earlier ones are no longer kept."""
@@ -135,15 +136,6 @@ class Connection:
         self._clock.asked()
         self._due = time.perf_counter() + message.due
         self.send(message)
-
-    def flush(self, timeout: float) -> bool:
-        """See `stream.Stream.flush`."""
-        return self._stream.flush(timeout)
-
-    @property
-    def heard(self) -> bool:
-        """Whether the worker has let it in."""
-        return self._stream.heard
 
     @property
     def answered(self) -> bool:
@@ -200,7 +192,7 @@ class Connection:
     def close(self) -> None:
         """Ends the stream."""
         self.alive = False
-        self._stream.close()
+        self.stream.close()
 
     def _wait(self, found: Callable[[], _T | None], timeout: float) -> _T | None:
         with self._changed:
@@ -210,7 +202,7 @@ class Connection:
     def _receive(self) -> None:
         trouble = "the worker ended the stream"
         try:
-            for data in self._stream.answers():
+            for data in self.stream.answers():
                 self._received += len(data)
                 message = codec.decode(data, self._hello)
                 if isinstance(message, Refused):
@@ -235,7 +227,7 @@ class Connection:
             with self._changed:
                 self.alive, self.trouble = False, trouble
                 self._changed.notify_all()
-            self._stream.close()
+            self.stream.close()
 
     def _take(self, message: DraftMessage) -> None:
         if isinstance(message, Welcome):

@@ -37,7 +37,7 @@ class FarWorker:
     """It is not this process's to end. Streams to it are opened anew."""
 
     def __init__(self, settings: WorkerSettings, address: Address, files: Files) -> None:
-        self.address: str | None = str(address)
+        self.address = str(address)
         self.starts = 1
         self._settings, self._where = settings, address
         self.link = Link(
@@ -58,7 +58,7 @@ class FarWorker:
           InputError: nobody answers there, or it refuses.
         """
         began = told = time.monotonic()
-        while self._first is not None and not self._first.wait_ready(min(ANSWER, 1.0)):
+        while self._first is not None and not self._first.wait_ready(1.0):
             now = time.monotonic()
             if not self._first.alive:
                 if self._first.refused or now > began + ANSWER:
@@ -66,7 +66,7 @@ class FarWorker:
                 time.sleep(0.2)
                 self._first.close()
                 self._first = self._connect()
-            elif not self._first.heard and now > began + ANSWER:
+            elif not self._first.stream.heard and now > began + ANSWER:
                 raise InputError(self._trouble(self._first))
             elif now > told + _REMINDER:
                 told = now
@@ -88,8 +88,8 @@ class FarWorker:
             self._first = None
 
     def _connect(self) -> Connection:
-        settings, where = self._settings, str(self._where)
-        return Connection(where, settings.hello, settings.token, Counter(), self.link)
+        settings = self._settings
+        return Connection(self.address, settings.hello, settings.token, Counter(), self.link)
 
     def _trouble(self, link: Connection) -> str:
         if link.refused:

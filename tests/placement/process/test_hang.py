@@ -84,7 +84,7 @@ def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_op
         Stuck.go.set()
 
     with served(draft=Stuck, patience=0.1, limit=HangLimit(0.3), end=end) as run:
-        address = run.draft.streams.current.address
+        address = run.draft.streams._address()
         run.until(lambda found: ends and only_misses(found))
         assert ends == [address]
         assert run.draft.counters["hung"] == 1

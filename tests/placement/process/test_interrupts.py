@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,7 +88,8 @@ class Link:
     """A connection that notes what is sent; it answers branches, and no just-in-time draft."""
 
     alive = ready = answered = True
-    refused, trouble, address = False, "", "nowhere"
+    refused, trouble = False, ""
+    stream = SimpleNamespace(flush=lambda timeout: True)
 
     def __init__(self):
         self.sent = []
@@ -96,9 +98,6 @@ class Link:
         self.sent.append(message)
 
     ask = send
-
-    def flush(self, timeout):
-        return True
 
     def winner(self, timeout):
         return None

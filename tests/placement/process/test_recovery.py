@@ -113,7 +113,7 @@ def test_a_worker_that_refuses_is_not_ended():
     """It lives, and may serve others."""
     ends = []
     with served(token=TOKEN) as run:
-        address = run.draft.streams.current.address
+        address = run.draft.streams._address()
         draft = silent_draft(lambda: address, ends)
         draft.streams.limit = HangLimit(0.5)
         draft.streams.connect = connector(HELLO, "another", lambda: address, draft.counters)
@@ -133,7 +133,7 @@ def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
 
     with served(draft=Slow, limit=HangLimit(60.0), silence=HangLimit(0.2), end=ends.append) as run:
         looks(run.draft, 1)
-        assert run.draft.streams.current.heard
+        assert run.draft.streams.current.stream.heard
         assert not run.draft.streams.current.ready
         go.set()
         assert run.draft.streams.wait_ready(30)

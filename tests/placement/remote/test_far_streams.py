@@ -133,7 +133,7 @@ def test_a_round_has_left_when_the_targets_forward_is_dispatched(monkeypatch):
             asked.append(run.draft._link)
 
         def forwarding(*arguments):
-            left.append([link.flush(0) for link in asked])
+            left.append([link.stream.flush(0) for link in asked])
             asked.clear()
             return forward(*arguments)
 
@@ -160,9 +160,9 @@ def test_a_message_that_does_not_leave_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(transport, "queue", SimpleNamespace(SimpleQueue=Held))
     with far() as connect:
         link = connect()
-        assert not link.flush(0.01)
+        assert not link.stream.flush(0.01)
         held.set()
-        assert link.flush(60)
+        assert link.stream.flush(60)
 
 
 def test_a_stream_keeps_no_place_among_the_broken_ones():
