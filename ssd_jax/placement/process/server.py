@@ -51,7 +51,6 @@ def serve(
 
     Args:
       token: secret that who opens a stream must know.
-      streams, greeting: see `STREAMS` and `GREETING`.
     """
     refusals = Refusals()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import logging
@@ -79,54 +78,28 @@ class Drafts:
                 _LOG.warning("loading for an engine: %s slots, context %s, k %s, %s branches",
                              wanted.hello.slots, wanted.hello.context, wanted.hello.k,
                              wanted.hello.branches)  # fmt: skip
-                found = self._loaded[key] = self._load(wanted)
+                settings = WorkerSettings(
+                    **msgspec.structs.asdict(wanted),
+                    token="",
+                    source=self._own.draft,
+                    target=self._own.target,
+                    compile_cache=self._own.compile_cache,
+                    cores=None,
+                    devices=self._own.devices,
+                )
+                copies = len(self._loaded) + 1
+                found = load_sessions(settings, engines=self._own.engines, copies=copies)
+                self._loaded[key] = found
             self._last = found
             return found
-
-    def _load(self, wanted: Wanted) -> MakeSession:
-        settings = WorkerSettings(
-            **msgspec.structs.asdict(wanted),
-            token="",
-            source=self._own.draft,
-            target=self._own.target,
-            compile_cache=self._own.compile_cache,
-            cores=None,
-            devices=self._own.devices,
-        )
-        copies = len(self._loaded) + 1
-        return load_sessions(settings, engines=self._own.engines, copies=copies)
 
 
 def serve(
     own: Own, address: Address, token: str, credentials: grpc.ServerCredentials | None
 ) -> tuple[grpc.Server, str]:
-    """Starts a worker.
-
-    Args:
-      token: secret that engines must know.
-      credentials: of TLS; None is plain text.
-
-    Returns: the server, which ends with its `stop`, and where it listens.
-
-    Raises:
-      InputError: the address cannot be listened on.
-    """
-
-    def listen(server: grpc.Server) -> str:
-        port = 0
-        with contextlib.suppress(RuntimeError):
-            if credentials is None:
-                port = server.add_insecure_port(str(address))
-            else:
-                port = server.add_secure_port(str(address), credentials)
-        if not port:
-            raise InputError(
-                f"listen = {str(address)!r} cannot be listened on: it is no address of this host, "
-                "or another program has the port"
-            )
-        return str(address._replace(port=port))
-
-    return serve_far(Drafts(own).load, token, listen, size=MESSAGE, streams=own.engines)
+    """Starts a worker; see `transport.serve_far`."""
+    load = Drafts(own).load
+    return serve_far(load, token, address, credentials, size=MESSAGE, streams=own.engines)
 
 
 def devices_of(text: str | None) -> Devices | None:

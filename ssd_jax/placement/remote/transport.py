@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from ssd_jax.errors import InputError
+from ssd_jax.placement.address import Address
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.server import GREETING, STREAMS, Load, wanted_sessions
 from ssd_jax.placement.process.stream import StreamError
@@ -138,7 +141,8 @@ class FarStream:
 def serve_far(
     load: Load,
     token: str,
-    listen: Callable[[grpc.Server], str],
+    address: Address,
+    credentials: grpc.ServerCredentials | None,
     *,
     size: int,
     streams: int = STREAMS,
@@ -148,11 +152,14 @@ def serve_far(
 
     Args:
       token: secret that who opens a stream must know.
-      listen: has a server listen somewhere; returns the address.
+      address: to listen at.
+      credentials: of TLS; None is plain text.
       size: most bytes of a message.
-      streams, greeting: see `server.STREAMS` and `server.GREETING`.
 
-    Returns: the server and its address.
+    Returns: the server, which ends with its `stop`, and where it listens.
+
+    Raises:
+      InputError: the address cannot be listened on.
     """
     refusals = Refusals()
     answers = wanted_sessions(load, size, refusals, streams, greeting)
@@ -165,9 +172,19 @@ def serve_far(
 
     handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token, refusals)
     server.add_generic_rpc_handlers([handler])
-    address = listen(server)
+    port = 0
+    with contextlib.suppress(RuntimeError):
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
+    if not port:
+        raise InputError(
+            f"listen = {str(address)!r} cannot be listened on: it is no address of this host, or "
+            "another program has the port"
+        )
     server.start()
-    return server, address
+    return server, str(address._replace(port=port))
 
 
 class _Handler(grpc.GenericRpcHandler):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ssd_jax.placement.address import Address
 from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.session import DraftSession
@@ -16,10 +17,6 @@ FAR = Link(FarStream, WANTED, clock=False)
 """How such a worker is reached."""
 
 
-def listen(server):
-    return f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-
-
 def serving(load=None, *, ahead=0.0, size=SIZE, **settings):
     """A worker whose clock is ahead; returns the server and its address."""
 
@@ -29,4 +26,4 @@ def serving(load=None, *, ahead=0.0, size=SIZE, **settings):
     def usual(wanted):
         return lambda called: DraftSession(wanted.hello, ScriptedDraft, called, clock=clock)
 
-    return serve_far(load or usual, TOKEN, listen, size=size, **settings)
+    return serve_far(load or usual, TOKEN, Address("127.0.0.1", 0), None, size=size, **settings)
