@@ -118,7 +118,7 @@ class FunctionalModel:
             if str(path[-1]).endswith(_SCALE):
                 continue  # comes from its weight
             value, names, axes = variable.get_value(), self._names(path), variable.axes
-            shape = value.shape if len(names) == 1 else value.shape[1:]
+            shape = value.shape if names == [_joined(path)] else value.shape[1:]
             shape = self._packed[names[0]].shape if names[0] in self._packed else shape
             if names[0] in self._copied:
                 shape, axes = (shape[0] // self.rules.kv_copies, *shape[1:]), (None,) * len(shape)

@@ -31,9 +31,9 @@ class Random(TensorSource):
         return rng.normal(size=self.shapes[name]).astype(np.float32)[part]
 
 
-def made(dtype, devices):
+def made(dtype, devices, layers=LAYERS):
     config = ModelConfig(
-        family="qwen3", vocab_size=128, hidden_size=128, intermediate_size=512, num_layers=LAYERS,
+        family="qwen3", vocab_size=128, hidden_size=128, intermediate_size=512, num_layers=layers,
         num_heads=4, num_kv_heads=2, head_dim=32, rms_norm_eps=1e-5, rope_theta=1e4,
         max_context=512, tie_embeddings=True, qk_norm=True,
     )  # fmt: skip
@@ -62,6 +62,21 @@ def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
         parts = model.prepare(name, jnp.asarray(source.read(name), model.execution.floating))
         stack = arrays["model.layers.mlp.up_proj.weight"][layer]
         np.testing.assert_array_equal(np.asarray(stack), np.asarray(parts[name]))
+
+
+def test_a_stack_of_one_layer_is_loaded_from_tensors_as_checkpoints_have_them():
+    model = made("float32", 0, layers=1)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert model.wanted()[name].shape == (512, 128)
+    parameters = dict(
+        zip(
+            [".".join(map(str, path)) for path, _ in model._flat],
+            load_parameters(Random(model), model, where="here"),
+            strict=True,
+        )
+    )
+    stack = parameters["model.layers.mlp.up_proj.weight"]
+    np.testing.assert_array_equal(np.asarray(stack), Random(model).read(name)[None])
 
 
 @pytest.mark.parametrize("devices", cases([0, 2], 2))
