@@ -90,7 +90,12 @@ class FunctionalModel:
             if isinstance(each, Matrix):
                 each.digits = execution.digits
         self._graph, state = nnx.split(module)
-        self._flat = list(nnx.to_flat_state(state))
+        self._flat = {_joined(path): variable for path, variable in nnx.to_flat_state(state)}
+        self._variables = {
+            tensor: variable
+            for name, variable in self._flat.items()
+            for tensor in self._tensors(name)
+        }
         self._treedef = jax.tree.structure(state)
         self.bundles = bundles(module, self._packed) if self._packed else {}
         self.pieces = {
@@ -98,8 +103,6 @@ class FunctionalModel:
             for bundle, each in self.bundles.items()
             for name, at in each.at.items()
         }
-        self._quantized = self._int8_placement()
-        self._copied = self._copied_placement() if self.rules.kv_copies > 1 else {}
 
     @functools.cached_property
     def made_from(self) -> str:
@@ -114,17 +117,18 @@ class FunctionalModel:
     def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
         wanted = {}
-        for path, variable in self._flat:
-            if str(path[-1]).endswith(_SCALE):
+        for name, variable in self._variables.items():
+            if name.endswith(_SCALE):
                 continue  # comes from its weight
-            value, names, axes = variable.get_value(), self._names(path), variable.axes
-            shape = value.shape if names == [_joined(path)] else value.shape[1:]
-            shape = self._packed[names[0]].shape if names[0] in self._packed else shape
-            if names[0] in self._copied:
-                shape, axes = (shape[0] // self.rules.kv_copies, *shape[1:]), (None,) * len(shape)
+            value, axes, copies = variable.get_value(), variable.axes, self._copies(variable)
+            shape = value.shape[-len(axes) :]  # of one layer
+            if name in self._packed:
+                shape = self._packed[name].shape
+            if copies > 1:
+                shape, axes = (shape[0] // copies, *shape[1:]), (None,) * len(shape)
             whole = not jnp.issubdtype(value.dtype, jnp.integer)
             dtype = value.dtype if whole else self.execution.floating
-            wanted |= dict.fromkeys(names, self._struct(shape, dtype, axes))
+            wanted[name] = self._struct(shape, dtype, axes)
         return wanted
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
@@ -137,23 +141,24 @@ class FunctionalModel:
             return {
                 name: array if name in self.stored else _packing(self._packed[name].kind)(array)
             }
-        if name in self._copied:
+        variable = self._variables[name]
+        axes, copies = variable.axes, self._copies(variable)
+        if copies > 1:
             heads = array.reshape(self.config.num_kv_heads, -1, *array.shape[1:])
-            copies = jax.jit(jnp.repeat, static_argnums=(1, 2))(heads, self.rules.kv_copies, 0)
-            array = jax.device_put(copies.reshape(-1, *array.shape[1:]), self._copied[name])
-        placed = self._quantized.get(name)
-        if placed is None:
+            repeated = jax.jit(jnp.repeat, static_argnums=(1, 2))(heads, copies, 0)
+            array = jax.device_put(repeated.reshape(-1, *array.shape[1:]), self._sharding(axes))
+        if variable.get_value().dtype != jnp.int8:
             return {name: array}
+        placed: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
         rows = jax.jit(quantize, out_shardings=placed)(array)
         return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
     def stacked(self) -> list[tuple[str, jax.ShapeDtypeStruct, list[str]]]:
         """The parameters of scanned layers: a name, a struct, and the tensors of the layers."""
-        named = [(_joined(path), path, variable) for path, variable in self._flat]
         return [
-            (name, self._struct_of(variable), names)
-            for name, path, variable in named
-            if (names := self._names(path)) != [name]
+            (name, self._struct_of(variable), tensors)
+            for name, variable in self._flat.items()
+            if (tensors := self._tensors(name)) != [name]
         ]
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
@@ -233,57 +238,41 @@ class FunctionalModel:
         """The module over these parameters; call it while tracing."""
         named = dict(zip(self._parameters, parameters, strict=True))
         leaves = []
-        for path, _ in self._flat:
-            bundle, at = self.pieces.get(_joined(path), (None, 0))
-            leaves.append(named[_joined(path)] if bundle is None else Piece(named[bundle], at))
+        for name in self._flat:
+            bundle, at = self.pieces.get(name, (None, 0))
+            leaves.append(named[name] if bundle is None else Piece(named[bundle], at))
         return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
 
     @functools.cached_property
     def _parameters(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The entries of the flat parameter list by name; bundles come first."""
-        found = self.bundle_structs()
-        for path, variable in self._flat:
-            if _joined(path) not in self.pieces:
-                found[_joined(path)] = self._struct_of(variable)
-        return found
+        return self.bundle_structs() | {
+            name: self._struct_of(variable)
+            for name, variable in self._flat.items()
+            if name not in self.pieces
+        }
 
     def _struct_of(self, variable: nnx.Variable) -> jax.ShapeDtypeStruct:
         value = variable.get_value()
         return self._struct(value.shape, value.dtype, variable.axes)
 
     def _struct(self, shape: tuple[int, ...], dtype: jnp.dtype, axes: Axes) -> jax.ShapeDtypeStruct:
-        if self.mesh is None:
-            return jax.ShapeDtypeStruct(shape, dtype)
         stacked = (None,) * (len(shape) - len(axes))  # the leading layer axis is not sharded
-        sharding = NamedSharding(self.mesh, self.rules.spec(stacked + axes))
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding(stacked + axes))
 
-    def _int8_placement(self) -> dict[str, Any]:
-        """Shardings of every int8 weight, a `Quantized` by its name; None without mesh."""
-        placed = {}
-        for path, variable in self._flat:
-            if variable.get_value().dtype == jnp.int8:
-                values = self._struct((0, 0), jnp.dtype(jnp.int8), variable.axes)
-                scales = self._struct((0,), jnp.dtype(jnp.float32), variable.axes[:1])
-                rows: Any = Quantized(values.sharding, scales.sharding)  # type: ignore[arg-type]
-                placed |= dict.fromkeys(self._names(path), rows)
-        return placed
+    def _sharding(self, axes: Axes) -> Sharding | None:
+        return None if self.mesh is None else NamedSharding(self.mesh, self.rules.spec(axes))
 
-    def _copied_placement(self) -> dict[str, Any]:
-        """Shardings of what each key/value head has rows of, by name."""
-        return {
-            name: self._struct((0,) * len(variable.axes), jnp.dtype("int8"), variable.axes).sharding
-            for path, variable in self._flat
-            for name in self._names(path)
-            if variable.axes[0] == "kv_heads"
-        }
+    def _copies(self, variable: nnx.Variable) -> int:
+        """How often it has each of its tensor's rows."""
+        return self.rules.kv_copies if variable.axes[0] == "kv_heads" else 1
 
-    def _names(self, path: Sequence[Any]) -> list[str]:
-        parts = [str(part) for part in path]
-        if self.execution.scan_layers and parts[:2] == ["model", "layers"]:
-            layers = range(self.config.num_layers)
-            return [".".join(["model.layers", str(i), *parts[2:]]) for i in layers]
-        return [_joined(path)]
+    def _tensors(self, name: str) -> list[str]:
+        """Of a variable: one, or one of each scanned layer."""
+        _, layers, rest = name.partition("model.layers.")
+        if not (self.execution.scan_layers and layers):
+            return [name]
+        return [f"{layers}{i}.{rest}" for i in range(self.config.num_layers)]
 
 
 def _joined(path: Sequence[Any]) -> str:

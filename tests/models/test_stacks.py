@@ -56,7 +56,7 @@ def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
         assert struct.sharding is None or array.sharding.is_equivalent_to(struct.sharding, 3)
     names = {stack: layers for stack, _, layers in model.stacked()}
     assert {len(layers) for layers in names.values()} == {LAYERS}
-    arrays = dict(zip([".".join(map(str, path)) for path, _ in model._flat], found, strict=True))
+    arrays = dict(zip(model._flat, found, strict=True))
     for layer in (0, 7, LAYERS - 1):
         name = names["model.layers.mlp.up_proj.weight"][layer]
         parts = model.prepare(name, jnp.asarray(source.read(name), model.execution.floating))
@@ -68,14 +68,8 @@ def test_a_stack_of_one_layer_is_loaded_from_tensors_as_checkpoints_have_them():
     model = made("float32", 0, layers=1)
     name = "model.layers.0.mlp.up_proj.weight"
     assert model.wanted()[name].shape == (512, 128)
-    parameters = dict(
-        zip(
-            [".".join(map(str, path)) for path, _ in model._flat],
-            load_parameters(Random(model), model, where="here"),
-            strict=True,
-        )
-    )
-    stack = parameters["model.layers.mlp.up_proj.weight"]
+    found = load_parameters(Random(model), model, where="here")
+    stack = dict(zip(model._flat, found, strict=True))["model.layers.mlp.up_proj.weight"]
     np.testing.assert_array_equal(np.asarray(stack), Random(model).read(name)[None])
 
 

@@ -99,9 +99,10 @@ def counted_by_all(self, tree, _owner):
 
 
 def heads_in_turns(self, name, array):
-    copies = self.rules.kv_copies if name in self._copied else 1
-    shape = (copies, *(1,) * (array.ndim - 1))
-    return {name: jax.device_put(jnp.tile(array, shape), self._copied.get(name, array.sharding))}
+    variable = self._variables[name]
+    copies = self._copies(variable)
+    sharding = self._sharding(variable.axes) if copies > 1 else array.sharding
+    return {name: jax.device_put(jnp.tile(array, (copies, *(1,) * (array.ndim - 1))), sharding)}
 
 
 @pytest.mark.parametrize(
