@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,11 +23,10 @@ from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.kernels.piece import Piece
-from ssd_jax.models.bundles import bundles
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM
+from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM, DecoderLayer
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.layers import Axes, Embedding, Matrix
+from ssd_jax.models.layers import Axes, Embedding, Matrix, RMSNorm
 from ssd_jax.models.sharding import (
     DATA_AXIS,
     PAGES_AXES,
@@ -43,6 +42,7 @@ _EMBEDDING = "model.embed_tokens."
 _SCALE = "_scale"
 """After the name of a weight: the scales of its int8 rows."""
 _CACHE = 2**25  # bytes of weights that stay in the cache that cores share
+_ALIGNMENT = 64  # bytes, of a tensor in a bundle
 
 
 class FunctionalModel:
@@ -57,8 +57,8 @@ class FunctionalModel:
         None where row v is token v. A draft's programs have them as constants.
       stored: kind of each weight that is packed as its checkpoint stores it, by tensor name, where
         weights are packed.
-      bundles: parameters that hold several tensors, by name; see `models/bundles.py`.
-      pieces: the bundle of each such tensor, and where in it the tensor begins.
+      bundles: bytes of each parameter that holds the packed tensors of a layer, by name.
+      pieces: the bundle of each such tensor, and its first byte there.
     """
 
     def __init__(
@@ -97,12 +97,7 @@ class FunctionalModel:
             for tensor in self._tensors(name)
         }
         self._treedef = jax.tree.structure(state)
-        self.bundles = bundles(module, self._packed) if self._packed else {}
-        self.pieces = {
-            name: (bundle, at)
-            for bundle, each in self.bundles.items()
-            for name, at in each.at.items()
-        }
+        self.bundles, self.pieces = _bundle(module, self._packed) if self._packed else ({}, {})
 
     @functools.cached_property
     def made_from(self) -> str:
@@ -207,7 +202,7 @@ class FunctionalModel:
     def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Of the bundles, by name."""
         bytes_, axes = jnp.dtype(jnp.uint8), (None,)
-        return {n: self._struct((each.nbytes,), bytes_, axes) for n, each in self.bundles.items()}
+        return {name: self._struct((n,), bytes_, axes) for name, n in self.bundles.items()}
 
     def page_structs(self, count: int, page_size: int) -> Any:
         """Structure of `AllPages`: `count` pages a layer, each of `page_size` positions."""
@@ -283,7 +278,7 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
     """Has weights be panels, and says which, by name: all that are multiplied by."""
     packed = {}
     for path, matrix in nnx.iter_modules(module):
-        name = ".".join(map(str, (*path, "weight")))
+        name = _joined((*path, "weight"))
         if isinstance(matrix, Matrix):
             looked_up = isinstance(matrix, Embedding) and not module.config.tie_embeddings
             if name in stored or not looked_up:
@@ -293,6 +288,33 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
     for matrix in packed.values():
         matrix.stays = stays
     return packed
+
+
+def _bundle(
+    module: CausalLM, packed: Container[str]
+) -> tuple[dict[str, int], dict[str, tuple[str, int]]]:
+    """Puts the `packed` weights and the own norms of each layer in one array of bytes.
+
+    Every array that a program is called with costs the host about a microsecond, and a layer has
+    nine for products.
+
+    Returns: see `FunctionalModel.bundles` and `pieces`.
+    """
+    sizes, pieces = {}, {}
+    for layer_path, layer in nnx.iter_modules(module):
+        if not isinstance(layer, DecoderLayer):
+            continue
+        bundle, end = _joined(layer_path), 0
+        for path, each in nnx.iter_modules(layer):
+            if not isinstance(each, Matrix | RMSNorm):
+                continue
+            name = _joined((bundle, *path, "weight"))
+            if name in packed or (isinstance(each, RMSNorm) and len(path) == 1):
+                pieces[name] = bundle, end
+                value = each.weight.get_value()
+                end += math.ceil(value.size * value.dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
+        sizes[bundle] = end
+    return sizes, pieces
 
 
 @functools.cache

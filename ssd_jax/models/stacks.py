@@ -22,7 +22,7 @@ class Stacks:
 
     The stack of layers that are scanned is made where it belongs, when its first layer comes, and
     changed in place: the devices hold the weights and one tensor more at most, where stacking whole
-    lists would hold them twice. A bundle (see `bundles`) is filled in memory of the host.
+    lists would hold them twice. A bundle (see `FunctionalModel`) is filled in memory of the host.
 
     Args:
       room: where bundles are made.
@@ -36,7 +36,7 @@ class Stacks:
             for stack, struct, names in model.stacked()
             for layer, name in enumerate(names)
         }
-        self._bundles = {name: room(each.nbytes) for name, each in model.bundles.items()}
+        self._bundles = {name: room(nbytes) for name, nbytes in model.bundles.items()}
         self._lock = threading.Lock()
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
