@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import KEY
@@ -80,19 +79,29 @@ def dtype_of_draft(
 def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
     file = _gguf_file(path)
     if file is not None:
-        return _open_gguf(source, file)
-    if (path / MANIFEST).exists():
-        return _open_directory(source, path, read_json(path / _CONFIG), OrbaxDirectory)
-    if (path / _CONFIG).exists():
-        config = read_json(path / _CONFIG)
-        if KEY in config:
-            return open_draft(source, path, config, target)
-        return _open_directory(source, path, config, SafetensorsDirectory)
-    present = ", ".join(sorted(entry.name for entry in path.iterdir())) or "nothing"
-    raise InputError(
-        f"{path} is not a checkpoint: expected {MANIFEST}, {_CONFIG} with safetensors, or a .gguf "
-        f"file; found {present}"
-    )
+        gguf = GGUFFile(file)
+        tokenizer = functools.partial(tokenizer_from_gguf, gguf.metadata, where=str(file))
+        return _checked(source, file, gguf.config, gguf, tokenizer)
+    converted, where = (path / MANIFEST).exists(), path / _CONFIG
+    if not converted and not where.exists():
+        present = ", ".join(sorted(entry.name for entry in path.iterdir())) or "nothing"
+        raise InputError(
+            f"{path} is not a checkpoint: expected {MANIFEST}, {_CONFIG} with safetensors, or a "
+            f".gguf file; found {present}"
+        )
+    config = read_json(where)
+    if KEY in config and not converted:
+        return open_draft(source, path, config, target)
+    if "quantization_config" in config:
+        about = config["quantization_config"]
+        method = about.get("quant_method") if isinstance(about, dict) else about
+        raise InputError(
+            f"{where}: quantised with {shown(method)}, which is not supported; use the "
+            "unquantised model, or a GGUF file"
+        )
+    shape = ModelConfig.from_hf(config, where=str(where))
+    tensors = OrbaxDirectory(path) if converted else SafetensorsDirectory(path)
+    return _checked(source, path, shape, tensors, functools.partial(tokenizer_from_directory, path))
 
 
 def _gguf_file(path: Path) -> Path | None:
@@ -106,27 +115,6 @@ def _gguf_file(path: Path) -> Path | None:
         names = ", ".join(file.name for file in files)
         raise InputError(f"{path} has {len(files)} GGUF files ({names}); name one of them")
     return files[0] if files else None
-
-
-def _open_gguf(source: str, path: Path) -> Checkpoint:
-    file = GGUFFile(path)
-    tokenizer = functools.partial(tokenizer_from_gguf, file.metadata, where=str(path))
-    return _checked(source, path, file.config, file, tokenizer)
-
-
-def _open_directory(
-    source: str, path: Path, config: Mapping[str, Any], tensors: Callable[[Path], TensorSource]
-) -> Checkpoint:
-    if "quantization_config" in config:
-        about = config["quantization_config"]
-        method = about.get("quant_method") if isinstance(about, dict) else about
-        raise InputError(
-            f"{path / _CONFIG}: quantised with {shown(method)}, which is not supported; use the "
-            "unquantised model, or a GGUF file"
-        )
-    shape = ModelConfig.from_hf(config, where=str(path / _CONFIG))
-    tokenizer = functools.partial(tokenizer_from_directory, path)
-    return _checked(source, path, shape, tensors(path), tokenizer)
 
 
 def _checked(
