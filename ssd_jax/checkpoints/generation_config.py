@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.system.files import read_json
-
-if TYPE_CHECKING:
-    from ssd_jax.checkpoints.checkpoint import Checkpoint
 
 FILE = "generation_config.json"
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -27,11 +27,11 @@ def read_sampling(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
     Raises:
       InputError: a file that cannot be read.
     """
-    if checkpoint.path.is_file():
-        found = _of_gguf(checkpoint)
-        where = checkpoint.path
+    where = checkpoint.path
+    if isinstance(checkpoint.tensors, GGUFFile):
+        found = _of_gguf(checkpoint.tensors.metadata)
     else:
-        where = checkpoint.path / FILE
+        where = where / FILE
         found = read_json(where) if where.exists() else {}
     taken = {name: found[name] for name in _SETTINGS if found.get(name) is not None}
     if found.get("do_sample") is False:
@@ -43,11 +43,7 @@ def read_sampling(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
     return where, taken
 
 
-def _of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
-    from ssd_jax.checkpoints.gguf import GGUFFile
-
-    assert isinstance(checkpoint.tensors, GGUFFile)
-    keys = checkpoint.tensors.metadata
+def _of_gguf(keys: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: keys.get(f"general.sampling.{_IN_GGUF.get(name, name)}") for name in _SETTINGS}
     # Floats are of 32 bits there: 0.7 was meant, not 0.699999988.
     return {
