@@ -110,13 +110,5 @@ class ShardingRules:
         return tuple(name for name in names if getattr(usual, name) and not getattr(self, name))
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """The partition of an array with these logical axes.
-
-        Raises:
-          ValueError: two of the axes map to one mesh axis.
-        """
-        mapped = [None if axis is None else getattr(self, axis) for axis in axes]
-        used = [axis for axis in mapped if axis is not None]
-        if len(set(used)) != len(used):
-            raise ValueError(f"logical axes {axes} map one mesh axis twice: {mapped}")
-        return PartitionSpec(*mapped)
+        """The partition of an array with these logical axes."""
+        return PartitionSpec(*(None if axis is None else getattr(self, axis) for axis in axes))

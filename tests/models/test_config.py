@@ -6,7 +6,6 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig, RopeScaling
 from ssd_jax.models.rope import inverse_frequencies
-from ssd_jax.models.sharding import ShardingRules
 
 LLAMA = {
     "model_type": "llama",
@@ -100,9 +99,3 @@ def test_llama3_scaling_keeps_short_and_divides_long_wavelengths():
     between = ~short & ~long
     assert (scaled[between] < plain[between]).all()
     assert (scaled[between] > plain[between] / 32).all()
-
-
-def test_two_logical_axes_may_not_share_a_mesh_axis():
-    rules = ShardingRules(embed="tensor")
-    with pytest.raises(ValueError, match="map one mesh axis twice"):
-        rules.spec(("vocab", "embed"))
