@@ -50,11 +50,10 @@ def sequence_hidden(
     earlier = jnp.tri(tokens.shape[1], dtype=bool)
     visible = (segments[:, :, None] == segments[:, None, :]) & earlier
     rotated = rotation(model.config, positions)
-    layer_type = None if compute is None else jnp.dtype(compute).name
     each = jax.checkpoint(_layer, static_argnums=(0, 1)) if rematerialise else _layer
 
     def run(x: jax.Array, graph: nnx.GraphDef[DecoderLayer], state: nnx.State) -> jax.Array:
-        return each(graph, layer_type, state, x, visible, rotated)
+        return each(graph, compute, state, x, visible, rotated)
 
     x = model.model.embed_tokens(tokens.reshape(-1))
     layers = model.model.layers
@@ -79,7 +78,7 @@ def sequence_logits(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _layer(
     graph: nnx.GraphDef[DecoderLayer],
-    compute: str | None,
+    compute: jnp.dtype | None,
     state: nnx.State,
     x: Stream,
     visible: Bool[Array, "B T T"],
@@ -87,13 +86,12 @@ def _layer(
 ) -> Stream:
     """One layer, traced once for all; x is the residual stream."""
     layer = nnx.merge(graph, state)
-    given = None if compute is None else jnp.dtype(compute)
-    dtype = layer.self_attn.execution.floating if given is None else given
+    dtype = layer.self_attn.execution.floating if compute is None else compute
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         return causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), visible), None
 
-    return layer(x, rotated, attend, functools.partial(_products, compute=given))[0]
+    return layer(x, rotated, attend, functools.partial(_products, compute=compute))[0]
 
 
 def _products(
@@ -141,10 +139,7 @@ narrow_product.defvjp(_narrow_forward, _narrow_backward)
 
 
 def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    contract = (((1,), (0,)), ((), ()))
-    return jax.lax.dot_general(
-        a, b, contract, precision=precision(a, b), preferred_element_type=jnp.float32
-    )
+    return jax.lax.dot(a, b, precision=precision(a, b), preferred_element_type=jnp.float32)
 
 
 def _transposed(x: jax.Array) -> jax.Array:
