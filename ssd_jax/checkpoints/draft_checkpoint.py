@@ -159,7 +159,7 @@ def _digest_of(target: Checkpoint, tied: Sequence[str]) -> str:
     add("\n".join(str(words.token(token)) for token in range(words.size)))
     tensors = target.tensors
     for name in tied:
-        if name not in tensors.names():
+        if name not in tensors.shapes:
             raise InputError(
                 f"{target.source} has no tensor {name!r}, which a draft is to take from "
                 "it; give the target that the draft was made for"

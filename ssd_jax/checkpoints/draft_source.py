@@ -183,7 +183,7 @@ def _rows(target: TensorSource, name: str, ids: np.ndarray, columns: Index) -> n
 
 
 def _require_tied(about: DraftOrigin, target: Checkpoint, where: str) -> None:
-    tensors = target.tensors.names()
+    tensors = target.tensors.shapes
     for own, name in about.tied.items():
         if name not in tensors:
             near = difflib.get_close_matches(name, tensors, n=1)

@@ -122,8 +122,7 @@ def check_tensors(
     Raises:
       InputError: a tensor is missing or has another shape.
     """
-    names = tensors.names()
-    missing = [name for name in wanted if name not in names]
+    missing = [name for name in wanted if name not in tensors.shapes]
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise InputError(
@@ -148,7 +147,7 @@ def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
       InputError: more layers than there are tensors of, or a tensor that is missing or has another
         shape.
     """
-    layers = {found[1] for name in tensors.names() if (found := _LAYER.match(name))}
+    layers = {found[1] for name in tensors.shapes if (found := _LAYER.match(name))}
     if config.num_layers > len(layers):
         raise InputError(
             f"{where}: the configuration has {config.num_layers} layers, the file tensors of "

@@ -73,7 +73,7 @@ def find_draft(target: Checkpoint) -> Path | None:
     Raises:
       InputError: a draft of the package is damaged.
     """
-    config, names = target.config, target.tensors.names()
+    config, names = target.config, target.tensors.shapes.keys()
     for draft in shipped_drafts():
         tied = draft.origin.tied
         if draft.shape != (config.hidden_size, config.vocab_size) or not {*tied.values()} <= names:

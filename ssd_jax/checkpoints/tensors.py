@@ -23,14 +23,10 @@ class TensorSource(ABC):
     does. Reading from several threads at once is safe.
 
     Attributes:
-      shapes: of all tensors, by name.
+      shapes: of all tensors of the checkpoint, by name.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-
-    def names(self) -> frozenset[str]:
-        """All tensors of the checkpoint."""
-        return frozenset(self.shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor, without reading it.

@@ -61,7 +61,7 @@ def test_own_tensors_and_the_targets_make_up_the_draft(draft, target, monkeypatc
     monkeypatch.setattr(draft_source, "_BLOCK", block)
     opened = open_checkpoint(str(draft), target=target)
     own, theirs = tiny_drafts.own(), tiny_drafts.target_tensors()
-    assert opened.tensors.names() == {*own, EMBEDDING, HEAD}
+    assert opened.tensors.shapes.keys() == {*own, EMBEDDING, HEAD}
     expected = own | {EMBEDDING: theirs[EMBEDDING], HEAD: theirs[EMBEDDING][IDS]}
     for name, array in expected.items():
         assert opened.tensors.shape(name) == array.shape
@@ -103,7 +103,7 @@ def test_int8_rows_come_back_with_their_scales(tmp_path, target):
     tensors |= {Q_PROJ: values, Q_PROJ + "_scale": scales}
     path = tiny_drafts.write(tmp_path / "draft", target, IDS, tensors=tensors)
     opened = open_checkpoint(str(path), target=target)
-    assert Q_PROJ + "_scale" not in opened.tensors.names()
+    assert Q_PROJ + "_scale" not in opened.tensors.shapes
     np.testing.assert_array_equal(opened.tensors.read(Q_PROJ), values * scales[:, None])
     part = (slice(3, 9), slice(0, 5))
     np.testing.assert_array_equal(

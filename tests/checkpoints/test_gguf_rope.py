@@ -53,7 +53,7 @@ def test_llama3_scaling_gives_the_frequencies_that_llama_cpp_runs(
     plain = base ** -(np.arange(0, tiny.HEAD_DIM, 2) / tiny.HEAD_DIM)
     assert file.config.rope_scaling is not None
     np.testing.assert_allclose(rope.inverse_frequencies(file.config), plain / divisors, rtol=2e-5)
-    assert "rope_freqs.weight" not in file.names()
+    assert "rope_freqs.weight" not in file.shapes
 
 
 def test_published_parameters_come_back_as_published(tmp_path):

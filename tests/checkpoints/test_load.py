@@ -20,14 +20,12 @@ class Recording:
 
     def __init__(self, arrays: dict[str, np.ndarray], *, seconds: float = 0.0) -> None:
         self.arrays = arrays
+        self.shapes = {name: array.shape for name, array in arrays.items()}
         self.seconds = seconds
         self.reads: list[tuple[str, tuple[tuple[int, int], ...]]] = []
         self.most_elements = 0
         self._elements = 0
         self._lock = threading.Lock()
-
-    def names(self):
-        return frozenset(self.arrays)
 
     def shape(self, name):
         return self.arrays[name].shape

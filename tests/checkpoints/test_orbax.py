@@ -46,7 +46,7 @@ def test_tensors_that_the_model_does_not_use_are_left_out(tmp_path, source, surp
     opened = dataclasses.replace(opened, load_tokenizer=source.load_tokenizer)
     orbax.write_checkpoint(tmp_path / "out", opened, "bfloat16")
     written = open_checkpoint(str(tmp_path / "out"))
-    assert written.tensors.names() == source.tensors.names()
+    assert written.tensors.shapes.keys() == source.tensors.shapes.keys()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -54,8 +54,8 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, source, dtype):
     orbax.write_checkpoint(tmp_path / "out", source, dtype)
     back = open_checkpoint(str(tmp_path / "out"))
     assert back.config == source.config
-    assert back.tensors.names() == source.tensors.names()
-    for name in source.tensors.names():
+    assert back.tensors.shapes.keys() == source.tensors.shapes.keys()
+    for name in source.tensors.shapes:
         array = back.tensors.read(name)
         expected = source.tensors.read(name)
         stored = np.dtype(dtype if expected.ndim > 1 else "float32")
@@ -106,7 +106,7 @@ def test_orbax_itself_restores_the_arrays(written, source):
 
     with ocp.PyTreeCheckpointer() as checkpointer:
         restored = checkpointer.restore(written / "arrays")
-    assert restored.keys() == source.tensors.names()
+    assert restored.keys() == source.tensors.shapes.keys()
     np.testing.assert_array_equal(np.asarray(restored[Q_PROJ]), source.tensors.read(Q_PROJ))
 
 
@@ -235,7 +235,7 @@ def test_bytes_that_cannot_be_decoded_are_an_input_error(written):
     checkpoint = open_checkpoint(str(written))
 
     def read_all():
-        return [checkpoint.tensors.read(name) for name in checkpoint.tensors.names()]
+        return [checkpoint.tensors.read(name) for name in checkpoint.tensors.shapes]
 
     with pytest.raises(InputError, match=r"cannot be read.*ssd-jax convert"):
         read_all()

@@ -33,7 +33,7 @@ def of_model(role: str, opened: OpenedModel) -> dict[str, str]:
       InputError: tensor data that cannot be read.
     """
     tensors, digest = opened.checkpoint.tensors, hashlib.sha256()
-    names = sorted(tensors.names() & opened.model.wanted().keys())
+    names = sorted(tensors.shapes.keys() & opened.model.wanted().keys())
     for name in names[:: -(-len(names) // _TENSORS) or 1]:
         row = tensors.read(name, (slice(0, 1),))
         digest.update(f"{name} {tensors.shape(name)}".encode())

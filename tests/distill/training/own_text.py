@@ -81,4 +81,4 @@ def write_sharp_target(path: Path, family: str = "llama", sharpness: float = 4.0
 def parameters_of(target: Checkpoint) -> dict[str, np.ndarray]:
     """The target's tensors by name, float32."""
     tensors = target.tensors
-    return {name: tensors.read(name).astype(np.float32) for name in tensors.names()}
+    return {name: tensors.read(name).astype(np.float32) for name in tensors.shapes}
