@@ -192,15 +192,15 @@ def write_draft(
     target: Identity,
     tokenizer: Tokenizer | None = None,
     acceptance: float | None = None,
-    replace: bool = False,
 ) -> None:
-    """Writes a draft checkpoint: all of it or nothing.
+    """Writes a draft checkpoint: all of it or nothing. A draft that is there already stays until
+    the new one is whole.
 
     What a writer to the same name that was killed has left beside it is removed, so there must be
     no other writer to it at the same time.
 
     Args:
-      directory: to be created; an empty one is replaced.
+      directory: to be created; an empty one, or a draft, is replaced.
       config: the draft's architecture; its `output_size` must be the number of output ids.
       tensors: the draft's own, by Hugging Face name: bfloat16, float32, or int8 [out, in] with
         float32 [out] of the same name and `_scale`.
@@ -209,12 +209,10 @@ def write_draft(
       target: see `identity_of`.
       tokenizer: of the target, against which output ids are checked as the reader does.
       acceptance: see `DraftOrigin`.
-      replace: whether a draft that is there already is replaced; it stays until the new one is
-        whole.
 
     Raises:
-      InputError: the destination holds something that is not to be replaced, output ids that cannot
-        be, or tensors that do not make up the configuration.
+      InputError: the destination holds anything else, output ids that cannot be, or tensors that do
+        not make up the configuration.
       OSError: the disk is full, or cannot be written; what was there before is as it was.
     """
     where = str(directory)
@@ -225,7 +223,7 @@ def write_draft(
     }
     check_stored(config, stored, tied, where=where)
     directory = directory.expanduser().absolute()
-    _require_free(directory, replace)
+    _require_free(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     clear_partial(directory.parent, directory.name)
     written = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
@@ -243,13 +241,13 @@ def write_draft(
         (partial / TENSORS).write_bytes(save(written))
         text = json.dumps(config.to_hf() | {KEY: about}, indent=1)
         (partial / CONFIG).write_text(text + "\n", encoding="utf-8")
-        _require_free(directory, replace)
+        _require_free(directory)
 
 
-def _require_free(directory: Path, replace: bool) -> None:
-    """Refuses a destination that holds anything; `replace` allows a draft."""
+def _require_free(directory: Path) -> None:
+    """Refuses a destination that holds anything but a draft."""
     config = directory / CONFIG
-    if replace and config.is_file() and KEY in config.read_text(encoding="utf-8", errors="replace"):
+    if config.is_file() and KEY in config.read_text(encoding="utf-8", errors="replace"):
         return
     require_free(directory)
 

@@ -159,15 +159,12 @@ def test_with_the_tokenizer_a_map_is_refused_that_could_not_be_read(tmp_path, ta
     write(np.array([3, *SPECIAL]))
 
 
-def test_nothing_is_overwritten(tmp_path, target):
-    path = tiny_drafts.write(tmp_path / "draft", target, IDS)
-    with pytest.raises(InputError, match="exists and is not empty"):
-        tiny_drafts.write(path, target, IDS)
+def test_nothing_but_a_draft_is_overwritten(tmp_path, target):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "config.json").write_text("{}")
     with pytest.raises(InputError, match="exists and is not empty"):
-        tiny_drafts.write(tmp_path / "notes", target, IDS, over=True)  # no draft
-    assert names(tmp_path) == ["draft", "notes"]
+        tiny_drafts.write(tmp_path / "notes", target, IDS)
+    assert names(tmp_path) == ["notes"]
 
 
 def names(directory):
@@ -190,7 +187,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, target, over):
     if over:
         tiny_drafts.write(tmp_path / "draft", target, IDS)
     with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
-        tiny_drafts.write(tmp_path / "draft", target, IDS, seed=1, over=over)
+        tiny_drafts.write(tmp_path / "draft", target, IDS, seed=1)
     assert names(tmp_path) == ["draft"] * over
     if over:
         stored = load_file(tmp_path / "draft" / "model.safetensors")[Q_PROJ]
@@ -198,8 +195,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, target, over):
 
 
 def test_a_new_draft_takes_the_place_of_the_old(tmp_path, target):
-    tiny_drafts.write(tmp_path / "draft", target, IDS, over=True)
-    tiny_drafts.write(tmp_path / "draft", target, None, seed=1, over=True)
+    tiny_drafts.write(tmp_path / "draft", target, IDS)
+    tiny_drafts.write(tmp_path / "draft", target, None, seed=1)
     assert names(tmp_path) == ["draft"]
     stored = load_file(tmp_path / "draft" / "model.safetensors")
     assert stored.keys() == tiny_drafts.own().keys()
@@ -217,7 +214,7 @@ def test_the_old_draft_is_back_where_the_new_one_cannot_be_put(tmp_path, target,
 
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(OSError, match="Input/output"):
-        tiny_drafts.write(tmp_path / "draft", target, None, over=True)
+        tiny_drafts.write(tmp_path / "draft", target, None)
     assert names(tmp_path) == ["draft"]
     assert OUTPUT_IDS in load_file(tmp_path / "draft" / "model.safetensors")
 

@@ -185,9 +185,7 @@ def test_a_draft_trained_again_is_another_one_to_costs_and_workers(tmp_path, dra
     changed[-1, -1] += 1
     before = open_model(str(draft), "float32", target=target)
     assert before.fingerprint == open_model(str(draft), "float32", target=target).fingerprint
-    tiny_drafts.write(
-        tmp_path / "draft", target, IDS, tensors=tensors | {Q_PROJ: changed}, over=True
-    )
+    tiny_drafts.write(tmp_path / "draft", target, IDS, tensors=tensors | {Q_PROJ: changed})
     after = open_model(str(draft), "float32", target=target)
     assert before.fingerprint != after.fingerprint
 

@@ -45,12 +45,8 @@ def write(
     seed: int = 0,
     noise: float = 0.0,
     layers: int = 1,
-    over: bool = False,
 ) -> Path:
-    """A draft of the first layers of the tiny target of this seed, made worse by noise.
-
-    `over` another one, if there is one.
-    """
+    """A draft of the first layers of the tiny target of this seed, made worse by noise."""
     config, tied = parts(target, ids, layers)
     if tensors is None:
         tensors = own(config.family, seed=seed, noise=noise, layers=layers)
@@ -61,7 +57,6 @@ def write(
         tied=tied,
         output_ids=ids,
         target=identity_of(target, tied),
-        replace=over,
     )
     return directory
 

@@ -250,5 +250,4 @@ def export(
         target=target,
         tokenizer=tokenizer,
         acceptance=acceptance,
-        replace=True,
     )
