@@ -33,7 +33,7 @@ def load_parameters(
 ) -> list[jax.Array]:
     """A model's parameters, as its programs take them; see `load_arrays`."""
     pages = HugePages()
-    stacks = Stacks(model, pages.room)
+    stacks = Stacks(model, pages)
     arrays = load_arrays(
         tensors,
         model.wanted(),
@@ -64,7 +64,6 @@ def load_arrays(
     result.
 
     Args:
-      tensors: the checkpoint.
       wanted: shape, dtype and sharding by tensor name; tensors not named are not read.
       where: names the checkpoint in errors.
       prepare: called from loading threads with each array; what it returns takes the array's place,

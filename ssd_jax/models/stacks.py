@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import UInt8
 
 from ssd_jax.models.functional import FunctionalModel
-
-Room = Callable[[int], UInt8[np.ndarray, "nbytes"]]
-"""Memory of so many bytes, which begins where JAX takes it without a copy."""
+from ssd_jax.system.huge_pages import HugePages
 
 
 class Stacks:
@@ -25,10 +21,10 @@ class Stacks:
     lists would hold them twice. A bundle (see `FunctionalModel`) is filled in memory of the host.
 
     Args:
-      room: where bundles are made.
+      pages: where bundles are made.
     """
 
-    def __init__(self, model: FunctionalModel, room: Room) -> None:
+    def __init__(self, model: FunctionalModel, pages: HugePages) -> None:
         self._arrays: dict[str, jax.Array] = {}
         self._model = model
         self._places = {
@@ -36,7 +32,7 @@ class Stacks:
             for stack, struct, names in model.stacked()
             for layer, name in enumerate(names)
         }
-        self._bundles = {name: room(nbytes) for name, nbytes in model.bundles.items()}
+        self._bundles = {name: pages.room(nbytes) for name, nbytes in model.bundles.items()}
         self._lock = threading.Lock()
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
@@ -47,7 +43,8 @@ class Stacks:
                 self._put(part, values)
             elif part in self._model.pieces:
                 bundle, at = self._model.pieces[part]
-                self._bundles[bundle][at : at + values.nbytes] = _bytes(values)
+                stored = np.asarray(values).reshape(-1).view(np.uint8)
+                self._bundles[bundle][at : at + values.nbytes] = stored
             else:
                 kept[part] = values
         return kept
@@ -67,10 +64,6 @@ class Stacks:
                 self._arrays[stack] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
             written = _writer(struct.sharding)(self._arrays.pop(stack), values, layer)
             self._arrays[stack] = jax.block_until_ready(written)
-
-
-def _bytes(values: jax.Array) -> UInt8[np.ndarray, "nbytes"]:
-    return np.asarray(values).reshape(-1).view(np.uint8)
 
 
 @functools.cache

@@ -59,15 +59,9 @@ def test_a_layer_has_one_array_for_all_products(name):
 def test_programs_read_bundles_where_they_were_filled():
     """A copy would be all weights again."""
     _, model = packed_model(NAMES[0])
-    rooms = []
-
-    def room(nbytes):
-        rooms.append(HugePages().room(nbytes))
-        return rooms[-1]
-
-    arrays = Stacks(model, room).arrays()
-    assert [array.unsafe_buffer_pointer() for array in arrays.values()] == [
-        each.ctypes.data for each in rooms
+    stacks = Stacks(model, HugePages())
+    assert [array.unsafe_buffer_pointer() for array in stacks.arrays().values()] == [
+        room.ctypes.data for room in stacks._bundles.values()
     ]
 
 

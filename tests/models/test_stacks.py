@@ -94,7 +94,7 @@ def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
 
 def test_a_stack_stays_where_it_is_while_layers_come():
     model = made("float32", 0)
-    stacks, places = Stacks(model, HugePages().room), set()
+    stacks, places = Stacks(model, HugePages()), set()
     for name in next(layers for _, _, layers in model.stacked()):
         assert stacks.prepare(name, jnp.ones(model.wanted()[name].shape)) == {}
         (stack,) = stacks.arrays().values()
