@@ -124,8 +124,6 @@ class DraftTensors(TensorSource):
 
     Args:
       own: file of the own ones, opened.
-      about: what is tied.
-      target: where tied ones are.
       output_ids: [N], rows of the target's tensor that are a tied head.
 
     Attributes:

@@ -68,11 +68,7 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
 
 
 class _ModelKeys:
-    """Metadata under the architecture's prefix.
-
-    Raises:
-      InputError: a key that is missing or has a value that is not supported.
-    """
+    """Metadata under the architecture's prefix; refuses what is missing or not supported."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
         self._metadata, self._prefix, self.where = metadata, architecture, where

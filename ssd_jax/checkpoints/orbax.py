@@ -100,11 +100,7 @@ class OrbaxDirectory(TensorSource):
 def _stored(
     manifest: Mapping[str, Any], where: Path
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Shape by array name, and bytes by file, relative to the arrays' directory.
-
-    Raises:
-      InputError: a manifest that says anything else, or a path that leads elsewhere.
-    """
+    """Shape by array name, and bytes by file, relative to the arrays' directory."""
     shapes, sizes = manifest.get("tensors"), manifest.get("store")
     if not isinstance(shapes, dict) or not all(
         isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
@@ -129,7 +125,6 @@ def write_checkpoint(
 
     Args:
       directory: to be created; an empty one is replaced.
-      checkpoint: what to write.
       dtype: "float32" or "bfloat16".
       progress: called with (bytes read, bytes in all), as stored.
 

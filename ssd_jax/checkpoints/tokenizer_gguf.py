@@ -88,11 +88,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
 
 
 class _TokenizerKeys:
-    """Values under `tokenizer.`, checked to have the types that llama.cpp gives them.
-
-    Raises:
-      InputError: one has another.
-    """
+    """Values under `tokenizer.`, checked to have the types that llama.cpp gives them."""
 
     def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
         self._metadata, self.where = metadata, where

@@ -105,9 +105,8 @@ class ShardingRules:
     @property
     def whole(self) -> tuple[str, ...]:
         """Logical axes that every device has whole though tensor parallelism would cut them."""
-        usual = ShardingRules()
-        names = [field.name for field in dataclasses.fields(self)]
-        return tuple(name for name in names if getattr(usual, name) and not getattr(self, name))
+        usual = dataclasses.asdict(ShardingRules())
+        return tuple(name for name, axis in usual.items() if axis and not getattr(self, name))
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
         """The partition of an array with these logical axes."""
