@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -133,9 +133,8 @@ class FunctionalModel:
         Returns: arrays by name, for `assemble`.
         """
         if name in self._packed:
-            return {
-                name: array if name in self.stored else _packing(self._packed[name].kind)(array)
-            }
+            pack = _pack_int8 if self.execution.compute == jnp.int8 else _pack_bfloat16
+            return {name: array if name in self.stored else pack(array)}
         variable = self._variables[name]
         axes, copies = variable.axes, self._copies(variable)
         if copies > 1:
@@ -317,11 +316,8 @@ def _bundle(
     return sizes, pieces
 
 
-@functools.cache
-def _packing(kind: str | None) -> Callable[[jax.Array], jax.Array]:
-    if kind in ("int8", "w8a8"):
-        return jax.jit(lambda weight: pack_int8(*quantize(weight)))
-    return jax.jit(pack_bfloat16)
+_pack_int8 = jax.jit(lambda weight: pack_int8(*quantize(weight)))
+_pack_bfloat16 = jax.jit(pack_bfloat16)
 
 
 def _zeros(structs: Any) -> Any:
