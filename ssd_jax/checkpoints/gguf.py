@@ -165,7 +165,7 @@ class GGUFFile(TensorSource):
         end = 0
         for info in infos.values():
             kind = self._types[info.name]
-            if not info.shape or info.shape[-1] % kind.block:
+            if info.shape[-1] % kind.block:
                 raise InputError(
                     f"{self._path}: tensor {info.name!r} of shape {info.shape} does not divide "
                     f"into {kind.name} blocks of {kind.block}; the file is malformed"

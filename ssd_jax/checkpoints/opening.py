@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import KEY
+from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY
 from ssd_jax.checkpoints.draft_source import is_int8_draft, open_draft
 from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.checkpoints.load import check_size
@@ -22,8 +22,6 @@ from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import read_json, reading, shown
-
-_CONFIG = "config.json"
 
 
 def open_checkpoint(
@@ -82,11 +80,11 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
         gguf = GGUFFile(file)
         tokenizer = functools.partial(tokenizer_from_gguf, gguf.metadata, where=str(file))
         return _checked(source, file, gguf.config, gguf, tokenizer)
-    converted, where = (path / MANIFEST).exists(), path / _CONFIG
+    converted, where = (path / MANIFEST).exists(), path / CONFIG
     if not converted and not where.exists():
         present = ", ".join(sorted(entry.name for entry in path.iterdir())) or "nothing"
         raise InputError(
-            f"{path} is not a checkpoint: expected {MANIFEST}, {_CONFIG} with safetensors, or a "
+            f"{path} is not a checkpoint: expected {MANIFEST}, {CONFIG} with safetensors, or a "
             f".gguf file; found {present}"
         )
     config = read_json(where)
@@ -108,7 +106,7 @@ def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that a resolved source is, or whose directory it is; None of other formats."""
     if not path.is_dir():
         return path
-    if (path / MANIFEST).exists() or (path / _CONFIG).exists():
+    if (path / MANIFEST).exists() or (path / CONFIG).exists():
         return None
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:
