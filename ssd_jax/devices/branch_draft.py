@@ -13,8 +13,7 @@ from ssd_jax.devices import device
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import UNSEEN, Asked
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.page_table import SlotPages
-from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
 from ssd_jax.roles.records import promotion as no_promotion
@@ -31,7 +30,7 @@ class _Branches:
         self.expansion: Expansion = programs.base.model.place(programs.new_expansion())
 
 
-class BranchDraft:
+class BranchDraft(PagedRole):
     """See `protocols.BranchingDraft`. Every call but `news` only dispatches.
 
     An expansion runs as many branches as the fewest of `menu` that hold its fan-outs.
@@ -51,21 +50,15 @@ class BranchDraft:
     ) -> None:
         menu = sorted(menu, key=lambda programs: programs.branches)
         base = menu[-1].base
-        self.slots, self.k, self.branches = base.slots, base.drafting.k, menu[-1].branches
+        super().__init__(base, parameters, temperature)
+        self.k, self.branches = base.drafting.k, menu[-1].branches
         self._base = base
-        self._parameters = list(parameters)
-        self._temperature = temperature
-        self._pages = base.new_pages()
-        self._seats = SlotPages(base)
-        model = base.model
-        self._history = base.new_history()
-        self._record = model.place(base.new_record())
+        self._record = base.model.place(base.new_record())
         self._menu = [_Branches(programs) for programs in menu]
         self._held = self._menu[-1]  # that the last expansion made
         self._told: Any = None  # of the branches
         self._heard: BranchTokens | None = None  # the same on the host
         self._forwards = 0  # of the expansion
-        self._rows = SamplingRows(self.slots, model.config.vocab_size, model.by_slots)
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
         self._tokens: np.ndarray | None = None  # of the records; None where only the device knows
 
@@ -84,20 +77,9 @@ class BranchDraft:
         menu = [*self._menu, _Branches(programs)]
         self._menu = sorted(menu, key=lambda each: each.programs.branches)
 
-    def open(self, opening: SlotOpening) -> None:
-        """See `protocols.BranchingDraft.open`."""
-        self._rows.set(opening, self._temperature)
-        self._seats.open(opening)
-
-    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.BranchingDraft.set_pages`."""
-        self._seats.set(slot, pages)
-
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""
-        self._pages, self._history, _ = device.run(
-            self._base.prefill, *self._text(), slot, tokens, offset, *self._seats.of_text(slot)
-        )
+        self._run_prefill(slot, tokens, offset)
 
     def promote(self, promotion: Promotion) -> None:
         """See `protocols.BranchingDraft.promote`. Any number of tokens may have been committed."""
@@ -131,9 +113,6 @@ class BranchDraft:
             held.expansion,
             promotion,
         )
-
-    def _text(self) -> tuple[Any, Any, Any, Any]:
-        return self._parameters, self._pages, self._history, self._seats.table
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
         """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""

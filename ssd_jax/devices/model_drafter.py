@@ -9,14 +9,13 @@ import numpy as np
 
 from ssd_jax.devices import device
 from ssd_jax.devices.draft_programs import UNSEEN, Asked, DraftPrograms
-from ssd_jax.devices.page_table import SlotPages
-from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(PagedRole, Drafter):
     """See `protocols.Drafter`. Every call only dispatches.
 
     Args:
@@ -37,51 +36,37 @@ class ModelDrafter(Drafter):
         temperature: float | None = None,
         send: Callable[[Any], Any] | None = None,
     ) -> None:
+        super().__init__(programs, parameters, temperature)
         self._room = programs.drafting.k
         self.k = k or self._room
         self._programs = programs
-        self._parameters = list(parameters)
-        self._temperature, self._send = temperature, send
-        self._pages = programs.new_pages()
-        self._seats = SlotPages(programs)
-        model = programs.model
-        self._history = programs.new_history()
-        self._record = model.place(programs.new_record())
-        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.by_slots)
-        self._cached = np.zeros(programs.slots, np.int32)  # positions with right keys and values
-        self._told = np.zeros(programs.slots, np.int32)  # tokens that the history has counted
+        self._send = send
+        self._record = programs.model.place(programs.new_record())
+        self._cached = np.zeros(self.slots, np.int32)  # positions with right keys and values
+        self._told = np.zeros(self.slots, np.int32)  # tokens that the history has counted
         self._proposal: Any = None
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Drafter.open`."""
-        self._rows.set(opening, self._temperature)
-        self._seats.open(opening)
+        super().open(opening)
         self._cached[opening.slot] = 0
-
-    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.Drafter.set_pages`."""
-        self._seats.set(slot, pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
-        text = self._parameters, self._pages, self._history, self._seats.table
-        self._pages, self._history, _ = device.run(
-            self._programs.prefill, *text, slot, tokens, offset, *self._seats.of_text(slot)
-        )
+        self._run_prefill(slot, tokens, offset)
         self._cached[slot] = self._told[slot] = offset + len(tokens)
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
-        slots, sampling = self._programs.slots, self._rows.on_device()
         rows = batch.limit > 0
         # What was drafted beyond the committed tokens is not theirs.
         cached = np.minimum(self._cached, batch.position)
         counts = np.where(rows, batch.position + 1 - cached, 1).astype(np.int32)
         new = rows & (batch.position >= self._told)  # what a failed step has told comes again
-        committed = np.full((slots, self._room + 1), -1, np.int32)
+        committed = np.full((self.slots, self._room + 1), -1, np.int32)
         committed[new, : batch.tokens.shape[1]] = batch.tokens[new]
         self._told[new] = batch.position[new] + 1
-        unseen = np.zeros((slots, UNSEEN), np.int32)
+        unseen = np.zeros((self.slots, UNSEEN), np.int32)
         for slot in batch.slots:
             end = batch.counts[slot]
             unseen[slot, : counts[slot]] = batch.tokens[slot, end - counts[slot] : end]
@@ -91,14 +76,11 @@ class ModelDrafter(Drafter):
         self._cached[rows] = (batch.position + limits)[rows]
         self._record, self._pages, self._history = device.run(
             self._programs.draft,
-            self._parameters,
-            self._pages,
-            self._history,
-            self._seats.table,
+            *self._text(),
             self._record,
             Asked(committed, unseen, counts, lengths, limits),
-            np.zeros((slots, self._room), np.int32),
-            sampling,
+            np.zeros((self.slots, self._room), np.int32),
+            self._rows.on_device(),
             lambda: self._rows.needed(np.where(rows, batch.position, IDLE)),
         )
         proposal = self._record.proposal

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from ssd_jax.devices import device
-from ssd_jax.devices.page_table import SlotPages
-from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.records import Drafted, Outcomes, SlotOpening, TopLogprobs
+from ssd_jax.roles.records import Drafted, Outcomes, TopLogprobs
 from ssd_jax.sampling.logprobs import Logprobs
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import VARIANTS
@@ -50,33 +49,18 @@ class PendingOutcome:
         return Outcomes(packed[:, 0], packed[:, 1:], reported)
 
 
-class DeviceTarget:
+class DeviceTarget(PagedRole):
     """See `protocols.Target`. Every call only dispatches; nothing here waits for the device."""
 
     def __init__(self, programs: Programs, parameters: Parameters) -> None:
-        self.slots = programs.slots
+        super().__init__(programs, parameters)
         self.context = programs.context
         self.max_chunk = max(programs.model.execution.prefill_chunks)
         self._programs = programs
-        self._parameters = list(parameters)
-        self._pages = programs.new_pages()
-        self._seats = SlotPages(programs)
-        model = programs.model
-        self._history = programs.new_history()
-        self._rows = SamplingRows(programs.slots, model.config.vocab_size, model.by_slots)
-        blank = programs.verification.blank
+        model, blank = programs.model, programs.verification.blank
         self._nothing = model.place(blank(self.slots))
         programs.placed(jax.tree.map(np.asarray, blank(self.slots)))  # compiles it before rounds do
         self._nothing_in_one = model.place_whole(blank(1))
-
-    def open(self, opening: SlotOpening) -> None:
-        """See `protocols.Target.open`."""
-        self._rows.set(opening)
-        self._seats.open(opening)
-
-    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.Drafter.set_pages`."""
-        self._seats.set(slot, pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.Target.prefill`."""
@@ -108,7 +92,7 @@ class DeviceTarget:
             self._programs["forward", width],
             self._parameters,
             self._pages,
-            self._seats.table,
+            self._table,
             pending,
             tokens,
             lengths,
@@ -129,10 +113,3 @@ class DeviceTarget:
             np.int32(0),
         )
         return PendingOutcome(packed, bonus, logprobs)
-
-    def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
-        text = self._parameters, self._pages, self._history, self._seats.table
-        self._pages, self._history, logits = device.run(
-            self._programs.prefill, *text, slot, tokens, offset, *self._seats.of_text(slot)
-        )
-        return logits

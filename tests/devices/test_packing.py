@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices.packing import Packing
-from ssd_jax.devices.page_table import SlotPages
+from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.execution import Execution
 from ssd_jax.sampling.params import SamplingParams
@@ -164,7 +164,7 @@ def test_a_dispatch_hands_over_one_array_at_most(pair, monkeypatch, mesh, there,
     assert others == [expected] * 2
     if "kv_memory" in settings:  # the planted fault: tables that stay on the host
         llm._engines.clear()
-        monkeypatch.setattr(SlotPages, "table", property(lambda self: self._host))
+        monkeypatch.setattr(PagedRole, "_table", property(lambda self: self._told_table))
         assert max(counts_of(llm, "ar", monkeypatch)) == 2
 
 

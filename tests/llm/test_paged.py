@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
-from ssd_jax.devices.page_table import SlotPages
+from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.engine.page_stock import PageStock, Taken
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models.execution import Execution
@@ -161,17 +161,17 @@ class Greedy(PageStock):
         """Nothing is known of them."""
 
 
-def forgotten(self, opening):
-    if opening.slot != 1:
-        usual_open(self, opening)
+def forgotten(self, slot, pages):
+    if slot != 1:
+        usual_pages(self, slot, pages)
 
 
-def tail_of_another(self, opening):
-    usual_open(self, opening)
-    self.table[opening.slot, len(opening.pages) - 1 :] = 0
+def tail_of_another(self, slot, pages):
+    usual_pages(self, slot, pages)
+    self._told_table[slot, len(pages) - 1 :] = 0
 
 
-usual_open = SlotPages.open
+usual_pages = PagedRole.set_pages
 
 
 @pytest.mark.parametrize("fault", ["shared", "forgotten", "tail"])
@@ -180,7 +180,7 @@ def test_planted_faults_are_seen(pair, expected, fault, monkeypatch):
         monkeypatch.setattr("ssd_jax.loaded.PageStock", Greedy)
     else:
         monkeypatch.setattr(
-            SlotPages, "open", forgotten if fault == "forgotten" else tail_of_another
+            PagedRole, "set_pages", forgotten if fault == "forgotten" else tail_of_another
         )
     llm = opened(pair, kv_memory=str(7 * PAGE // 2), **ALONE)
     assert ids(outputs(llm, asked(llm), "ar")) != expected

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from ssd_jax import SamplingParams
-from ssd_jax.devices.page_table import SlotPages
+from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.passes import PagedPrograms
 from tests.llm.test_paged import ELSEWHERE, PAGE, elsewhere, opened, pair
 from tests.llm.test_speculative import outputs
@@ -127,5 +127,5 @@ def test_planted_faults_are_seen(pair, expected, monkeypatch):
         patch.setattr(PagedPrograms, "__getitem__", without_output)
         assert found() != expected
     with monkeypatch.context() as patch:
-        patch.setattr(SlotPages, "set", lambda self, slot, pages: None)
+        patch.setattr(PagedRole, "set_pages", lambda self, slot, pages: None)
         assert found() != expected

@@ -1,0 +1,80 @@
+"""What the roles on devices have in common: slots, their pages and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int32
+
+from ssd_jax.devices import device
+from ssd_jax.devices.passes import PagedPrograms
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.models.functional import Parameters
+from ssd_jax.models.sharding import put
+from ssd_jax.roles.records import ALL, SlotOpening
+
+
+class PagedRole:
+    """Keys and values, histories, page table and sampling settings of slots.
+
+    Args:
+      programs, parameters: of the role's model.
+      temperature: of sampled requests; None is each request's own.
+    """
+
+    def __init__(
+        self, programs: PagedPrograms, parameters: Parameters, temperature: float | None = None
+    ) -> None:
+        self.slots = programs.slots
+        self._paged = programs
+        self._parameters = list(parameters)
+        self._temperature = temperature
+        self._pages = programs.new_pages()
+        self._history = programs.new_history()
+        model = programs.model
+        self._rows = SamplingRows(self.slots, model.config.vocab_size, model.by_slots)
+        self._told_table: Int32[np.ndarray, "B P"] | None = programs.any_table()
+        self._device_table: Int32[jax.Array, "B P"] | None = None
+        self._openings = [(0, ALL)] * self.slots  # `SlotOpening.reused` and `prompt`
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.Target.open`. Without an engine, which shares them out, pages are any."""
+        self._rows.set(opening, self._temperature)
+        self._openings[opening.slot] = opening.reused, opening.prompt
+        if opening.pages:
+            self.set_pages(opening.slot, opening.pages)
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.Drafter.set_pages`. The last page stands in for all behind it, so that
+        nothing reaches pages of others."""
+        programs = self._paged
+        if programs.paging is None or self._told_table is None:
+            return
+        # Each group of devices numbers its own pages from 0.
+        each = programs.paging.total // programs.model.data_shards
+        row, own = self._told_table[slot], np.array(pages, np.int32) - slot // programs.share * each
+        row[:] = own[-1]
+        row[: len(own)] = own
+        self._device_table = None
+
+    @property
+    def _table(self) -> Int32[jax.Array, "B P"] | None:
+        """On the device, copied only after a change; None where each slot has one page."""
+        if self._device_table is None and self._told_table is not None:
+            # The host's is changed in place later, and a CPU device may share its memory.
+            self._device_table = put(self._told_table.copy(), self._paged.model.by_slots)
+        return self._device_table
+
+    def _text(self) -> tuple[Any, Any, Any, Any]:
+        """What programs take first."""
+        return self._parameters, self._pages, self._history, self._table
+
+    def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> Any:
+        """See `PagedPrograms.prefill`; gives its logits."""
+        self._pages, self._history, logits = device.run(
+            self._paged.prefill, *self._text(), slot, tokens, offset, *self._openings[slot]
+        )
+        return logits
