@@ -31,9 +31,6 @@ class FakePrograms:
         self.model = FunctionalModel(config, execution, mesh=mesh)
         self.widths = widths
 
-    def use_widest(self):
-        self.widths = self.widths[-1:]
-
 
 def found(exact, programs, *, agree=True, draft=None):
     with pytest.MonkeyPatch.context() as patch:

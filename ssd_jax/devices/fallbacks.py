@@ -56,7 +56,7 @@ def find_fallbacks(
         most = f"verifies as many as {programs.widths[-1]} proposed tokens every time"
         lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is law'}: {why}")
     if held == "widest":
-        programs.use_widest()
+        programs.widths = programs.widths[-1:]
     lines += _uncompiled_lines(programs.model, draft)
     models = [model for model in (programs.model, draft) if model is not None]
     if any(model.stored and model.execution.linear == "xla" for model in models):

