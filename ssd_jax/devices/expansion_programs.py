@@ -28,8 +28,8 @@ from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.record import Record
-from ssd_jax.models.decoder import Tree
-from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
+from ssd_jax.models.decoder import AllBranches, AllPages, Tree
+from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.roles.records import Promotion
 from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling import drafting, penalties, prediction
@@ -118,7 +118,7 @@ class ExpansionPrograms:
 
     def new_scratch(self) -> AllBranches:
         """Room for the branches' keys and values."""
-        return self._model.new_branches(self.base.slots, self._k, self.branches)
+        return zeros(self._structs["scratch"])
 
     def new_expansion(self) -> Expansion:
         """No branches."""

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
+from ssd_jax.models.functional import zeros
+
 
 class _Columns(NamedTuple):
     """Where an array lies: [rows, width] of the whole from a column on."""
@@ -116,8 +118,7 @@ class Packing:
     def _nothing(self, at: int) -> jax.Array:
         """Stands in on the device for an argument that is on the host."""
         if at not in self._blank:
-            struct = self._arguments[at]
-            self._blank[at] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
+            self._blank[at] = zeros(self._arguments[at])
         return self._blank[at]
 
 

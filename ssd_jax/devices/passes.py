@@ -16,7 +16,8 @@ from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_write import write
-from ssd_jax.models.functional import AllBranches, AllPages, FunctionalModel, Parameters
+from ssd_jax.models.decoder import AllBranches, AllPages
+from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.roles.records import ALL
 from ssd_jax.sampling import penalties
@@ -39,13 +40,6 @@ class Paging(NamedTuple):
 def page_size(context: int) -> int:
     """Positions of a page that holds a whole context."""
     return -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
-
-
-def row_of(table: jax.Array | None, slot: jax.Array) -> kv_pages.PageTable:
-    """The page table of one slot, of that of all; None where each has one page."""
-    if table is None:
-        return kv_pages.Contiguous(slot)
-    return jax.lax.dynamic_slice_in_dim(table, slot, 1)
 
 
 def rows_of(table: jax.Array | None) -> kv_pages.PageTable:
@@ -140,7 +134,7 @@ class PagedPrograms:
       made_from: all that decides what the programs are, but for their names.
       capacity: positions of a slot's pages.
       share: slots that a device has, which is what programs see of a mesh.
-      structs: of the programs' arguments, by name.
+      structs: of the programs' arguments, by name; "logits" are a `prefill`'s.
     """
 
     def __init__(
@@ -162,13 +156,17 @@ class PagedPrograms:
             pages, in_a_row = paging, -(-context // paging.size)
             self.capacity = in_a_row * paging.size
             table = self.by_slots(ints(slots, in_a_row))
-        vocab = model.config.vocab_size
+        vocab, outputs = model.config.vocab_size, model.config.outputs
+        history = jax.eval_shape(lambda: penalties.empty(slots, vocab))
         self.structs: dict[str, Any] = {
             "parameters": model.parameter_structs(),
             "pages": model.page_structs(pages.total, pages.size),
             "table": table,
-            "history": self._history_structs(),
+            "history": self.cut(history, DATA_AXIS, model.rules.vocab),  # as embeddings are
             "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
+            "logits": self.cut(
+                jax.ShapeDtypeStruct((1, outputs), jnp.float32), None, model.rules.outputs
+            ),
         }
         self._compiled: dict[Name, Program] = {}
 
@@ -186,8 +184,14 @@ class PagedPrograms:
 
     def by_slots(self, structs: Any) -> Any:
         """Structs of arrays with the slots in front, on the model's devices."""
+        return self.cut(structs, DATA_AXIS)
+
+    def cut(self, structs: Any, *axes: str | None) -> Any:
+        """Structs of arrays that the model's devices share, if it has several, along mesh axes."""
+        mesh = self.model.mesh
+        sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(*axes))
         return jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self.model.by_slots), structs
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), structs
         )
 
     def spec(
@@ -254,8 +258,7 @@ class PagedPrograms:
 
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""
-        pages = self.paging or Paging(self.capacity, self.slots)
-        return self.model.new_pages(pages.total, pages.size)
+        return zeros(self.structs["pages"])
 
     def any_table(self) -> np.ndarray | None:
         """A page table [B, P] int32 with pages for the first slot, which others may have, too."""
@@ -267,20 +270,7 @@ class PagedPrograms:
 
     def new_history(self) -> History:
         """No tokens in any slot."""
-        return jax.tree.map(
-            lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding),
-            self.structs["history"],
-        )
-
-    def _history_structs(self) -> History:
-        """Tokens are cut between devices as rows of the embedding are."""
-        model, sharding = self.model, None
-        if model.mesh is not None:
-            sharding = NamedSharding(model.mesh, PartitionSpec(DATA_AXIS, model.rules.vocab))
-        whole = jax.eval_shape(lambda: penalties.empty(self.slots, model.config.vocab_size))
-        return jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), whole
-        )
+        return zeros(self.structs["history"])
 
     def prefill(
         self,
@@ -317,16 +307,6 @@ class PagedPrograms:
             told = _padded(tokens[begin : begin + most], most, slot, offset + begin)
             (history,) = self["recall", most](history, *told)
         return pages, history, logits
-
-    def logits_of_one(self) -> jax.ShapeDtypeStruct:
-        """Logits [1, outputs] of a `prefill`."""
-        return self._logits(1, None)
-
-    def _logits(self, rows: int, slots: str | None) -> jax.ShapeDtypeStruct:
-        model, sharding = self.model, None
-        if model.mesh is not None:
-            sharding = NamedSharding(model.mesh, PartitionSpec(slots, model.rules.outputs))
-        return jax.ShapeDtypeStruct((rows, model.config.outputs), jnp.float32, sharding=sharding)
 
 
 def _padded(

@@ -108,7 +108,9 @@ class Programs(PagedPrograms):
 
     def logits_of(self, proposed: int) -> jax.ShapeDtypeStruct:
         """Logits [slots * (proposed + 1), V] of a `forward`."""
-        return self._logits(self.slots * (proposed + 1), DATA_AXIS)
+        shape = self.slots * (proposed + 1), self.model.config.outputs
+        logits = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return self.cut(logits, DATA_AXIS, self.model.rules.outputs)
 
     def compile_forward(self, proposed: int) -> Program:
         """`forward` of a number of proposed tokens that is not among the programs."""
@@ -191,8 +193,9 @@ class Programs(PagedPrograms):
             "start": program_spec.ints(rows),
         }
         structs = self.structs | (self.by_slots(of_rows) if every else of_rows)
-        structs["logits"] = self.logits_of(proposed) if every else self.logits_of_one()
         structs["slot"] = program_spec.ints()
+        if every:
+            structs["logits"] = self.logits_of(proposed)
         read, bonus = ("read", "slots") if every else ("whole", "whole")
         results = (read, bonus, "history", read)
         return self.spec(accept, structs, ("history",), results, told=("start", "slot"))

@@ -213,11 +213,7 @@ class FunctionalModel:
 
     def new_pages(self, count: int, page_size: int) -> AllPages:
         """Zeroed pages laid out as `page_structs`."""
-        return _zeros(self.page_structs(count, page_size))
-
-    def new_branches(self, rows: int, depths: int, branches: int) -> AllBranches:
-        """Zeros laid out as `branch_structs`."""
-        return _zeros(self.branch_structs(rows, depths, branches))
+        return zeros(self.page_structs(count, page_size))
 
     def branch_structs(self, rows: int, depths: int, branches: int) -> Any:
         """Structure of `AllBranches`: room for `depths` tokens of each of the rows' branches."""
@@ -320,7 +316,8 @@ _pack_int8 = jax.jit(lambda weight: pack_int8(*quantize(weight)))
 _pack_bfloat16 = jax.jit(pack_bfloat16)
 
 
-def _zeros(structs: Any) -> Any:
+def zeros(structs: Any) -> Any:
+    """Arrays of these structs."""
     return jax.tree.map(
         lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding), structs
     )
