@@ -27,7 +27,7 @@ class _Branches:
     def __init__(self, programs: ExpansionPrograms) -> None:
         self.programs = programs
         self.scratch = programs.new_scratch()
-        self.expansion: Expansion = programs.base.model.place(programs.new_expansion())
+        self.expansion: Expansion = programs.base.model.place(programs.nothing(programs.base.slots))
 
 
 class BranchDraft(PagedRole):
@@ -53,7 +53,7 @@ class BranchDraft(PagedRole):
         super().__init__(base, parameters, temperature)
         self.k, self.branches = base.drafting.k, menu[-1].branches
         self._base = base
-        self._record = base.model.place(base.new_record())
+        self._record = base.model.place(base.records(self.slots))
         self._menu = [_Branches(programs) for programs in menu]
         self._held = self._menu[-1]  # that the last expansion made
         self._told: Any = None  # of the branches
@@ -70,7 +70,7 @@ class BranchDraft(PagedRole):
     @property
     def variants(self) -> tuple[str, ...]:
         """Of the programs that draw."""
-        return self._base.drafting.variants(self._base.model.execution)
+        return self._base.variants
 
     def extend(self, programs: ExpansionPrograms) -> None:
         """Adds programs of fewer branches, at any time and from any thread."""

@@ -15,13 +15,10 @@ from ssd_jax.devices.passes import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.prompt_programs import prompt_specs
 from ssd_jax.devices.record import Record
-from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.roles.records import Array
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
-from ssd_jax.sampling.outputs import Outputs
 from ssd_jax.sampling.penalties import GetHistory, History
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, named
@@ -53,57 +50,6 @@ class Drafting:
     saguaro_c: float = 1.0
     predict: str = "plain"
     confident: bool = False
-
-    def candidates(self, outputs: int) -> int:
-        """W: enough for all branches to be of one k, whose drafted token is no candidate."""
-        return min(self.branches + 1, outputs) if self.branches else 0
-
-    def variants(self, execution: Execution) -> tuple[str, ...]:
-        """Variants of the programs that draw. To truncate a law of N ids costs nothing; where noise
-        ranks bonus tokens, the law is of all."""
-        every = execution.variants
-        return every if self.predict == "noise" else tuple(v for v in every if v != "sampled")
-
-    def empty(self, rows: int, model: ModelConfig) -> Record:
-        """Idle records of a model."""
-        support = 1 if self.rule == "coupled" else min(self.support, model.outputs)
-        hidden = model.hidden_size if self.branches and self.predict == "noise" else 0
-        return record.empty(rows, self.k, support, self.candidates(model.outputs), hidden)
-
-    def draw(
-        self,
-        logits: jax.Array,
-        sampling: Sampling,
-        start: jax.Array,
-        step: jax.Array,
-        history: GetHistory,
-        lowered: jax.Array,
-        *,
-        tokens: int,
-        outputs: Outputs,
-        parts: Parts,
-    ) -> Draw:
-        """See `drafting.draw`; `lowered` [] or [n] are the D of Saguaro sampling."""
-        columns = logits.shape[1]
-        drawn = drafting.draw(
-            logits,
-            sampling,
-            start,
-            step,
-            history,
-            tokens=tokens,
-            support=min(self.support, columns),
-            rule=self.rule,
-            candidates=self.candidates(columns),
-            saguaro=Saguaro(self.saguaro_c, lowered) if self.saguaro_c < 1 else None,
-            confident=self.confident,
-            outputs=outputs,
-            parts=parts,
-        )
-        if self.rule == "coupled":  # its verification looks at no q
-            token = drawn.token[:, None]
-            return drawn._replace(support=token, q=jnp.ones(token.shape, jnp.float32))
-        return drawn
 
 
 class Asked(NamedTuple):
@@ -142,6 +88,11 @@ class DraftPrograms(PagedPrograms):
     Every forward writes the key and value of the token it runs where it belongs, so that the pages
     hold the record's KV (the pending token and all proposed ones but the last) in place: whatever
     prefix is accepted is promoted by its length alone.
+
+    Attributes:
+      candidates: W: enough for all branches to be of one k, whose drafted token is no candidate.
+      variants: of the programs that draw. To truncate a law of N ids costs nothing; where noise
+        ranks bonus tokens, the law is of all.
     """
 
     def __init__(
@@ -162,17 +113,22 @@ class DraftPrograms(PagedPrograms):
         super().__init__(model, slots, context, paging, tokens, drafting)
         self.drafting = drafting
         self.tokens = tokens
+        branches, outputs = drafting.branches, model.config.outputs
+        self.candidates = min(branches + 1, outputs) if branches else 0
+        every = model.execution.variants
+        whole = drafting.predict == "noise"
+        self.variants = every if whole else tuple(v for v in every if v != "sampled")
         each, k = program_spec.ints(slots), drafting.k
         committed, unseen = program_spec.ints(slots, k + 1), program_spec.ints(slots, UNSEEN)
         of_slots = {
-            "kept": jax.eval_shape(self.new_record),
+            "kept": jax.eval_shape(lambda: self.records(slots)),
             "asked": Asked(committed, unseen, each, each, each),
             "lowered": program_spec.ints(slots, k),
             "rows": jax.ShapeDtypeStruct((slots,), jnp.bool_),
         }
         self.structs |= self.by_slots(of_slots) | {"index": program_spec.ints()}
         self._late: dict[Name, ProgramSpec] = {}
-        for variant in drafting.variants(model.execution):
+        for variant in self.variants:
             parts = VARIANTS[variant]
             self._late[named(("start", k), variant)] = self._start_spec(parts)
             self._late[named(("step", k), variant)] = self._step_spec(parts)
@@ -218,9 +174,44 @@ class DraftPrograms(PagedPrograms):
             kept, pages = step(*text, kept, at, rows, lowered, sampling)
         return kept, pages, history
 
-    def new_record(self) -> Record:
-        """Idle records of every slot."""
-        return self.drafting.empty(self.slots, self.model.config)
+    def records(self, rows: int) -> Record:
+        """Idle ones."""
+        about, config = self.drafting, self.model.config
+        support = 1 if about.rule == "coupled" else min(about.support, config.outputs)
+        hidden = config.hidden_size if about.branches and about.predict == "noise" else 0
+        return record.empty(rows, about.k, support, self.candidates, hidden)
+
+    def draw(
+        self,
+        logits: jax.Array,
+        sampling: Sampling,
+        start: jax.Array,
+        step: jax.Array,
+        history: GetHistory,
+        lowered: jax.Array,
+        parts: Parts,
+    ) -> Draw:
+        """See `drafting.draw`; `lowered` [] or [n] are the D of Saguaro sampling."""
+        about = self.drafting
+        drawn = drafting.draw(
+            logits,
+            sampling,
+            start,
+            step,
+            history,
+            tokens=self.tokens,
+            support=min(about.support, logits.shape[1]),
+            rule=about.rule,
+            candidates=self.candidates,
+            saguaro=Saguaro(about.saguaro_c, lowered) if about.saguaro_c < 1 else None,
+            confident=about.confident,
+            outputs=self.model.output_ids,
+            parts=parts,
+        )
+        if about.rule == "coupled":  # its verification looks at no q
+            token = drawn.token[:, None]
+            return drawn._replace(support=token, q=jnp.ones(token.shape, jnp.float32))
+        return drawn
 
     def _start_spec(self, parts: Parts) -> ProgramSpec:
         def start(parameters, pages, history, table, kept, asked, lowered, sampling):
@@ -233,7 +224,7 @@ class DraftPrograms(PagedPrograms):
             hidden, pages = self._run(parameters, pages, table, unseen, positions)
             last = (counts - 1)[:, None]
             hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1)[:, 0]
-            fresh = self.drafting.empty(self.share, self.model.config)
+            fresh = self.records(self.share)
             fresh = fresh._replace(
                 start=jnp.where(live, lengths + counts - 1, -1),
                 pending=jnp.take_along_axis(unseen, last, axis=1)[:, 0],
@@ -286,15 +277,13 @@ class DraftPrograms(PagedPrograms):
         every = jnp.arange(self.share)
         place = jnp.broadcast_to(index, every.shape)
         outputs = self.model.output_ids
-        drawn = self.drafting.draw(
+        drawn = self.draw(
             passes.logits(self.model, parameters, hidden),
             sampling,
             into.start,
             index,
             lambda: penalties.in_flight(history, into.proposal.tokens, every, place, outputs),
             lowered[:, index],
-            tokens=self.tokens,
-            outputs=outputs,
-            parts=parts,
+            parts,
         )
         return record.put(into, drawn, hidden, place, live)

@@ -78,7 +78,7 @@ class ExpansionPrograms:
         self._outputs = base.model.output_ids
         self._structs = base.structs | {
             "scratch": self._model.branch_structs(base.slots, self._k, self.branches),
-            "expansion": base.by_slots(jax.eval_shape(self.new_expansion)),
+            "expansion": base.by_slots(jax.eval_shape(lambda: self.nothing(base.slots))),
             "counts": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
             "skip": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
             "promotion": base.by_slots(jax.eval_shape(lambda: no_promotion(base.slots, self._k))),
@@ -87,7 +87,7 @@ class ExpansionPrograms:
             base.spec, structs=self._structs, beside=("branches", self.branches)
         )
         specs: dict[Name, ProgramSpec] = {("promote", self._k): self._promote_spec()}
-        for variant in base.drafting.variants(self._model.execution):
+        for variant in base.variants:
             parts = VARIANTS[variant]
             specs[named(("expand", self._k), variant)] = self._expand_spec(parts)
             specs[named(("grow", self._k), variant)] = self._grow_spec(parts)
@@ -120,14 +120,11 @@ class ExpansionPrograms:
         """Room for the branches' keys and values."""
         return zeros(self._structs["scratch"])
 
-    def new_expansion(self) -> Expansion:
-        """No branches."""
-        return self._nothing(self.base.slots)
-
-    def _nothing(self, slots: int) -> Expansion:
+    def nothing(self, slots: int) -> Expansion:
+        """No branches of so many slots."""
         rows = slots * self.branches
         path = jnp.full((rows, self._k + 1), -1, jnp.int32)
-        return Expansion(self.base.drafting.empty(rows, self._model.config), path)
+        return Expansion(self.base.records(rows), path)
 
     def _expand_spec(self, parts: Parts) -> ProgramSpec:
         def expand(
@@ -167,7 +164,7 @@ class ExpansionPrograms:
             before = jnp.arange(self._k) < forks.k[:, :, None]
             said = jnp.where(before, jnp.asarray(kept.proposal.tokens)[:, None], -1)
             path = jnp.concatenate([said, bonus[:, :, None]], axis=-1).reshape(-1, self._k + 1)
-            grown = self._nothing(self.base.share).records._replace(
+            grown = self.nothing(self.base.share).records._replace(
                 start=position.reshape(-1), pending=bonus.reshape(-1)
             )
             logits = passes.logits(self._model, parameters, hidden)
@@ -233,7 +230,7 @@ class ExpansionPrograms:
             hit = winner >= 0
             flat = jnp.arange(self.base.share) * self.branches + jnp.maximum(winner, 0)
             won = jax.tree.map(lambda array: array[flat], expansion.records)
-            given = self.base.drafting.empty(self.base.share, self._model.config)
+            given = self.base.records(self.base.share)
             given = given._replace(
                 proposal=as_point_mass_where(
                     given.proposal._replace(
@@ -276,7 +273,7 @@ class ExpansionPrograms:
                 kept.start[row] + 1 + before,
                 lambda: penalties.in_flight(history, tokens, row, before, self._outputs),
                 tokens=self.base.tokens,
-                count=self.base.drafting.candidates(self._columns),
+                count=self.base.candidates,
                 outputs=self._outputs,
                 adjusted=parts.adjusted,
             ).reshape(kept.candidates.shape)
@@ -388,16 +385,14 @@ class ExpansionPrograms:
             rows = penalties.of_rows(history, row, self._outputs)
             return penalties.add_output(rows, both, self._outputs)
 
-        drawn = self.base.drafting.draw(
+        drawn = self.base.draw(
             logits.reshape(-1, self._columns),
             sampling_of(sampling, row),
             records.start,
             place,
             said,
             lowered[row, jnp.minimum(place, self._k - 1)],
-            tokens=self.base.tokens,
-            outputs=self._outputs,
-            parts=parts,
+            parts,
         )
         states = hidden.reshape(-1, hidden.shape[-1])
         records = record.put(records, drawn, states, place, live)

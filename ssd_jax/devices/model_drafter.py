@@ -41,7 +41,7 @@ class ModelDrafter(PagedRole, Drafter):
         self.k = k or self._room
         self._programs = programs
         self._send = send
-        self._record = programs.model.place(programs.new_record())
+        self._record = programs.model.place(programs.records(self.slots))
         self._cached = np.zeros(self.slots, np.int32)  # positions with right keys and values
         self._told = np.zeros(self.slots, np.int32)  # tokens that the history has counted
         self._proposal: Any = None

@@ -56,7 +56,7 @@ def drawn(programs):
         jnp.asarray(rng.normal(0, 0.5, struct.shape), struct.dtype)
         for struct in base.model.parameter_structs()
     ]
-    kept = base.new_record()
+    kept = base.records(SLOTS)
     candidates = rng.permuted(np.tile(OUTPUTS, (SLOTS, K, 1)), axis=-1)
     kept = kept._replace(
         start=jnp.array([5, 9], jnp.int32),
