@@ -96,24 +96,16 @@ def _split(stored: Stored, *fields: tuple[str, int]) -> list[Lanes]:
     return parts
 
 
-def _q4_0(stored: Stored) -> list[Lanes]:
-    scale, nibbles = _split(stored, ("<u2", 1), ("<u4", 4))
+def _q4(stored: Stored, scales: int) -> list[Lanes]:
+    """With a scale, or with a minimum behind it."""
+    scale, nibbles = _split(stored, ("<u2", scales), ("<u4", 4))
     return [nibbles, scale]
 
 
-def _q4_1(stored: Stored) -> list[Lanes]:
-    scales, nibbles = _split(stored, ("<u2", 2), ("<u4", 4))
-    return [nibbles, scales]
-
-
-def _q5_0(stored: Stored) -> list[Lanes]:
-    scale, high, nibbles = _split(stored, ("<u2", 1), ("<u4", 1), ("<u4", 4))
+def _q5(stored: Stored, scales: int) -> list[Lanes]:
+    """As `_q4`."""
+    scale, high, nibbles = _split(stored, ("<u2", scales), ("<u4", 1), ("<u4", 4))
     return [nibbles, _fifth_bits(high), scale]
-
-
-def _q5_1(stored: Stored) -> list[Lanes]:
-    scales, high, nibbles = _split(stored, ("<u2", 2), ("<u4", 1), ("<u4", 4))
-    return [nibbles, _fifth_bits(high), scales]
 
 
 def _fifth_bits(high: Lanes) -> Lanes:
@@ -147,7 +139,8 @@ def _q4_k(stored: Stored) -> list[Lanes]:
         low = _nibbles(nibbles[:, :, first : first + 4], group % 2)
         high = _nibbles(nibbles[:, :, first + 4 : first + 8], group % 2)
         parts.append(low | (high << np.uint32(4)))
-        parts.extend(_byte(words[group // 4], group % 4) for words in sixes)
+        for words in sixes:
+            parts.append((words[group // 4] >> np.uint32(8 * (group % 4))).astype(np.uint8))
     return parts
 
 
@@ -186,15 +179,11 @@ def _nibbles(words: Lanes, half: int) -> Lanes:
     return (words >> np.uint32(4 * half)) & np.uint32(0x0F0F0F0F)
 
 
-def _byte(words: Lanes, index: int) -> Lanes:
-    return (words >> np.uint32(8 * index)).astype(np.uint8)
-
-
 _PARTS: dict[str, Callable[[Stored], list[Lanes]]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
+    "Q4_0": functools.partial(_q4, scales=1),
+    "Q4_1": functools.partial(_q4, scales=2),
+    "Q5_0": functools.partial(_q5, scales=1),
+    "Q5_1": functools.partial(_q5, scales=2),
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
     "Q6_K": _q6_k,

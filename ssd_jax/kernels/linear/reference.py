@@ -7,11 +7,10 @@ import numpy as np
 from jaxtyping import Float32, Float64, UInt8
 
 from ssd_jax.kernels.linear.kinds import BFLOAT16, INT8, LANES, W8A8, Kind
+from ssd_jax.kernels.linear.quantized import DIGIT, LARGEST
 
 Panels = UInt8[np.ndarray, "panels panel_bytes"]
 
-_LARGEST = 127
-_DIGIT = 2 * _LARGEST
 _SMALLEST_ABSMAX = 1e-30
 _ACTIVATIONS = 32
 """Activations that share a scale, whatever the weight's groups."""
@@ -47,8 +46,8 @@ def product(
         units = units[:, : x.shape[1]]
         x_scales = _scales(x)
         high = np.round(x / x_scales)
-        low = np.round((x / x_scales - high) * np.float32(_DIGIT))
-        sums = _times(high, units) + (_times(low, units) / _DIGIT if kind == INT8 else 0)
+        low = np.round((x / x_scales - high) * np.float32(DIGIT))
+        sums = _times(high, units) + (_times(low, units) / DIGIT if kind == INT8 else 0)
         return (sums * x_scales * scales[:, 0]).astype(np.float32)
     total = np.zeros((len(x), outputs))
     for first in range(0, x.shape[1], kind.group):
@@ -64,7 +63,7 @@ def product(
 
 def _scales(x: Float32[np.ndarray, "n inputs"]) -> Float32[np.ndarray, "n 1"]:
     absmax = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(_SMALLEST_ABSMAX))
-    return absmax / np.float32(_LARGEST)
+    return absmax / np.float32(LARGEST)
 
 
 def _times(x: np.ndarray, units: np.ndarray) -> Float64[np.ndarray, "n outputs"]:
