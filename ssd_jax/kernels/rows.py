@@ -4,7 +4,7 @@ depend on the others."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -142,14 +142,16 @@ def _best_in_two_passes(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return best[:, 0], jnp.minimum(index, size - 1).astype(jnp.int32)
 
 
-def _best_in_one(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    def better(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> Any:
-        first = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
-        return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
+def _better(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> Any:
+    """The pair (value, index) with the larger value; of equal ones that with the lower index."""
+    first = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
+
+def _best_in_one(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     index = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
     nothing = (jnp.float32(-jnp.inf), jnp.int32(values.shape[1] - 1))
-    best, index = jax.lax.reduce((values, index), nothing, better, (1,))
+    best, index = jax.lax.reduce((values, index), nothing, _better, (1,))
     return best, index
 
 
@@ -178,8 +180,7 @@ def _mass_in_one(
     """Parts of a row are summed by their own best value, and scaled where they meet."""
 
     def joined(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        first = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
-        best, index = jax.tree.map(lambda a, b: jnp.where(first, a, b), one[:2], other[:2])
+        best, index = _better(one[:2], other[:2])
         warm = jnp.maximum(one[3], other[3])
 
         def scaled(part: tuple[jax.Array, ...]) -> jax.Array:

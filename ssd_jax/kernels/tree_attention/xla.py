@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from ssd_jax.kernels.kv_pages import (
     BLOCK,
+    LANES,
     Contiguous,
     PageArray,
     PageTable,
@@ -32,7 +33,6 @@ STATIC_BLOCK = 4 * BLOCK
 """Positions that `tree_attention_xla_static` reduces at a time, in pages that they divide."""
 
 _LOWEST = -1e30
-_LANES = 128
 
 
 class Softmax(NamedTuple):
@@ -75,7 +75,7 @@ def tree_attention_xla_static(
     pages = 1 if isinstance(page_table, Contiguous) else page_table.shape[1]
     size = math.gcd(kv_pages.shape[2], STATIC_BLOCK)
     blocks = pages * kv_pages.shape[2] // size
-    whole = q.shape[-1] % _LANES != 0
+    whole = q.shape[-1] % LANES != 0
     return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, whole=whole)
 
 
