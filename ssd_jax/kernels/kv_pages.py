@@ -38,6 +38,13 @@ PageArray = Shaped[Array, "pages kv_heads page_size width"]
 """Keys and values in storage dtype; when layers are scanned, of one layer after the other."""
 
 
+def as_array(page_table: PageTable, rows: int) -> Int32[Array, "B P"]:
+    """The table of B rows as an array."""
+    if isinstance(page_table, Contiguous):
+        return page_table.first + jnp.arange(rows, dtype=jnp.int32)[:, None]
+    return page_table
+
+
 def of_layer(page_table: PageTable, layer: Int32[Array, ""], pages_per_layer: int) -> PageTable:
     """The table of one layer when the pages of all layers lie in one array, layer by layer."""
     if isinstance(page_table, Contiguous):

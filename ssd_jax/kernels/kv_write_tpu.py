@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32, Shaped
 
 from ssd_jax.kernels.head_shards import HeadShards
-from ssd_jax.kernels.kv_pages import Contiguous, PageTable
+from ssd_jax.kernels.kv_pages import PageTable, as_array
 
 _WINDOWS_BYTES = 8 << 20
 _TOKENS = 128
@@ -110,8 +110,7 @@ def _places(
     positions: Int32[Array, "B R"],
 ) -> tuple[Int32[Array, "B R"], Int32[Array, "B R"]]:
     """Page, or -1, and offset within it of each token."""
-    if isinstance(page_table, Contiguous):
-        page_table = page_table.first + jnp.arange(len(positions), dtype=jnp.int32)[:, None]
+    page_table = as_array(page_table, len(positions))
     pages, _, page_size, _ = kv_pages.shape
     inside = (positions >= 0) & (positions < page_table.shape[1] * page_size)
     safe = jnp.where(inside, positions, 0)

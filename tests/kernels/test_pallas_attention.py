@@ -54,18 +54,23 @@ def pages_of(case):
     return beside(case.k_pages, case.v_pages)
 
 
+def scratch_of(case):
+    if case.ancestor is None:
+        return None
+    return Scratch(beside(case.branch_k, case.branch_v), jnp.asarray(case.ancestor))
+
+
 def attend(case, *, interpret=None, page_table=None, jit=jax.jit, **options):
     interpret = pltpu.InterpretParams() if interpret is None else interpret
     table = jnp.asarray(case.table) if page_table is None else page_table
-    branches = ()
-    if case.ancestor is not None:
-        branches = (beside(case.branch_k, case.branch_v), jnp.asarray(case.ancestor))
 
     def call(*arguments):
         return tree_attention_pallas_tpu(*arguments, interpret=interpret, **options)
 
     visible = jnp.asarray(case.visible)
-    return np.asarray(jit(call)(jnp.asarray(case.q), pages_of(case), table, visible, *branches))
+    return np.asarray(
+        jit(call)(jnp.asarray(case.q), pages_of(case), table, visible, scratch_of(case))
+    )
 
 
 def assert_right(case, got, **options):
@@ -270,8 +275,7 @@ def test_only_queries_that_see_a_wrong_page_are_nan():
 )
 def test_shapes_that_do_not_fit_are_errors_with_limits(shapes, change, message):
     case = make(shapes)._replace(**change)
-    branches = None if case.ancestor is None else beside(case.branch_k, case.branch_v)
-    arguments = case.q, pages_of(case), case.table, case.visible, branches, case.ancestor
+    arguments = case.q, pages_of(case), case.table, case.visible, scratch_of(case)
     with pytest.raises(ValueError, match=message):
         pallas_tpu._check(*arguments)
 

@@ -129,16 +129,8 @@ def tree_attention(
     if backend == "pallas_tpu":
         from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 
-        branches, ancestor = (None, None) if scratch is None else scratch
         shards, interpret = kernels or TpuKernels()
         return tree_attention_pallas_tpu(
-            q,
-            kv_pages,
-            page_table,
-            visible,
-            branches,
-            ancestor,
-            shards=shards,
-            interpret=interpret,
+            q, kv_pages, page_table, visible, scratch, shards=shards, interpret=interpret
         )
     return BACKENDS[backend](q, kv_pages, page_table, visible, scratch)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from ssd_jax.kernels.handlers import ATTENTION
-from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch
+from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch, as_array
 
 POSITIONS = 64
 """Pages have a multiple of these, which `cpu.cc` takes together."""
@@ -30,9 +30,6 @@ def tree_attention_cpu(
       q: float32 or bfloat16.
       kv_pages: float32, bfloat16 or, as uint16, its bits.
     """
-    batch = len(q)
-    if isinstance(page_table, Contiguous):
-        page_table = page_table.first + jnp.arange(batch, dtype=jnp.int32)[:, None]
-    branches = () if scratch is None else (scratch.kv, scratch.ancestor)
+    branches = scratch or ()
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))
-    return call(q, kv_pages, page_table, visible, *branches)
+    return call(q, kv_pages, as_array(page_table, len(q)), visible, *branches)

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
-from ssd_jax.kernels.kv_pages import Contiguous, PageTable, Scratch
+from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
 from ssd_jax.kernels.tree_attention.pallas_gpu_kernel import ROWS, kernel
 from ssd_jax.kernels.tree_attention.xla import Softmax, add_branches, normalise
 
@@ -79,8 +79,7 @@ def tree_attention_pallas_gpu(
     reason = why_not(head_dim, kv_pages)
     if reason is not None:
         raise ValueError(f"attention by Pallas on a GPU does not take {reason}")
-    if isinstance(page_table, Contiguous):
-        page_table = page_table.first + jnp.arange(batch, dtype=jnp.int32)[:, None]
+    page_table = as_array(page_table, batch)
     kv_heads, page_size = kv_pages.shape[1:3]
     group = heads // kv_heads
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)

@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.head_shards import HeadShards
-from ssd_jax.kernels.kv_pages import LANES, Contiguous, PageTable, lanes
+from ssd_jax.kernels.kv_pages import LANES, PageTable, Scratch, as_array, lanes
 from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
 
 POSITIONS = 16
@@ -48,8 +48,7 @@ def tree_attention_pallas_tpu(
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page_table: PageTable,
     visible: Int32[Array, "B R"],
-    branches: Shaped[Array, "B kv_heads depths M lanes"] | None = None,
-    ancestor: Int32[Array, "B R 2"] | None = None,
+    scratch: Scratch | None = None,
     *,
     soft_cap: float | None = None,
     window: int | None = None,
@@ -65,7 +64,7 @@ def tree_attention_pallas_tpu(
       kv_pages: a key lies in the first head_dim of the first half of the lanes, its value in those
         of the second half, and the rest is 0. There are `lanes(head_dim)` of them; page_size is a
         multiple of `POSITIONS`, the dtype one of `DTYPES`.
-      branches: laid out likewise; finite, also what no query sees.
+      scratch: laid out likewise; finite, also what no query sees.
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
       window: a query sees only the last `window` of the tokens that it would see.
       shards: where several devices have the heads.
@@ -74,9 +73,9 @@ def tree_attention_pallas_tpu(
     Raises:
       ValueError: shapes that do not fit, or that the kernel does not have.
     """
-    if isinstance(page_table, Contiguous):
-        page_table = page_table.first + jnp.arange(len(q), dtype=jnp.int32)[:, None]
-    _check(q, kv_pages, page_table, visible, branches, ancestor)
+    page_table = as_array(page_table, len(q))
+    _check(q, kv_pages, page_table, visible, scratch)
+    branches, ancestor = scratch or (None, None)
     limits = _limits(visible, ancestor, window)
     valid = _valid(limits, kv_pages, page_table, branches)
     if not isinstance(valid, jax.core.Tracer) and not valid.all():
@@ -259,8 +258,7 @@ def _check(
     kv_pages: jax.Array,
     page_table: jax.Array,
     visible: jax.Array,
-    branches: jax.Array | None,
-    ancestor: jax.Array | None,
+    scratch: Scratch | None,
 ) -> None:
     batch, rows, heads, head_dim = q.shape
     kv_heads, wide = kv_pages.shape[1], kv_pages.shape[3]
@@ -273,9 +271,9 @@ def _check(
         f"page_table {page_table.shape} takes {4 * page_table.size} bytes; the limit is "
         f"{_TABLE_BYTES}: use larger pages": 4 * page_table.size > _TABLE_BYTES,
         f"visible {visible.shape} is not {(batch, rows)}": visible.shape != (batch, rows),
-        "branches and ancestor come together": (branches is None) != (ancestor is None),
     }
-    if branches is not None and ancestor is not None:
+    if scratch is not None:
+        branches, ancestor = scratch
         of_branches = (batch, kv_heads, *branches.shape[2:4], wide)
         entries = branches.shape[2] * branches.shape[3]
         problems |= {

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch, decode
+from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch, as_array, decode
 
 
 def tree_attention_reference(
@@ -17,10 +17,8 @@ def tree_attention_reference(
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Float32 throughout."""
-    batch, _, heads, head_dim = q.shape
-    if isinstance(page_table, Contiguous):
-        page_table = page_table.first + jnp.arange(batch)[:, None]
-    kv = _rows(kv_pages, page_table)
+    heads, head_dim = q.shape[2:]
+    kv = _rows(kv_pages, as_array(page_table, len(q)))
     mask = jnp.arange(kv.shape[2])[None, None] < visible[:, :, None]
     if scratch is not None:
         branch_kv, branch_mask = _branches(scratch)
