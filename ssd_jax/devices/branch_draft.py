@@ -52,6 +52,7 @@ class BranchDraft(PagedRole):
         base = menu[-1].base
         super().__init__(base, parameters, temperature)
         self.k, self.branches = base.drafting.k, menu[-1].branches
+        self.variants = base.variants
         self._base = base
         self._record = base.model.place(base.records(self.slots))
         self._menu = [_Branches(programs) for programs in menu]
@@ -66,11 +67,6 @@ class BranchDraft(PagedRole):
     def budgets(self) -> tuple[int, ...]:
         """Every M of the menu, ascending."""
         return tuple(each.programs.branches for each in self._menu)
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """Of the programs that draw."""
-        return self._base.variants
 
     def extend(self, programs: ExpansionPrograms) -> None:
         """Adds programs of fewer branches, at any time and from any thread."""
@@ -225,13 +221,6 @@ class BranchDraft(PagedRole):
         return self._heard
 
 
-def run_once(draft: BranchDraft) -> None:
-    """Runs every program for the first time, which takes far longer than the others; returns when
-    it is done."""
-    for variant in draft.variants:
-        _run_all(draft, _SETTINGS[variant])
-
-
 _SETTINGS = {
     "any": SamplingParams(temperature=1.0),
     "greedy": SamplingParams(),
@@ -242,26 +231,29 @@ _SETTINGS = {
 """Of requests that need the variants of programs."""
 
 
-def _run_all(draft: BranchDraft, params: SamplingParams) -> None:
-    """Drafts, expands, promotes and follows something in all slots."""
+def run_once(draft: BranchDraft) -> None:
+    """Runs every program for the first time, which takes far longer than the others: drafts,
+    expands, promotes and follows something in all slots. Returns when it is done."""
     lowered = np.ones((draft.slots, draft.k), np.int32)
     everywhere = np.ones(draft.slots, bool)
-    for slot in range(draft.slots):
-        draft.open(SlotOpening(slot, params, slot))
-        draft.prefill(slot, [0], 0)
     begun, won, given = (no_promotion(draft.slots, draft.k) for _ in range(3))
     for position, each in enumerate((begun, won, given)):
         each.position[:] = min(position, 1)
     won.winner[:], won.limit[:], given.limit[:] = 0, 1, draft.k
-    draft.promote(begun)
-    draft.draft(np.full(draft.slots, draft.k, np.int32), lowered=lowered)
-    for budget in draft.budgets:
-        draft.expand(_counts(draft, budget), follow=~everywhere, lowered=lowered, forwards=2)
-        draft.branch_tokens(2)
-        draft.promote(won)
-        draft.promote(given)
-    draft.expand(_counts(draft, draft.branches), follow=everywhere, lowered=lowered, forwards=1)
-    draft.branch_tokens(1)
+    for variant in draft.variants:
+        for slot in range(draft.slots):
+            draft.open(SlotOpening(slot, _SETTINGS[variant], slot))
+            draft.prefill(slot, [0], 0)
+        draft.promote(begun)
+        draft.draft(np.full(draft.slots, draft.k, np.int32), lowered=lowered)
+        for budget in draft.budgets:
+            draft.expand(_counts(draft, budget), follow=~everywhere, lowered=lowered, forwards=2)
+            draft.branch_tokens(2)
+            draft.promote(won)
+            draft.promote(given)
+        most = _counts(draft, draft.branches)
+        draft.expand(most, follow=everywhere, lowered=lowered, forwards=1)
+        draft.branch_tokens(1)
 
 
 def _counts(draft: BranchDraft, budget: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -57,20 +58,16 @@ def find_fallbacks(
         lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is law'}: {why}")
     if held == "widest":
         programs.widths = programs.widths[-1:]
-    lines += _uncompiled_lines(programs.model, draft)
-    models = [model for model in (programs.model, draft) if model is not None]
-    if any(model.stored and model.execution.linear == "xla" for model in models):
+    models = {"target": programs.model} | ({} if draft is None else {"draft": draft})
+    lines += _uncompiled_lines(models.values())
+    if any(model.stored and model.execution.linear == "xla" for model in models.values()):
         lines.append(
             "dtype = 'native' computes in bfloat16 here: quantised weights are used as they are on "
             "CPU, on one device, with a C++ compiler"
         )
-    replicated = {}
-    for role, model in (("target", programs.model), ("draft", draft)):
-        if model is None or model.mesh is None:
-            continue
-        if model.rules.whole:
-            replicated[role] = list(model.rules.whole)
+    for role, model in models.items():
         lines += mesh_lines(role, model)
+    replicated = {role: list(m.rules.whole) for role, m in models.items() if m.rules.whole}
     return Fallbacks(
         exact="law" if held == "law" else "bitwise",
         metrics={"exact": held, "replicated": replicated or None},
@@ -86,17 +83,15 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
     return can_agree and widths_agree(programs, parameters)
 
 
-def _uncompiled_lines(*models: FunctionalModel | None) -> list[str]:
+def _uncompiled_lines(models: Collection[FunctionalModel]) -> list[str]:
     """One if attention, and with it products, is XLA's where it is usually compiled; elsewhere
     one on which attention was chosen."""
     platform = jax.default_backend()
+    found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
     if platform != "cpu":
-        found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models if m]
         return [choice_line(name, platform, size) for name, size in dict.fromkeys(found)]
-    for model in models:
-        alone = model is not None and (model.mesh is None or model.mesh.size == 1)
-        if alone and jax.default_backend() == "cpu" and why_missing() is not None:
-            return [f"products and attention are XLA's, which is slower here: {why_missing()}"]
+    if any(size == 1 for _, size in found) and why_missing() is not None:
+        return [f"products and attention are XLA's, which is slower here: {why_missing()}"]
     return []
 
 

@@ -19,7 +19,6 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
-from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import VARIANTS, named
 from ssd_jax.sampling.verification import commit, emitted, target_probs, verify
@@ -167,7 +166,9 @@ class Programs(PagedPrograms):
             logits = logits.reshape(-1, proposed + 1, vocab)
             drafted = proposal.narrow(drafted, proposed)
             slot, owner = self.own(slot)
-            own = history if every else _row(history, slot)
+            own = history
+            if not every:
+                own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history)
             outcome = verify(logits, drafted, sampling, start, own, rule=about.rule, **law)
             reported = None
             if about.logprobs is not None:
@@ -199,7 +200,3 @@ class Programs(PagedPrograms):
         read, bonus = ("read", "slots") if every else ("whole", "whole")
         results = (read, bonus, "history", read)
         return self.spec(accept, structs, ("history",), results, told=("start", "slot"))
-
-
-def _row(history: History, slot: jax.Array) -> History:
-    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, slot, 1), history)
