@@ -59,7 +59,7 @@ def forks(counts: jax.Array, skip: jax.Array, branches: int) -> Forks:
 
 def before_last(record: Record, forks: Forks) -> jax.Array:
     """Bonus tokens [B, M] of branches with k < L; -1 of all others, and where candidates end."""
-    tokens, length = jnp.asarray(record.proposal.tokens), jnp.asarray(record.proposal.length)
+    tokens, length = record.proposal.tokens, record.proposal.length
     usable = (forks.k >= 0) & (forks.k < length[:, None])
     k = jnp.clip(forks.k, 0, tokens.shape[1] - 1)
     at_k = jnp.take_along_axis(record.candidates, k[:, :, None], axis=1)  # [B, M, W]
@@ -74,7 +74,7 @@ def before_last(record: Record, forks: Forks) -> jax.Array:
 
 def after_last(candidates: jax.Array, record: Record, forks: Forks) -> jax.Array:
     """Bonus tokens [B, M] of branches with k = L, from c_L [B, W]; -1 of all others."""
-    usable = forks.k == jnp.asarray(record.proposal.length)[:, None]
+    usable = forks.k == record.proposal.length[:, None]
     rank = jnp.clip(forks.rank, 0, candidates.shape[1] - 1)
     found = jnp.take_along_axis(candidates, rank, axis=1)
     return jnp.where(usable & (forks.rank < candidates.shape[1]), found, -1)

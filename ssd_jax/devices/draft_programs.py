@@ -247,7 +247,7 @@ class DraftPrograms(PagedPrograms):
     def _step_spec(self, parts: Parts) -> ProgramSpec:
         def step(parameters, pages, history, table, kept, index, rows, lowered, sampling):
             live = rows & (index < kept.proposal.length)
-            last = jnp.take(jnp.asarray(kept.proposal.tokens), index - 1, axis=1)[:, None]
+            last = jnp.take(kept.proposal.tokens, index - 1, axis=1)[:, None]
             positions = jnp.where(live, kept.start + index, -1)[:, None]
             hidden, pages = self._run(parameters, pages, table, last, positions)
             new = self._draw(

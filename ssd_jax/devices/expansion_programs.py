@@ -30,7 +30,6 @@ from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.models.decoder import AllBranches, AllPages, Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
-from ssd_jax.roles.records import Promotion
 from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling import drafting, penalties, prediction
 from ssd_jax.sampling.penalties import History
@@ -130,7 +129,7 @@ class ExpansionPrograms:
         def expand(
             parameters, pages, history, table, scratch, kept, counts, skip, lowered, sampling
         ):
-            length = jnp.asarray(kept.proposal.length)
+            length = kept.proposal.length
             forks = branching.forks(counts, skip, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
             places = jnp.broadcast_to(jnp.arange(self._k), (self.base.share, self._k))
@@ -147,7 +146,7 @@ class ExpansionPrograms:
             tail = (forks.k == length[:, None]) & forks.first
             position = kept.start[:, None] + jnp.where(tail, length[:, None], forks.k + 1)
             index = jnp.maximum(length - 1, 0)[:, None]
-            last = jnp.take_along_axis(jnp.asarray(kept.proposal.tokens), index, axis=1)
+            last = jnp.take_along_axis(kept.proposal.tokens, index, axis=1)
             last = jnp.where(length[:, None] > 0, last, kept.pending[:, None])
             forked = bonus >= 0
             hidden, pages, scratch = self._forward(
@@ -162,7 +161,7 @@ class ExpansionPrograms:
                 depth=jnp.where(forked, 0, -1),
             )
             before = jnp.arange(self._k) < forks.k[:, :, None]
-            said = jnp.where(before, jnp.asarray(kept.proposal.tokens)[:, None], -1)
+            said = jnp.where(before, kept.proposal.tokens[:, None], -1)
             path = jnp.concatenate([said, bonus[:, :, None]], axis=-1).reshape(-1, self._k + 1)
             grown = self.nothing(self.base.share).records._replace(
                 start=position.reshape(-1), pending=bonus.reshape(-1)
@@ -196,10 +195,10 @@ class ExpansionPrograms:
     def _grow_spec(self, parts: Parts) -> ProgramSpec:
         def grow(parameters, pages, history, table, scratch, expansion, lowered, sampling):
             records, shape = expansion.records, (self.base.share, self.branches)
-            length = jnp.asarray(records.proposal.length)
+            length = records.proposal.length
             live = (records.start >= 0) & (length < self._k)
             index = jnp.maximum(length - 1, 0)[:, None]
-            last = jnp.take_along_axis(jnp.asarray(records.proposal.tokens), index, axis=1)[:, 0]
+            last = jnp.take_along_axis(records.proposal.tokens, index, axis=1)[:, 0]
             last = jnp.where(length > 0, last, records.pending)
             hidden, pages, scratch = self._forward(
                 parameters,
@@ -224,23 +223,16 @@ class ExpansionPrograms:
 
     def _promote_spec(self) -> ProgramSpec:
         def promote(pages, history, table, scratch, expansion, promotion):
-            promotion = Promotion(*(jnp.asarray(array) for array in promotion))
             history = penalties.add_output(history, promotion.committed)
-            winner = jnp.asarray(promotion.winner)
+            winner = promotion.winner
             hit = winner >= 0
             flat = jnp.arange(self.base.share) * self.branches + jnp.maximum(winner, 0)
             won = jax.tree.map(lambda array: array[flat], expansion.records)
             given = self.base.records(self.base.share)
-            given = given._replace(
-                proposal=as_point_mass_where(
-                    given.proposal._replace(
-                        tokens=jnp.asarray(promotion.tokens), length=promotion.limit
-                    ),
-                    jnp.ones_like(hit),
-                )
-            )
+            told = given.proposal._replace(tokens=promotion.tokens, length=promotion.limit)
+            given = given._replace(proposal=as_point_mass_where(told, jnp.ones_like(hit)))
             new = record.where(hit, won, given)
-            length = jnp.minimum(jnp.asarray(new.proposal.length), promotion.limit)
+            length = jnp.minimum(new.proposal.length, promotion.limit)
             new = new._replace(
                 start=promotion.position,
                 pending=promotion.pending,
@@ -259,9 +251,9 @@ class ExpansionPrograms:
     def _follow_spec(self, parts: Parts) -> ProgramSpec:
         def follow(parameters, pages, history, table, kept, rows, sampling):
             places = jnp.arange(self._k)
-            tokens = jnp.asarray(kept.proposal.tokens)
+            tokens = kept.proposal.tokens
             run = jnp.concatenate([kept.pending[:, None], tokens[:, :-1]], axis=1)
-            live = rows[:, None] & (places < jnp.asarray(kept.proposal.length)[:, None])
+            live = rows[:, None] & (places < kept.proposal.length[:, None])
             positions = jnp.where(live, kept.start[:, None] + places, -1)
             size = self.base.capacity
             hidden, pages = passes.step(self._model, parameters, pages, table, run, positions, size)
@@ -338,7 +330,7 @@ class ExpansionPrograms:
         hot = sampling.temperature > 0
         row = jnp.repeat(jnp.arange(self.base.share), before.shape[1])
         count = before.reshape(-1)
-        tokens = jnp.asarray(kept.proposal.tokens)
+        tokens = kept.proposal.tokens
 
         def by_noise() -> jax.Array:
             found = prediction.by_noise(
@@ -380,7 +372,7 @@ class ExpansionPrograms:
         drawn_before = jnp.arange(self._k) < place[:, None]
 
         def said() -> History:
-            own = jnp.where(drawn_before, jnp.asarray(records.proposal.tokens), -1)
+            own = jnp.where(drawn_before, records.proposal.tokens, -1)
             both = jnp.concatenate([expansion.path, own], axis=1)
             rows = penalties.of_rows(history, row, self._outputs)
             return penalties.add_output(rows, both, self._outputs)
@@ -401,7 +393,6 @@ class ExpansionPrograms:
 
     def _news(self, expansion: Expansion) -> jax.Array:
         records = expansion.records
-        head = jnp.stack([expansion.path[:, -1], jnp.asarray(records.proposal.length)], axis=1)
-        tokens = jnp.asarray(records.proposal.tokens)
-        told = jnp.concatenate([head, tokens, records.confidence], axis=1)
+        head = jnp.stack([expansion.path[:, -1], records.proposal.length], axis=1)
+        told = jnp.concatenate([head, records.proposal.tokens, records.confidence], axis=1)
         return told.reshape(self.base.share, self.branches, -1)
