@@ -37,8 +37,7 @@ class BranchDraft(PagedRole):
 
     Args:
       menu: programs of one M or more, over the same base.
-      parameters: of the draft.
-      temperature: of sampled requests' proposals; None is each request's own.
+      parameters, temperature: see `PagedRole`.
     """
 
     def __init__(

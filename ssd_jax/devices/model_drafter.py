@@ -19,9 +19,8 @@ class ModelDrafter(PagedRole, Drafter):
     """See `protocols.Drafter`. Every call only dispatches.
 
     Args:
-      programs, parameters: of the draft.
+      programs, parameters, temperature: see `PagedRole`.
       k: most tokens of a proposal; None is what the programs were compiled for.
-      temperature: of sampled requests' proposals; None is each request's own.
       send: moves arrays to the target's devices, where those are others.
     """
 

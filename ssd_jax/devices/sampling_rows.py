@@ -27,7 +27,7 @@ class SamplingRows:
 
     def __init__(self, rows: int, vocab: int, where: Sharding | None = None) -> None:
         self._vocab, self._where = vocab, where
-        self._host: dict[str, Any] = {
+        arrays: dict[str, Any] = {
             "temperature": np.zeros(rows, np.float32),
             "top_k": np.zeros(rows, np.int32),
             "top_p": np.ones(rows, np.float32),
@@ -42,6 +42,7 @@ class SamplingRows:
             "banned": np.full((rows, MAX_STOP_IDS), -1, np.int32),
             "ban_before": np.zeros(rows, np.int32),
         }
+        self._host: Any = Sampling(**arrays)
         self._device: Sampling | None = None
 
     def set(self, opening: SlotOpening, temperature: float | None = None) -> None:
@@ -50,33 +51,32 @@ class SamplingRows:
         Args:
           temperature: in place of a sampled request's own.
         """
-        row, params = opening.slot, opening.params
+        row, params, own = opening.slot, opening.params, self._host
         for name in _SAME - {"seed"}:
-            self._host[name][row] = getattr(params, name)
+            getattr(own, name)[row] = getattr(params, name)
         if temperature is not None and params.temperature > 0:
-            self._host["temperature"][row] = temperature
-        self._host["bias_ids"][row] = self._vocab
+            own.temperature[row] = temperature
+        own.bias_ids[row] = self._vocab
         for place, (token, bias) in enumerate(params.logit_bias):
-            self._host["bias_ids"][row, place] = token
-            self._host["bias"][row, place] = bias
-        self._host["seed"][row] = (params.seed & 0xFFFFFFFF, params.seed >> 32)
-        self._host["request"][row] = opening.index
-        self._host["banned"][row] = -1
-        self._host["banned"][row, : len(opening.banned)] = opening.banned
-        self._host["ban_before"][row] = opening.ban_before
+            own.bias_ids[row, place] = token
+            own.bias[row, place] = bias
+        own.seed[row] = (params.seed & 0xFFFFFFFF, params.seed >> 32)
+        own.request[row] = opening.index
+        own.banned[row] = -1
+        own.banned[row, : len(opening.banned)] = opening.banned
+        own.ban_before[row] = opening.ban_before
         self._device = None
 
     def on_device(self) -> Sampling:
         """All slots, copied only after a change."""
         if self._device is None:
             # The host arrays are changed in place later, and a CPU device may share their memory.
-            arrays = {name: np.array(array) for name, array in self._host.items()}
-            self._device = Sampling(**put(arrays, self._where))
+            self._device = Sampling(*put(jax.tree.map(np.array, self._host), self._where))
         return self._device
 
     def row(self, row: int) -> Sampling:
         """One slot as a batch of one."""
-        return Sampling(**{name: a[row : row + 1].copy() for name, a in self._host.items()})
+        return jax.tree.map(lambda array: array[row : row + 1].copy(), self._host)
 
     def needed(self, start: np.ndarray) -> Parts:
         """Parts of the law that the slots need.
@@ -86,12 +86,12 @@ class SamplingRows:
             need nothing.
         """
         own, live = self._host, start >= 0
-        hot = live & (own["temperature"] > 0)
-        truncated = (own["top_k"] > 0) | (own["top_p"] < 1) | (own["min_p"] > 0)
-        banned = (own["ban_before"] > start + 1) & (own["banned"] >= 0).any(axis=1)
-        penalised = own["repetition_penalty"] != 1
-        penalised |= (own["frequency_penalty"] != 0) | (own["presence_penalty"] != 0)
-        biased = (own["bias_ids"] < self._vocab).any(axis=1)
+        hot = live & (own.temperature > 0)
+        truncated = (own.top_k > 0) | (own.top_p < 1) | (own.min_p > 0)
+        banned = (own.ban_before > start + 1) & (own.banned >= 0).any(axis=1)
+        penalised = own.repetition_penalty != 1
+        penalised |= (own.frequency_penalty != 0) | (own.presence_penalty != 0)
+        biased = (own.bias_ids < self._vocab).any(axis=1)
         return Parts(
             sampled=bool(hot.any()),
             truncated=bool((hot & truncated).any()),
@@ -100,5 +100,4 @@ class SamplingRows:
 
     def structs(self) -> Sampling:
         """Shapes and dtypes, for compilation."""
-        arrays = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in self._host.items()}
-        return Sampling(**arrays)  # pyright: ignore[reportArgumentType]
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._host)

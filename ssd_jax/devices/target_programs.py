@@ -62,14 +62,11 @@ class Programs(PagedPrograms):
     Compilation needs no weights, so it can run while they load.
 
     Args:
-      model: static description.
-      slots: rows of a batched forward.
-      context: most positions a sequence may have.
+      model, slots, context, paging: see `PagedPrograms`.
       tokens: how many ids exist; logits beyond are vocabulary padding.
       verification: proposals, rule and log-probabilities.
-      paging: see `PagedPrograms`.
       progress: see `program_spec.compile_all`.
-      compiler: gets the programs instead of `program_spec.compile_all`.
+      compiler: gets the programs instead.
 
     Attributes:
       widths: numbers of proposed tokens that verifications run with, ascending.

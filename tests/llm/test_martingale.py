@@ -140,8 +140,8 @@ KEYED_BY_SLOT = [
     Edit(
         SamplingRows,
         "set",
-        '["request"][row] = opening.index',
-        '["request"][row] = row',
+        "own.request[row] = opening.index",
+        "own.request[row] = row",
     )
 ]
 Q_OF_BEFORE = [
