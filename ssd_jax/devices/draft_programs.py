@@ -13,7 +13,6 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, record
 from ssd_jax.devices.passes import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
-from ssd_jax.devices.prompt_programs import prompt_specs
 from ssd_jax.devices.record import Record
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
 from ssd_jax.roles.records import Array
@@ -133,7 +132,7 @@ class DraftPrograms(PagedPrograms):
             self._late[named(("start", k), variant)] = self._start_spec(parts)
             self._late[named(("step", k), variant)] = self._step_spec(parts)
         specs = {} if late else dict(self._late)
-        specs |= prompt_specs(self, with_logits=False)
+        specs |= self.prompt_specs(with_logits=False)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
 

@@ -24,6 +24,8 @@ from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.variants import Needed, fitting
 
+_PROMPT = ("tokens", "where")  # what the host tells of a prompt
+
 
 class Paging(NamedTuple):
     """Pages that slots take from a common stock, the same ones for both roles.
@@ -231,6 +233,63 @@ class PagedPrograms:
         donated, host, both = (tuple(map(names.index, some)) for some in (donate, told, either))
         made_from = f"{self.made_from} with {beside}" if beside else self.made_from
         return ProgramSpec(function, arguments, donated, laid_out, gathered, host, both, made_from)
+
+    def prompt_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
+        """`prefill` of every width; `remember` and `recall` where slots share pages."""
+        widths = self.model.execution.prefill_chunks
+        specs: dict[Name, ProgramSpec] = {
+            ("prefill", width): self._prefill_spec(width, with_logits) for width in widths
+        }
+        if self.paging is not None:
+            specs["remember", max(widths)] = self._note_spec(max(widths), output=False)
+            specs["recall", max(widths)] = self._note_spec(max(widths), output=True)
+        return specs
+
+    def _prefill_spec(self, width: int, with_logits: bool) -> ProgramSpec:
+        model, vocab = self.model, self.model.config.vocab_size
+
+        def prefill(parameters, pages, history, table, tokens, where):
+            slot, offset, count = where
+            slot, owner = self.own(slot)
+            index = jnp.arange(width)[None]
+            real = (index < count) & owner
+            positions = jnp.where(real, offset + index, self.capacity)
+            visible = jnp.where(real, positions + 1, 0)
+            own = kv_pages.Contiguous(slot)
+            if table is not None:
+                own = jax.lax.dynamic_slice_in_dim(table, slot, 1)
+            hidden, pages, _ = model.module(parameters).hidden(
+                tokens, positions, visible, pages, own
+            )
+            told = jnp.where(real, tokens, vocab)[0]
+            history = penalties.add_prompt(history, slot, told, (offset == 0) & owner)
+            if not with_logits:
+                return pages, history, None
+            last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
+            return pages, history, self.of_owner(logits(model, parameters, last), owner)
+
+        kept = ("pages", "history")
+        results = (*kept, "logits" if with_logits else "whole")
+        return self.spec(prefill, self._prompt_structs(width), kept, results, told=_PROMPT)
+
+    def _note_spec(self, width: int, *, output: bool) -> ProgramSpec:
+        """`recall`, of output, or `remember`."""
+        vocab = self.model.config.vocab_size
+
+        def note(history, tokens, where):
+            slot, offset, count = where
+            slot, owner = self.own(slot)
+            real = (jnp.arange(width) < count) & owner
+            if output:
+                return (penalties.recall_output(history, slot, jnp.where(real, tokens[0], -1)),)
+            told = jnp.where(real, tokens[0], vocab)
+            return (penalties.add_prompt(history, slot, told, (offset == 0) & owner),)
+
+        kept = ("history",)
+        return self.spec(note, self._prompt_structs(width), kept, kept, told=_PROMPT)
+
+    def _prompt_structs(self, width: int) -> dict[str, Any]:
+        return self.structs | {"tokens": ints(1, width), "where": ints(3)}
 
     def own(self, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Where a slot is among those that the device has, and whether it has it."""

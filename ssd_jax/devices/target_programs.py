@@ -13,7 +13,6 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec
 from ssd_jax.devices.passes import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
-from ssd_jax.devices.prompt_programs import prompt_specs
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS
@@ -97,7 +96,7 @@ class Programs(PagedPrograms):
                 accept = self._accept_spec(slots, width, variant)
                 specs[named(("accept", slots, width), variant)] = accept
             specs["forward", width] = self._forward_spec(width)
-        specs |= prompt_specs(self, with_logits=True)
+        specs |= self.prompt_specs(with_logits=True)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
         self.widths = self.verification.widths
