@@ -31,7 +31,7 @@ class _Branches:
 
 
 class BranchDraft(PagedRole):
-    """See `protocols.BranchingDraft`. Every call but `news` only dispatches.
+    """See `protocols.BranchingDraft`. Calls only dispatch, but those that read what was computed.
 
     An expansion runs as many branches as the fewest of `menu` that hold its fan-outs.
 
