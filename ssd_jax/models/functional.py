@@ -24,7 +24,7 @@ from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.kernels.piece import Piece
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.decoder import AllBranches, AllPages, CausalLM, DecoderLayer
+from ssd_jax.models.decoder import AllPages, CausalLM, DecoderLayer
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Axes, Embedding, Matrix, RMSNorm
 from ssd_jax.models.sharding import (
