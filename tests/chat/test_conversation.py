@@ -9,7 +9,7 @@ import pytest
 from ssd_jax.chat import conversation as files
 from ssd_jax.chat.conversation import Conversation
 from ssd_jax.errors import InputError
-from ssd_jax.system.prompts import PromptLine, parse_prompt_file
+from ssd_jax.system.prompts import PromptLine, prompt_line, read_json_lines
 
 TALK = (
     Conversation(system="be brief")
@@ -45,7 +45,7 @@ def test_whole_turns_are_left_out_from_the_oldest(room, start, first):
 def test_a_saved_conversation_is_a_prompt_file_and_loads_as_it_was(tmp_path, name):
     path = tmp_path / name
     files.save(TALK, path)
-    (prompt,) = parse_prompt_file(path)
+    (prompt,) = read_json_lines(path, prompt_line)
     assert isinstance(prompt, PromptLine)
     assert prompt.messages == TALK.prompt()
     assert files.load(path) == TALK

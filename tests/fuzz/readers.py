@@ -8,7 +8,6 @@ from pathlib import Path
 
 from absl import flags
 
-from ssd_jax.bench.perplexity import read_text
 from ssd_jax.bench.prompts import parse_line
 from ssd_jax.chat.conversation import load
 from ssd_jax.chat.terminal import HistoryFile
@@ -30,6 +29,7 @@ from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.packing import pack_blocks
+from ssd_jax.system.files import MOST_TEXT, read_text
 from ssd_jax.system.prompts import prompt_line, read_json_lines
 from ssd_jax.traces.read import read_trace
 
@@ -121,7 +121,9 @@ def _template(path: Path) -> None:
 
 
 def _text(path: Path) -> None:
-    every(lambda: read_text(path / "text.txt"), lambda: read_plain(path / "text.txt"))
+    every(
+        lambda: read_text(path / "text.txt", most=MOST_TEXT), lambda: read_plain(path / "text.txt")
+    )
 
 
 def _distill(path: Path) -> None:
