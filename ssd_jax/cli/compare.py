@@ -103,7 +103,8 @@ def _prompt(lines: Sequence[PromptLine | BadLine], pair: Pair, path: Path) -> Pr
 
 def _alone(config: Config) -> Config:
     """The target as configured, without what only a mode needs."""
-    return dataclasses.replace(config, mode="ar", slots=1, **dict.fromkeys(SPECULATIVE))
+    slots = 1 if config.grid is None else config.grid.data
+    return dataclasses.replace(config, mode="ar", slots=slots, **dict.fromkeys(SPECULATIVE))
 
 
 def _names(given: Mapping[str, Any]) -> tuple[str, str]:

@@ -25,6 +25,7 @@ SPECULATION = (
     *("mode", "draft", "k", "draft_dtype", "draft_temperature", "proposal_support", "verify"),
     *("budget", "fan_out", "saguaro_c", "backup", "predict", "draft_placement"),
     *("draft_devices", "target_cores", "draft_cores", "draft_token_file"),
+    *("draft_workers", "draft_split"),
     *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
 )
 SAMPLING = tuple(field.name for field in fields(SamplingParams))

@@ -84,7 +84,7 @@ class PromptSettings:
             entries = tuple(PromptEntry(path=e) if isinstance(e, str) else e for e in files)
             object.__setattr__(self, name, entries)
             for place, entry in enumerate(entries):
-                parse_ranges(entry.ids or "1", f"{name}: {entry.path}")
+                parse_ranges("1" if entry.ids is None else entry.ids, f"{name}: {entry.path}")
                 if any(other.set == entry.set for other in entries[:place]):
                     raise InputError(
                         f"{name} lists {entry.path!r} twice; put its ids into one entry"

@@ -99,12 +99,12 @@ def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
       InputError: it is gone, or not what was written.
     """
     path = directory / require_plain_name(entry["file"], directory)
-    data = read_bytes(path, remedy=_REMEDY)
+    data = read_bytes(path, remedy=_remedy(directory))
     found = hashlib.sha256(data).hexdigest()
     if found != entry["sha256"]:
         raise InputError(
             f"{path} is damaged: its sha256 is {found}, the manifest has {entry['sha256']}; "
-            f"{_REMEDY}"
+            f"{_remedy(directory)}"
         )
     return data
 
@@ -122,7 +122,7 @@ def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sampl
     """
     manifest = read_manifest(directory)
     if manifest is None or not manifest.finished:
-        raise InputError(f"{directory} has no complete shards; run --stage=generate first")
+        raise InputError(f"{directory} has no complete shards; run --stage={directory.name} first")
     theirs = manifest.inputs.get("target")
     if target is not None and theirs != target:
         raise InputError(
@@ -135,12 +135,14 @@ def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sampl
         sizes = {directory / require_plain_name(f["file"], directory): f["bytes"] for f in files}
         _ = [file["sha256"] for file in files]
     except (LookupError, TypeError) as error:
-        raise InputError(f"{directory} has a damaged manifest: {shown(error)}; {_REMEDY}") from None
+        raise InputError(
+            f"{directory} has a damaged manifest: {shown(error)}; {_remedy(directory)}"
+        ) from None
     for path, expected in sizes.items():
         size = path.stat().st_size if path.is_file() else 0
         if size != expected:
             raise InputError(
-                f"{path} has {size} bytes, the manifest has {shown(expected)}; {_REMEDY}"
+                f"{path} has {size} bytes, the manifest has {shown(expected)}; {_remedy(directory)}"
             )
     return (sample for texts, scores in shards for sample in _samples(directory, texts, scores))
 
@@ -152,7 +154,10 @@ def _samples(
         samples = decode_texts(read_file(directory, texts))
         return samples if scores is None else with_scores(samples, read_file(directory, scores))
     except (ValueError, TypeError, LookupError, SafetensorError) as error:
-        raise InputError(f"{directory / texts['file']}: {brief(error)}; {_REMEDY}") from None
+        raise InputError(
+            f"{directory / texts['file']}: {brief(error)}; {_remedy(directory)}"
+        ) from None
 
 
-_REMEDY = "run --stage=generate again, which makes what is missing or damaged"
+def _remedy(directory: Path) -> str:
+    return f"run --stage={directory.name} again, which makes what is missing or damaged"

@@ -112,7 +112,7 @@ def test_with_the_model_a_forged_token_is_by_law(tmp_path, prompt_file, tiny_che
 @pytest.mark.parametrize(
     ("score", "verdict", "mode"),
     [
-        (2.0, "law", ["--mode=sd", "--k=3"]),
+        (2.0, "law", ["--mode=sd", "--k=3", "--slots=4", "--mesh=data=2"]),
         (0.0005, "float", ["--mode=ssd", "--budget=8", "--draft_placement=process"]),
     ],
 )

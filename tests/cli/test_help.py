@@ -56,12 +56,12 @@ def test_flags_are_in_groups_the_commands_own_first(capsys):
     lines = helped("generate", capsys)
     places = [lines.index(line) for line in ("engine:", "speculation:", "sampling:")]
     assert places == sorted(places)
-    prompt, draft = (
+    prompt, draft, workers = (
         next(i for i, line in enumerate(lines) if line.startswith(start))
-        for start in ("  --prompt ", "  --draft ")
+        for start in ("  --prompt ", "  --draft ", "  --draft_workers ")
     )
     assert prompt < places[0]
-    assert places[1] < draft < places[2]
+    assert places[1] < draft < workers < places[2]
 
 
 def test_a_command_lists_no_flag_that_means_nothing_for_it(capsys):

@@ -111,7 +111,7 @@ def test_damage_is_noticed_and_mended_alone(tmp_path, monkeypatch, whole, damage
         path.unlink()
     else:
         path.write_bytes(data if damage == "flip" else data[:-1])
-    with pytest.raises(InputError, match=f"{re.escape(str(path))}.*--stage=generate again"):
+    with pytest.raises(InputError, match=f"{re.escape(str(path))}.*--stage=whole again"):
         list(read_shards(one.directory))
     run(one)
     assert files(one.directory) == whole

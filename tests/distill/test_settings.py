@@ -100,6 +100,7 @@ def test_a_bad_range_is_refused(text):
         ({"prompts_train": '["a", "a"]'}, "train lists 'a' twice"),
         ({"prompts_train": '[{path = "a", id = "1"}]'}, "is not understood"),
         ({"prompts_train": '[{path = "a", ids = "5-1"}]'}, "train: a: '5-1' of '5-1' is no range"),
+        ({"prompts_train": '[{path = "a", ids = ""}]'}, "train: a: '' of '' is no range"),
         ({"prompts_train": '[{path = "a", tasks = 0}]'}, "is not understood"),
         (
             {"prompts_train": '[{path = "a", tasks = 1}, {path = "a", tasks = 2}]'},
