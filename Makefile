@@ -23,7 +23,7 @@ test: $(VENV)/.test
 test-more: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) -m 'more and not slow' $(PYTEST_FLAGS)
 
-# Files that compile nothing and start nothing, by what they import: some 70 seconds on two cores.
+# Files that compile nothing and start nothing, by what they import: about a minute of two cores.
 test-fast: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) --fast $(PYTEST_FLAGS)
 

@@ -16,6 +16,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import outputs, requests
+from tests.selection import cases
 
 FACTORS = {
     "family": ("llama", "qwen2", "qwen3"),
@@ -161,9 +162,14 @@ def alone(many):
     return [output.token_ids for output in outputs(many, asked(many), "ar")]
 
 
+POLICIES = [
+    *(("uniform", "draft"), ("geometric", "ngram")),
+    *(("measured", "random"), ("confidence", "none")),
+]
+
+
 @pytest.mark.parametrize(
-    ("fan_out", "backup"),
-    [("uniform", "draft"), ("geometric", "ngram"), ("measured", "random"), ("confidence", "none")],
+    ("fan_out", "backup"), cases(POLICIES, ("geometric", "ngram"), ("confidence", "none"))
 )
 def test_every_fan_out_says_what_autoregressive_decoding_says(many, alone, fan_out, backup):
     spoken = by_policy(many, asked(many), fan_out=fan_out, backup=backup)

@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from tests.engine.test_engine import LONG, drain, make, outputs, request, spell
+from tests.selection import cases
 from tests.speculation.watched import ssd
 
 WORDS = "now and again and then again "
@@ -70,7 +71,7 @@ def test_plain_decoding_ends_the_requests_in_every_way():
     assert [len(token_ids) for token_ids, _, _ in plain(1)] == [9, 14, 26, 2, 18, 7, 1, 20]
 
 
-@pytest.mark.parametrize(("slots", "ks"), [(1, (1, 3)), (4, (2, 4))])
+@pytest.mark.parametrize(("slots", "ks"), cases([(1, (1, 3)), (4, (2, 4))], (4, (2, 4))))
 @pytest.mark.parametrize("predictor", PREDICTORS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("backup", ["none", "ngram", "random", "draft"])

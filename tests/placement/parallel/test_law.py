@@ -13,6 +13,7 @@ from ssd_jax.placement.parallel.by_slots import DraftBySlots
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.division import share
 from tests.sampling.edits import Edit, edited
+from tests.selection import cases
 from tests.speculation.enumeration.host import Host
 from tests.speculation.enumeration.host_roles import ToyDraft
 from tests.speculation.enumeration.laws import autoregressive
@@ -126,8 +127,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("host", "sources"), SETTINGS.values(), ids=SETTINGS)
-def test_drafts_that_share_branches_keep_the_law(host, sources):
+@pytest.mark.parametrize("setting", cases(SETTINGS, "slow drafts"))
+def test_drafts_that_share_branches_keep_the_law(setting):
+    host, sources = SETTINGS[setting]
     law, seen = law_of(host, [(0, 0)], 6)
     assert of_row(law, 0) == autoregressive(GAME.target, PROMPT, 6)
     assert {source for source in seen if isinstance(source, str)} >= sources

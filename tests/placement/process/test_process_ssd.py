@@ -133,7 +133,7 @@ def shuffle_outcomes(draft):
     draft.branch_tokens, draft.expand = branch_tokens, counted
 
 
-@pytest.mark.parametrize("pace", [Hasty, Moody, Pace])
+@pytest.mark.parametrize("pace", cases([Hasty, Moody, Pace], Moody))
 def test_text_does_not_depend_on_what_is_waited_for(many, pace):
     asked = requests(many, many.config.verify)
     found = run(engine_of(many, pace=pace(), backup="auto"), asked)

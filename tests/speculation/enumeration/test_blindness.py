@@ -140,7 +140,11 @@ NEIGHBOURS = range(3, 15)
 
 
 @pytest.mark.parametrize(
-    "fan_out", [UniformFanOut, GeometricFanOut, MeasuredFanOut, ConfidenceFanOut]
+    "fan_out",
+    cases(
+        [UniformFanOut, GeometricFanOut, MeasuredFanOut, ConfidenceFanOut],
+        *(MeasuredFanOut, ConfidenceFanOut),
+    ),
 )
 @pytest.mark.parametrize("backup", ["none", "ngram", "draft", "auto"])
 @pytest.mark.parametrize("width", cases([1, 4], 4))

@@ -53,7 +53,7 @@ class Watched:
 @EVERY_POLICY
 @pytest.mark.parametrize("verify", [ratio, coupled])
 @pytest.mark.parametrize("rank", cases([by_law, by_noise], by_noise))
-@pytest.mark.parametrize("backup", [nothing, just_in_time], ids=["none", "draft"])
+@pytest.mark.parametrize("backup", cases([nothing, just_in_time], just_in_time))
 def test_a_policy_that_learns_from_its_own_sequence_keeps_the_law(make, verify, rank, backup):
     fan_out, rounds = Watched(make), defaultdict(Fraction)
 
