@@ -26,7 +26,8 @@ from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.speculation.controller import Controller
-from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, TunedDrafter, Tuner
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 
 if TYPE_CHECKING:
     from ssd_jax.placement.parallel.part import Part

@@ -1,8 +1,9 @@
 """What decides K and M of the next rounds.
 
-A choice looks at outcomes of past rounds (of requests that `teaches` lets it learn from), at times
-and at lengths: never at noise, nor at a token that is yet to be drafted. So it may change what is
-prepared and how long proposals are, and not the law of the text. Pure host code.
+A choice looks at outcomes of past rounds, at times and at lengths: never at noise, nor at a token
+that is yet to be drafted. So it may change what is prepared and how long proposals are, and not the
+law of the text: not even given other texts, for a tuner of several requests learns only from those
+that `teaches` lets it. Pure host code.
 """
 
 from __future__ import annotations
@@ -11,10 +12,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import numpy as np
-
-from ssd_jax.roles.protocols import Drafter
-from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
 from ssd_jax.speculation.fan_out import VerificationStats
 
 Steps = Callable[[], Mapping[int, float]]
@@ -87,45 +84,3 @@ class FixedTuner(Tuner):
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
         return self._plan
-
-
-class TunedDrafter:
-    """A drafter of mode sd (see `protocols.Drafter`) whose K is chosen from round to round: lets
-    another propose, at most as many tokens as the tuner says.
-
-    A round without a proposal counts as one whose first token was rejected: so the acceptance of a
-    drafter that often has nothing to say is what its K are worth.
-
-    Args:
-      drafter: proposes.
-      tuner: decides how many tokens.
-      rule: of the verification, "ratio" or "coupled".
-    """
-
-    def __init__(self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio") -> None:
-        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, rule == "ratio"
-        self.asks_first = drafter.asks_first
-        self.set_pages = drafter.set_pages
-        self.prefill, self.gather = drafter.prefill, drafter.gather
-        self.speculate, self.proposal = drafter.speculate, drafter.proposal
-        self._drafter, self._tuner, self._rule = drafter, tuner, rule
-        self._teaching: dict[int, bool] = {}  # by slot
-        self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way
-
-    def open(self, opening: SlotOpening) -> None:
-        """See `protocols.Drafter.open`."""
-        self._lengths.pop(opening.slot, None)
-        self._teaching[opening.slot] = teaches(opening.params.temperature, self._rule)
-        self._drafter.open(opening)
-
-    def propose(self, batch: DraftBatch) -> Drafted:
-        """See `protocols.Drafter.propose`."""
-        for slot in batch.slots:
-            length = self._lengths.pop(slot, None)
-            if length is not None and self._teaching[slot]:
-                accepted = min(int(batch.counts[slot]) - 1, length)
-                self._tuner.observe(VerificationStats(accepted, max(length, 1), "miss"))
-        k = self._tuner.plan(rows=len(batch.slots), steps=dict).k
-        drafted = self._drafter.propose(batch._replace(limit=np.minimum(batch.limit, k)))
-        self._lengths |= {slot: int(drafted.lengths[slot]) for slot in batch.slots}
-        return drafted

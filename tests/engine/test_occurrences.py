@@ -10,7 +10,8 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences, derived
 from ssd_jax.speculation.backup import RandomBackup
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, TunedDrafter
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.test_engine import LONG, drain, outputs, request, spell
 from tests.speculation.tuners import Restless

@@ -24,7 +24,7 @@ from ssd_jax.placement import submesh as submesh_draft
 from ssd_jax.placement.submesh import SubmeshDraft
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation import known_text
-from ssd_jax.speculation.tuner import TunedDrafter
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing import tiny
 from ssd_jax.tuning.chooser import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION

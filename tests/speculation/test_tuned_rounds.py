@@ -11,7 +11,8 @@ from ssd_jax.roles.records import Drafted
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, TunedDrafter
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from ssd_jax.tuning.throughput import Costs, Guess
 from ssd_jax.tuning.tuners import FastestTuner, Observed

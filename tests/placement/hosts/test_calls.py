@@ -21,7 +21,8 @@ from ssd_jax.placement.hosts.messages import Open, Refuse, encode
 from ssd_jax.placement.hosts.start import STREAM
 from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.tuner import SpeculationPlan, TunedDrafter
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.placement.hosts.paired import HOSTS, SLOTS, K, Texts, decoding, joined
 
 LENGTHS = np.array([4, -1], np.int32)

@@ -1,0 +1,51 @@
+"""A drafter of mode sd whose K is chosen from round to round. Pure host code."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ssd_jax.roles.protocols import Drafter
+from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
+from ssd_jax.speculation.fan_out import VerificationStats
+from ssd_jax.speculation.tuner import Tuner, teaches
+
+
+class TunedDrafter:
+    """See `protocols.Drafter`: lets another propose, at most as many tokens as the tuner says.
+
+    A round without a proposal counts as one whose first token was rejected: so the acceptance of a
+    drafter that often has nothing to say is what its K are worth.
+
+    Args:
+      drafter: proposes.
+      tuner: decides how many tokens.
+      rule: of the verification, "ratio" or "coupled".
+    """
+
+    def __init__(self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio") -> None:
+        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, rule == "ratio"
+        self.asks_first = drafter.asks_first
+        self.set_pages = drafter.set_pages
+        self.prefill, self.gather = drafter.prefill, drafter.gather
+        self.speculate, self.proposal = drafter.speculate, drafter.proposal
+        self._drafter, self._tuner, self._rule = drafter, tuner, rule
+        self._teaching: dict[int, bool] = {}  # by slot
+        self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way
+
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.Drafter.open`."""
+        self._lengths.pop(opening.slot, None)
+        self._teaching[opening.slot] = teaches(opening.params.temperature, self._rule)
+        self._drafter.open(opening)
+
+    def propose(self, batch: DraftBatch) -> Drafted:
+        """See `protocols.Drafter.propose`."""
+        for slot in batch.slots:
+            length = self._lengths.pop(slot, None)
+            if length is not None and self._teaching[slot]:
+                accepted = min(int(batch.counts[slot]) - 1, length)
+                self._tuner.observe(VerificationStats(accepted, max(length, 1), "miss"))
+        k = self._tuner.plan(rows=len(batch.slots), steps=dict).k
+        drafted = self._drafter.propose(batch._replace(limit=np.minimum(batch.limit, k)))
+        self._lengths |= {slot: int(drafted.lengths[slot]) for slot in batch.slots}
+        return drafted
