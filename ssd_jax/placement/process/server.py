@@ -67,7 +67,13 @@ def serve(
 def wanted_sessions(
     load: Load, size: int, refusals: Refusals, streams: int, greeting: float
 ) -> Answers:
-    """Serves streams of sessions that are as each engine wants them; see `transport.serve_far`."""
+    """Serves streams of sessions that are as each engine wants them.
+
+    Args:
+      size: most bytes of a message.
+      refusals: says who is refused.
+      streams, greeting: see `STREAMS` and `GREETING`.
+    """
 
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
         inbox = _Inbox(_NOTHING, refusals)
