@@ -241,7 +241,11 @@ def _worker_settings(
         source=draft.source,
         target=None if draft.checkpoint.made_for is None else config.target,
         dtype=config.draft_dtype or config.dtype,
-        drafting=dataclasses.asdict(drafting),
+        drafting={
+            name: value
+            for name, value in dataclasses.asdict(drafting).items()
+            if name not in ("k", "rule")
+        },
         draft_temperature=config.draft_temperature,
         compile_cache=None if store is None else str(store.directory),
         cores=None,

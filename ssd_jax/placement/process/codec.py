@@ -25,7 +25,7 @@ from ssd_jax.placement.process.messages import (
     ProtocolError,
 )
 
-VERSION = 7
+VERSION = 8
 _START = b"SSD" + bytes([VERSION])
 
 

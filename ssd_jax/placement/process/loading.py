@@ -79,7 +79,7 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1
             slots=about.slots,
             context=about.context,
             tokens=about.tokens,
-            drafting=Drafting(**settings.drafting),
+            drafting=Drafting(k=about.k, rule=about.rule, **settings.drafting),
             paging=paging,
             late=settings.urgent,
         )

@@ -138,9 +138,9 @@ class Wanted(DraftMessage, frozen=True):
     Attributes:
       hello: what will follow.
       dtype: that the draft computes in.
-      drafting: fields of a `draft_programs.Drafting`.
+      drafting: fields of a `draft_programs.Drafting` that `hello` has not.
       draft_temperature: see `Config.draft_temperature`.
-      budgets: numbers of branches that there are to be programs for.
+      budgets: numbers of branches that there are to be programs for; the most is the `hello`'s.
       attention: see `Config.attention`.
     """
 
@@ -148,8 +148,15 @@ class Wanted(DraftMessage, frozen=True):
     dtype: Text
     drafting: Annotated[dict[Text, int | float | bool | str], Meta(max_length=32)]
     draft_temperature: Annotated[float, Meta(ge=0, le=1e6)] | None
-    budgets: Annotated[tuple[Count, ...], Meta(max_length=32)]
+    budgets: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=32)]
     attention: Text
+
+    def check(self, about: Hello) -> None:
+        """See `DraftMessage.check`."""
+        if max(self.budgets) != self.hello.branches:
+            raise ProtocolError(
+                f"budgets up to {max(self.budgets)}, and {self.hello.branches} branches"
+            )
 
 
 class Welcome(DraftMessage, frozen=True):

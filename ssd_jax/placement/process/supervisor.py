@@ -42,7 +42,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     token: secret that who opens a stream must know.
     hello: what the worker must be; also see `config.Config` for the others.
     target: source of the target, where the draft takes tensors from it; None where it needs none.
-    drafting: fields of a `draft_programs.Drafting`, which is imported when the cores are set.
+    drafting: fields of a `draft_programs.Drafting`, which is imported when the cores are set, that
+      `hello` has not.
     cores: to run on; None is wherever the system likes.
     devices: that JAX is to start with, see `visible.Devices`; None is what it has.
     attention: see `Config.attention`.

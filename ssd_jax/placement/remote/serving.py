@@ -17,7 +17,8 @@ from ssd_jax.placement.address import Address
 from ssd_jax.placement.placement import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
 from ssd_jax.placement.process.messages import Wanted
-from ssd_jax.placement.process.server import MakeSession
+from ssd_jax.placement.process.refusals import Refusals
+from ssd_jax.placement.process.server import GREETING, MakeSession, wanted_sessions
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.remote.transport import serve_far
 from ssd_jax.placement.visible import Devices, count_gpus
@@ -98,8 +99,11 @@ def serve(
     own: Own, address: Address, token: str, credentials: grpc.ServerCredentials | None
 ) -> tuple[grpc.Server, str]:
     """Starts a worker; see `transport.serve_far`."""
-    load = Drafts(own).load
-    return serve_far(load, token, address, credentials, size=MESSAGE, streams=own.engines)
+    refusals, engines = Refusals(), own.engines
+    answers = wanted_sessions(Drafts(own).load, MESSAGE, refusals, engines, GREETING)
+    return serve_far(
+        answers, token, address, credentials, size=MESSAGE, streams=engines, refusals=refusals
+    )
 
 
 def devices_of(text: str | None) -> Devices | None:

@@ -14,8 +14,7 @@ import grpc
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.process.refusals import Refusals
-from ssd_jax.placement.process.server import GREETING, STREAMS, Load, wanted_sessions
-from ssd_jax.placement.process.stream import StreamError
+from ssd_jax.placement.process.stream import Answers, StreamError
 
 METHOD = "/ssd_jax.Draft/Stream"
 TOKEN = "ssd-token"
@@ -139,31 +138,31 @@ class FarStream:
 
 
 def serve_far(
-    load: Load,
+    answers: Answers,
     token: str,
     address: Address,
     credentials: grpc.ServerCredentials | None,
     *,
     size: int,
-    streams: int = STREAMS,
-    greeting: float = GREETING,
+    streams: int,
+    refusals: Refusals,
 ) -> tuple[grpc.Server, str]:
-    """Starts a server of sessions that are as each engine wants them.
+    """Starts a server of streams.
 
     Args:
+      answers: to the messages of a stream.
       token: secret that who opens a stream must know.
       address: to listen at.
       credentials: of TLS; None is plain text.
       size: most bytes of a message.
+      streams: as many have a thread, and few more to be refused by one.
+      refusals: says who does not know the token.
 
     Returns: the server, which ends with its `stop`, and where it listens.
 
     Raises:
       InputError: the address cannot be listened on.
     """
-    refusals = Refusals()
-    answers = wanted_sessions(load, size, refusals, streams, greeting)
-    # Threads beyond the streams refuse others.
     server = grpc.server(ThreadPoolExecutor(streams + 4), options=_server_options(size))
 
     def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

@@ -65,9 +65,9 @@ MESSAGES = [
     Wanted(
         HELLO,
         "float32",
-        {"k": 3, "rule": "ratio", "saguaro_c": 0.5, "confident": True},
+        {"predict": "plain", "saguaro_c": 0.5, "confident": True},
         0.5,
-        (4, 8),
+        (4, 6),
         "xla",
     ),
     PREFILL,
@@ -282,6 +282,13 @@ def test_times_that_cannot_be_are_refused(message, work):
     assert len(again(replace(message, work=(span(), span(begin=2.0)))).work) == 2
     with pytest.raises(ProtocolError):
         again(replace(message, work=work))
+
+
+@pytest.mark.parametrize("budgets", [(), (4,), (4, 7)], ids=str)
+def test_the_most_branches_that_are_wanted_are_those_of_the_hello(budgets):
+    wanted = next(message for message in MESSAGES if isinstance(message, Wanted))
+    with pytest.raises(ProtocolError, match=r"budgets|length"):
+        again(replace(wanted, budgets=budgets))
 
 
 def test_a_vocabulary_of_any_size_fits_its_hello():

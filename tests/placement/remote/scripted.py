@@ -7,17 +7,19 @@ import time
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.process.messages import Wanted
+from ssd_jax.placement.process.refusals import Refusals
+from ssd_jax.placement.process.server import GREETING, STREAMS, wanted_sessions
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.remote.transport import FarStream, serve_far
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 
-WANTED = Wanted(HELLO, "float32", {"k": 3}, None, (6,), "auto")
+WANTED = Wanted(HELLO, "float32", {"support": 2}, None, (6,), "auto")
 SIZE = 2**22
 FAR = Link(FarStream, WANTED, clock=False)
 """How such a worker is reached."""
 
 
-def serving(load=None, *, ahead=0.0, size=SIZE, **settings):
+def serving(load=None, *, ahead=0.0, size=SIZE, streams=STREAMS, greeting=GREETING):
     """A worker whose clock is ahead; returns the server and its address."""
 
     def clock():
@@ -26,4 +28,14 @@ def serving(load=None, *, ahead=0.0, size=SIZE, **settings):
     def usual(wanted):
         return lambda called: DraftSession(wanted.hello, ScriptedDraft, called, clock=clock)
 
-    return serve_far(load or usual, TOKEN, Address("127.0.0.1", 0), None, size=size, **settings)
+    refusals = Refusals()
+    answers = wanted_sessions(load or usual, size, refusals, streams, greeting)
+    return serve_far(
+        answers,
+        TOKEN,
+        Address("127.0.0.1", 0),
+        None,
+        size=size,
+        streams=streams,
+        refusals=refusals,
+    )
