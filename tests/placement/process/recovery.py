@@ -70,9 +70,9 @@ class Patient:
 
     def seconds_away(self, fault: str) -> float:
         """Brings a fault about; returns how long it takes until a round has branches again."""
-        link, began = self._draft._connection, time.monotonic()
+        link, began = self._draft.streams.current, time.monotonic()
         os.kill(self._worker.supervisor.pid, faults.SIGNALS[fault])
-        while self._draft._connection is link or self._answered_by in (None, link):
+        while self._draft.streams.current is link or self._answered_by in (None, link):
             assert time.monotonic() < began + GIVEN_UP, f"never back: {self._draft.counters}"
             self.step()
         return time.monotonic() - began
