@@ -20,7 +20,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from ssd_jax.aot.traffic import Collective, Work
+from ssd_jax.aot.traffic import Collective, ProgramWork
 from ssd_jax.errors import InputError
 
 _GIB = 2**30
@@ -166,7 +166,7 @@ class Roofline:
         return max(times, key=lambda name: times[name])
 
 
-def roofline(chip: Chip, work: Work, passes: int = 1) -> Roofline:
+def roofline(chip: Chip, work: ProgramWork, passes: int = 1) -> Roofline:
     """Bounds of a program whose products each take so many passes in bfloat16."""
     links = sum(each.runs * _seconds(chip, each) for each in work.collectives)
     return Roofline(work.moved / chip.bandwidth, passes * work.flops / chip.flops, links)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ssd_jax.aot.chips import Chip
-from ssd_jax.aot.parts import Part
+from ssd_jax.aot.parts import ModelPart
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.bench.table import counted
 from ssd_jax.speculation.fan_out import FanOut
@@ -24,7 +24,7 @@ ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class MemoryShare:
     """Bytes of a device's memory, by what they are for.
 
     Attributes:
@@ -61,16 +61,16 @@ class Mode:
     """
 
     name: str
-    target: Part
-    draft: Part | None = None
+    target: ModelPart
+    draft: ModelPart | None = None
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ModelPart]:
         """Its models."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
     @property
-    def groups(self) -> list[list[Part]]:
+    def groups(self) -> list[list[ModelPart]]:
         """Its models, those on the same devices together."""
         return [[part] for part in self.parts] if self.name == "ssd" else [self.parts]
 
@@ -78,7 +78,7 @@ class Mode:
         """With the numbers of devices: "ssd 4 + 1"."""
         return f"{self.name} {' + '.join(str(len(group[0].devices)) for group in self.groups)}"
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[MemoryShare]:
         """What a device holds: one of each group of devices."""
         return [
             _share(f"{self}: {' and '.join(part.role for part in group)}", group)
@@ -139,10 +139,10 @@ class Mode:
         return Costs(verify=verify, backup=drafted, step={sizes.branches: branching / forwards})
 
 
-def _share(what: str, parts: Sequence[Part]) -> Share:
+def _share(what: str, parts: Sequence[ModelPart]) -> MemoryShare:
     """Of parts on the same devices, whose programs run one after the other."""
     programs = [program for part in parts for program in part.programs.values()]
-    return Share(
+    return MemoryShare(
         what=what,
         weights=sum(part.weights for part in parts),
         pages=sum(part.pages for part in parts),

@@ -8,15 +8,15 @@ from typing import NamedTuple
 from rich.table import Table
 
 from ssd_jax.aot.chips import Chip
-from ssd_jax.aot.modes import ACCEPTANCES, Mode, Share, verdict
-from ssd_jax.aot.parts import Compiled, Part
+from ssd_jax.aot.modes import ACCEPTANCES, MemoryShare, Mode, verdict
+from ssd_jax.aot.parts import Compiled, ModelPart
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.bench.table import Column, build_table
 from ssd_jax.speculation.fan_out import FanOut
 
 
 class _Row(NamedTuple):
-    part: Part
+    part: ModelPart
     name: str
     program: Compiled
 
@@ -53,12 +53,12 @@ def build_page(
     return [*said, verdict(fitting, rates, where)]
 
 
-def _where(part: Part) -> str:
+def _where(part: ModelPart) -> str:
     return f"{part.role} on {len(part.devices)}"
 
 
-def _memory(shares: Sequence[Share], chip: Chip) -> Table:
-    columns: list[Column[Share]] = [
+def _memory(shares: Sequence[MemoryShare], chip: Chip) -> Table:
+    columns: list[Column[MemoryShare]] = [
         Column("mode and devices", lambda row: row.what, "left"),
         Column("weights", lambda row: _gib(row.weights)),
         Column("pages", lambda row: _gib(row.pages)),

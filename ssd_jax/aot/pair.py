@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ssd_jax.aot.modes import Mode, Split, splits
-from ssd_jax.aot.parts import Part, Slice, build, draft_names, target_names
+from ssd_jax.aot.parts import ChipSlice, ModelPart, build, draft_names, target_names
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.devices.program_spec import Name
 from ssd_jax.models.config import ModelConfig
@@ -15,7 +15,7 @@ from ssd_jax.models.functional import FunctionalModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
+class ModelPair:
     """Two models, not loaded, and what they compute in."""
 
     target: ModelConfig
@@ -35,8 +35,8 @@ class _Job(NamedTuple):
 
 
 def modes_of(
-    pair: Pair,
-    slice_: Slice,
+    pair: ModelPair,
+    slice_: ChipSlice,
     sizes: Sizes,
     split: Split | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, text: None,
@@ -70,13 +70,13 @@ def modes_of(
 
 def _built(
     jobs: Sequence[_Job],
-    slice_: Slice,
+    slice_: ChipSlice,
     sizes: Sizes,
     progress: Callable[[int, int, str], None],
-) -> dict[tuple[str, tuple[int, ...]], Part]:
+) -> dict[tuple[str, tuple[int, ...]], ModelPart]:
     total = sum(len(job.names) for job in jobs)
     done = 0
-    parts: dict[tuple[str, tuple[int, ...]], Part] = {}
+    parts: dict[tuple[str, tuple[int, ...]], ModelPart] = {}
     for job in jobs:
         target = parts.get(("target", job.beside))
         wanted = target is None or target.refused is None

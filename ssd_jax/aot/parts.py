@@ -13,7 +13,7 @@ from ssd_jax.aot import chips, hlo, programs, traffic
 from ssd_jax.aot.chips import Chip, Roofline
 from ssd_jax.aot.hlo import Module
 from ssd_jax.aot.programs import Sizes
-from ssd_jax.aot.traffic import Work
+from ssd_jax.aot.traffic import ProgramWork
 from ssd_jax.devices.passes import page_size
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.errors import InputError
@@ -49,7 +49,7 @@ class Compiled:
       seconds: of a core, to trace and to compile it.
     """
 
-    work: Work
+    work: ProgramWork
     bounds: Roofline
     beside: int
     temporaries: int
@@ -58,7 +58,7 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class ModelPart:
     """A model on some of the devices of a slice.
 
     Attributes:
@@ -102,7 +102,7 @@ def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slice:
+class ChipSlice:
     """Devices of JAX that are not there, of a chip of this name."""
 
     name: str
@@ -146,7 +146,7 @@ def build(
     places: tuple[int, ...],
     sizes: Sizes,
     done: Callable[[Name], None] = lambda name: None,
-) -> Part:
+) -> ModelPart:
     """Compiles programs of a model, if its weights and pages leave them any room.
 
     Args:
@@ -155,7 +155,7 @@ def build(
       done: told of each program.
     """
     count = len(places)
-    part = Part(
+    part = ModelPart(
         role=role,
         devices=places,
         weights=bytes_per_device(model.parameter_structs()),

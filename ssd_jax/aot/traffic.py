@@ -56,7 +56,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class ProgramWork:
     """What one run of a program is for one device.
 
     Attributes:
@@ -70,7 +70,7 @@ class Work:
     collectives: tuple[Collective, ...]
 
 
-def count(module: Module, devices: int) -> Work:
+def count(module: Module, devices: int) -> ProgramWork:
     """The work of a program of a mesh of so many devices.
 
     A loop whose trips are unknown counts once, and of a conditional all sides do.
@@ -82,7 +82,7 @@ def count(module: Module, devices: int) -> Work:
             collectives.append(_collective(each, devices, runs))
         moved += runs * _moved(module, each, shapes)
         flops += runs * _flops(module, each, shapes)
-    return Work(flops, moved, tuple(collectives))
+    return ProgramWork(flops, moved, tuple(collectives))
 
 
 Shapes = dict[str, Instruction]

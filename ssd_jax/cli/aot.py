@@ -57,15 +57,15 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     from ssd_jax.aot.chips import chip_named, devices
     from ssd_jax.aot.configurations import read_configuration, require_same_words
     from ssd_jax.aot.page import build_page
-    from ssd_jax.aot.pair import Pair, modes_of
-    from ssd_jax.aot.parts import Slice
+    from ssd_jax.aot.pair import ModelPair, modes_of
+    from ssd_jax.aot.parts import ChipSlice
     from ssd_jax.aot.programs import Sizes
     from ssd_jax.memory import fitting_context
 
     name, count = given["chip"], given["devices"]
     chip = chip_named(name)
     assert config.draft is not None
-    pair = Pair(
+    pair = ModelPair(
         target=read_configuration(config.target),
         draft=read_configuration(config.draft),
         target_dtype=config.dtype,
@@ -84,7 +84,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     given_groups = groups.target is not None or groups.draft is not None
     split = groups.split(count) if given_groups else None
     require_whole_programs()
-    slice_ = Slice(name=name, devices=devices(name, count))
+    slice_ = ChipSlice(name=name, devices=devices(name, count))
     with progress_bar("compiling", unit="programs") as progress:
         modes = modes_of(pair, slice_, sizes, split, progress)
     where = f"{count} {name}"

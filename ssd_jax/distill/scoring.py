@@ -19,7 +19,7 @@ from ssd_jax.devices.opened import open_model
 from ssd_jax.distill.completions import CompletionJob, Entry, Report, write_shard
 from ssd_jax.distill.settings import TargetSettings
 from ssd_jax.distill.shards import Sample, decode_texts, encode_scores, read_file
-from ssd_jax.distill.training.data import Piece, columns_of, first_fit
+from ssd_jax.distill.training.data import TextPiece, columns_of, first_fit
 from ssd_jax.kernels.kv_pages import BLOCK
 from ssd_jax.kernels.rows import map_rows
 from ssd_jax.models.functional import FunctionalModel, Parameters
@@ -107,7 +107,7 @@ class TextRunner:
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[_Batch]:
         """All texts, in an order of their own that leaves few rows empty."""
-        pieces = [Piece(i, 0, -(-len(s.tokens) // _CHUNK)) for i, s in enumerate(samples)]
+        pieces = [TextPiece(i, 0, -(-len(s.tokens) // _CHUNK)) for i, s in enumerate(samples)]
         outside = self._pages * BLOCK  # is not written
         for own in first_fit(pieces, self._rows):
             tokens = np.zeros((self._rows, _CHUNK), np.int32)

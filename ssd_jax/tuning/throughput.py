@@ -81,7 +81,7 @@ def contention(verification: float, branches: float, together: float) -> float:
     return min(max(together - long, 0.0) / short, WORST_CONTENTION)
 
 
-class Seen(Protocol):
+class Observations(Protocol):
     """What has been observed of target and draft."""
 
     @property
@@ -126,7 +126,7 @@ def tokens(rates: Iterable[float]) -> float:
     return total
 
 
-def missing(count: int, seen: Seen) -> float:
+def missing(count: int, seen: Observations) -> float:
     """How often none of `count` prepared bonus tokens is the one that comes."""
     return min(seen.alone * count**-seen.r, 1.0) if count else 1.0
 
@@ -136,14 +136,20 @@ def ar(costs: Costs, *, rows: int = 1) -> float:
     return rows / (costs.ahead or costs.verified(0))
 
 
-def sd(costs: Costs, seen: Seen, plan: SpeculationPlan, *, rows: int = 1) -> float:
+def sd(costs: Costs, seen: Observations, plan: SpeculationPlan, *, rows: int = 1) -> float:
     """Tokens per second with proposals that are drafted before every verification."""
     seconds = costs.verified(plan.k) + plan.k * costs.draft
     return rows * tokens(seen.rates(plan.k, "miss")) / seconds
 
 
 def ssd(
-    costs: Costs, seen: Seen, plan: SpeculationPlan, fan_out: FanOut, *, waits: bool, rows: int = 1
+    costs: Costs,
+    seen: Observations,
+    plan: SpeculationPlan,
+    fan_out: FanOut,
+    *,
+    waits: bool,
+    rows: int = 1,
 ) -> float:
     """Tokens per second with branches.
 
@@ -175,14 +181,14 @@ def ssd(
     return rows * float(share @ gained) / total
 
 
-def hit_rate(seen: Seen, fan_out: FanOut, length: int, budget: int, after: After) -> float:
+def hit_rate(seen: Observations, fan_out: FanOut, length: int, budget: int, after: After) -> float:
     """How often an outcome of a verification of L tokens was prepared for."""
     early, whole, _ = _followed(seen, fan_out, length, budget, after)
     return early + whole
 
 
 def _followed(
-    seen: Seen, fan_out: FanOut, length: int, budget: int, after: After
+    seen: Observations, fan_out: FanOut, length: int, budget: int, after: After
 ) -> tuple[float, float, float]:
     """Chances that a round is followed by a hit of k < L, by one of k = L, and by a miss."""
     chances = odds(seen.rates(length, after))
@@ -213,7 +219,7 @@ class Predicted(NamedTuple):
         return f"{self.rate:.1f}{how}" + (f", budget = {budget}" if budget else "")
 
 
-def best_sd(costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1) -> Predicted:
+def best_sd(costs: Costs, seen: Observations, ks: Sequence[int], *, rows: int = 1) -> Predicted:
     """The fastest K of mode sd; of equals the smallest."""
     plans = [SpeculationPlan(k=k) for k in sorted(ks)]
     return _fastest(Predicted(plan, sd(costs, seen, plan, rows=rows)) for plan in plans)
@@ -221,7 +227,7 @@ def best_sd(costs: Costs, seen: Seen, ks: Sequence[int], *, rows: int = 1) -> Pr
 
 def best_ssd(
     costs: Costs,
-    seen: Seen,
+    seen: Observations,
     fan_out: FanOut,
     *,
     ks: Sequence[int],

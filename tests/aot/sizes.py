@@ -13,8 +13,8 @@ import jax
 from ssd_jax.aot.chips import chip_named, devices
 from ssd_jax.aot.configurations import read_configuration
 from ssd_jax.aot.modes import Mode
-from ssd_jax.aot.pair import Pair, modes_of
-from ssd_jax.aot.parts import Slice
+from ssd_jax.aot.pair import ModelPair, modes_of
+from ssd_jax.aot.parts import ChipSlice
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.config import Config
 
@@ -35,9 +35,9 @@ def main() -> None:
     config = Config(mode="ssd", draft="none", k=str(SIZES.k), budget=str(SIZES.branches))
     fan_out = config.fan_out_of(SIZES.k)
     for name in sys.argv[1:] or CHIPS:
-        chip, slice_ = chip_named(name), Slice(name=name, devices=devices(name, 8))
+        chip, slice_ = chip_named(name), ChipSlice(name=name, devices=devices(name, 8))
         for pair, (target, draft) in PAIRS.items():
-            about = Pair(
+            about = ModelPair(
                 target=read_configuration(target),
                 draft=read_configuration(draft),
                 target_dtype="bfloat16",

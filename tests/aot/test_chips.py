@@ -4,14 +4,14 @@ import pytest
 
 from ssd_jax.aot import chips
 from ssd_jax.aot.chips import Chip, roofline
-from ssd_jax.aot.traffic import Collective, Work
+from ssd_jax.aot.traffic import Collective, ProgramWork
 from ssd_jax.errors import InputError
 
 CHIP = Chip(slices={}, memory=1, bandwidth=1e9, flops=1e12, link=1e8)
 
 
 def work(flops=0, moved=0, collectives=()):
-    return Work(flops, moved, tuple(collectives))
+    return ProgramWork(flops, moved, tuple(collectives))
 
 
 @pytest.mark.parametrize(

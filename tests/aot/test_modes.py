@@ -6,9 +6,9 @@ import pytest
 
 from ssd_jax.aot.chips import Chip, Roofline
 from ssd_jax.aot.modes import ACCEPTANCES, Mode, splits, verdict
-from ssd_jax.aot.parts import Compiled, Part
+from ssd_jax.aot.parts import Compiled, ModelPart
 from ssd_jax.aot.programs import Sizes
-from ssd_jax.aot.traffic import Work
+from ssd_jax.aot.traffic import ProgramWork
 from ssd_jax.speculation.fan_out import UniformFanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning import throughput
@@ -27,14 +27,14 @@ def part(role, devices, seconds, *, beside=5, code=0, **changes):
     def compiled(each):
         bounds = Roofline(memory=each, arithmetic=0.0, links=0.0)
         sizes = {"beside": beside - 5, "temporaries": 5, "code": code}
-        return Compiled(work=Work(0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
+        return Compiled(work=ProgramWork(0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
 
     def name(text):
         return tuple(int(word) if word.isdigit() else word for word in text.split())
 
     programs = {name(text): compiled(each) for text, each in seconds.items()}
     about = {"weights": 100, "pages": 10, "programs": programs} | changes
-    return Part(role=role, devices=tuple(range(devices)), **about)
+    return ModelPart(role=role, devices=tuple(range(devices)), **about)
 
 
 AR = Mode(name="ar", target=part("target", 8, TARGET))

@@ -6,17 +6,22 @@ import pytest
 from ssd_jax.aot import pair as pairs
 from ssd_jax.aot import parts
 from ssd_jax.aot.chips import Chip, Roofline
-from ssd_jax.aot.parts import Compiled, Slice
+from ssd_jax.aot.parts import ChipSlice, Compiled
 from ssd_jax.aot.programs import Sizes
-from ssd_jax.aot.traffic import Work
+from ssd_jax.aot.traffic import ProgramWork
 from ssd_jax.errors import InputError
 from tests.aot import specs
 
 SIZES = Sizes(slots=2, context=256, k=2, branches=4)
 ABOUT = specs.config(vocab_size=1024)
-PAIR = pairs.Pair(target=ABOUT, draft=ABOUT, target_dtype="bfloat16", draft_dtype="bfloat16")
+PAIR = pairs.ModelPair(target=ABOUT, draft=ABOUT, target_dtype="bfloat16", draft_dtype="bfloat16")
 COMPILED = Compiled(
-    work=Work(0, 0, ()), bounds=Roofline(1, 0, 0), beside=0, temporaries=0, code=1, seconds=0.0
+    work=ProgramWork(0, 0, ()),
+    bounds=Roofline(1, 0, 0),
+    beside=0,
+    temporaries=0,
+    code=1,
+    seconds=0.0,
 )
 
 
@@ -36,7 +41,7 @@ def compiled(monkeypatch):
 def slice_of(count, monkeypatch, memory=1 << 40):
     chip = Chip(slices={}, memory=memory, bandwidth=1.0, flops=1.0, link=1.0)
     monkeypatch.setattr("ssd_jax.aot.chips.CHIPS", {"abacus": chip})
-    return Slice(name="abacus", devices=jax.devices()[:count])
+    return ChipSlice(name="abacus", devices=jax.devices()[:count])
 
 
 def test_each_mode_has_its_models_where_they_run_and_nothing_compiles_twice(compiled, monkeypatch):
@@ -78,7 +83,9 @@ def test_one_device_has_no_split_and_a_given_one_is_the_only_one(compiled, monke
 
 def test_devices_that_divide_nothing_are_refused_before_any_compile(compiled, monkeypatch):
     about = specs.config(vocab_size=1024, intermediate_size=512, num_kv_heads=4)
-    odd = pairs.Pair(target=about, draft=about, target_dtype="bfloat16", draft_dtype="bfloat16")
+    odd = pairs.ModelPair(
+        target=about, draft=about, target_dtype="bfloat16", draft_dtype="bfloat16"
+    )
     with pytest.raises(InputError, match="3 devices divide nothing of a model with 4 key/value"):
         pairs.modes_of(odd, slice_of(3, monkeypatch), SIZES)
     assert compiled == []

@@ -12,7 +12,7 @@ import pytest
 
 from ssd_jax.aot import chips, hlo
 from ssd_jax.aot.configurations import read_configuration
-from ssd_jax.aot.parts import Slice, build, compile_program
+from ssd_jax.aot.parts import ChipSlice, build, compile_program
 from ssd_jax.aot.programs import Sizes, of_draft, of_target
 from ssd_jax.devices.passes import page_size
 from ssd_jax.memory import bytes_per_device
@@ -58,7 +58,7 @@ CASES = [
 
 @functools.cache
 def slice_of(chip):
-    return Slice(name=chip, devices=chips.devices(chip, DEVICES))
+    return ChipSlice(name=chip, devices=chips.devices(chip, DEVICES))
 
 
 class Case:

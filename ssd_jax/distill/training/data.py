@@ -39,7 +39,7 @@ class PackedBatch(NamedTuple):
     top_probs: np.ndarray  # [B, T, N] float32
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Tokens `start` to `stop` of a text, which is known by its place among all."""
 
     text: int
@@ -57,7 +57,7 @@ class PackedTexts:
     """
 
     texts: Sequence[Sample]
-    rows: Sequence[Sequence[Piece]]
+    rows: Sequence[Sequence[TextPiece]]
     length: int
     width: int
 
@@ -79,7 +79,7 @@ class PackedTexts:
                 self._fill(made, place, self.rows[row])
         return made
 
-    def _fill(self, made: PackedBatch, place: int, pieces: Sequence[Piece]) -> None:
+    def _fill(self, made: PackedBatch, place: int, pieces: Sequence[TextPiece]) -> None:
         begin = 0
         for number, (index, start, stop) in enumerate(pieces):
             text, size = self.texts[index], stop - start
@@ -149,18 +149,18 @@ def _order(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _pieces(index: int, text: Sample, length: int) -> list[Piece]:
+def _pieces(index: int, text: Sample, length: int) -> list[TextPiece]:
     size, pieces = len(text.tokens), []
     for start in range(0, max(size - 1, 0), length - 1):
         stop = min(start + length, size)
         if stop > max(start + 1, text.prompt_length):
-            pieces.append(Piece(index, start, stop))
+            pieces.append(TextPiece(index, start, stop))
     return pieces
 
 
-def first_fit(pieces: Sequence[Piece], length: int) -> list[list[Piece]]:
+def first_fit(pieces: Sequence[TextPiece], length: int) -> list[list[TextPiece]]:
     """Rows of at most `length` tokens, each piece in the first that has room."""
-    rows: list[list[Piece]] = []
+    rows: list[list[TextPiece]] = []
     being_filled: list[tuple[int, int]] = []  # (row, tokens left)
     for piece in pieces:
         size = piece.stop - piece.start

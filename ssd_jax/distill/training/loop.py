@@ -39,7 +39,7 @@ from ssd_jax.distill.training.model import (
 )
 from ssd_jax.distill.training.step import (
     State,
-    Taken,
+    StepReport,
     Teacher,
     Trainer,
     Untrained,
@@ -269,7 +269,7 @@ class _Session:
         if first == 0:
             self._look_at_held_out(state, 0)
         step = saved = first
-        running: tuple[int, int, Taken] | None = None  # dispatched, not read yet
+        running: tuple[int, int, StepReport] | None = None  # dispatched, not read yet
         while step < s.steps and not stop.asked():
             rows = rows_of_step(len(self.packed), batch=s.batch, seed=s.seed, step=step)
             batch = self.packed.batch(rows)
@@ -296,7 +296,7 @@ class _Session:
             save(step, state)
         return state, step
 
-    def _record(self, step: int, tokens: int, taken: Taken) -> None:
+    def _record(self, step: int, tokens: int, taken: StepReport) -> None:
         found, norm = means(taken.sums, known=self._known), float(taken.gradient_norm)
         if not math.isfinite(found["loss"] + norm):
             raise InputError(

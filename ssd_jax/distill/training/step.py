@@ -117,7 +117,7 @@ class State(NamedTuple):
     optimizer: Any
 
 
-class Taken(NamedTuple):
+class StepReport(NamedTuple):
     """What a step reports."""
 
     sums: Sums
@@ -133,7 +133,7 @@ class Trainer:
     settings: TrainSettings
     mesh: Mesh
 
-    def programs(self) -> tuple[Callable[..., tuple[State, Taken]], Callable[..., Sums]]:
+    def programs(self) -> tuple[Callable[..., tuple[State, StepReport]], Callable[..., Sums]]:
         """`step(state, fixed, batch)`, which takes the state's memory, and `look(state, fixed,
         batch)`, which only measures. A step's batch has a leading axis of micro-batches."""
         whole = PartitionSpec()
@@ -147,12 +147,12 @@ class Trainer:
             over_devices(self._look, _ROWS),
         )
 
-        def step(state: State, fixed: Untrained, batch: PackedBatch) -> tuple[State, Taken]:
+        def step(state: State, fixed: Untrained, batch: PackedBatch) -> tuple[State, StepReport]:
             sums, total = gradients(state.trained, fixed, batch)
             mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
             trained: Any = optax.apply_updates(state.trained, updates)
-            return State(trained, optimizer), Taken(sums, optax.tree_utils.tree_norm(mean))
+            return State(trained, optimizer), StepReport(sums, optax.tree_utils.tree_norm(mean))
 
         return jax.jit(step, donate_argnums=0), jax.jit(look)
 

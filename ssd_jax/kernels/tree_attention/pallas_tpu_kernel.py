@@ -55,7 +55,7 @@ class Options(NamedTuple):
     window: int | None
 
 
-class Softmax(NamedTuple):
+class TileSoftmax(NamedTuple):
     """Partial softmax-weighted sums over what was seen so far, in float32.
 
     Attributes:
@@ -96,7 +96,7 @@ def kernel(
     copies = functools.partial(_copies, table, first, length, pages, slots, copied, tiles, group)
     step = pl.program_id(1) * tiles.per_row + pl.program_id(2)
     begin, end = lax.div(first[step], tiles.block), pl.cdiv(length[step], tiles.block)
-    state = Softmax(maximum, total, output)
+    state = TileSoftmax(maximum, total, output)
     maximum[...] = jnp.full_like(maximum, _LOWEST)
     total[...] = jnp.zeros_like(total)
     output[...] = jnp.zeros_like(output)
@@ -221,7 +221,7 @@ def _copies(
 
 
 def _accumulate(
-    state: Softmax,
+    state: TileSoftmax,
     head: jax.Array,
     rows: Any,
     q: Ref,

@@ -28,14 +28,14 @@ from ssd_jax.placement.hosts.messages import (
     Go,
     Greeting,
     HostMessage,
+    LeaderSettings,
     NewEngine,
-    Open,
-    Prefill,
+    OpenSlot,
+    PrefillChunk,
     Propose,
     Refuse,
-    Seen,
+    SeenOutcome,
     SetPages,
-    Settings,
     decode,
     encode,
 )
@@ -48,7 +48,7 @@ _SILENT = 0.9  # of the time-out: how long the leader may be, which tells first 
 _TOLD = 2.0  # seconds in which the leader says why a program has failed, if it knows
 
 
-class Roles(Protocol):
+class HostRoles(Protocol):
     """The roles of an engine; see `loaded.Roles`."""
 
     @property
@@ -74,7 +74,7 @@ def join(hosts: str, timeout: float) -> Follower:
 class _Seat:
     """An engine's roles, and what they have last made."""
 
-    roles: Roles
+    roles: HostRoles
     logits: Any = None
     bonus: Any = None
     drafted: Drafted | None = None
@@ -98,7 +98,7 @@ class Replay:
       make: roles for a mode and K.
     """
 
-    def __init__(self, make: Callable[[str, int], Roles]) -> None:
+    def __init__(self, make: Callable[[str, int], HostRoles]) -> None:
         self._make = make
         self._seats: dict[int, _Seat] = {}
         self._digest = self.calls = 0
@@ -142,12 +142,12 @@ class Replay:
             pending = seat.accept(Proposal(*call.proposal))
         elif isinstance(call, Propose):
             seat.drafted = seat.drafter().propose(DraftBatch(*call.batch))
-        elif isinstance(call, Open):
+        elif isinstance(call, OpenSlot):
             (target if call.role == "target" else seat.drafter()).open(call.opening)
         elif isinstance(call, SetPages):
             role = target if call.role == "target" else seat.drafter()
             role.set_pages(call.slot, call.pages)
-        elif isinstance(call, Prefill):
+        elif isinstance(call, PrefillChunk):
             what = call.slot, call.tokens, call.offset
             if call.role == "drafter":
                 seat.drafter().prefill(*what, last=call.last)
@@ -205,16 +205,16 @@ class Follower:
         self._send(Facts({name: str(value) for name, value in values.items()}))
         self._expect(Go)
 
-    def settings(self) -> Settings:
+    def settings(self) -> LeaderSettings:
         """What the leader wants opened."""
-        return self._expect(Settings)
+        return self._expect(LeaderSettings)
 
     def fail(self, error: BaseException) -> None:
         """Tells the leader that this process cannot go on; ends with what it says to all."""
         status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
         self._give_up(words_of(error), status)
 
-    def follow(self, make: Callable[[str, int], Roles]) -> None:
+    def follow(self, make: Callable[[str, int], HostRoles]) -> None:
         """Makes the leader's calls until it needs no more.
 
         Args:
@@ -246,7 +246,7 @@ class Follower:
         try:
             while True:
                 call, pending = self._outcomes.get()
-                self._send(Seen(call, digest_of(pending.read())))
+                self._send(SeenOutcome(call, digest_of(pending.read())))
         except Exception as error:
             self._give_up(words_of(error), SsdError.exit_status)
 

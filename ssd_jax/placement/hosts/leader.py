@@ -28,10 +28,10 @@ from ssd_jax.placement.hosts.messages import (
     Facts,
     Go,
     Greeting,
+    LeaderSettings,
     NewEngine,
     Refuse,
-    Seen,
-    Settings,
+    SeenOutcome,
     decode,
     encode,
 )
@@ -124,7 +124,7 @@ class Leader:
 
     def settle(self, config: Mapping[str, Any], ks: Sequence[int]) -> None:
         """Tells the others what is to be opened."""
-        self._send(encode(Settings(dict(config), list(ks))))
+        self._send(encode(LeaderSettings(dict(config), list(ks))))
 
     def fail(self, error: BaseException) -> None:
         """Ends the other processes: this one cannot go on."""
@@ -257,7 +257,7 @@ class Leader:
 
     def _take(self, index: int, frame: bytes) -> None:
         message = decode(frame)
-        if isinstance(message, Seen):
+        if isinstance(message, SeenOutcome):
             self._compare(message.call, index, message.outcome)
         elif isinstance(message, Facts):
             self._told.put((index, message))

@@ -12,7 +12,7 @@ from ssd_jax.placement.process.codec import plain
 from ssd_jax.placement.process.messages import Count, PackedArray
 from ssd_jax.roles.records import SlotOpening
 
-VERSION = 2
+VERSION = 3
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
 Tokens = list[Count]
 Role = Literal["target", "drafter"]
@@ -43,7 +43,7 @@ class Go(HostMessage, frozen=True):
     """The leader's: all hosts have told the same facts."""
 
 
-class Settings(HostMessage, frozen=True):
+class LeaderSettings(HostMessage, frozen=True):
     """The leader's: fields of its `Config`, and numbers of proposed tokens to prepare for."""
 
     config: dict[str, Any]
@@ -61,7 +61,7 @@ class End(HostMessage, frozen=True):
     """The leader's: it needs nothing more."""
 
 
-class Seen(HostMessage, frozen=True):
+class SeenOutcome(HostMessage, frozen=True):
     """A follower's: what the outcome of a call was to it, as a checksum."""
 
     call: Count
@@ -91,7 +91,7 @@ class EndEngine(Call, frozen=True):
     """Its roles are not needed any more."""
 
 
-class Open(Call, frozen=True):
+class OpenSlot(Call, frozen=True):
     """See `protocols.Target.open`, `protocols.Drafter.open`."""
 
     role: Role
@@ -106,7 +106,7 @@ class SetPages(Call, frozen=True):
     pages: Tokens
 
 
-class Prefill(Call, frozen=True):
+class PrefillChunk(Call, frozen=True):
     """See `protocols.Target.prefill`, and `prefill_last` where it is the last, and
     `protocols.Drafter.prefill`."""
 
@@ -153,8 +153,8 @@ def _array(_kind: type, value: Any) -> np.ndarray:
     return np.frombuffer(array.data, f"<{array.dtype}").reshape(array.shape)
 
 
-_Calls = NewEngine | EndEngine | Open | SetPages | Prefill | Propose | Forward | Accept
-_Messages = Greeting | Facts | Go | Settings | Refuse | End | Seen | _Calls
+_Calls = NewEngine | EndEngine | OpenSlot | SetPages | PrefillChunk | Propose | Forward | Accept
+_Messages = Greeting | Facts | Go | LeaderSettings | Refuse | End | SeenOutcome | _Calls
 _DECODER = msgspec.msgpack.Decoder(_Messages, dec_hook=_array)
 encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 """One message as bytes; arrays go as a `PackedArray`, integers and floats in 32 bits."""

@@ -13,8 +13,8 @@ from ssd_jax.placement.hosts.messages import (
     Accept,
     EndEngine,
     Forward,
-    Open,
-    Prefill,
+    OpenSlot,
+    PrefillChunk,
     Propose,
     SetPages,
 )
@@ -53,7 +53,7 @@ class MirroredDrafter(Drafter):
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Drafter.open`."""
         make = partial(self._drafter.open, opening)
-        self._leader.call(make, Open, self._engine, "drafter", opening)
+        self._leader.call(make, OpenSlot, self._engine, "drafter", opening)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
         """See `protocols.Drafter.set_pages`."""
@@ -64,7 +64,7 @@ class MirroredDrafter(Drafter):
         """See `protocols.Drafter.prefill`."""
         make = partial(self._drafter.prefill, slot, tokens, offset, last=last)
         about = "drafter", slot, list(tokens), offset, last
-        self._leader.call(make, Prefill, self._engine, *about)
+        self._leader.call(make, PrefillChunk, self._engine, *about)
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
@@ -100,7 +100,7 @@ class MirroredTarget:
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Target.open`."""
         make = partial(self._target.open, opening)
-        self._leader.call(make, Open, self._engine, "target", opening)
+        self._leader.call(make, OpenSlot, self._engine, "target", opening)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
         """See `protocols.Target.set_pages`."""
@@ -111,13 +111,13 @@ class MirroredTarget:
         """See `protocols.Target.prefill`."""
         make = partial(self._target.prefill, slot, tokens, offset)
         about = "target", slot, list(tokens), offset, False
-        self._leader.call(make, Prefill, self._engine, *about)
+        self._leader.call(make, PrefillChunk, self._engine, *about)
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> MirroredPending:
         """See `protocols.Target.prefill_last`."""
         make = partial(self._target.prefill_last, slot, tokens, offset)
         about = "target", slot, list(tokens), offset, True
-        call, pending = self._leader.call(make, Prefill, self._engine, *about)
+        call, pending = self._leader.call(make, PrefillChunk, self._engine, *about)
         return MirroredPending(self._leader, call, pending)
 
     def forward(self, pending: Any, lengths: np.ndarray, drafted: Drafted | None = None) -> Any:

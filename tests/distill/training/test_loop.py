@@ -19,7 +19,7 @@ from ssd_jax.distill.training.journal import METRICS, PICTURE, picture_of, read_
 from ssd_jax.distill.training.loop import run
 from ssd_jax.distill.training.losses import Sums
 from ssd_jax.distill.training.model import export, make_draft
-from ssd_jax.distill.training.step import Taken
+from ssd_jax.distill.training.step import StepReport
 from ssd_jax.errors import InputError
 from tests.checkpoints.tiny_drafts import open_target
 from tests.distill.training import own_text
@@ -282,7 +282,7 @@ def test_what_begins_a_draft_keeps_what_it_trained(target, texts, tmp_path):
 
 def test_what_is_not_known_of_the_target_is_left_out(target, texts, tmp_path, monkeypatch):
     sums = Sums(positions=4, loss=8, cross_entropy=8, kl=0, accepted=0, agreed=0)
-    programs = (lambda state, *_: (state, Taken(sums, 1.0)), lambda *_: sums)
+    programs = (lambda state, *_: (state, StepReport(sums, 1.0)), lambda *_: sums)
     monkeypatch.setattr(loop.Trainer, "programs", lambda _self: programs)
     bare = [dataclasses.replace(text, top_ids=None, top_probs=None) for text in texts]
     alone = {"kl": 0.0, "acceptance": 0.0, "cross_entropy": 1.0}

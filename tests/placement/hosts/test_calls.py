@@ -17,7 +17,7 @@ from ssd_jax.placement.frames import MOST, Frames
 from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Replay
 from ssd_jax.placement.hosts.leader import Leader
-from ssd_jax.placement.hosts.messages import Open, Refuse, encode
+from ssd_jax.placement.hosts.messages import OpenSlot, Refuse, encode
 from ssd_jax.placement.hosts.start import STREAM
 from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
@@ -120,7 +120,7 @@ def swapping_two(replay, monkeypatch):
     [
         (dropping_a_message, "it has made others than the leader"),
         (swapping_two, "it has made others than the leader"),
-        (without_first(Open), "its outcome of a round is another than the leader's"),
+        (without_first(OpenSlot), "its outcome of a round is another than the leader's"),
     ],
 )
 def test_other_calls_are_noticed(monkeypatch, fault, words):
