@@ -30,7 +30,21 @@ PACKAGES = (
     "ssd_jax.kernels",
     "ssd_jax.models",
     "ssd_jax.sampling",
-    "ssd_jax.devices.record",
+    "ssd_jax.speculation.cache",
+    "ssd_jax.speculation.division",
+    *(
+        f"ssd_jax.devices.{module}"  # in `expansion_programs` a call has rows of two kinds
+        for module in (
+            "branch_draft",
+            "branching",
+            "draft_programs",
+            "packing",
+            "paged_role",
+            "passes",
+            "record",
+            "target",
+        )
+    ),
 )
 _CONF = beartype.BeartypeConf(is_pep484_tower=True)  # an int is a float
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Bool, Int, Int32
 
 from ssd_jax.devices import device
 from ssd_jax.devices.branching import Expansion
@@ -89,7 +90,7 @@ class BranchDraft(PagedRole):
         self._tokens = self._known(promotion)
         self._promote(promotion._replace(committed=padded))
 
-    def _known(self, promotion: Promotion) -> np.ndarray | None:
+    def _known(self, promotion: Promotion) -> Int32[np.ndarray, "B K"] | None:
         """The tokens of the new records, as the branches have told them."""
         won = np.flatnonzero(promotion.winner >= 0)
         if won.size and self._heard is None:
@@ -109,7 +110,9 @@ class BranchDraft(PagedRole):
             promotion,
         )
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
+    def draft(
+        self, limits: Int[np.ndarray, "B"], *, lowered: Int[np.ndarray, "B K"]
+    ) -> Callable[[], Int[np.ndarray, "B"]]:
         """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""
         if not self._base.drafts:
             return lambda: np.zeros_like(limits)
@@ -143,18 +146,18 @@ class BranchDraft(PagedRole):
         """See `protocols.BranchingDraft.proposal`."""
         return self._record.proposal
 
-    def confidence(self) -> np.ndarray:
+    def confidence(self) -> Int32[np.ndarray, "B K"]:
         """See `protocols.BranchingDraft.confidence`."""
         return device.read(self._record.confidence)
 
     def expand(
         self,
-        counts: np.ndarray,
+        counts: Int[np.ndarray, "B F"],
         *,
-        follow: np.ndarray,
-        lowered: np.ndarray,
+        follow: Bool[np.ndarray, "B"],
+        lowered: Int[np.ndarray, "B K"],
         forwards: int,
-        skip: np.ndarray | None = None,
+        skip: Int[np.ndarray, "B F"] | None = None,
     ) -> None:
         """See `protocols.BranchingDraft.expand`."""
         skip = np.zeros_like(counts) if skip is None else skip
@@ -184,7 +187,7 @@ class BranchDraft(PagedRole):
             self.grow(lowered)
         self._told.copy_to_host_async()
 
-    def grow(self, lowered: np.ndarray) -> None:
+    def grow(self, lowered: Int[np.ndarray, "B K"]) -> None:
         """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
         self._forwards += 1
         held = self._held

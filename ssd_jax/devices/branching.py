@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
 
 from ssd_jax.devices.record import Record
 
@@ -21,32 +21,32 @@ class Expansion(NamedTuple):
 
     Attributes:
       records: [B * M] what the branches speculate; their lengths count the tokens so far.
-      path: [B * M, K + 1] int32, tokens after the record's pending one that lead to the branch,
+      path: tokens after the record's pending one that lead to the branch,
         the bonus token last, padded with -1.
     """
 
     records: Record
-    path: jax.Array
+    path: Int32[Array, "B path"]
 
 
 class Forks(NamedTuple):
     """Where M branches of each of B sequences leave their records.
 
     Attributes:
-      k: [B, M] int32, accepted tokens of the outcome; -1 is a branch that is not used.
-      rank: [B, M] int32, place of its bonus token among the candidates of the same k.
-      first: [B, M] bool, whether it is the first branch of its k.
+      k: accepted tokens of the outcome; -1 is a branch that is not used.
+      rank: place of its bonus token among the candidates of the same k.
+      first: whether it is the first branch of its k.
     """
 
-    k: jax.Array
-    rank: jax.Array
-    first: jax.Array
+    k: Int32[Array, "B M"]
+    rank: Int32[Array, "B M"]
+    first: Bool[Array, "B M"]
 
 
-def forks(counts: jax.Array, skip: jax.Array, branches: int) -> Forks:
-    """Numbers the branches of fan-outs F [B, K + 1] that sum to M = `branches` or less.
+def forks(counts: Int32[Array, "B F"], skip: Int32[Array, "B F"], branches: int) -> Forks:
+    """Numbers the branches of fan-outs F that sum to M = `branches` or less.
 
-    `skip` [B, K + 1] ranks of each k are left out.
+    `skip` ranks of each k are left out.
     """
     index, ends = jnp.arange(branches), counts.cumsum(axis=1)
     ended = index[:, None] >= ends[:, None, :]  # [B, M, K + 1]
@@ -57,8 +57,8 @@ def forks(counts: jax.Array, skip: jax.Array, branches: int) -> Forks:
     return Forks(k, local + skipped * used, local == 0)
 
 
-def before_last(record: Record, forks: Forks) -> jax.Array:
-    """Bonus tokens [B, M] of branches with k < L; -1 of all others, and where candidates end."""
+def before_last(record: Record, forks: Forks) -> Int32[Array, "B M"]:
+    """Bonus tokens of branches with k < L; -1 of all others, and where candidates end."""
     tokens, length = record.proposal.tokens, record.proposal.length
     usable = (forks.k >= 0) & (forks.k < length[:, None])
     k = jnp.clip(forks.k, 0, tokens.shape[1] - 1)
@@ -72,8 +72,10 @@ def before_last(record: Record, forks: Forks) -> jax.Array:
     return jnp.where(usable, found, -1)
 
 
-def after_last(candidates: jax.Array, record: Record, forks: Forks) -> jax.Array:
-    """Bonus tokens [B, M] of branches with k = L, from c_L [B, W]; -1 of all others."""
+def after_last(
+    candidates: Int32[Array, "B W"], record: Record, forks: Forks
+) -> Int32[Array, "B M"]:
+    """Bonus tokens of branches with k = L, from c_L; -1 of all others."""
     usable = forks.k == record.proposal.length[:, None]
     rank = jnp.clip(forks.rank, 0, candidates.shape[1] - 1)
     found = jnp.take_along_axis(candidates, rank, axis=1)

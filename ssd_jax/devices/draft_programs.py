@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float32, Int32
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, record
@@ -55,19 +56,19 @@ class Asked(NamedTuple):
     """Proposals that B rows of a draft are to make.
 
     Attributes:
-      committed: [B, k + 1] int32, tokens since the last proposal, padded with -1.
-      unseen: [B, 2] int32, the last 1 or 2 of them, left-aligned.
-      counts: [B] int32, how many those are.
-      lengths: [B] int32, position of the first of those; -1: the row keeps the record it has; of
+      committed: tokens since the last proposal, padded with -1.
+      unseen: the last 1 or 2 of them, left-aligned.
+      counts: how many those are.
+      lengths: position of the first of those; -1: the row keeps the record it has; of
         programs without branches (mode sd) it proposes nothing.
-      limits: [B] int32, how many tokens to propose.
+      limits: how many tokens to propose.
     """
 
-    committed: Array
-    unseen: Array
-    counts: Array
-    lengths: Array
-    limits: Array
+    committed: Int32[Array, "B said"]
+    unseen: Int32[Array, "B 2"]
+    counts: Int32[Array, "B"]
+    lengths: Int32[Array, "B"]
+    limits: Int32[Array, "B"]
 
 
 class DraftPrograms(PagedPrograms):
@@ -150,10 +151,10 @@ class DraftPrograms(PagedPrograms):
         parameters: Parameters,
         pages: AllPages,
         history: History,
-        table: np.ndarray | None,
+        table: Int32[np.ndarray, "B P"] | None,
         kept: Record,
         asked: Asked,
-        lowered: np.ndarray,
+        lowered: Int32[np.ndarray, "B K"],
         sampling: Sampling,
         needed: Needed,
     ) -> tuple[Record, AllPages, History]:
@@ -182,15 +183,15 @@ class DraftPrograms(PagedPrograms):
 
     def draw(
         self,
-        logits: jax.Array,
+        logits: Float32[Array, "B outputs"],
         sampling: Sampling,
-        start: jax.Array,
-        step: jax.Array,
+        start: Int32[Array, "B"],
+        step: Int32[Array, ""] | Int32[Array, "B"],
         history: GetHistory,
-        lowered: jax.Array,
+        lowered: Int32[Array, "B"],
         parts: Parts,
     ) -> Draw:
-        """See `drafting.draw`; `lowered` [] or [n] are the D of Saguaro sampling."""
+        """See `drafting.draw`; `lowered` are the D of Saguaro sampling."""
         about = self.drafting
         drawn = drafting.draw(
             logits,
@@ -263,16 +264,16 @@ class DraftPrograms(PagedPrograms):
     def _draw(
         self,
         parameters: Parameters,
-        hidden: jax.Array,
+        hidden: Float32[Array, "B hidden"],
         sampling: Sampling,
-        index: jax.Array,
-        lowered: jax.Array,
+        index: Int32[Array, ""],
+        lowered: Int32[Array, "B K"],
         history: History,
         into: Record,
-        live: jax.Array,
+        live: Bool[Array, "B"],
         parts: Parts,
     ) -> Record:
-        """Puts token `index` of the live rows, which follows hidden [B, hidden], into records."""
+        """Puts token `index` of the live rows, which follows `hidden`, into records."""
         every = jnp.arange(self.share)
         place = jnp.broadcast_to(index, every.shape)
         outputs = self.model.output_ids

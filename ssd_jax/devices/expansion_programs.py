@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import branching, passes, program_spec, record
@@ -280,16 +281,16 @@ class ExpansionPrograms:
         self,
         parameters: Parameters,
         pages: AllPages,
-        table: jax.Array | None,
+        table: Int32[Array, "B P"] | None,
         scratch: AllBranches,
         *,
-        tokens: jax.Array,
-        positions: jax.Array,
-        visible: jax.Array,
-        written: jax.Array,
-        depth: jax.Array,
-    ) -> tuple[jax.Array, AllPages, AllBranches]:
-        """Runs [B, M] tokens; a negative `written` goes nowhere, a depth of -1 is no branch's."""
+        tokens: Int32[Array, "B M"],
+        positions: Int32[Array, "B M"],
+        visible: Int32[Array, "B M"],
+        written: Int32[Array, "B M"],
+        depth: Int32[Array, "B M"],
+    ) -> tuple[Float32[Array, "B M hidden"], AllPages, AllBranches]:
+        """Runs M tokens a row; a negative `written` goes nowhere, a depth of -1 is no branch's."""
         size = self.base.capacity
         branch = jnp.broadcast_to(jnp.arange(self.branches), depth.shape)
         tree = Tree(
@@ -311,19 +312,19 @@ class ExpansionPrograms:
 
     def _ranked(
         self,
-        read: Callable[[], jax.Array],
+        read: Callable[[], Float32[Array, "B n outputs"]],
         kept: Record,
-        before: jax.Array,
-        plain: jax.Array,
+        before: Int32[Array, "B n"],
+        plain: Int32[Array, "B n W"],
         history: History,
         sampling: Sampling,
         parts: Parts,
-    ) -> jax.Array:
-        """Candidates [B, n, W] for the bonus tokens after `before` [B, n] proposed ones.
+    ) -> Int32[Array, "B n W"]:
+        """Candidates for the bonus tokens after `before` proposed ones.
 
         Args:
-          read: gives the logits there, [B, n, outputs].
-          plain: [B, n, W] likeliest tokens there: what greedy rows get, and all without noise.
+          read: gives the logits there.
+          plain: likeliest tokens there: what greedy rows get, and all without noise.
         """
         if self.base.drafting.predict == "plain":
             return plain
@@ -332,7 +333,7 @@ class ExpansionPrograms:
         count = before.reshape(-1)
         tokens = kept.proposal.tokens
 
-        def by_noise() -> jax.Array:
+        def by_noise() -> Int32[Array, "B n W"]:
             found = prediction.by_noise(
                 read().reshape(-1, self._columns),
                 sampling_of(sampling, row),
@@ -351,20 +352,20 @@ class ExpansionPrograms:
 
     def _draw(
         self,
-        logits: jax.Array,
-        hidden: jax.Array,
+        logits: Float32[Array, "rows M outputs"],
+        hidden: Float32[Array, "rows M hidden"],
         history: History,
         expansion: Expansion,
-        lowered: jax.Array,
+        lowered: Int32[Array, "rows K"],
         sampling: Sampling,
-        live: jax.Array,
+        live: Bool[Array, "rows M"],
         parts: Parts,
-    ) -> tuple[Record, jax.Array]:
-        """Draws the next token of every branch from logits [B, M, outputs], for the live ones.
+    ) -> tuple[Record, Int32[Array, "B W"]]:
+        """Draws the next token of every branch from its logits, for the live ones.
 
-        `hidden` [B, M, hidden] is what they were read from.
+        `hidden` is what they were read from.
 
-        Returns: the records [B * M], and the candidates [B * M, W] of all, the tail's among them.
+        Returns: the records [rows * M], and the candidates of all, the tail's among them.
         """
         records, live = expansion.records, live.reshape(-1)
         row = jnp.repeat(jnp.arange(self.base.share), self.branches)
@@ -391,7 +392,7 @@ class ExpansionPrograms:
         proposal = records.proposal._replace(length=place + live)
         return records._replace(proposal=proposal), drawn.candidates
 
-    def _news(self, expansion: Expansion) -> jax.Array:
+    def _news(self, expansion: Expansion) -> Int32[Array, "rows M told"]:
         records = expansion.records
         head = jnp.stack([expansion.path[:, -1], records.proposal.length], axis=1)
         told = jnp.concatenate([head, records.proposal.tokens, records.confidence], axis=1)

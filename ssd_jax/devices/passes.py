@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints
 from ssd_jax.devices.sampling_rows import SamplingRows
@@ -44,7 +44,7 @@ def page_size(context: int) -> int:
     return -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
 
 
-def rows_of(table: jax.Array | None) -> kv_pages.PageTable:
+def rows_of(table: Int32[Array, "B P"] | None) -> kv_pages.PageTable:
     """The page table of all slots; None where each has one page."""
     return kv_pages.Contiguous() if table is None else table
 
@@ -53,18 +53,18 @@ def step(
     model: FunctionalModel,
     parameters: Parameters,
     pages: AllPages,
-    table: jax.Array | None,
-    tokens: jax.Array,
-    positions: jax.Array,
+    table: Int32[Array, "B P"] | None,
+    tokens: Int32[Array, "B R"],
+    positions: Int32[Array, "B R"],
     size: int,
-) -> tuple[jax.Array, AllPages]:
-    """Runs tokens [B, R] at positions [B, R]; negative ones are idle and see nothing.
+) -> tuple[Float32[Array, "B R hidden"], AllPages]:
+    """Runs tokens at their positions; negative ones are idle and see nothing.
 
     Args:
       table: see `rows_of`.
       size: positions of a slot's pages; what lies beyond is not written.
 
-    Returns: hidden states [B, R, hidden], pages.
+    Returns: hidden states, pages.
     """
     visible = jnp.clip(positions + 1, 0, size)
     positions = jnp.where(positions < 0, size, positions)
@@ -76,18 +76,18 @@ def step(
 def promote(
     model: FunctionalModel,
     pages: AllPages,
-    table: jax.Array | None,
+    table: Int32[Array, "B P"] | None,
     scratch: AllBranches,
-    winner: jax.Array,
-    positions: jax.Array,
+    winner: Int32[Array, "B"],
+    positions: Int32[Array, "B depths"],
 ) -> AllPages:
     """Copies the keys and values of one branch a row into its pages.
 
     Args:
       table: see `rows_of`.
       scratch: of M branches a row.
-      winner: [B] int32, the branch.
-      positions: [B, depths] int32, where each of its tokens belongs; outside the page: nowhere.
+      winner: the branch.
+      positions: where each of its tokens belongs; outside the page: nowhere.
     """
     rows = jnp.arange(winner.shape[0])
 
@@ -109,8 +109,10 @@ def promote(
     return jax.lax.scan(body, pages, (jnp.arange(scratch.shape[0]), scratch))[0]
 
 
-def logits(model: FunctionalModel, parameters: Parameters, hidden: jax.Array) -> jax.Array:
-    """hidden [B, R, hidden] -> [B, R, outputs] float32, cut between devices as the head is."""
+def logits(
+    model: FunctionalModel, parameters: Parameters, hidden: Float32[Array, "*rows hidden"]
+) -> Float32[Array, "*rows outputs"]:
+    """What the head says of hidden states, cut between devices as the head is."""
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
     if model.mesh is not None:
         flat = jax.lax.with_sharding_constraint(flat, PartitionSpec(None, model.rules.outputs))
@@ -291,14 +293,14 @@ class PagedPrograms:
     def _prompt_structs(self, width: int) -> dict[str, Any]:
         return self.structs | {"tokens": ints(1, width), "where": ints(3)}
 
-    def own(self, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def own(self, slot: Int32[Array, ""]) -> tuple[Int32[Array, ""], Bool[Array, ""]]:
         """Where a slot is among those that the device has, and whether it has it."""
         if self.model.data_shards == 1:
             return slot, jnp.array(True)
         here = slot - jax.lax.axis_index(DATA_AXIS) * self.share
         return jnp.clip(here, 0, self.share - 1), (here >= 0) & (here < self.share)
 
-    def of_owner(self, tree: Any, owner: jax.Array) -> Any:
+    def of_owner(self, tree: Any, owner: Bool[Array, ""]) -> Any:
         """Arrays of the devices that have a slot, on all devices."""
         if self.model.data_shards == 1:
             return tree
@@ -319,8 +321,8 @@ class PagedPrograms:
         """Zeroed pages for every slot."""
         return zeros(self.structs["pages"])
 
-    def any_table(self) -> np.ndarray | None:
-        """A page table [B, P] int32 with pages for the first slot, which others may have, too."""
+    def any_table(self) -> Int32[np.ndarray, "B P"] | None:
+        """A page table with pages for the first slot, which others may have, too."""
         if self.paging is None:
             return None
         in_a_row = self.capacity // self.paging.size
@@ -336,7 +338,7 @@ class PagedPrograms:
         parameters: Parameters,
         pages: AllPages,
         history: History,
-        table: np.ndarray | None,
+        table: Int32[np.ndarray, "B P"] | None,
         slot: int,
         tokens: Sequence[int],
         offset: int,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from ssd_jax.devices import device
 from ssd_jax.devices.paged_role import PagedRole
@@ -20,10 +21,10 @@ from ssd_jax.sampling.variants import VARIANTS
 
 
 class _Forward(NamedTuple):
-    """Logits [B * (w + 1), V] of a forward with w proposed tokens, behind positions lengths [B]."""
+    """Logits [B * (w + 1), V] of a forward with w proposed tokens, behind positions `lengths`."""
 
     logits: jax.Array
-    lengths: np.ndarray
+    lengths: Int32[np.ndarray, "B"]
     width: int
 
 
@@ -82,7 +83,10 @@ class DeviceTarget(PagedRole):
         return PendingOutcome(packed, bonus, logprobs)
 
     def forward(
-        self, pending: np.ndarray | jax.Array, lengths: np.ndarray, drafted: Drafted | None = None
+        self,
+        pending: Int32[np.ndarray, "B"] | Int32[jax.Array, "B"],
+        lengths: Int32[np.ndarray, "B"],
+        drafted: Drafted | None = None,
     ) -> _Forward:
         """See `protocols.Target.forward`."""
         most = 0 if drafted is None else int(drafted.lengths.max())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from jaxtyping import Bool, Int, Int32
 
 from ssd_jax.roles.records import (
     Absence,
@@ -116,13 +117,15 @@ class BranchingDraft(Protocol):
         """Gives these slots new records; idle ones have none. Branches are gone."""
         ...
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
-        """Has records of `limits` [B] tokens drafted just in time; 0 leaves a record as it is.
+    def draft(
+        self, limits: Int[np.ndarray, "B"], *, lowered: Int[np.ndarray, "B K"]
+    ) -> Callable[[], Int[np.ndarray, "B"]]:
+        """Has records of `limits` tokens drafted just in time; 0 leaves a record as it is.
 
-        `lowered` [B, K]: D of Saguaro sampling for each token.
+        `lowered`: D of Saguaro sampling for each token.
 
         Returns: what waits for the draft, if it has to be waited for, and says how many tokens
-          there will be [B]: `limits`, or 0 where the draft did not answer. It is called before
+          there will be: `limits`, or 0 where the draft did not answer. It is called before
           anything else is.
         """
         ...
@@ -136,26 +139,26 @@ class BranchingDraft(Protocol):
         `expand`, if there is one."""
         ...
 
-    def confidence(self) -> np.ndarray:
-        """Waits for the draft's confidence in tokens drafted just in time [B, K]; -1 is unknown."""
+    def confidence(self) -> Int32[np.ndarray, "B K"]:
+        """Waits for the draft's confidence in tokens drafted just in time; -1 is unknown."""
         ...
 
     def expand(
         self,
-        counts: np.ndarray,
+        counts: Int[np.ndarray, "B F"],
         *,
-        follow: np.ndarray,
-        lowered: np.ndarray,
+        follow: Bool[np.ndarray, "B"],
+        lowered: Int[np.ndarray, "B K"],
         forwards: int,
-        skip: np.ndarray | None = None,
+        skip: Int[np.ndarray, "B F"] | None = None,
     ) -> None:
         """Branches off every record.
 
         Args:
-          counts: [B, K + 1], F_0..F_L of each slot.
-          skip: [B, K + 1], ranks of each k that other drafts have branches for; None is none.
-          follow: [B] bool, slots whose record has tokens that the draft did not make.
-          lowered: [B, K], D of Saguaro sampling for each token of the branches.
+          counts: F_0..F_L of each slot.
+          skip: ranks of each k that other drafts have branches for; None is none.
+          follow: slots whose record has tokens that the draft did not make.
+          lowered: D of Saguaro sampling for each token of the branches.
           forwards: how many; the first gives branches of k < L a token, those of k = L start with
             the second.
         """
@@ -203,8 +206,10 @@ class Target(Protocol):
         """Prefills the prompt's last tokens and draws the first token, in row 0."""
         ...
 
-    def forward(self, pending: Any, lengths: np.ndarray, drafted: Drafted | None = None) -> Any:
-        """Runs each row's pending token [B] at position lengths [B] and the proposed ones after it.
+    def forward(
+        self, pending: Any, lengths: Int32[np.ndarray, "B"], drafted: Drafted | None = None
+    ) -> Any:
+        """Runs each row's pending token [B] at position `lengths` and the proposed ones after it.
 
         Args:
           pending: int32, or the `bonus` of a round that was not read yet.

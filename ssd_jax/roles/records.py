@@ -108,7 +108,7 @@ class Drafted:
 
     Attributes:
       lengths: L of each slot, known at once.
-      tokens: for the target's forward.
+      tokens: [B, K] int32, for the target's forward.
       sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
       lookup: of the cache.
       activity: of a draft with devices of its own, since the last proposal; known once `speculate`
@@ -116,7 +116,7 @@ class Drafted:
     """
 
     lengths: Row
-    tokens: Int32[Array, "B K"]
+    tokens: Array
     sources: Mapping[int, str] = dataclasses.field(default_factory=dict)
     lookup: CacheLookup | None = None
     activity: Activity | None = None

@@ -8,6 +8,7 @@ One look-up serves all rows of a batch. Pure host code.
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Int, Int32, Shaped
 
 from ssd_jax.roles.records import Absence, BranchTokens, CacheLookup
 
@@ -24,8 +25,8 @@ class SpeculationCache:
         self._ends: list[list[int]] = []  # of the branches of each k, by row
         self.branches: BranchTokens | None = None
 
-    def prepare(self, counts: np.ndarray) -> None:
-        """Begins anew, with branches of fan-outs F [B, K + 1] that have no tokens yet."""
+    def prepare(self, counts: Int[np.ndarray, "B F"]) -> None:
+        """Begins anew, with branches of fan-outs F that have no tokens yet."""
         self._ends = counts.cumsum(axis=1).tolist()
         self.branches = None
 
@@ -37,8 +38,8 @@ class SpeculationCache:
         """Why a row has none, where its draft did not answer and others did."""
         return None if self.branches is None else self.branches.absent.get(row)
 
-    def look_up(self, k: np.ndarray, bonus: np.ndarray) -> CacheLookup:
-        """Finds the branches of outcomes: k [B] accepted tokens (-1: none), then `bonus` [B]."""
+    def look_up(self, k: Int32[np.ndarray, "B"], bonus: Int32[np.ndarray, "B"]) -> CacheLookup:
+        """Finds the branches of outcomes: k accepted tokens (-1: none), then `bonus`."""
         # Loops over rows: behind a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
         found = [(-1, 0, -1)] * len(k)
@@ -51,7 +52,9 @@ class SpeculationCache:
         branch, prepared, rank = np.array(found, np.int32).T.copy()
         return CacheLookup(branch, k, prepared, rank, wasted)
 
-    def _find(self, bonus: np.ndarray, row: int, k: int, token: int) -> tuple[int, int, int]:
+    def _find(
+        self, bonus: Shaped[np.ndarray, "M"], row: int, k: int, token: int
+    ) -> tuple[int, int, int]:
         """The branch of an outcome, how many there are for its k, and its rank among them."""
         ends = self._ends[row]
         begin = ends[k - 1] if k else 0

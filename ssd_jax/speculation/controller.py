@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int32
 
 from ssd_jax.roles.activity import FORWARDS, Activity, Busy
 from ssd_jax.roles.protocols import BranchingDraft
@@ -295,8 +296,8 @@ class Controller:
         self._untold[moved] = -1
         self._live = moved
 
-    def _lowered(self, after: After) -> np.ndarray:
-        """D of Saguaro sampling [B, K]; see `SequenceState.lowered`."""
+    def _lowered(self, after: After) -> Int32[np.ndarray, "B K"]:
+        """D of Saguaro sampling; see `SequenceState.lowered`."""
         lowered = np.zeros((self._draft.slots, self._draft.k), np.int32)
         if self._lowers:
             self._catch_up()
@@ -346,8 +347,8 @@ class Controller:
                 length = min(branches.lengths[slot, winner], this.limit[slot])
                 this.lengths[slot] = length
 
-    def _just_in_time(self, this: RoundState, missed: list[int]) -> np.ndarray:
-        """How many tokens [B] to wait for where there was no hit."""
+    def _just_in_time(self, this: RoundState, missed: list[int]) -> Int32[np.ndarray, "B"]:
+        """How many tokens to wait for where there was no hit."""
         waited = np.zeros(self._draft.slots, np.int32)
         if missed and self._backup in ("auto", "draft"):
             self._catch_up()

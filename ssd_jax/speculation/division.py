@@ -27,12 +27,12 @@ class Division(NamedTuple):
       places: of each part's branches among all M; -1 is one that nobody looks at, or none.
     """
 
-    counts: Int[np.ndarray, "P B K+1"]
-    skip: Int[np.ndarray, "P B K+1"]
+    counts: Int[np.ndarray, "P B F"]
+    skip: Int[np.ndarray, "P B F"]
     places: Int[np.ndarray, "P B m"]
 
 
-def divide(counts: Int[np.ndarray, "B K+1"], parts: int, size: int) -> Division:
+def divide(counts: Int[np.ndarray, "B F"], parts: int, size: int) -> Division:
     """Divides fan-outs F [B, K + 1] over parts as evenly as it goes.
 
     Where m is less than a `share` of them, the last ranks of the k that have most are nobody's.
@@ -67,7 +67,7 @@ def divide(counts: Int[np.ndarray, "B K+1"], parts: int, size: int) -> Division:
     )
 
 
-def _fitting(counts: np.ndarray, room: int) -> np.ndarray:
+def _fitting(counts: Int[np.ndarray, "B F"], room: int) -> Int[np.ndarray, "B F"]:
     """As many of the branches as there is room for, at least one of k = L."""
     if (counts.sum(axis=1) <= room).all():
         return counts

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int32
 
 from ssd_jax.roles.records import CacheLookup, DraftBatch
 from ssd_jax.speculation.acceptance import AcceptanceStats
@@ -99,15 +100,15 @@ class RoundState:
 
     Attributes:
       began: seconds.
-      limit: [B] int32, most tokens to propose.
+      limit: most tokens to propose.
       states: of its rows, by slot.
-      lengths: [B] int32, L of its proposals; until `_promote` of the hits among them.
+      lengths: L of its proposals; until `_promote` of the hits among them.
     """
 
     began: float
     batch: DraftBatch
-    limit: np.ndarray
+    limit: Int32[np.ndarray, "B"]
     states: dict[int, SequenceState]
     sources: dict[int, str]
     lookup: CacheLookup
-    lengths: np.ndarray
+    lengths: Int32[np.ndarray, "B"]
