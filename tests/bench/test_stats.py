@@ -13,11 +13,13 @@ def coverage(sample, truth: float, interval, trials: int = 250) -> float:
     return sum(estimate.low <= truth <= estimate.high for estimate in found) / trials
 
 
+@pytest.mark.more
 def test_the_interval_of_a_median_covers_it_about_95_times_of_100():
     covered = coverage(lambda rng: rng.lognormal(size=31), 1.0, stats.median_interval)
     assert 0.92 <= covered <= 0.98  # standard error 0.014
 
 
+@pytest.mark.more
 def test_the_interval_of_a_paired_ratio_covers_it_about_95_times_of_100():
     def sample(rng):
         base = rng.lognormal(sigma=2.0, size=31)  # prompts differ much more than variants

@@ -25,7 +25,7 @@ def scanned_draft(tmp_path_factory) -> Draft:
 SCRIPTS = ["unrolled", "unrolled, longer", "scanned", "scanned, two budgets"]
 
 
-@pytest.fixture(scope="session", params=cases(SCRIPTS, "unrolled", "scanned"))
+@pytest.fixture(scope="session", params=cases(SCRIPTS, "unrolled"))
 def script(request) -> tuple[Draft, list[Seen], bool]:
     """All rounds of the script, and whether each had one forward more."""
     name, _, how = request.param.partition(", ")

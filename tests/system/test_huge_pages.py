@@ -7,7 +7,9 @@ import pytest
 from ssd_jax.system.huge_pages import HugePages
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (1000, 333), (40 << 20,)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (3, 5), (1000, 333), pytest.param((40 << 20,), marks=pytest.mark.more)]
+)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_a_copy_is_equal_and_aligned(shape, dtype):
     array = np.ones(shape, dtype)

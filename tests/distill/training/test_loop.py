@@ -141,6 +141,7 @@ def test_training_raises_agreement_on_text_it_has_not_seen(target, texts, tmp_pa
     assert after["loss"] < 0.8 * before["loss"]
 
 
+@pytest.mark.more
 def test_a_picture_is_drawn_if_that_can_be_done(whole, tmp_path, monkeypatch):
     """A full disk, and no matplotlib, are said; neither is an error."""
     work = tmp_path

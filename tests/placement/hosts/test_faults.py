@@ -89,6 +89,7 @@ def test_a_leader_that_is_told_to_end_ends_all(folders, tmp_path):
     assert follower == 0, words
 
 
+@pytest.mark.more
 def test_other_weights_are_refused_everywhere_by_the_same_message(folders):
     pair = {0: folders / "one", 1: folders / "other"}
     with Processes(*GENERATE, "--prompt=abc", folders=pair) as processes:

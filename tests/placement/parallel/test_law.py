@@ -127,7 +127,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("setting", cases(SETTINGS, "slow drafts"))
+@pytest.mark.parametrize("setting", cases(SETTINGS))
 def test_drafts_that_share_branches_keep_the_law(setting):
     host, sources = SETTINGS[setting]
     law, seen = law_of(host, [(0, 0)], 6)

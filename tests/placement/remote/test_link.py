@@ -90,6 +90,7 @@ def test_an_engine_whose_way_is_lost_gets_its_seat_back(monkeypatch):
         run.until(only_misses)
 
 
+@pytest.mark.more
 def test_a_draft_that_nobody_holds_any_more_leaves_its_seat():
     server, address = serving(streams=1)
     try:

@@ -56,6 +56,7 @@ def expected(llm):
     return ids(outputs(llm, requests(llm, "coupled"), "ar"))
 
 
+@pytest.mark.more
 def test_text_equals_autoregressive_decoding(llm, expected):
     found = outputs(llm, requests(llm, "coupled"), "ssd")
     assert ids(found) == expected
