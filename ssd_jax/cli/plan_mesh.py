@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -81,14 +80,15 @@ def _show(llm: LLM) -> None:
     roles = [("target", llm.target.model)]
     if llm.draft is not None and placement.kind != "remote":
         roles.append(("draft", _of_worker(llm.draft.model, placement.workers[0])))
-    console.print(Text(f"{placement}\n", style="bold"), soft_wrap=True)
+    console.print(Text(f"{placement}\n", style="bold"))
     for role, model in roles:
         if model.mesh is not None and role in placement.devices:
             console.print(_grid(role, model.mesh.axis_sizes, placement.devices[role]))
+            console.print()
     if llm.draft is not None and placement.kind == "process":
         for worker in placement.workers:
             where = "this host's processor" if worker == PROCESSOR else ", ".join(worker.names)
-            console.print(f"draft: a process of its own on {where}\n", soft_wrap=True)
+            console.print(f"draft: a process of its own on {where}\n")
     paging = llm.paging or Paging(page_size(llm.context), llm.config.slots)
     shares = [share_of(role, model, llm.config.slots, paging) for role, model in roles]
     notes = [line for role, model in roles for line in mesh_lines(role, model)]
@@ -141,15 +141,15 @@ def _of_worker(model: FunctionalModel, worker: Devices) -> FunctionalModel:
 
 def _grid(role: str, shape: Sequence[int], names: Sequence[str]) -> Table:
     """The devices, a row for each group that shares a model."""
-    title = f"devices of the {role}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("")
     data, tensor = shape
-    for index in range(tensor):
-        table.add_column(f"tensor {index}")
-    for index in range(data):
-        table.add_row(f"data {index}", *names[index * tensor : (index + 1) * tensor])
-    return table
+    columns: list[Column[int]] = [
+        Column("", lambda group: f"data {group}", "left"),
+        *(
+            Column(f"tensor {i}", lambda group, i=i: names[group * tensor + i])
+            for i in range(tensor)
+        ),
+    ]
+    return build_table(columns, range(data), title=f"devices of the {role}")
 
 
 def _of(part: tuple[int, int]) -> str:

@@ -51,6 +51,16 @@ def test_devices_that_are_not_here_are_drawn(tiny_checkpoint):
     assert any(row[:5] == ["target", "6", "2", "of", "6"] for row in rows)
 
 
+def test_many_devices_are_whole_at_80_columns(tiny_checkpoint, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan-mesh", f"--target={tiny_checkpoint}", "--mesh=tensor=8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    rows = [word for line in lines if line.startswith("data 0 ") for word in line.split()[2:]]
+    assert rows == [f"cpu:{index}" for index in range(8)]
+
+
 def test_the_devices_of_a_drafts_process_are_drawn(tiny_checkpoint, capsys):
     flags = ["--mode=ssd", f"--draft={tiny_checkpoint}", "--draft_placement=process"]
     flags += ["--draft_devices=cpu:0,1", "--mesh=tensor=2", "--budget=4"]
