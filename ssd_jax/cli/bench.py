@@ -86,9 +86,10 @@ def run(arguments: Sequence[str]) -> int:
         found = measure(job)
         found.document["fallbacks"] = list(llm.fallbacks)
     console = Console(stderr=bool(given["json"]))
-    for line in (headline(environment), *found.document["fallbacks"]):
-        console.print(line, style="dim", highlight=False)
-    for table in found.tables:
+    console.print(headline(environment), style="dim", highlight=False)
+    for place, table in enumerate(found.tables):
+        if place:
+            console.print()
         console.print(table)
     if given["json"]:
         print(json.dumps(found.document))

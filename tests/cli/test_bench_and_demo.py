@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from ssd_jax.bench.run import prompt_result
+from ssd_jax.bench.table import Column, build_table
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
@@ -82,6 +83,21 @@ def test_modes_are_compared_with_acceptance_and_the_ceiling(tiny_checkpoint, pro
     assert costs["ceiling"] == pytest.approx(1 + ratio)
     assert "ceiling" in err
     assert "accepted at position" in err
+
+
+def test_an_empty_line_is_between_tables_and_what_loading_said_is_said_once(
+    tiny_checkpoint, capsys, monkeypatch
+):
+    tables = [build_table([Column(name, str)], [1]) for name in ("one", "two")]
+    suite = suites.Suite(lambda _job: suites.SuiteReport(tables, {}))
+    monkeypatch.setitem(suites.SUITES, "step", suite)
+    command = ("bench", "--suite=step", f"--target={tiny_checkpoint}")
+    with mock.patch.multiple(LLM, load=mock.Mock(), fallbacks=("exact = 'auto' is law",)):
+        out, _ = run(capsys, *command)
+        document = json.loads(run(capsys, *command, "--json")[0])
+    assert document["fallbacks"] == ["exact = 'auto' is law"]
+    _headline, *lines = map(str.strip, out.splitlines())
+    assert lines == ["one", "───", "1", "", "two", "───", "1"]
 
 
 @pytest.mark.parametrize(
