@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,31 +123,52 @@ def progress_bar(label: str, *, unit: str) -> Iterator[ProgressLine]:
 
 
 @contextlib.contextmanager
-def loading_line() -> Iterator[tuple[Progress, Status | None]]:
+def loading_line() -> Iterator[tuple[Progress, Status]]:
     """One line of how far weights and programs are, which goes away at the end; where standard
-    error is not a terminal, what `progress_bar` says of the weights."""
-    if not sys.stderr.isatty():
-        yield _lines("loading weights", "bytes"), None
-        return
+    error is not a terminal, such a line every half minute."""
+    shown = {"weights": "", "doing": "starting"}
+    with _bar_line() if sys.stderr.isatty() else _repeated_line() as say:
+
+        def show(**changes: str) -> None:
+            shown.update(changes)
+            say(", ".join(filter(None, shown.values())))
+
+        def progress(done: int, total: int) -> None:
+            part = f"weights {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+            show(weights=part if done < total else "")
+
+        yield progress, lambda line: show(doing=line)
+
+
+@contextlib.contextmanager
+def _bar_line() -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import TextColumn, TimeElapsedColumn
     from rich.table import Column
 
     words = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-    shown = {"weights": "", "doing": "starting"}
-
-    def show(**changes: str) -> None:
-        shown.update(changes)
-        bar.update(task, description=", ".join(filter(None, shown.values())))
-
-    def progress(done: int, total: int) -> None:
-        part = f"weights {done / 1e6:.0f} of {total / 1e6:.0f} MB"
-        show(weights=part if done < total else "")
-
     with Bars(TimeElapsedColumn(), words, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
-        yield progress, lambda line: show(doing=line)
+        yield lambda line: bar.update(task, description=line)
+
+
+@contextlib.contextmanager
+def _repeated_line() -> Iterator[Callable[[str], None]]:
+    """Says the newest line every half minute, for one program may take many of them to compile."""
+    newest, ended = deque(["starting"], maxlen=1), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(SECONDS_BETWEEN_LINES):
+            print(f"loading: {newest[0]}", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield newest.append
+    finally:
+        ended.set()
+        teller.join()
 
 
 def _lines(label: str, unit: str) -> ProgressLine:

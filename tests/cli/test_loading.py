@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 from unittest import mock
 
 from ssd_jax.cli import loading
@@ -28,7 +29,6 @@ def test_a_terminal_has_one_line_that_goes_away(monkeypatch):
         monkeypatch.setenv(name, value)
     with loading.loading_line() as (progress, status):
         progress(60_000_000, 270_000_000)
-        assert status is not None
         status("compiling target: 5 of 9 programs")
     shown = screen.getvalue()
     assert "weights 60 of 270 MB, compiling target: 5 of 9 programs" in shown
@@ -36,8 +36,22 @@ def test_a_terminal_has_one_line_that_goes_away(monkeypatch):
     assert shown.endswith("\x1b[2K")  # erases it
 
 
-def test_without_a_terminal_nothing_is_said_of_programs(capsys):
+def test_without_a_terminal_it_is_said_again_and_again_while_nothing_moves(capsys, monkeypatch):
+    monkeypatch.setattr(loading, "SECONDS_BETWEEN_LINES", 0.01)
+    with loading.loading_line() as (progress, status):
+        progress(60_000_000, 270_000_000)
+        status("compiling target: 5 of 9 programs")
+        time.sleep(0.1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert (
+        err.splitlines()[-2:]
+        == ["loading: weights 60 of 270 MB, compiling target: 5 of 9 programs"] * 2
+    )
+
+
+def test_without_a_terminal_what_is_quick_says_nothing(capsys):
     with loading.loading_line() as (progress, status):
         progress(60, 270)
-    assert status is None
+        status("checking exactness")
     assert capsys.readouterr() == ("", "")
