@@ -40,7 +40,7 @@ _FLAGS: settings.OwnFlags = {
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS, max_tokens=1024)
-    given = settings.parse(values, "chat", arguments)
+    given = settings.parse(values, "chat", arguments, hidden=("logprobs", "logprobs_of"))
     config = settings.config_of(given)
     if config.chat_template is False:
         raise InputError("chat needs the chat template; leave out --chat_template=false")

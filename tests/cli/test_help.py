@@ -76,6 +76,7 @@ def test_a_command_lists_no_flag_that_means_nothing_for_it(capsys):
     assert "--temperature" in names("compare")
     assert "--draft" not in names("compare")
     assert {"--stage", "--draft"} < names("distill")
+    assert not {"--logprobs", "--logprobs_of"} & names("chat")
 
 
 @pytest.mark.parametrize(
