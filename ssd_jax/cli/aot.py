@@ -16,15 +16,31 @@ _USED = (
     *("target_devices", "draft_devices", "config"),
 )
 _FLAGS: settings.OwnFlags = {
-    "chip": "what to compile for: v4, v5e, v5p, v6e, tpu7x, h100 or h200",
+    "chip": (
+        "str",
+        None,
+        "what to compile for",
+        ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200"),
+    ),
     "devices": ("int", None, "devices of the slice, or of a machine with GPUs"),
 }
 _DTYPES = ("bfloat16", "int8", "float32")
+_TEXTS = {
+    "target": "target model: a name such as llama-3.1-8b, a config.json or its directory, a GGUF "
+    "file, or hf:org/name[@revision]",
+    "draft": "draft model, as the target",
+    "dtype": "compute dtype",
+    "draft_dtype": "compute dtype of the draft; default: dtype",
+}
+"""Of settings that mean less here than in other commands."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS, target=None)
+    for name, text in _TEXTS.items():
+        values[name].help = text
+    values.choices.update(dtype=_DTYPES, draft_dtype=_DTYPES)
     hidden = [name for name in values if name not in (*_USED, *_FLAGS)]
     given = settings.parse(values, "aot", arguments, hidden=hidden)
     settings.require_used(values, "aot", (*_USED, *_FLAGS))

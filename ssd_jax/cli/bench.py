@@ -24,9 +24,9 @@ from ssd_jax.system.files import MOST_TEXT, read_text
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
-_FLAGS: dict[str, tuple[str, Any, str]] = {
-    "suite": ("str", "prompts", f"what to measure: {', '.join(suites.SUITES)}"),
-    "modes": ("list", [], "decoding modes to compare; default: ar and --mode"),
+_FLAGS: dict[str, tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]] = {
+    "suite": ("str", "prompts", "what to measure", [*suites.SUITES]),
+    "modes": ("list", [], "decoding modes to compare (default: ar and --mode)", MODES),
     "ks": ("list", [], "values of K to compare; default: --k alone"),
     "prompts": (
         "str",

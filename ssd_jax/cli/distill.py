@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
-
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.errors import InputError
@@ -16,12 +14,19 @@ from ssd_jax.system.paths import require_writable, user_path
 STOPPED = 3
 """Exit status of a command that ended early, as it was asked to, and can go on."""
 
+_STAGES = ("magpie", "prompts", "generate", "train", "evaluate")
 _FLAGS: settings.OwnFlags = {
     "config": "TOML file of what to make; configs/distill has some",
     "out": "directory of the results; default: distill/NAME in the user's cache directory",
     "data": "directory of the prompt files; default: what the configuration says",
     "draft": "draft to evaluate: a draft checkpoint, another model source, or default for the one "
     "that comes with the package; without it the trained one",
+    "stage": ("str", None, "stage to run alone (default: all that are not finished)", _STAGES),
+    "compile_cache": (
+        "str",
+        "auto",
+        "directory of compiled programs; auto is the user's cache, off keeps none",
+    ),
 }
 
 
@@ -30,31 +35,20 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns: exit status; 0 if all is done, `STOPPED` if the same command has to go on.
     """
+    given = settings.parse(settings.own_flags(_FLAGS), "distill", arguments, config_of_flags=False)
+    stage, draft = given["stage"], given["draft"]
+    if stage not in (None, *_STAGES):
+        raise InputError(f"stage = {stage!r} is unknown; one of {list(_STAGES)}")
+
     from rich.console import Console
 
     from ssd_jax.compat import check_sums
     from ssd_jax.distill.settings import read_settings
-    from ssd_jax.distill.stages import STAGES, Stopped, run
+    from ssd_jax.distill.stages import Stopped, run
     from ssd_jax.system.cache_dir import cache_dir
     from ssd_jax.system.compile_cache import keep_programs, open_store
     from ssd_jax.system.host_memory import keep_freed_memory
 
-    values = settings.own_flags(_FLAGS)
-    flags.DEFINE_enum(
-        "stage",
-        None,
-        [*STAGES],
-        f"run this stage alone ({', '.join(STAGES)}); default: all that are not finished",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "compile_cache",
-        "auto",
-        "directory of compiled programs; auto is the user's cache, off keeps none",
-        flag_values=values,
-    )
-    given = settings.parse(values, "distill", arguments, config_of_flags=False)
-    stage, draft = given["stage"], given["draft"]
     if not given["config"]:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
     if draft is not None and stage not in (None, "evaluate"):

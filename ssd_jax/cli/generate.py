@@ -22,12 +22,18 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 
+_COMPARED = [mode for mode in MODES if mode != "auto"]
 _FLAGS: settings.OwnFlags = {
     "prompt": "text to complete",
     "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} a line; '
     "other keys are not looked at",
     "json": ("bool", False, "one JSON object a prompt on standard output"),
-    "compare": "run the prompts in this mode, too, and show on standard error where the texts part",
+    "compare": (
+        "str",
+        None,
+        "run the prompts in this mode, too, and show on standard error where the texts part",
+        _COMPARED,
+    ),
 }
 
 
@@ -77,8 +83,7 @@ def _check_other(config: Config, other: str | None) -> None:
     if other is None:
         return
     if other not in MODES:
-        known = [mode for mode in MODES if mode != "auto"]
-        raise InputError(f"compare = {other!r} is unknown; one of {known}")
+        raise InputError(f"compare = {other!r} is unknown; one of {_COMPARED}")
     if other == config.mode:
         raise InputError(f"compare = {other!r} is the mode that runs anyway; name another")
     if other == "auto":

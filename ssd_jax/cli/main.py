@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax import __version__
+from ssd_jax.cli.entries import entry
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.collection import collect_seldom
 
@@ -98,7 +99,9 @@ class _OneLine(logging.Formatter):
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if arguments and arguments[0] == "help":
+        return _run([*arguments[1:], "--help"])
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0 if arguments else InputError.exit_status
     if arguments[0] == "--version":
@@ -151,7 +154,6 @@ def module_of(command: str) -> Any:
 
 
 def _usage() -> str:
-    lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        ["usage: ssd-jax COMMAND [--flag=value ...]", "", *lines, "", "ssd-jax COMMAND --help"]
-    )
+    lines = [entry(name, text) for name, text in COMMANDS.items()]
+    more = "ssd-jax COMMAND --help lists the flags of a command"
+    return "\n".join(["usage: ssd-jax COMMAND [--flag=value ...]", "", *lines, "", more])

@@ -6,8 +6,6 @@ import contextlib
 import difflib
 import itertools
 import re
-import shutil
-import textwrap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +13,8 @@ from typing import Any, TypeVar
 
 from absl import flags
 
+from ssd_jax.cli.entries import entry, wrapped
+from ssd_jax.cli.main import COMMANDS
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.keywords import VLLM, by_our_names
@@ -32,8 +32,6 @@ SAMPLING = tuple(field.name for field in fields(SamplingParams))
 ENGINE = tuple(f.name for f in fields(Config) if f.name not in (*SPECULATION, *SAMPLING))
 _HEADINGS = {"engine": ("config", *ENGINE), "speculation": SPECULATION, "sampling": SAMPLING}
 T = TypeVar("T", Config, SamplingParams)
-_WIDEST = 100
-_COLUMN = 22  # where the text of a flag begins
 _NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
 _REPEATED = ";\n    repeat this option to specify a list of values"  # absl adds it
 _WHAT = {"int": "an integer", "float": "a number", "bool": "true or false", "string": "text"}
@@ -49,9 +47,9 @@ _DEFINE = {
     "tuple[tuple[int, float], ...]": flags.DEFINE_multi_string,
 }
 
-OwnFlags = Mapping[str, str | tuple[str, Any, str]]
-"""Flags of a command by name: the type of their values (see `_DEFINE`), default, and help; of texts
-without a default the help alone."""
+OwnFlags = Mapping[str, str | tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]]
+"""Flags of a command by name: the type of their values (see `_DEFINE`), default, help, and which
+values there are; of texts without a default the help alone."""
 
 
 class Flags(flags.FlagValues):
@@ -59,7 +57,16 @@ class Flags(flags.FlagValues):
 
     A flag is known by its name with any of its underscores as dashes, too, and by vLLM's name for
     it. Iterating gives each flag once, by its name.
+
+    Attributes:
+      choices: by name, which values there are, as help and completion list them.
     """
+
+    choices: dict[str, Sequence[str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        vars(self)["choices"] = {}  # as an attribute it would be a flag
 
     def __setitem__(self, name: str, flag: flags.Flag) -> None:
         for known in (name, *(theirs for theirs, ours in VLLM.items() if ours == name)):
@@ -103,12 +110,10 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
     # A name of both, such as logprobs, is one flag: the engine is prepared for what is asked.
     both = {field.name: field for kind in (Config, SamplingParams) for field in fields(kind)}
     for field in both.values():
-        text, choices = field.metadata["help"], field.metadata.get("choices")
-        if choices:
-            text = f"{text}: {', '.join(choices)}"
+        text, choices = field.metadata["help"], field.metadata.get("choices", ())
         default = defaults.get(field.name, field.default)
         default = list(default) if isinstance(default, tuple) else default
-        every[field.name] = (str(field.type).removesuffix(" | None"), default, text)
+        every[field.name] = (str(field.type).removesuffix(" | None"), default, text, choices)
     return own_flags(every)
 
 
@@ -116,8 +121,9 @@ def own_flags(own: OwnFlags) -> Flags:
     """A flag set with these flags alone."""
     values = Flags()
     for name, about in own.items():
-        kind, default, text = ("str", None, about) if isinstance(about, str) else about
+        kind, default, text, *choices = ("str", None, about) if isinstance(about, str) else about
         _DEFINE[kind](name, default, text, flag_values=values)
+        values.choices[name] = choices[0] if choices else ()
     return values
 
 
@@ -150,7 +156,7 @@ def parse(
     usage = " ".join(["ssd-jax", command, *files, "[--flag=value ...]"])
     if values["help"].value:
         listed = [name for name in values if name != "help" and name not in hidden]
-        print(f"usage: {usage}\n\n{_help(values, listed)}")
+        print(f"usage: {usage}\n\n{wrapped(COMMANDS[command])}\n\n{_help(values, listed)}")
         raise HelpShown(values, listed)
     for file in [*rest, values["config"].value if "config" in values else None]:
         if file is not None and "\0" in file:
@@ -289,29 +295,22 @@ def _set(values: Flags, name: str, value: Any, where: str) -> None:
 
 def _help(values: Flags, listed: Sequence[str]) -> str:
     """The command's own flags, then those of each heading."""
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
     headings = _HEADINGS if {*SAMPLING} <= {*values} else {}
     known = {name for names in headings.values() for name in names}
-    lines = [_described(values, name, width) for name in listed if name not in known]
-    lines.append(_described(values, "help", width))
+    lines = [_described(values, name) for name in listed if name not in known]
+    lines.append(_described(values, "help"))
     for heading, names in headings.items():
         if of_it := [name for name in names if name in listed]:
-            lines += ["", f"{heading}:", *(_described(values, name, width) for name in of_it)]
+            lines += ["", f"{heading}:", *(_described(values, name) for name in of_it)]
     return "\n".join(lines)
 
 
-def _described(values: Flags, name: str, width: int) -> str:
-    default = _shown(values[name].default)
+def _described(values: Flags, name: str) -> str:
+    default, choices = _shown(values[name].default), values.choices.get(name, ())
     text = " ".join(values[name].help.replace(_REPEATED, "; may be repeated").split())
+    text += f": {', '.join(choices)}" if choices else ""
     text += f" (default {default})" if default and name != "help" else ""
-    start = f"  --{name:{_COLUMN - 5}} "
-    return textwrap.fill(
-        text,
-        max(width, 2 * _COLUMN),
-        initial_indent=start,
-        subsequent_indent=" " * _COLUMN,
-        break_on_hyphens=False,
-    )
+    return entry(f"--{name}", text)
 
 
 def _shown(default: Any) -> str:

@@ -26,12 +26,32 @@ def helped(command, capsys):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_80_columns_and_has_a_text_for_every_flag(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    usage, *lines = helped(command, capsys)
+    usage, _, about, *lines = helped(command, capsys)
     assert usage.startswith(f"usage: ssd-jax {command} ")
-    assert max(map(len, lines)) <= 80
+    assert about == COMMANDS[command]
+    assert max(map(len, [usage, about, *lines])) <= 80
     assert "  --help              show this help" in lines
     for line in lines:
         assert line.startswith(("  --", " " * 22)) or line.endswith(":") or not line, line
+
+
+def test_the_list_of_commands_fits_80_columns_and_is_one_column_beside_another(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name, text in COMMANDS.items():
+        assert f"  {name:20}{text.split()[0]} " in "\n".join(lines)
+
+
+@pytest.mark.parametrize("command", ["generate", "completion"])
+def test_help_of_a_command_is_its_own(command, capsys):
+    own = helped(command, capsys)
+    with pytest.raises(SystemExit):
+        main(["help", command])
+    assert capsys.readouterr().out.splitlines() == own
+    assert main(["help", "generat"]) == 2
+    assert "did you mean 'generate'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -77,6 +97,16 @@ def test_a_command_lists_no_flag_that_means_nothing_for_it(capsys):
     assert "--draft" not in names("compare")
     assert {"--stage", "--draft"} < names("distill")
     assert not {"--logprobs", "--logprobs_of"} & names("chat")
+    assert "native" not in " ".join(helped("aot", capsys))
+
+
+def test_choices_of_a_command_are_those_of_what_it_runs():
+    from ssd_jax.aot.chips import CHIPS
+    from ssd_jax.cli import aot, distill
+    from ssd_jax.distill.stages import STAGES
+
+    assert distill._FLAGS["stage"][-1] == (*STAGES,)
+    assert aot._FLAGS["chip"][-1] == (*CHIPS,)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,24 @@
+"""Names and beside them what they are, as `--help` lists flags and commands."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+COLUMN = 22
+"""Where the texts begin."""
+
+_WIDEST = 100
+
+
+def entry(name: str, text: str) -> str:
+    """A name and its text, wrapped beside it."""
+    return wrapped(text, f"  {name:{COLUMN - 3}} ", " " * COLUMN)
+
+
+def wrapped(text: str, first: str = "", others: str = "") -> str:
+    """A text in lines that fit the terminal, behind these."""
+    width = max(min(shutil.get_terminal_size().columns, _WIDEST), 2 * COLUMN)
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+    )
