@@ -10,13 +10,16 @@ from typing import NamedTuple
 
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import COMMANDS, module_of
-from ssd_jax.config import Config
 from ssd_jax.errors import InputError
+from ssd_jax.keywords import VLLM
 
-_CHOICES = {name: field.metadata["choices"] for name, field in Config.__dataclass_fields__.items()}
+_DRAFTS = ("default", "ngram")
+"""What commands that decode take beside paths."""
 
 
 class _Flag(NamedTuple):
+    """A flag, or another spelling of one."""
+
     name: str
     text: str
     boolean: bool
@@ -35,18 +38,20 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _flags(command: str) -> list[_Flag]:
-    """What the command's help lists."""
-    if command == "completion":
-        return []
+    """What the command's help lists, and what else it takes: vLLM's names, and --noNAME."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             module_of(command).run(["--help"])
     except settings.HelpShown as shown:
-        return [
-            _Flag(name, _first(flag.help), flag.boolean, _CHOICES.get(name, ()))
-            for name in shown.listed
-            for flag in [shown.flags[name]]
-        ]
+        names = {name: name for name in (*shown.listed, "help")}
+        names |= {theirs: ours for theirs, ours in VLLM.items() if ours in names}
+        choices, found = shown.flags.choices, []
+        for name, ours in names.items():
+            flag = shown.flags[ours]
+            found.append(_Flag(name, _first(flag.help), flag.boolean, choices.get(ours, ())))
+            if flag.boolean and name != "help":
+                found.append(_Flag(f"no{name}", f"not {name}", boolean=True, choices=()))
+        return found
     raise AssertionError("--help ends a command")
 
 
@@ -56,28 +61,35 @@ def _first(text: str) -> str:
 
 
 def _bash(commands: Mapping[str, str], flags: Mapping[str, Sequence[_Flag]]) -> str:
-    cases = []
+    values = [f"    'completion completion') words='{' '.join(_SCRIPTS)}' ;;"]
+    names = []
     for command, found in flags.items():
-        words = " ".join(f"--{flag.name}{'' if flag.boolean else '='}" for flag in found)
-        cases.append(f"    {command}) words='{words}' ;;")
-    values = {flag.name: flag.choices for found in flags.values() for flag in found if flag.choices}
-    chosen = [f"    --{name}) words='{' '.join(found)}' ;;" for name, found in values.items()]
+        decodes = any(flag.name == "mode" for flag in found)
+        for flag in found:
+            words = _DRAFTS if flag.name == "draft" and decodes else flag.choices
+            if words:
+                values.append(f"    '{command} --{flag.name}') words='{' '.join(words)}' ;;")
+        listed = " ".join(f"--{flag.name}{'' if flag.boolean else '='}" for flag in found)
+        names.append(f"    {command}) words='{listed}' ;;")
     return "\n".join(
         [
             "_ssd_jax() {",
-            '  local words="" cur="${COMP_WORDS[COMP_CWORD]}" flag=""',
-            '  if [[ $cur == = ]]; then cur=""; flag="${COMP_WORDS[COMP_CWORD-1]}"',
-            "  elif [[ ${COMP_WORDS[COMP_CWORD-1]} == = ]]; then",
-            '    flag="${COMP_WORDS[COMP_CWORD-2]}"',
-            "  fi",
+            '  local words="" cur="${COMP_WORDS[COMP_CWORD]}" flag="${COMP_WORDS[COMP_CWORD-1]}"',
+            '  if [[ $cur == = ]]; then cur=""',
+            '  elif [[ $flag == = ]]; then flag="${COMP_WORDS[COMP_CWORD-2]}"; fi',
+            '  if [[ $flag == --* ]]; then flag="${flag:2}"; flag="--${flag//-/_}"; fi',
             "  compopt +o nospace",
-            f"  if (( COMP_CWORD == 1 )); then words='{' '.join(commands)}'",
-            '  elif [[ -n $flag ]]; then case "$flag" in',
-            *chosen,
+            '  case "${COMP_WORDS[1]} $flag" in',
+            *values,
             "  esac",
-            '  elif [[ $cur == -* ]]; then compopt -o nospace; case "${COMP_WORDS[1]}" in',
-            *cases,
-            "  esac; fi",
+            f"  if (( COMP_CWORD == 1 )); then words='{' '.join(commands)}'",
+            "  elif [[ ${COMP_WORDS[COMP_CWORD-1]} != = && $cur == -* ]]; then",
+            "    compopt -o nospace",
+            '    case "${COMP_WORDS[1]}" in',
+            *names,
+            "    esac",
+            '    if [[ ${cur#--} == *-* ]]; then words="${words//_/-}"; fi',
+            "  fi",
             '  COMPREPLY=($(compgen -W "$words" -- "$cur"))',
             "}",
             "complete -o default -F _ssd_jax ssd-jax",

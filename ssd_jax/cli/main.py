@@ -33,7 +33,7 @@ COMMANDS = {
     "draft-worker": "serve a draft to engines on other hosts",
     "plan-mesh": "show which devices target and draft get, and what each holds",
     "models": "list the models that are on this machine",
-    "completion": "print a script that completes commands and flags in bash, zsh or fish",
+    "completion": "print a script that completes commands, flags and values in bash, zsh or fish",
 }
 _INTERRUPTED = 130
 _UNUSABLE = {
