@@ -151,7 +151,7 @@ class DraftPrograms(PagedPrograms):
         parameters: Parameters,
         pages: AllPages,
         history: History,
-        table: Int32[np.ndarray, "B P"] | None,
+        table: Int32[Array, "B P"] | None,
         kept: Record,
         asked: Asked,
         lowered: Int32[np.ndarray, "B K"],
