@@ -338,7 +338,7 @@ class PagedPrograms:
         parameters: Parameters,
         pages: AllPages,
         history: History,
-        table: Int32[Array, "B P"] | None,
+        table: Int32[Array, "B P"] | Int32[np.ndarray, "B P"] | None,
         slot: int,
         tokens: Sequence[int],
         offset: int,
