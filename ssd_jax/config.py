@@ -13,7 +13,6 @@ from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.parallel.layout import Layout, Split, choose
 from ssd_jax.placement.placement import DeviceGroups, Grid, Kind, Placement, place
 from ssd_jax.placement.remote.security import OF_ENGINE, Files
-from ssd_jax.sampling.params import documented
 from ssd_jax.settings import (
     AUTO_BUDGETS,
     AUTO_K,
@@ -27,6 +26,7 @@ from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.system.cores import Cores
+from ssd_jax.system.fields import documented
 
 _MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*(KiB|MiB|GiB|TiB)?")
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
@@ -137,7 +137,7 @@ class Config(EngineSettings):
     @property
     def kv_bytes(self) -> int:
         """`kv_memory` in bytes; 0 where it is not given."""
-        found = _MEMORY.fullmatch(self.kv_memory or "0")
+        found = _MEMORY.fullmatch(str(self.kv_memory or 0))
         if found is None:
             raise InputError(
                 f"kv_memory = {self.kv_memory!r} is not understood; give bytes, or a number with "

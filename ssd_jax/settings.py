@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.sampling.params import MAX_LOGPROBS, check_types, documented
+from ssd_jax.sampling.params import MAX_LOGPROBS
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
+from ssd_jax.system.fields import check_type, documented
 
-_NUMBER = re.compile("[0-9]{1,10}")
+_NUMBER = re.compile("[0-9]{1,18}")
 _MOST = 2**31 - 1
 _PAGE = 16  # positions that every kernel can read alone
 MODES = ("ar", "sd", "ssd", "auto")
@@ -33,8 +35,7 @@ MAX_WORKERS = 64
 
 
 def _field(default: Any, text: str, choices: tuple[str, ...] = (), **limits: Any) -> Any:
-    """A setting: one of `choices`, or a number `within` (least, most), `or_else` this value;
-    numbers are text where that is text."""
+    """A setting: one of `choices`, or a number `within` (least, most), `or_else` this value."""
     about = {"help": text, "choices": choices, "within": None, "or_else": None}
     return dataclasses.field(default=default, metadata=about | limits)
 
@@ -66,7 +67,7 @@ class EngineSettings:
         "directory of a draft checkpoint made for it, the name of one that comes with the "
         "package, or default, the smallest of these for this target",
     )
-    k: str | None = _field(
+    k: int | str | None = _field(
         None,
         f"speculated tokens a round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}; "
         f"auto chooses up to {AUTO_K} while decoding, by measured costs and acceptance",
@@ -89,7 +90,7 @@ class EngineSettings:
         "limit if that is less",
         within=(1, _MOST),
     )
-    kv_memory: str | None = _field(
+    kv_memory: int | str | None = _field(
         None,
         "memory for keys and values of target and draft together, such as 4GiB: slots then share "
         "pages, which a text gets as it grows, and the youngest waits where they run out; default: "
@@ -121,7 +122,7 @@ class EngineSettings:
         within=(1e-6, 1e6),
         or_else=0,
     )
-    proposal_support: str | None = _field(
+    proposal_support: int | str | None = _field(
         None,
         f"likeliest tokens that a proposal is drawn from, or full; default {SUPPORT}",
         within=(1, _MOST),
@@ -198,7 +199,7 @@ class EngineSettings:
         "processor cores that the target's process is pinned to; default: those that draft_cores "
         "leaves, if it is given",
     )
-    budget: str | None = _field(
+    budget: int | str | None = _field(
         None,
         f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; auto chooses among "
         f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, by measured costs and hits; default "
@@ -270,14 +271,12 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # numbers and paths may be given as what they are
-            value, text = getattr(self, field.name), str(field.type).startswith("str")
-            if text and isinstance(value, int | Path) and not isinstance(value, bool):
-                object.__setattr__(self, field.name, str(value))
-        check_types(self)
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) is not None:
-                self._check_value(field.name, field.metadata)
+            name, kind = field.name, str(field.type)
+            value = _plain(getattr(self, name), kind)
+            object.__setattr__(self, name, value)
+            if value is not None or "None" not in kind:
+                _check_value(name, value, kind, field.metadata)
         if self.trace == "":
             raise InputError("trace is empty; give a file such as trace.json")
         if not self.compile_cache:
@@ -287,23 +286,41 @@ class EngineSettings:
         if self.page_size is not None and self.page_size % _PAGE:
             raise InputError(f"page_size = {self.page_size} is no multiple of {_PAGE}; give one")
 
-    def _check_value(self, name: str, about: Mapping[str, Any]) -> None:
-        value, within, other = getattr(self, name), about["within"], about["or_else"]
-        if about["choices"] and not _is_of(value, about["choices"]):
+
+def _plain(value: Any, kind: str) -> Any:
+    """Numbers as numbers, where text may be one, too, and else what stands for text as text."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        value = int(value)
+    if kind.startswith("str") and isinstance(value, int | Path) and not isinstance(value, bool):
+        return str(value)
+    if kind.startswith("int | str") and isinstance(value, str) and _NUMBER.fullmatch(value):
+        return int(value)
+    return value
+
+
+def _check_value(name: str, value: Any, kind: str, about: Mapping[str, Any]) -> None:
+    within, other = about["within"], about["or_else"]
+    if about["choices"]:
+        if not _is_of(value, about["choices"]):
             raise InputError(f"{name} = {value!r} is unknown; one of {list(about['choices'])}")
-        if within is None or value == other:
-            return
-        least, most = within
-        if isinstance(other, str):
-            if not _NUMBER.fullmatch(value) or not least <= int(value) <= most:
-                either = f"{other} or {least} to {most}"
-                raise InputError(f"{name} = {value!r} is impossible; give {either}")
-        elif value < least and most == _MOST:
-            raise InputError(f"{name} = {value} must be at least {least}")
-        elif not least <= value <= most:
-            given = f"{name} = {value} is out of range; give "
-            greedy = "" if other is None else "0 (greedy) or "
-            raise InputError(f"{given}{greedy}a value from {least} to {most}")
+        return
+    if isinstance(other, str):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value != other and not (whole and within[0] <= value <= within[1]):
+            either = f"{other} or {within[0]} to {within[1]}"
+            raise InputError(f"{name} = {value!r} is impossible; give {either}")
+        return
+    check_type(name, value, kind)
+    if within is None or value == other:
+        return
+    least, most = within
+    if value < least and most == _MOST:
+        raise InputError(f"{name} = {value} must be at least {least}")
+    if not least <= value <= most:
+        greedy = "" if other is None else "0 (greedy) or "
+        raise InputError(
+            f"{name} = {value} is out of range; give {greedy}a value from {least} to {most}"
+        )
 
 
 def kind_of(placement: str) -> str:
@@ -314,4 +331,4 @@ def kind_of(placement: str) -> str:
 def _is_of(value: Any, choices: Sequence[str]) -> bool:
     """Whether a value is one of these; of a choice with an address any will do."""
     kinds = {kind_of(choice) for choice in choices if ":" in choice}
-    return value in choices or kind_of(value) in kinds
+    return value in choices or (isinstance(value, str) and kind_of(value) in kinds)

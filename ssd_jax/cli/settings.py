@@ -19,6 +19,7 @@ from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.keywords import VLLM, by_our_names
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.fields import WANTED, not_understood
 from ssd_jax.system.toml_settings import read_toml
 
 SPECULATION = (
@@ -34,13 +35,12 @@ _HEADINGS = {"engine": ("config", *ENGINE), "speculation": SPECULATION, "samplin
 T = TypeVar("T", Config, SamplingParams)
 _NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
 _REPEATED = ";\n    repeat this option to specify a list of values"  # absl adds it
-_WHAT = {"int": "an integer", "float": "a number", "bool": "true or false", "string": "text"}
-"""By type of flag: what its values are."""
 _DEFINE = {
     "bool": flags.DEFINE_boolean,
     "int": flags.DEFINE_integer,
     "float": flags.DEFINE_float,
     "str": flags.DEFINE_string,
+    "int | str": flags.DEFINE_string,
     "list": flags.DEFINE_list,
     "tuple[str, ...]": flags.DEFINE_multi_string,
     "tuple[int, ...]": flags.DEFINE_multi_integer,
@@ -262,9 +262,9 @@ def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError
     name, _, rest = str(error).removeprefix("flag --").partition("=")
     value = rest.removesuffix(f": {error.__context__}")
     kind = values[name].flag_type().removeprefix("multi ") if name in values else ""
-    if kind not in _WHAT:
+    if kind not in WANTED:
         return InputError(" ".join(str(error).split()))
-    return InputError(f"{name} = {value!r} is not understood; give {_WHAT[kind]}")
+    return not_understood(name, value, WANTED[kind])
 
 
 def _read_config(values: Flags) -> None:

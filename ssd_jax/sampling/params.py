@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import numbers
 import operator
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.system.fields import check_type, documented
 from ssd_jax.system.files import is_unicode, shown
 
 MAX_STOP_IDS = 32
@@ -32,19 +30,10 @@ NO_TOKEN = -1
 """Where a token would be, had the target's logits been numbers."""
 
 _MOST = 2**31 - 1
-T = TypeVar("T")
 
 
 def _field(default: Any, text: str, *limits: float) -> Any:
     return dataclasses.field(default=default, metadata={"help": text, "limits": limits})
-
-
-def documented(settings: type[T]) -> type[T]:
-    """Puts the help of a dataclass's fields into its docstring."""
-    fields = dataclasses.fields(settings)  # pyright: ignore[reportArgumentType]
-    lines = "\n".join(f"  {field.name}: {field.metadata['help']}." for field in fields)
-    settings.__doc__ = f"{inspect.cleandoc(settings.__doc__ or '')}\n\nAttributes:\n{lines}"
-    return settings
 
 
 @documented
@@ -93,19 +82,20 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _as_tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", _as_ids(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
-        check_types(self)
-        if self.temperature != 0:
-            _check("temperature", self.temperature, 1e-6, 1e6, also="0 (greedy) or ")
+        readers = {"stop": _as_tuple, "stop_token_ids": _as_ids, "logit_bias": _as_bias}
+        for name, read in readers.items():
+            value = getattr(self, name)
+            object.__setattr__(self, name, () if value is None else read(value))
         for field in dataclasses.fields(self):
             value, limits = getattr(self, field.name), field.metadata["limits"]
+            check_type(field.name, value, str(field.type))
             if limits and value is not None:
                 _check(field.name, value, *limits)
             kind = _PLAIN.get(str(field.type).removesuffix(" | None"))
             if kind is not None and value is not None:  # NumPy's, or a fraction, until here
                 object.__setattr__(self, field.name, kind(value))
+        if self.temperature != 0:
+            _check("temperature", self.temperature, 1e-6, 1e6, also="0 (greedy) or ")
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
 
 
@@ -115,7 +105,7 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     try:
         split = [item.split(":") if isinstance(item, str) else item for item in items]
         pairs = tuple(
-            (int(token) if isinstance(token, str) else operator.index(token), float(value))
+            (int(token) if isinstance(token, str) else _as_id(token), float(value))
             for token, value in split
         )
     except (TypeError, ValueError):
@@ -134,8 +124,9 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     return pairs
 
 
-def _as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+def _as_tuple(stop: Any) -> tuple[str, ...]:
+    several = isinstance(stop, Iterable) and not isinstance(stop, str)
+    stops: tuple[Any, ...] = tuple(stop) if several else (stop,)
     if not all(isinstance(text, str) and text and is_unicode(text) for text in stops):
         raise InputError(
             f"stop = {shown(stops)}: each stop is a string of Unicode text that is not empty"
@@ -149,11 +140,17 @@ def _as_tuple(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def _as_ids(ids: Sequence[int]) -> tuple[int, ...]:
+def _as_ids(ids: Any) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(token) for token in ids)
+        return tuple(_as_id(token) for token in ids)
     except TypeError:
         raise InputError(f"stop_token_ids = {ids!r}: token ids are integers") from None
+
+
+def _as_id(token: Any) -> int:
+    if isinstance(token, bool):
+        raise TypeError(token)
+    return operator.index(token)
 
 
 def _check(name: str, value: float, low: float, high: float, *, also: str = "") -> None:
@@ -164,28 +161,3 @@ def _check(name: str, value: float, low: float, high: float, *, also: str = "") 
 
 
 _PLAIN = {"int": int, "float": float}
-_ACCEPTED = {
-    "None": type(None),
-    "bool": bool,
-    "int": numbers.Integral,
-    "float": numbers.Real,
-    "str": str,
-    "Path": os.PathLike,
-}
-
-
-def check_types(settings: Any) -> None:
-    """Refuses values of the wrong type in a dataclass of settings.
-
-    Raises:
-      InputError: the field, its value and the types it takes.
-    """
-    for field in dataclasses.fields(settings):
-        kinds = str(field.type).split(" | ")
-        value = getattr(settings, field.name)
-        if not all(kind in _ACCEPTED for kind in kinds):
-            continue
-        mixed_up = isinstance(value, bool) and "bool" not in kinds
-        if mixed_up or not isinstance(value, tuple(_ACCEPTED[kind] for kind in kinds)):
-            wanted = " or ".join(kind for kind in kinds if kind != "None")
-            raise InputError(f"{field.name} = {value!r} must be of type {wanted}")

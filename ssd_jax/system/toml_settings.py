@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ssd_jax.errors import InputError
+from ssd_jax.system.fields import WANTED
 from ssd_jax.system.files import brief, read_text, require_shallow, shown
 
 _MOST_BYTES = 1 << 18
@@ -119,4 +120,5 @@ def _wanted(value: object, info: msgspec.inspect.Type) -> str:
     types = {"IntType": int, "FloatType": (int, float), "StrType": str, "BoolType": bool}
     kind = type(info).__name__
     right = isinstance(value, types.get(kind, object)) and not isinstance(value, bool)
-    return words if right else f"must be of type {kind.removesuffix('Type').lower()}"
+    kind = kind.removesuffix("Type").lower()
+    return words if right else f"is not understood; give {WANTED.get(kind, kind)}"

@@ -75,7 +75,10 @@ def test_none_is_greedy_and_auto_the_checkpoints_own(directory):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ('{"temperature": "hot"}', "temperature = 'hot' must be of type float; correct it, or use"),
+        (
+            '{"temperature": "hot"}',
+            "temperature = 'hot' is not understood; give a number; correct it, or use",
+        ),
         ('{"top_p": 1.5}', "top_p = 1.5 is out of range"),
         ("[]", "holds a JSON list"),
     ],

@@ -46,7 +46,7 @@ def _any_jax(monkeypatch):
         ({"dtype": "native"}, "dtype = 'native' is for processors"),
         ({"k": "auto"}, "k = 'auto' needs measured costs; give a number"),
         ({"budget": "auto"}, "budget = 'auto' needs measured costs; give a number"),
-        ({"k": "17"}, "k = '17' is impossible"),
+        ({"k": "17"}, "k = 17 is impossible"),
         ({"fan_out": "1,2,3"}, "has 3 entries, and k = 0..4 needs 5"),
         ({"context": "200000"}, "context = 200000 is more than the 131072 positions"),
         ({"draft_devices": "8"}, "draft_devices = 8: there is no device 8; there are 0 to 7"),

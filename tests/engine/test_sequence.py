@@ -59,20 +59,24 @@ def test_a_stop_id_does_not_end_before_min_tokens():
         ({"temperature": 1e-30}, "temperature = 1e-30"),
         ({"temperature": float("nan")}, "temperature = nan"),
         ({"temperature": float("inf")}, "temperature = inf"),
-        ({"temperature": "hot"}, "temperature = 'hot' must be of type float"),
+        ({"temperature": "hot"}, "temperature = 'hot' is not understood; give a number"),
         ({"top_p": 0.0}, "top_p = 0.0 .* from 1e-06 to 1.0"),
         ({"top_p": 1.1}, "top_p = 1.1"),
         ({"min_p": 2}, "min_p = 2"),
         ({"top_k": -1}, "top_k = -1"),
-        ({"top_k": 2.5}, "top_k = 2.5 must be of type int"),
-        ({"ignore_eos": 1}, "ignore_eos = 1 must be of type bool"),
+        ({"top_k": 2.5}, "top_k = 2.5 is not understood; give an integer"),
+        ({"ignore_eos": 1}, "ignore_eos = 1 is not understood; give true or false"),
         ({"seed": 2**64}, "seed"),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens = 5"),
         ({"stop": [""]}, "not empty"),
         ({"stop": [3]}, "each stop is a string"),
         ({"stop": "\ud800"}, "a string of Unicode text"),
+        ({"stop": 5}, "each stop is a string"),
+        ({"stop": 0}, "each stop is a string"),
         ({"stop_token_ids": ["a"]}, "token ids are integers"),
+        ({"stop_token_ids": [True]}, "token ids are integers"),
+        ({"logit_bias": {True: 1.0}}, "is not understood"),
         ({"logit_bias": {3: float("inf")}}, r"must be from -1e\+06 to 1e\+06"),
         ({"logit_bias": {3: float("nan")}}, "must be from"),
         ({"logit_bias": {3: -1e39}}, "must be from"),  # finite in Python alone
@@ -84,6 +88,10 @@ def test_a_stop_id_does_not_end_before_min_tokens():
 def test_settings_out_of_range_are_named_with_the_range(params, message):
     with pytest.raises(InputError, match=message):
         SamplingParams(**params)
+
+
+def test_none_stands_for_no_stops_and_no_bias():
+    assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None) == SamplingParams()
 
 
 def test_settings_are_plain_numbers_as_a_draft_elsewhere_gets_them():

@@ -228,7 +228,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(checkpoints):
 def test_unknown_and_mistyped_settings_are_named(checkpoints):
     with pytest.raises(InputError, match="unknown key 'slotz'; did you mean 'slots'"):
         LLM(str(checkpoints["llama"]), slotz=3)
-    with pytest.raises(InputError, match="slots = '3' must be of type int"):
+    with pytest.raises(InputError, match="slots = '3' is not understood; give an integer"):
         LLM(str(checkpoints["llama"]), slots="3")
 
 

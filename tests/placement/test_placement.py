@@ -241,7 +241,7 @@ def test_the_command_line_says_in_one_line_what_auto_took(capsys, kind, said):
     ("kind", "settings", "budget"),
     [
         ("process", {}, "auto"),
-        ("process", {"budget": "8"}, "8"),
+        ("process", {"budget": "8"}, 8),
         ("process", {"fan_out": "4,3,3,2,4"}, None),
         ("process", {"mode": "sd"}, None),
         ("submesh", {}, None),

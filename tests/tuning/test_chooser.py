@@ -192,7 +192,7 @@ def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_pat
         ({"mode": "auto"}, "mode = 'auto' finds out whether a draft pays; give one"),
         (
             {"mode": "auto", "draft": "ngram", "budget": "8"},
-            "budget = '8' means nothing with draft = 'ngram'",
+            "budget = 8 means nothing with draft = 'ngram'",
         ),
         (
             {"mode": "ssd", "draft": "d", "budget": "auto", "fan_out": "1,1,1,1,12"},
