@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from fractions import Fraction
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from ssd_jax.errors import InputError
+from ssd_jax.keywords import VLLM, ConfigSettings
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.parallel.layout import Layout, Split, choose
@@ -26,7 +27,7 @@ from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.system.cores import Cores
-from ssd_jax.system.fields import documented
+from ssd_jax.system.fields import by_name, documented
 
 _MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*(KiB|MiB|GiB|TiB)?")
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
@@ -40,6 +41,7 @@ SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
 """Settings that mean nothing without a draft."""
 
 
+@by_name({"model": "did you mean 'target'?"}, **VLLM)
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(EngineSettings):
@@ -48,6 +50,10 @@ class Config(EngineSettings):
     Raises:
       InputError: a value that is unknown, out of range, or in conflict with another.
     """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **_settings: Unpack[ConfigSettings]) -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()

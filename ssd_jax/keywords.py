@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Literal, TypedDict
 
-from ssd_jax.config import Config
-from ssd_jax.errors import InputError
-from ssd_jax.system.toml_settings import check_names
+from ssd_jax.placement.parallel.layout import Split
+from ssd_jax.speculation.backup import BackupKind
+
+Mode = Literal["ar", "sd", "ssd", "auto"]
+Dtype = Literal["float32", "bfloat16", "int8", "native"]
+DraftDtype = Literal[Dtype, "w8a8"]
+SamplingSource = Literal["none", "auto"]
+Prediction = Literal["plain", "noise"]
+Rule = Literal["ratio", "coupled"]
+Exactness = Literal["auto", "law", "bitwise"]
+AttentionKernel = Literal["auto", "cpu", "pallas_tpu", "pallas_gpu", "xla"]
+LogprobsLaw = Literal["raw", "processed"]
 
 VLLM = {
     "max_num_seqs": "slots",
@@ -24,18 +31,18 @@ class Settings(TypedDict, total=False):
     """Settings of a `Config` beside its target, as keyword arguments; numbers and paths may be
     given as such."""
 
-    mode: str
+    mode: Mode
     draft: str | Path | None
     k: int | str | None
-    dtype: str
-    draft_dtype: str | None
+    dtype: Dtype
+    draft_dtype: DraftDtype | None
     slots: int
     context: int | None
     kv_memory: int | str | None
     page_size: int | None
     prefix_caching: bool | None
     chat_template: bool | None
-    generation_config: str
+    generation_config: SamplingSource
     draft_temperature: float | None
     proposal_support: int | str | None
     draft_placement: str | None
@@ -46,7 +53,7 @@ class Settings(TypedDict, total=False):
     host_timeout: float
     draft_cores: int | str | None
     draft_workers: int | None
-    draft_split: str | None
+    draft_split: Split | None
     draft_token_file: str | Path | None
     draft_tls_ca: str | Path | None
     draft_tls_cert: str | Path | None
@@ -55,38 +62,22 @@ class Settings(TypedDict, total=False):
     budget: int | str | None
     fan_out: str | None
     saguaro_c: float | None
-    backup: str | None
-    predict: str | None
-    verify: str
-    exact: str
-    attention: str
+    backup: BackupKind | None
+    predict: Prediction | None
+    verify: Rule
+    exact: Exactness
+    attention: AttentionKernel
     logprobs: int | None
-    logprobs_of: str
+    logprobs_of: LogprobsLaw
     trace: str | Path | None
     compile_cache: str | Path
     max_num_seqs: int
-    max_model_len: int
-    num_speculative_tokens: int
+    max_model_len: int | None
+    num_speculative_tokens: int | str | None
     enable_prefix_caching: bool | None
 
 
-def config_of(settings: Mapping[str, Any]) -> Config:
-    """A `Config` of keyword arguments, by our names or vLLM's.
+class ConfigSettings(Settings, total=False):
+    """Every setting of a `Config`."""
 
-    Raises:
-      InputError: an unknown name, one that is given twice, or a bad value.
-    """
-    check_names(settings, {*(field.name for field in dataclasses.fields(Config)), *VLLM})
-    return Config(**by_our_names(settings))
-
-
-def by_our_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by our names alone.
-
-    Raises:
-      InputError: one that is given by both names.
-    """
-    for theirs, ours in VLLM.items():
-        if theirs in settings and ours in settings:
-            raise InputError(f"{theirs} and {ours} are two names of one setting; give one")
-    return {VLLM.get(name, name): value for name, value in settings.items()}
+    target: str | Path

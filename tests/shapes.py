@@ -68,7 +68,8 @@ def _run(execute: Callable[[types.ModuleType], None], module: types.ModuleType) 
     execute(module)
     for holder in [module, *filter(inspect.isclass, vars(module).values())]:
         for name, value in list(vars(holder).items()):
-            if inspect.isfunction(value) and value.__module__ == module.__name__:
+            own = inspect.isfunction(value) and value.__module__ == module.__name__
+            if own and not hasattr(value, "__wrapped__"):  # it may take more than it wraps
                 setattr(holder, name, jaxtyping.jaxtyped(value, typechecker=_checked))
 
 

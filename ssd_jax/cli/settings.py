@@ -17,9 +17,9 @@ from ssd_jax.cli.entries import entry, wrapped
 from ssd_jax.cli.main import COMMANDS
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.keywords import VLLM, by_our_names
+from ssd_jax.keywords import VLLM
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.system.fields import WANTED, not_understood
+from ssd_jax.system.fields import WANTED, not_understood, renamed
 from ssd_jax.system.toml_settings import read_toml
 
 SPECULATION = (
@@ -272,7 +272,7 @@ def _read_config(values: Flags) -> None:
     path = ConfigFile(values["config"].value)
     read = read_toml(Path(path), {*values, *VLLM} - {"config", "help"})
     try:
-        read = by_our_names(read)
+        read = renamed(read, VLLM)
     except InputError as error:
         raise InputError(f"config {path}: {error}") from None
     path.names = frozenset(name for name in read if not values[name].present)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.fields import check_type, documented
+from ssd_jax.system.fields import by_name, check_type, documented
 from ssd_jax.system.files import is_unicode, shown
 
 MAX_STOP_IDS = 32
@@ -36,6 +36,27 @@ def _field(default: Any, text: str, *limits: float) -> Any:
     return dataclasses.field(default=default, metadata={"help": text, "limits": limits})
 
 
+class SamplingFields(TypedDict, total=False):
+    """Fields of `SamplingParams` as they may be given."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float] | str] | None
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop: str | Iterable[str] | None
+    stop_token_ids: Iterable[int] | None
+    ignore_eos: bool
+    logprobs: int | None
+
+
+@by_name({"n": "give it to LLM.generate"})
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -80,6 +101,10 @@ class SamplingParams:
         0,
         MAX_LOGPROBS,
     )
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **_given: Unpack[SamplingFields]) -> None: ...
 
     def __post_init__(self) -> None:
         readers = {"stop": _as_tuple, "stop_token_ids": _as_ids, "logit_bias": _as_bias}

@@ -1,13 +1,17 @@
-"""Fields of dataclasses of settings: their help, and what values they take."""
+"""Settings by name: what a dataclass or a call of them takes, and what it says of others."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import inspect
 import numbers
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
+from ssd_jax.system.files import shown
 
 WANTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
 """By type: what a value should be, in words."""
@@ -19,6 +23,7 @@ _ACCEPTED = {
     "float": numbers.Real,
     "str": str,
 }
+T = TypeVar("T", bound=Callable[..., Any])
 D = TypeVar("D")
 
 
@@ -28,6 +33,63 @@ def documented(settings: type[D]) -> type[D]:
     lines = "\n".join(f"  {field.name}: {field.metadata['help']}." for field in fields)
     settings.__doc__ = f"{inspect.cleandoc(settings.__doc__ or '')}\n\nAttributes:\n{lines}"
     return settings
+
+
+def by_name(hints: Mapping[str, str] | None = None, /, **others: str) -> Callable[[T], T]:
+    """Has a class or a function refuse unknown keyword arguments by an `InputError`.
+
+    Args:
+      hints: what to say of unknown names that may be expected.
+      others: its own names by those that it takes for them, too.
+    """
+
+    def decorated(call: T) -> T:
+        if isinstance(call, type):
+            made: Any = call
+            made.__init__ = decorated(made.__init__)
+            return made
+        known = {*inspect.signature(call).parameters, *others} - {"self"}
+
+        @functools.wraps(call)
+        def checked(*args: Any, **given: Any) -> Any:
+            check_names(given, known, hints=hints)
+            return call(*args, **renamed(given, others))
+
+        return checked  # pyright: ignore[reportReturnType]
+
+    return decorated
+
+
+def renamed(settings: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
+    """Settings by our names alone, which `others` has by other names.
+
+    Raises:
+      InputError: one that is given by both names.
+    """
+    for theirs, ours in others.items():
+        if theirs in settings and ours in settings:
+            raise InputError(f"{theirs} and {ours} are two names of one setting; give one")
+    return {others.get(name, name): value for name, value in settings.items()}
+
+
+def check_names(
+    settings: Mapping[str, Any],
+    known: Collection[str],
+    where: str = "",
+    *,
+    hints: Mapping[str, str] | None = None,
+) -> None:
+    """Refuses a name that is no setting, with what `hints` says of it, or the nearest one.
+
+    Raises:
+      InputError: an unknown name.
+    """
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(key, sorted(known), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            hint = (hints or {}).get(key, hint)
+            raise InputError(f"{where}unknown key {shown(key)}; {hint}")
 
 
 def check_type(name: str, value: object, kind: str) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import tomllib
 import typing
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.fields import WANTED
-from ssd_jax.system.files import brief, read_text, require_shallow, shown
+from ssd_jax.system.fields import WANTED, check_names
+from ssd_jax.system.files import brief, read_text, require_shallow
 
 _MOST_BYTES = 1 << 18
 _LONGEST = 8192
@@ -57,19 +55,6 @@ def _require_short(value: object) -> None:
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             _require_short(item)
-
-
-def check_names(settings: Mapping[str, Any], known: set[str], where: str = "") -> None:
-    """Refuses a name that is no setting, and names the nearest one.
-
-    Raises:
-      InputError: an unknown name.
-    """
-    for key in settings:
-        if key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-            raise InputError(f"{where}unknown key {shown(key)}; {hint}")
 
 
 def read_section(kind: type, table: object, where: str) -> Any:

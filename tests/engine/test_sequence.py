@@ -83,6 +83,8 @@ def test_a_stop_id_does_not_end_before_min_tokens():
         ({"logit_bias": {3.7: 1.0}}, "is not understood"),
         ({"logit_bias": [(3, 1.0), (3, 2.0)]}, "names an id twice"),
         ({"logit_bias": dict.fromkeys(range(65), 1.0)}, "at most 64"),
+        ({"temprature": 1}, "unknown key 'temprature'; did you mean 'temperature'?"),
+        ({"n": 2}, "unknown key 'n'; give it to LLM.generate"),
     ],
 )
 def test_settings_out_of_range_are_named_with_the_range(params, message):

@@ -16,7 +16,8 @@ import ssd_jax
 from ssd_jax import LLM, Config, InputError, SamplingParams
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import SsdError
-from ssd_jax.keywords import VLLM, Settings, config_of
+from ssd_jax.keywords import VLLM, Settings
+from ssd_jax.sampling.params import SamplingFields
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 HOT = SamplingParams(max_tokens=6, temperature=1.0, ignore_eos=True)
@@ -37,6 +38,8 @@ def llm(tiny_checkpoint, statuses):
 def test_every_setting_is_a_typed_keyword():
     fields = {field.name for field in dataclasses.fields(Config)}
     assert set(Settings.__annotations__) == (fields - {"target"}) | set(VLLM)
+    sampling = [field.name for field in dataclasses.fields(SamplingParams)]
+    assert list(SamplingFields.__annotations__) == sampling
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def test_every_setting_is_a_typed_keyword():
     ],
 )
 def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
-    assert repr(getattr(config_of(given), name)) == repr(kept)
+    assert repr(getattr(Config(**given), name)) == repr(kept)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +73,13 @@ def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
         ({"kv_memory": 1.5}, "kv_memory = 1.5 is not understood; give an integer or text"),
         ({"fan_out": [4, 3]}, r"fan_out = \[4, 3\] is not understood; give text"),
         ({"chat_template": 1}, "chat_template = 1 is not understood; give true or false"),
+        ({"model": "x"}, "unknown key 'model'; did you mean 'target'?"),
         ({"max_num_sequences": 2}, "unknown key 'max_num_sequences'; did you mean 'max_num_seqs'"),
     ],
 )
 def test_wrong_settings_are_named(given, message):
     with pytest.raises(InputError, match=message):
-        config_of(given)
+        Config(**given)
 
 
 def test_loading_tells_how_far_it_is(llm, statuses):
