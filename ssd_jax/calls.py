@@ -21,6 +21,8 @@ from ssd_jax.engine.sharing import Caller, Sharing
 from ssd_jax.errors import InputError
 from ssd_jax.prompting import Params, Prompt, as_prompts
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.fields import by_name
+from ssd_jax.system.files import shown
 
 
 class Calls(ABC):
@@ -44,8 +46,8 @@ class Calls(ABC):
         """The mode of calls that name none."""
 
     @abstractmethod
-    def engine_of(self, mode: str, k: int | None = None) -> Engine:
-        """The engine of a mode and K; None is the configured K."""
+    def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
+        """The engine of a mode and K; None are the configured ones."""
 
     def get_default_sampling_params(self) -> SamplingParams:
         """How requests are sampled that come without parameters; see `Config.generation_config`."""
@@ -59,12 +61,17 @@ class Calls(ABC):
         """
         if isinstance(prompt, np.ndarray):
             prompt = prompt.tolist()
-        if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes):
-            raise InputError(
-                f"a prompt is text, a list of messages or a list of token ids, not {prompt!r}"
-            )
-        if not isinstance(prompt, str) and all(isinstance(item, Integral) for item in prompt):
-            return self._checked_ids([int(cast("int", token)) for token in prompt])
+        if not isinstance(prompt, str):
+            several = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+            if several and all(
+                isinstance(item, Integral) and not isinstance(item, bool) for item in prompt
+            ):
+                return self._checked_ids([int(cast("int", token)) for token in prompt])
+            if not several or not isinstance(prompt[0], Mapping):
+                raise InputError(
+                    "a prompt is text, a list of messages or a list of token ids, not "
+                    f"{shown(prompt)}; generate takes several prompts"
+                )
         templated = self.config.chat_template
         if templated is None:
             templated = self.tokenizer.has_chat_template
@@ -78,6 +85,7 @@ class Calls(ABC):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self.tokenizer.apply_chat_template(cast("list[dict[str, str]]", list(messages)))
 
+    @by_name(sampling_params="params")
     def request(
         self, prompt: Prompt, params: SamplingParams | None = None, index: int = 0
     ) -> Request:
@@ -141,6 +149,7 @@ class Calls(ABC):
             made += [dataclasses.replace(first, index=index) for index in indices]
         return made
 
+    @by_name(sampling_params="params")
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -165,6 +174,7 @@ class Calls(ABC):
         requests = self._prepare(prompts, params, n)
         return _in_order(requests, self.run(requests, mode)) if requests else []
 
+    @by_name(sampling_params="params")
     async def generate_async(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -181,6 +191,7 @@ class Calls(ABC):
         events = self._run_async(requests, mode)
         return _in_order(requests, [event async for event in events if event.output is not None])
 
+    @by_name(sampling_params="params")
     async def stream_async(
         self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
     ) -> AsyncIterator[TokenEvent]:
@@ -195,7 +206,7 @@ class Calls(ABC):
     ) -> AsyncGenerator[TokenEvent]:
         """`run` for an event loop. A thread that waits for an event when this is cancelled ends
         with the round."""
-        caller = Caller(await asyncio.to_thread(lambda: self.engine_of(mode or self.mode)))
+        caller = Caller(await asyncio.to_thread(self.engine_of, mode))
         try:
             self._sharing.add(caller, requests)
             while caller.open:
@@ -204,12 +215,14 @@ class Calls(ABC):
             self._sharing.leave(caller)
         caller.check()
 
+    @by_name(sampling_params="params")
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
     ) -> Iterator[TokenEvent]:
         """Completes one prompt, yielding events as tokens come; leaving the loop cancels it."""
         return self.run([self.request(prompt, params)], mode)
 
+    @by_name()
     def run(
         self, requests: Sequence[Request], mode: str | None = None, k: int | None = None
     ) -> Iterator[TokenEvent]:
@@ -219,10 +232,13 @@ class Calls(ABC):
         rounds, or ends a wait for another thread's; it cancels these requests and no others.
 
         Raises:
+          InputError: no requests, or a mode or K that was not prepared.
           DeviceError: a device has failed; the requests have ended with the reason "error".
           SsdError: the model is closed, or another thread has closed it meanwhile.
         """
-        caller = Caller(self.engine_of(mode or self.mode, k))
+        if not isinstance(requests, Sequence) or not all(isinstance(r, Request) for r in requests):
+            raise InputError(f"requests = {shown(requests)}: give a list of what `request` makes")
+        caller = Caller(self.engine_of(mode, k))
         try:
             self._sharing.add(caller, requests)
             while caller.open:

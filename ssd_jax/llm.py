@@ -7,10 +7,11 @@ import dataclasses
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
+from ssd_jax.arguments import check_callable, checked_config, checked_ks
 from ssd_jax.calls import Calls
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.shipped import draft_source
@@ -68,16 +69,15 @@ class LLM(Calls):
         *,
         config: Config | None = None,
         load: bool = True,
-        ks: Sequence[int] = (),
+        ks: Iterable[int] = (),
         progress: Progress | None = None,
         status: Status | None = None,
         others: Leader | Follower | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        named: dict[str, Any] = {} if target is None else {"target": target}
-        if config is not None and (named or settings):
-            raise InputError("give either config or settings, not both")
-        self.config = config or Config(**named, **settings)
+        self.config = checked_config(target, config, settings)
+        ks = checked_ks(ks)
+        check_callable(progress=progress, status=status)
         self._trace = None if self.config.trace is None else Trace(self.config.trace)
         if self._trace is not None:
             # Also when the program ends before `close`, by Ctrl-C for one.
@@ -158,6 +158,7 @@ class LLM(Calls):
         Raises:
           InputError: tensor data that cannot be read.
         """
+        check_callable(progress=progress, status=status)
         with self._loading, self._telling_hosts():
             self._load(progress, status)
 
@@ -264,7 +265,7 @@ class LLM(Calls):
     @property
     def engine(self) -> Engine:
         """The engine of the mode."""
-        return self.engine_of(self.mode)
+        return self.engine_of(None)
 
     @property
     def mode(self) -> str:
@@ -303,11 +304,11 @@ class LLM(Calls):
         mode = self.config.prepared
         return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
 
-    def engine_of(self, mode: str, k: int | None = None) -> Engine:
+    def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
         """The engine of a mode; engines share programs and parameters, each has its own slots.
 
         Args:
-          mode: one of `modes`, or auto where that is configured.
+          mode: one of `modes`, or auto where that is configured; None is the configured one.
           k: most proposed tokens a round, 0 in mode ar; None is the configured K.
 
         Raises:
@@ -315,7 +316,7 @@ class LLM(Calls):
           SsdError: the model is closed.
         """
         self._sharing.check()
-        if mode == self.config.mode == "auto":
+        if mode is None or mode == self.config.mode == "auto":
             mode = self.mode
         if mode not in self.modes:
             if mode not in MODES:
@@ -326,7 +327,7 @@ class LLM(Calls):
         usual, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self._ks])
         k = usual if k is None else k
         if k not in ks:
-            remedy = f"; open with ks=[{k}]" if usual and k > 0 else ""
+            remedy = f"; open with ks=[{k}]" if usual and isinstance(k, int) and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
         if (mode, k) not in self._engines:
             with self._loading:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
+from numbers import Integral
 
 from ssd_jax.engine.request import FinishReason, Request
 from ssd_jax.errors import InputError
@@ -94,8 +95,9 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
       InputError: an empty prompt, one that leaves no room in the context, too many stop ids, or an
         index out of range.
     """
-    if not 0 <= request.index < 2**32:
-        raise InputError(f"index = {request.index} is out of range; give 0 to {2**32 - 1}")
+    whole = isinstance(request.index, Integral) and not isinstance(request.index, bool)
+    if not whole or not 0 <= request.index < 2**32:
+        raise InputError(f"index = {request.index!r} is out of range; give 0 to {2**32 - 1}")
     size = len(request.prompt_ids)
     if size == 0:
         raise InputError("the prompt is empty; give at least one token")

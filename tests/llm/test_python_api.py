@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import json
 import shutil
 import threading
@@ -126,11 +127,65 @@ def test_n_texts_of_each_prompt_have_noise_of_their_own(llm):
         (("ab", [7]), "params = 7: give SamplingParams"),
         ((["ab", [1, -1]],), "prompt 1: token id -1 is not in the vocabulary"),
         (([[1, -1]],), "^token id -1 is not"),
+        (([True, False],), r"messages or a list of token ids, not \[True, False\]"),
     ],
 )
 def test_wrong_arguments_raise_input_errors(llm, arguments, message):
     with pytest.raises(InputError, match=message):
         llm.generate(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda llm: llm.generate("ab", foo=1),
+            "unknown key 'foo'; known: mode, n, params, prompts",
+        ),
+        (
+            lambda llm: llm.generate("ab", SHORT, sampling_params=SHORT, params=SHORT),
+            "sampling_params and params are two names of one setting",
+        ),
+        (lambda llm: llm.generate("ab", mode=""), "mode = '' is unknown"),
+        (lambda llm: llm.stream(["ab", "cd"]), "not .*; generate takes several prompts"),
+        (lambda llm: llm.request("ab", SHORT, "a"), "index = 'a' is out of range; give 0 to"),
+        (lambda llm: llm.request("ab", SHORT, 1.5), "index = 1.5 is out of range"),
+        (lambda llm: llm.request("ab", SHORT, True), "index = True is out of range"),
+        (lambda llm: next(llm.run(["ab"])), "requests = .*: give a list of what `request` makes"),
+        (lambda llm: next(llm.run(5)), "requests = 5: give a list"),
+        (lambda llm: next(llm.run(llm.request("ab"))), "requests = Request.*: give a list"),
+        (lambda llm: next(llm.run([llm.request("ab")], k="a")), "k = a was not prepared"),
+        (lambda llm: llm.load(status=5), "status = 5 is not understood; give a function"),
+    ],
+)
+def test_wrong_arguments_of_every_call_raise_input_errors(llm, call, message):
+    with pytest.raises(InputError, match=message):
+        call(llm)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"config": {"slots": 2}}, "config = {'slots': 2} is not understood; give a Config"),
+        ({"config": Config(), "slots": 2}, "give either config or settings, not both"),
+        *(
+            ({"ks": ks}, f"ks = {ks!r} is impossible; give a list of numbers from 1 to 16")
+            for ks in (3, "ab", [0], [-1], [2.5], [True], [17])
+        ),
+        ({"progress": 5}, "progress = 5 is not understood; give a function"),
+        ({"status": 5}, "status = 5 is not understood; give a function"),
+    ],
+)
+def test_a_model_is_not_opened_with_wrong_arguments(given, message):
+    with pytest.raises(InputError) as error:
+        LLM(**given)
+    assert str(error.value) == message
+
+
+def test_parameters_go_by_the_name_that_vllm_has_for_them(llm):
+    (output,) = llm.generate("ab", sampling_params=SHORT)
+    assert len(output.token_ids) == 3
+    assert inspect.signature(llm.generate).parameters.keys() == {"prompts", "params", "n", "mode"}
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])

@@ -1,0 +1,50 @@
+"""What an `LLM` is opened with, checked before anything is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.config import Config
+from ssd_jax.errors import InputError
+from ssd_jax.settings import MAX_K
+
+
+def checked_config(
+    target: str | Path | None, config: Config | None, settings: Mapping[str, Any]
+) -> Config:
+    """The `Config` that is given, or that of the settings.
+
+    Raises:
+      InputError: both, or bad settings.
+    """
+    if config is None:
+        named: dict[str, Any] = {} if target is None else {"target": target}
+        return Config(**named, **settings)
+    if not isinstance(config, Config):
+        raise InputError(f"config = {config!r} is not understood; give a Config")
+    if target is not None or settings:
+        raise InputError("give either config or settings, not both")
+    return config
+
+
+def checked_ks(ks: Iterable[int]) -> tuple[int, ...]:
+    """Values of K to prepare.
+
+    Raises:
+      InputError: others than can be.
+    """
+    found: tuple[Any, ...] = tuple(ks) if isinstance(ks, Iterable) else (None,)
+    whole = all(isinstance(k, Integral) and not isinstance(k, bool) for k in found)
+    if not whole or not all(1 <= k <= MAX_K for k in found):
+        raise InputError(f"ks = {ks!r} is impossible; give a list of numbers from 1 to {MAX_K}")
+    return tuple(map(int, found))
+
+
+def check_callable(**called: Callable[..., object] | None) -> None:
+    """Raises: InputError: neither None nor something to call."""
+    for name, value in called.items():
+        if value is not None and not callable(value):
+            raise InputError(f"{name} = {value!r} is not understood; give a function")
