@@ -10,7 +10,7 @@ from ssd_jax.compat import avoid_wrong_sums
 if TYPE_CHECKING:
     from ssd_jax.config import Config
     from ssd_jax.engine.request import RequestOutput, TokenEvent
-    from ssd_jax.errors import InputError, SsdError
+    from ssd_jax.errors import DeviceError, InputError, SsdError
     from ssd_jax.llm import LLM
     from ssd_jax.sampling.params import SamplingParams
 
@@ -18,11 +18,13 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Config",
+    "DeviceError",
     "InputError",
     "RequestOutput",
     "SamplingParams",
     "SsdError",
     "TokenEvent",
+    "__version__",
 ]
 
 avoid_wrong_sums()  # importing the package is what surely comes before JAX starts
@@ -30,6 +32,7 @@ avoid_wrong_sums()  # importing the package is what surely comes before JAX star
 _HOME = {
     "LLM": "ssd_jax.llm",
     "Config": "ssd_jax.config",
+    "DeviceError": "ssd_jax.errors",
     "InputError": "ssd_jax.errors",
     "SsdError": "ssd_jax.errors",
     "RequestOutput": "ssd_jax.engine.request",

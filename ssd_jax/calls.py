@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import cast
 
@@ -194,8 +194,8 @@ class Calls(ABC):
     @by_name(sampling_params="params")
     async def stream_async(
         self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
-    ) -> AsyncIterator[TokenEvent]:
-        """`stream` for an event loop; leaving the loop cancels it."""
+    ) -> AsyncGenerator[TokenEvent]:
+        """`stream` for an event loop; `aclose` cancels it."""
         request = await asyncio.to_thread(self.request, prompt, params)
         async with contextlib.aclosing(self._run_async([request], mode)) as events:
             async for event in events:
@@ -218,15 +218,19 @@ class Calls(ABC):
     @by_name(sampling_params="params")
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
-    ) -> Iterator[TokenEvent]:
-        """Completes one prompt, yielding events as tokens come; leaving the loop cancels it."""
+    ) -> Generator[TokenEvent]:
+        """Completes one prompt, yielding events as tokens come.
+
+        A generator that is closed, or deleted, cancels its request: one that nothing but a `for`
+        loop holds, when the loop is left.
+        """
         return self.run([self.request(prompt, params)], mode)
 
     @by_name()
     def run(
         self, requests: Sequence[Request], mode: str | None = None, k: int | None = None
-    ) -> Iterator[TokenEvent]:
-        """Events of these requests until all have ended; leaving early cancels them.
+    ) -> Generator[TokenEvent]:
+        """Events of these requests until all have ended; see `stream` for leaving early.
 
         `mode` and `k` choose an engine; see `engine_of`. An interrupt (Ctrl-C) comes between
         rounds, or ends a wait for another thread's; it cancels these requests and no others.

@@ -227,6 +227,15 @@ def test_leaving_an_asynchronous_stream_cancels_it(llm):
 LONG = dataclasses.replace(SHORT, max_tokens=50)
 
 
+def test_a_stream_that_is_kept_is_cancelled_when_it_is_closed(llm):
+    events = llm.stream("ab", LONG)
+    for _event in events:
+        break
+    assert llm.engine.has_work
+    events.close()
+    assert not llm.engine.has_work
+
+
 async def streamed(llm):
     return [event async for event in llm.stream_async("ab", LONG)]
 
@@ -256,6 +265,8 @@ def test_a_cancelled_task_is_told_so_and_cancels_what_it_asked_for(llm, monkeypa
 
 def test_names_help_and_repr(llm):
     assert set(dir(ssd_jax)) == set(ssd_jax.__all__)
+    assert {"DeviceError", "__version__"} <= set(dir(ssd_jax))
+    assert issubclass(ssd_jax.DeviceError, SsdError)
     assert "  top_k: likeliest tokens kept; 0 is off." in SamplingParams.__doc__
     assert "  mode: decoding mode;" in Config.__doc__
     assert "slots=2" in repr(llm)
