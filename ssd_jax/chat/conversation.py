@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.system.atomic import write_file
 from ssd_jax.system.prompts import BadLine, prompt_line, read_json_lines
 
 
@@ -92,14 +93,13 @@ def save(conversation: Conversation, path: Path, *, replace: bool = False) -> bo
         there = path.exists()
         if there and not path.is_file():
             raise InputError(f"{path} is no file; give another name")
-        with path.open("wb" if replace else "xb") as file:
-            file.write(data)
+        if there and not replace:
+            raise InputError(
+                f"{path} exists and was left as it is; give another name, or /save! {path} to "
+                "replace it"
+            )
+        write_file(path, data)
         return there
-    except FileExistsError:
-        raise InputError(
-            f"{path} exists and was left as it is; give another name, or /save! {path} to "
-            "replace it"
-        ) from None
     except OSError as error:
         raise InputError(
             f"{path}: not saved: {error.strerror or error}; give another name"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import FORWARDS
+from ssd_jax.system.atomic import new_file
 from ssd_jax.traces.read import EngineLanes, Slice
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
         fontsize=10,
     )
     try:
-        figure.savefig(path, dpi=150)
+        with new_file(path) as file:
+            figure.savefig(file, format=path.suffix[1:] or None, dpi=150)
     except (OSError, ValueError) as error:
         raise InputError(f"output = '{path}' cannot be written: {error}") from None
 

@@ -10,6 +10,7 @@ from ssd_jax.chat import conversation as files
 from ssd_jax.chat.conversation import Conversation
 from ssd_jax.errors import InputError
 from ssd_jax.system.prompts import PromptLine, prompt_line, read_json_lines
+from tests.system.full_disk import files_of_at_most
 
 TALK = (
     Conversation(system="be brief")
@@ -60,6 +61,18 @@ def test_a_file_is_replaced_only_when_told_so(tmp_path):
     assert path.read_text() == "precious"
     files.save(TALK, path, replace=True)
     assert files.load(path) == TALK
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_full_disk_leaves_what_was_there(tmp_path, replace):
+    path = tmp_path / "talk.jsonl"
+    if replace:
+        files.save(TALK, path)
+    longer = TALK.said("user", "x" * 4096)
+    with files_of_at_most(1024), pytest.raises(InputError, match="not saved: File too large"):
+        files.save(longer, path, replace=replace)
+    assert list(tmp_path.iterdir()) == [path] * replace
+    assert not replace or files.load(path) == TALK
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import resource
 from pathlib import Path
 
 import ml_dtypes
@@ -19,6 +17,7 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts
 from tests.checkpoints.tiny_drafts import EMBEDDING, open_target
+from tests.system.full_disk import files_of_at_most
 
 IDS = np.array([3, 5, 100, 200, tiny.EOS, tiny.END_OF_TURN])
 SPECIAL = [tiny.EOS, tiny.END_OF_TURN, tiny.PAD]
@@ -169,17 +168,6 @@ def test_nothing_but_a_draft_is_overwritten(tmp_path, target):
 
 def names(directory):
     return sorted(entry.name for entry in directory.iterdir())
-
-
-@contextlib.contextmanager
-def files_of_at_most(size):
-    """Larger ones cannot be written, as on a disk that is full."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("over", [False, True])

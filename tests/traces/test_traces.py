@@ -14,6 +14,7 @@ from ssd_jax.roles.activity import Busy
 from ssd_jax.traces import picture
 from ssd_jax.traces.picture import choose, gaps, title, window
 from ssd_jax.traces.read import Slice, read_trace
+from tests.system.full_disk import files_of_at_most
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -142,6 +143,22 @@ def test_the_command_draws_a_picture_and_says_where(path, tmp_path, capsys):
     assert main(list(arguments)) == 0
     assert other.read_bytes().startswith(PNG)
     assert "ar, rounds 0 to 2; 3 tokens in 3000 ms" in capsys.readouterr().out
+
+
+@pytest.mark.more
+def test_a_full_disk_leaves_the_picture_that_was_there(path, tmp_path, capsys):
+    (tmp_path / "old.png").write_bytes(PNG)
+    with files_of_at_most(4096):
+        assert main(["trace", str(path), f"--output={tmp_path}/old.png"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert (tmp_path / "old.png").read_bytes() == PNG
+    assert {each.name for each in tmp_path.iterdir()} == {"old.png", path.name}
+
+
+@pytest.mark.more
+def test_a_picture_without_a_kind_is_written_where_it_was_to_be(path, tmp_path, capsys):
+    assert main(["trace", str(path), f"--output={tmp_path}/drawn"]) == 0
+    assert (tmp_path / "drawn").read_bytes().startswith(PNG)
 
 
 def test_the_picture_has_lanes_colours_and_a_legend_that_say_what_happened(path, monkeypatch):
