@@ -64,9 +64,10 @@ class WordWrap:
         self._space = self._word = ""
         needed = cell_len(space.expandtabs()) + cell_len(word)
         if self._column and space and self._column + needed > self._width:
-            self._column = cell_len(word)
-            return f"\n{word}"
-        self._column = (self._column + needed) % self._width
+            self._column, space, needed = 0, "\n", cell_len(word)
+        self._column += needed
+        if self._column > self._width:  # the terminal broke the line
+            self._column = (self._column - 1) % self._width + 1
         return space + word
 
 

@@ -32,6 +32,11 @@ def test_text_that_fits_is_shown_as_it_is():
     assert wrapped(TEXT, 80, 3) == TEXT
 
 
+def test_a_line_that_ends_at_the_width_is_broken_before_the_next_word():
+    assert wrapped("one two three four", 7, 3).split("\n") == ["one two", "three", "four"]
+    assert wrapped("x" * 24 + " one two", 12, 5).split("\n") == ["x" * 24, "one two"]
+
+
 def test_a_long_word_is_left_to_the_terminal_and_not_held_back():
     address = "https://example.org/" + "x" * 60
     wrap = WordWrap(40)
