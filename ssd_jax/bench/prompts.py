@@ -19,7 +19,7 @@ from ssd_jax.system.prompts import (
     string,
 )
 
-BUILT_IN = ("mt_bench", "humaneval", "gsm8k", "eight_kinds")
+BUILT_IN = ("mt_bench", "humaneval", "gsm8k", "eight_kinds", "demo")
 """Names of the sets in the package; `prompt_sets/LICENSES.md` says what is in them."""
 
 HUMANEVAL_REQUEST = (

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench.accounting import PinnedModel, core_groups
-from ssd_jax.bench.prompts import BenchPrompt
+from ssd_jax.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.bench.run import PromptResult, Variant, prompt_result, run_paired
 from ssd_jax.bench.table import Column, build_table, number_cell
 from ssd_jax.chat.screen import WordWrap, printable
@@ -41,13 +41,6 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
     from ssd_jax.traces.read import EngineLanes
 
-PROMPTS = (
-    "What is the capital of France?",
-    "List the four seasons of the year.",
-    "Correct the sentence: She go to school yesterday.",
-    "Write a for loop in Python that prints the numbers from 1 to 10.",
-    "Explain photosynthesis in one sentence.",
-)
 _K, _BUDGET = "4", "16"
 _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
 
@@ -77,16 +70,17 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(values, "demo", arguments)
     every = given["mode"] == "sd" and given["draft"] is None
     config = settings.config_of({**given, "mode": "ar"} if every else given)
-    asked = PROMPTS if given["prompt"] is None else (given["prompt"],)
+    asked = given["prompt"]
+    one = BenchPrompt(set="demo", index=0, prompt=asked)
     demo = _Demo(
-        prompts=[BenchPrompt(set="demo", index=i, prompt=text) for i, text in enumerate(asked)],
+        prompts=load_prompts("demo") if asked is None else [one],
         params=params_of(config, given, values),
         console=Console(highlight=False),
     )
     rows = demo.every_mode(config, given["k"]) if every else demo.modes_of(config)
     failed = [row.name for row in rows for result in row.results if result.failed]
     if failed:
-        raise failure(failed, len(rows) * len(asked), "answers")
+        raise failure(failed, len(rows) * len(demo.prompts), "answers")
     return 0
 
 

@@ -5,7 +5,9 @@ import hashlib
 import importlib.resources
 import json
 import re
+import tomllib
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +66,8 @@ def test_the_code_of_a_prompt_may_have_braces(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("mt_bench", 80), ("humaneval", 40), ("gsm8k", 40), ("eight_kinds", 80)]
+    ("name", "count"),
+    [("mt_bench", 80), ("humaneval", 40), ("gsm8k", 40), ("eight_kinds", 80), ("demo", 5)],
 )
 def test_the_built_in_sets_are_complete(name, count):
     prompts = load_prompts(name)
@@ -90,6 +93,13 @@ def _categories(name):
 @pytest.mark.parametrize("name", ["mt_bench", "eight_kinds"])
 def test_the_first_of_a_set_of_categories_are_one_of_each(name):
     assert len(set(_categories(name)[:8])) == 8
+
+
+def test_the_demo_asks_five_kinds_of_prompts_which_drafts_are_not_trained_with():
+    assert len(set(_categories("demo"))) == 5
+    configs = sorted((Path(__file__).parents[2] / "configs/distill").glob("smollm2-wide-*.toml"))
+    held_out = [tomllib.loads(path.read_text())["prompts"]["held_out"] for path in configs]
+    assert [("demo" in names) for names in held_out] == [True, True]
 
 
 def test_every_second_of_the_eight_kinds_are_of_all_kinds():
