@@ -17,7 +17,7 @@ from rich.text import Text
 from ssd_jax.bench import stats
 from ssd_jax.bench.run import BenchResult, PairedRuns, PromptResult, first_difference
 from ssd_jax.bench.stats import FEWEST_FOR_INTERVAL, Estimate
-from ssd_jax.bench.table import Column, build_table, counted, estimate_cell, number_cell
+from ssd_jax.bench.table import Column, build_table, counted, estimate_cell, median_cell
 
 SCHEMA_VERSION = 1
 """Of the JSON of every suite; goes up when a key changes its meaning or goes away."""
@@ -167,7 +167,8 @@ def _first_difference(runs: PairedRuns, base: PairedRuns) -> int | None:
     return min((place for place in places if place is not None), default=None)
 
 
-def _identical(row: VariantSummary) -> Text | None:
+def identical_cell(row: VariantSummary) -> Text | None:
+    """Whether all prompts have the base's tokens, or how many."""
     if row.identical is None:
         return None
     if row.identical == row.prompts:
@@ -180,25 +181,27 @@ def _gap(title: str, place: int) -> Column[VariantSummary]:
 
 
 def _metric(title: str, name: str) -> Column[VariantSummary]:
-    return Column(title, lambda row: _median(row.metrics.get(name), "{:.2f}"))
+    return Column(title, lambda row: median_cell(row.metrics.get(name), "{:.2f}"))
 
 
-def _median(estimate: Estimate | None, form: str) -> str | None:
-    return number_cell(estimate and estimate.median, form)
-
-
-_COLUMNS: tuple[Column[VariantSummary], ...] = (
-    Column("variant", lambda row: Text(row.variant, style="cyan"), "left"),
+SPEED: tuple[Column[VariantSummary], ...] = (
     Column("tokens/s", lambda row: estimate_cell(row.decode_tokens_per_second, "{:.1f}")),
     Column("ratio", lambda row: estimate_cell(row.ratio, "{:.2f}x")),
-    Column("first\ntoken ms", lambda row: _median(row.ttft_ms, "{:.0f}")),
-    _gap("gap ms\nP50", 0),
-    _gap("\nP95", 1),
-    _gap("\nP99", 2),
+    Column("first\ntoken ms", lambda row: median_cell(row.ttft_ms, "{:.0f}")),
+)
+OF_DRAFT: tuple[Column[VariantSummary], ...] = (
     _metric("accepted\nlength", "acceptance_length"),
     _metric("hit\nrate", "hit_rate"),
     _metric("hidden\ndraft", "hidden_draft_share"),
-    Column("same\nids", _identical),
+)
+_COLUMNS: tuple[Column[VariantSummary], ...] = (
+    Column("variant", lambda row: Text(row.variant, style="cyan"), "left"),
+    *SPEED,
+    _gap("gap ms\nP50", 0),
+    _gap("\nP95", 1),
+    _gap("\nP99", 2),
+    *OF_DRAFT,
+    Column("same\nids", identical_cell),
 )
 
 

@@ -123,6 +123,11 @@ def number_cell(value: float | None, form: str) -> str | None:
     return None if value is None else form.format(value)
 
 
+def median_cell(estimate: Estimate | None, form: str) -> str | None:
+    """The median in a format, without its interval."""
+    return number_cell(estimate and estimate.median, form)
+
+
 def counted(count: int, noun: str) -> str:
     """ "1 prompt", "2 prompts"."""
     return f"{count} {noun}" + ("" if count == 1 else "s")

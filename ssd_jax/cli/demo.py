@@ -7,9 +7,8 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
@@ -17,8 +16,15 @@ from rich.text import Text
 
 from ssd_jax.bench.accounting import PinnedModel, core_groups
 from ssd_jax.bench.prompts import BenchPrompt, load_prompts
-from ssd_jax.bench.run import PromptResult, Variant, prompt_result, run_paired
-from ssd_jax.bench.table import Column, build_table, number_cell
+from ssd_jax.bench.report import (
+    OF_DRAFT,
+    SPEED,
+    VariantSummary,
+    identical_cell,
+    summarize,
+)
+from ssd_jax.bench.run import BenchResult, Variant, prompt_result, run_paired
+from ssd_jax.bench.table import Column, build_table, median_cell
 from ssd_jax.chat.screen import WordWrap, printable
 from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
 from ssd_jax.cli import settings
@@ -45,24 +51,6 @@ _K, _BUDGET = "4", "16"
 _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
 
 
-class DemoRow(NamedTuple):
-    """What a mode, with whatever else tells rows apart, did with each prompt."""
-
-    name: str
-    results: Sequence[PromptResult]
-
-    @property
-    def speed(self) -> float | None:
-        """Tokens per second of all answers, without their first tokens."""
-        gaps = [gap for result in self.results for gap in result.itl_ms]
-        return 1e3 * len(gaps) / sum(gaps) if sum(gaps) else None
-
-    def mean(self, metric: str) -> float | None:
-        """Of the answers that have this metric."""
-        found = [value for r in self.results if (value := r.metrics.get(metric)) is not None]
-        return float(np.mean(found)) if found else None
-
-
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     own: settings.OwnFlags = {"prompt": "what to ask instead of the demo's prompts"}
@@ -77,10 +65,9 @@ def run(arguments: Sequence[str]) -> int:
         params=params_of(config, given, values),
         console=Console(highlight=False),
     )
-    rows = demo.every_mode(config, given["k"]) if every else demo.modes_of(config)
-    failed = [row.name for row in rows for result in row.results if result.failed]
-    if failed:
-        raise failure(failed, len(rows) * len(demo.prompts), "answers")
+    results = demo.every_mode(config, given["k"]) if every else [demo.modes_of(config)]
+    if failed := [name for result in results for name in result.failures]:
+        raise failure(failed, sum(len(result.runs) for result in results), "answers")
     return 0
 
 
@@ -92,15 +79,15 @@ class _Demo:
     params: SamplingParams
     console: Console
 
-    def modes_of(self, config: Config) -> list[DemoRow]:
+    def modes_of(self, config: Config) -> BenchResult:
         """The modes that these settings prepare."""
         with self._opened(config) as llm:
             self._answer(llm)
-            rows = self._run({mode: self._variant(llm, mode) for mode in llm.modes})
-            self._show(rows, _described(llm.config))
-        return rows
+            result = self._run({mode: self._variant(llm, mode) for mode in llm.modes})
+            self._show(summarize(result), _described(llm.config))
+        return result
 
-    def every_mode(self, plain: Config, k: str | None) -> list[DemoRow]:
+    def every_mode(self, plain: Config, k: str | None) -> list[BenchResult]:
         """AR, SD and SSD by both ways to count cores, what mode auto takes, and a picture."""
         import jax  # bad flags must not wait for it
 
@@ -112,30 +99,32 @@ class _Demo:
         trace = Path(ssd.trace or "")
         self.console.print(about, style="dim")
         cores = sorted(usable_cores()) if jax.default_backend() == "cpu" else []
-        paper: list[DemoRow] = []
+        results: list[BenchResult] = []
         with ExitStack() as until:
             # First: what it compiles, on all cores, the processes on some of them find.
             sd_model = until.enter_context(self._opened(sd))
             self._answer(sd_model)
             if len(cores) > 1:
-                paper = self._paper(sd, ssd, *core_groups(plain.target_cores, None))
+                results = [self._paper(sd, ssd, *core_groups(plain.target_cores, None))]
                 ssd = dataclasses.replace(ssd, trace=None)
             ssd_model = until.enter_context(self._opened(dataclasses.replace(ssd, mode="auto")))
             variants = {mode: self._variant(sd_model, mode) for mode in sd_model.modes}
             variants |= {mode: self._variant(ssd_model, mode) for mode in ("ssd", "auto")}
-            *rows, auto = self._run(variants)
+            result = self._run(variants)
+            *rows, auto = summarize(result)
             where = f": {_named(cores)}" if cores else ""
             self._show(rows, f"All cores for everybody{where}", ssd)
-            other = sd.draft != ssd.draft and auto.results[0].metrics.get("mode") == "sd"
-            drafted = ", with the draft of ssd" * other
-            measured = number_cell(auto.speed, f"; measured{drafted}: {{:.1f}}") or ""
+            mode = result.of(auto.variant)[0].results[0].metrics.get("mode")
+            drafted = ", with the draft of ssd" * (sd.draft != ssd.draft and mode == "sd")
+            form = f"; measured{drafted}: {{:.1f}}"
+            measured = median_cell(auto.decode_tokens_per_second, form) or ""
             self.console.print(f"{ssd_model.choice}{measured}\n")
         self.console.print(_picture(trace), soft_wrap=True)
-        return [*paper, *rows, auto]
+        return [*results, result]
 
     def _paper(
         self, sd: Config, ssd: Config, target: Sequence[int], draft: Sequence[int]
-    ) -> list[DemoRow]:
+    ) -> BenchResult:
         """The target has these cores in every mode, and the draft of SSD others."""
         sd = dataclasses.replace(sd, target_cores=shown(target))
         ssd = dataclasses.replace(ssd, target_cores=shown(target), draft_cores=shown(draft))
@@ -146,13 +135,13 @@ class _Demo:
                 sd_model.wait_ready()
                 ssd_model.wait_ready()
             modes = {"ar": sd_model, "sd": sd_model, "ssd": ssd_model}
-            rows = self._run({mode: model.variant(mode, None) for mode, model in modes.items()})
+            result = self._run({mode: model.variant(mode, None) for mode, model in modes.items()})
         title = (
             f"The paper's accounting: the target on {_named(target)} in every mode,\n"
             f"SSD's draft on {_named(draft)}"
         )
-        self._show(rows, title, ssd)
-        return rows
+        self._show(summarize(result), title, ssd)
+        return result
 
     @contextmanager
     def _opened(self, config: Config) -> Iterator[LLM]:
@@ -179,18 +168,17 @@ class _Demo:
     def _variant(self, llm: LLM, mode: str) -> Variant:
         return lambda prompt: prompt_result(llm, prompt, self.params, mode, None)
 
-    def _run(self, variants: Mapping[str, Variant]) -> list[DemoRow]:
+    def _run(self, variants: Mapping[str, Variant]) -> BenchResult:
         """Every prompt in every mode, after one run that does not count: first ones are slow."""
         with self._waiting("measuring every mode"):
-            result = run_paired(variants, self.prompts, warmup=1, repeats=1)
-        return [DemoRow(name, [runs.results[0] for runs in result.of(name)]) for name in variants]
+            return run_paired(variants, self.prompts, warmup=1, repeats=1)
 
     def _waiting(self, text: str) -> Status:
         """A line on the terminal, as long as something takes."""
         return Console(stderr=True).status(text, spinner="line")
 
-    def _show(self, rows: Sequence[DemoRow], title: str, ssd: Config | None = None) -> None:
-        notes = () if ssd is None else draft_cost(rows[-1], ssd)
+    def _show(self, rows: Sequence[VariantSummary], title: str, ssd: Config | None = None) -> None:
+        notes = [] if ssd is None else draft_cost(rows[-1], ssd)
         self.console.print(speed_table(rows, title=title, notes=notes))
         self.console.print()
 
@@ -257,44 +245,24 @@ def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
     return (first + 1, count - 1) if count > 1 else (first, count)
 
 
-def speed_table(rows: Sequence[DemoRow], *, title: str, notes: Sequence[str] = ()) -> Table:
+def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[str] = ()) -> Table:
     """A row for each mode, of which the first is what the others are compared with."""
-    base = rows[0]
-
-    def ratio(row: DemoRow) -> float | None:
-        return row.speed / base.speed if row is not base and row.speed and base.speed else None
-
-    def first(row: DemoRow) -> float | None:
-        found = [r.ttft_ms for r in row.results if r.ttft_ms is not None]
-        return float(np.median(found)) if found else None
-
-    def identical(row: DemoRow) -> Text | None:
-        if row is base:
-            return None
-        same = [r.token_ids for r in row.results] == [r.token_ids for r in base.results]
-        return Text("yes", style="green") if same else Text("no", style="red")
-
-    def metric(title: str, name: str) -> Column[DemoRow]:
-        return Column(title, lambda row: number_cell(row.mean(name), "{:.2f}"))
-
-    columns: list[Column[DemoRow]] = [
-        Column("mode", lambda row: Text(row.name, style="cyan"), "left"),
-        Column("tokens\n/s", lambda row: number_cell(row.speed, "{:.1f}")),
-        Column("ratio", lambda row: number_cell(ratio(row), "{:.2f}x")),
-        Column("first\ntoken ms", lambda row: number_cell(first(row), "{:.0f}")),
-        metric("accepted\nlength", "acceptance_length"),
-        metric("hit\nrate", "hit_rate"),
-        metric("hidden\ndraft", "hidden_draft_share"),
-        Column("identical", identical),
+    columns: list[Column[VariantSummary]] = [
+        Column("mode", lambda row: Text(row.variant, style="cyan"), "left"),
+        *SPEED,
+        *OF_DRAFT,
+        Column("identical", identical_cell),
     ]
+    paired = f"; ratio: to {rows[0].variant}, prompt by prompt" * (len(rows) > 1)
+    notes = [f"medians over the prompts{paired}", *notes]
     return build_table(columns, rows, title=title, notes=notes)
 
 
-def draft_cost(row: DemoRow, config: Config) -> list[str]:
+def draft_cost(row: VariantSummary, config: Config) -> list[str]:
     """What the draft of an SSD run costs beside the target, in words; nothing if unknown."""
-    step, verify = row.mean("step_ms"), row.mean("verify_ms")
-    if not step or not verify:
+    if not {"step_ms", "verify_ms"} <= {*row.metrics}:
         return []
+    step, verify = row.metrics["step_ms"].median, row.metrics["verify_ms"].median
     k, branches = config.speculated, config.branches
     fits = "which hides them" if k * step <= verify else "so it waits for its draft"
     return [

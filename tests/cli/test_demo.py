@@ -5,69 +5,77 @@ import io
 import pytest
 from rich.console import Console
 
-from ssd_jax.bench.run import PromptResult
-from ssd_jax.cli.demo import DemoRow, behind_a_prompt, draft_cost, speed_table
+from ssd_jax.bench.report import summarize
+from ssd_jax.bench.run import run_paired
+from ssd_jax.cli.demo import behind_a_prompt, draft_cost, speed_table
 from ssd_jax.config import Config
-from ssd_jax.engine import metrics
 from ssd_jax.traces.read import EngineLanes, Slice
+from tests.bench import fakes
 
 
-def row(name, ids=(1, 2), speed=30.0, ttft=85.0, **found):
-    """Two answers of a mode."""
-    result = PromptResult(
-        token_ids=tuple(ids),
-        ttft_ms=ttft,
-        itl_ms=(1e3 / speed,),
-        metrics=metrics.empty() | found,
-    )
-    return DemoRow(name, [result, result])
+def rows(**modes):
+    """Summaries of modes by the results that each has of its prompts."""
+    variants = {name: lambda prompt, of=of: of[prompt.index] for name, of in modes.items()}
+    count = len(next(iter(modes.values())))
+    return summarize(run_paired(variants, fakes.prompts(count), warmup=0, repeats=1))
 
 
-def shown(rows, width=80, **options):
+def answers(**options):
+    """Two that are alike."""
+    return [fakes.result(**options)] * 2
+
+
+def shown(width=80, notes=(), **modes):
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(speed_table(rows, title="all cores", **options))
+    console.print(speed_table(rows(**modes), title="all cores", notes=notes))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_the_table_has_only_columns_with_values():
-    table = shown([row("ar"), row("sd", speed=45.0)])
+    ar = answers(tokens_per_second=30)
+    table = shown(ar=ar, sd=answers(tokens_per_second=45))
     assert "all cores" in table
     assert "1.50x" in table
     assert "hit" not in table
     assert "yes" in table
-    assert "no" in shown([row("ar"), row("sd", ids=(1, 3))])
+    assert "no" in shown(ar=ar, sd=answers(ids=(1, 3)))
 
 
 def test_the_widest_table_fits_80_columns_with_nothing_folded():
-    widest = row(
-        "ssd",
-        speed=1213.4,
-        ttft=1190,
-        acceptance_length=12.95,
-        hit_rate=1.0,
-        hidden_draft_share=0.62,
-    )
-    table = shown([row("ar", speed=10.0), widest], notes=["a note"])
+    metrics = {"acceptance_length": 12.95, "hit_rate": 1.0, "hidden_draft_share": 0.62}
+    widest = answers(tokens_per_second=1213.4, ttft=1.19, metrics=metrics)
+    table = shown(ar=answers(tokens_per_second=10), ssd=widest, notes=["a note"])
     for part in ("1213.4", "121.34x", "1190", "12.95", "1.00", "0.62", "yes", "a note"):
         assert part in table
     assert all(word in table for word in ("tokens", "token", "length", "identical"))
     assert table.count("mode") == 1
 
 
-def test_speed_counts_every_token_alike():
-    fast, slow = row("x", speed=100.0).results[0], row("x", speed=25.0).results[0]
-    assert DemoRow("ssd", [fast, slow]).speed == pytest.approx(40)
-    assert DemoRow("ssd", [PromptResult(token_ids=(1,))]).speed is None
+def test_figures_are_medians_over_prompts_and_ratios_are_of_the_same_prompt():
+    def of(speeds, lengths=(None, None, None)):
+        return [
+            fakes.result(range(tokens), tokens_per_second=speed, metrics={"acceptance_length": a})
+            for tokens, speed, a in zip((2, 3, 100), speeds, lengths, strict=True)
+        ]
+
+    table = shown(ar=of((10, 20, 90)), ssd=of((30, 30, 45), (1.25, 2.5, 4)))
+    (ssd,) = (line.split() for line in table.splitlines() if line.startswith("ssd"))
+    assert ssd[1:3] == ["30.0", "1.50x"]  # of 3, 1.5 and 0.5
+    assert "2.50" in ssd
+    assert "medians over the prompts; ratio: to ar, prompt by prompt" in table
+    assert "ratio" not in shown(ar=answers())
 
 
 @pytest.mark.parametrize(("step", "words"), [(20, "which hides them"), (30, "it waits for its")])
 def test_a_draft_is_said_to_be_hidden_where_its_forwards_fit_under_a_verification(step, words):
     config = Config(mode="ssd", draft="d", k="4", budget="8")
-    one, other = draft_cost(row("ssd", step_ms=step, verify_ms=85.0), config)
+    (ssd,) = rows(ssd=answers(metrics={"step_ms": step, "verify_ms": 85.0}))
+    one, other = draft_cost(ssd, config)
     assert words in other
     assert f"4 draft forwards of 8 branches, {step} ms each" in one
-    assert draft_cost(row("ssd", verify_ms=85.0), config) == []
+    (ssd,) = rows(ssd=answers(metrics={"step_ms": None, "verify_ms": 85.0}))
+    assert draft_cost(ssd, config) == []
 
 
 def test_the_rounds_that_are_drawn_have_no_prefill_among_or_beside_them():

@@ -193,7 +193,7 @@ def test_demo_shows_its_table_first(fake):
     status, out, err = fake(["stop"] * 4 + ["error"], "demo", *flags)
     assert status == 1
     assert "identical" in out
-    assert "1 of 2 answers ended with finish_reason error (sd)" in err
+    assert "1 of 2 answers ended with finish_reason error (demo:0 sd)" in err
 
 
 def test_demo_without_a_draft_of_the_package_takes_the_targets_own_weights(
