@@ -36,7 +36,7 @@ from ssd_jax.cli.loading import (
     progress_bar,
     short,
 )
-from ssd_jax.config import Config
+from ssd_jax.config import SPECULATIVE, Config
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
     from ssd_jax.traces.read import EngineLanes
 
+_MODE = (
+    "what to compare with ar: sd, ssd or auto, with --draft, or ar alone; default: sd with "
+    "--draft; without it every mode, with drafts of the demo's choice, which no flag changes"
+)
 _K, _BUDGET = "4", "16"
 _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
 
@@ -54,10 +58,14 @@ _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but de
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     own: settings.OwnFlags = {"prompt": "what to ask instead of the demo's prompts"}
-    values = settings.new_flags(own, max_tokens=128, mode="sd")
+    values = settings.new_flags(own, max_tokens=128, mode=None)
+    values["mode"].help = _MODE
     given = settings.parse(values, "demo", arguments)
-    every = given["mode"] == "sd" and given["draft"] is None
-    config = settings.config_of({**given, "mode": "ar"} if every else given)
+    every = given["mode"] is None and given["draft"] is None
+    if every:
+        _refuse_settings_of_drafts(given)
+    mode = given["mode"] or ("ar" if every else "sd")
+    config = settings.config_of({**given, "mode": mode})
     asked = given["prompt"]
     one = BenchPrompt(set="demo", index=0, prompt=asked)
     demo = _Demo(
@@ -65,10 +73,20 @@ def run(arguments: Sequence[str]) -> int:
         params=params_of(config, given, values),
         console=Console(highlight=False),
     )
-    results = demo.every_mode(config, given["k"]) if every else [demo.modes_of(config)]
+    results = demo.every_mode(config) if every else [demo.modes_of(config)]
     if failed := [name for result in results for name in result.failures]:
         raise failure(failed, sum(len(result.runs) for result in results), "answers")
     return 0
+
+
+def _refuse_settings_of_drafts(given: Mapping[str, Any]) -> None:
+    with settings.naming_file(given):
+        for name in SPECULATIVE:
+            if given[name] is not None:
+                raise InputError(
+                    f"{name} = {given[name]!r} is for a draft of yours; give --draft, too, or "
+                    "leave it out: without one the demo chooses drafts for every mode"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +105,7 @@ class _Demo:
             self._show(summarize(result), _described(llm.config))
         return result
 
-    def every_mode(self, plain: Config, k: str | None) -> list[BenchResult]:
+    def every_mode(self, plain: Config) -> list[BenchResult]:
         """AR, SD and SSD by both ways to count cores, what mode auto takes, and a picture."""
         import jax  # bad flags must not wait for it
 
@@ -95,7 +113,7 @@ class _Demo:
 
         with progress_bar("downloading", unit="bytes") as progress:
             source = open_checkpoint(plain.target, progress=progress)
-        sd, ssd, about = _with_drafts(dataclasses.replace(plain, target_cores=None), k, source)
+        sd, ssd, about = _with_drafts(dataclasses.replace(plain, target_cores=None), source)
         trace = Path(ssd.trace or "")
         self.console.print(about, style="dim")
         cores = sorted(usable_cores()) if jax.default_backend() == "cpu" else []
@@ -183,7 +201,7 @@ class _Demo:
         self.console.print()
 
 
-def _with_drafts(plain: Config, k: str | None, source: Checkpoint) -> tuple[Config, Config, str]:
+def _with_drafts(plain: Config, source: Checkpoint) -> tuple[Config, Config, str]:
     """Modes sd and ssd with the draft of the package, or for want of it with others; and what
     drafts they have. Mode ssd writes its timeline."""
     trace = plain.trace
@@ -192,14 +210,14 @@ def _with_drafts(plain: Config, k: str | None, source: Checkpoint) -> tuple[Conf
         trace = str(cache_dir() / "demo-trace.json")
     common = {"draft_placement": "process", "trace": trace}
     if find_draft(source) is not None:
-        drafts: dict[str, Any] = {"draft": DEFAULT, "k": k or _K}
+        drafts: dict[str, Any] = {"draft": DEFAULT, "k": _K}
         sd = dataclasses.replace(plain, mode="sd", **drafts | {"trace": None})
         ssd = dataclasses.replace(plain, mode="ssd", budget=_BUDGET, **drafts | common)
         about = "the package's draft for sd and ssd"
     else:
-        sd = dataclasses.replace(plain, mode="sd", draft="ngram", k=k, trace=None)
+        sd = dataclasses.replace(plain, mode="sd", draft="ngram", trace=None)
         own = {"draft": plain.target, "draft_dtype": "int8", "budget": _OWN_BUDGET}
-        ssd = dataclasses.replace(plain, mode="ssd", k=k or _OWN_K, **own | common)
+        ssd = dataclasses.replace(plain, mode="ssd", k=_OWN_K, **own | common)
         about = "n-grams for sd; ssd, for want of a small draft, has the target's weights in int8"
     return sd, ssd, f"{short(plain.target)} in {plain.dtype},\n{about}"
 

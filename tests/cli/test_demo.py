@@ -8,7 +8,9 @@ from rich.console import Console
 from ssd_jax.bench.report import summarize
 from ssd_jax.bench.run import run_paired
 from ssd_jax.cli.demo import behind_a_prompt, draft_cost, speed_table
+from ssd_jax.cli.main import main
 from ssd_jax.config import Config
+from ssd_jax.errors import InputError
 from ssd_jax.traces.read import EngineLanes, Slice
 from tests.bench import fakes
 
@@ -85,3 +87,30 @@ def test_the_rounds_that_are_drawn_have_no_prefill_among_or_beside_them():
         for time, name in enumerate(names)
     ]
     assert behind_a_prompt(EngineLanes(name="ssd", target=target, draft=[])) == (5, 6)
+
+
+@pytest.mark.parametrize("name", ["k", "budget", "draft_dtype", "draft_cores"])
+def test_settings_of_a_draft_need_one(name, tmp_path, capsys):
+    value = "int8" if name == "draft_dtype" else "1"
+    assert main(["demo", f"--{name}={value}"]) == 2
+    said = f"{name} = '{value}' is for a draft of yours; give --draft, too"
+    assert said in capsys.readouterr().err
+    file = tmp_path / "settings.toml"
+    file.write_text(f'{name} = "{value}"')
+    assert main(["demo", f"--config={file}"]) == 2
+    assert f"config {file}: {said}" in capsys.readouterr().err
+
+
+def test_a_mode_is_taken_at_its_word(capsys, monkeypatch):
+    assert main(["demo", "--mode=sd"]) == 2
+    assert "mode = 'sd' needs a draft" in capsys.readouterr().err
+    opened = []
+
+    def open_llm(config):
+        opened.append(config.mode)
+        raise InputError("no model is here")
+
+    monkeypatch.setattr("ssd_jax.cli.demo.open_llm", open_llm)
+    for flags in (["--mode=ar"], ["--draft=ngram"], ["--mode=auto", "--draft=ngram"]):
+        assert main(["demo", *flags]) == 2
+    assert opened == ["ar", "sd", "auto"]

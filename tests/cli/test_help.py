@@ -64,7 +64,7 @@ def test_help_of_a_command_is_its_own(command, capsys):
         ("generate", "dtype", "native"),
         ("bench", "supports", "(default 16,64,256)"),
         ("chat", "max_tokens", "(default 1024)"),
-        ("demo", "mode", "(default sd)"),
+        ("demo", "mode", "default: sd with --draft; without it every mode"),
     ],
 )
 def test_help_tells_every_default(command, flag, said, capsys):
