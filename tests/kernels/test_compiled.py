@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ pytestmark = [
 TESTS = ("tests/kernels/test_linear.py", "tests/kernels/test_compiled_attention.py")
 SANITIZED = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 LESS = ("skylake-avx512", "haswell", "x86-64-v2")
+CLANG = shutil.which("clang++")
 
 only_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names of its processors")
 
@@ -63,3 +65,28 @@ def test_threads_run_every_part_of_a_loop_once(tmp_path):
 @pytest.mark.parametrize("processor", LESS)
 def test_processors_that_have_less(processor):
     run(f"-march={processor}")
+
+
+@pytest.mark.skipif(CLANG is None, reason="no clang++")
+@pytest.mark.parametrize("source", handlers.SOURCES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "processor",
+    [
+        *(
+            pytest.param(f"-march={name}", marks=only_x86)
+            for name in ("x86-64-v2", "x86-64-v3", "znver4", "sapphirerapids")
+        ),
+        "--target=aarch64-linux-gnu",
+    ],
+)
+def test_clang_compiles_them(processor, source, tmp_path):
+    headers = f"-isystem{jax.ffi.include_dir()}"
+    command = [str(CLANG), processor, "-std=c++17", "-O1", "-fPIC", "-w", headers, "-c"]
+    made = str(tmp_path / "made.o")
+    (tmp_path / "none.cc").write_text("#include <vector>\n")
+    if subprocess.run([*command, str(tmp_path / "none.cc"), "-o", made], check=False).returncode:
+        pytest.skip("clang++ has no headers for this processor")
+    done = subprocess.run(
+        [*command, str(source), "-o", made], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -118,7 +118,7 @@ void Scores(const float* q, int64_t width, const float* keys, int64_t positions,
 template <typename Number, int kMany>
 void AddValues(const Chunks<Number>& chunks, const float* weights, const Number* from,
                int64_t stride, int64_t positions, float* sums) {
-  constexpr int kParts = chunks.kParts;
+  constexpr int kParts = Chunks<Number>::kParts;
   for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
     float* at = sums + chunk * chunks.kNumbers;
     Floats total[kMany][kParts];
