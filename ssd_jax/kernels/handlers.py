@@ -11,6 +11,7 @@ import ctypes
 import functools
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -34,6 +35,7 @@ COMPILERS = ("c++", "g++", "clang++")
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 _FLAGS = ("-march=native" if _X86 else "-mcpu=native", "-std=c++17", "-O3", "-fPIC", "-w")
 _SECONDS = 600.0
+_ERROR = re.compile(r":\d+: (fatal )?error: ")
 
 
 class BuildError(Exception):
@@ -133,6 +135,6 @@ def _run(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]}: {error}") from error
     if done.returncode:
-        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
-        raise BuildError(f"{command[0]}: {said}")
+        lines = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()
+        raise BuildError(f"{command[0]}: {next(filter(_ERROR.search, lines), lines[0])}")
     return done.stdout

@@ -99,6 +99,14 @@ def test_a_source_that_does_not_compile_is_no_error_of_the_users(source):
     assert "error" in why_missing(source)
 
 
+@needs_compiler
+def test_the_error_in_a_header_is_quoted(source):
+    source.with_name("first.h").write_text('#include "second.h"\n')
+    source.with_name("second.h").write_text("int x = ;\n")
+    source.write_text('#include "first.h"\n')
+    assert "second.h:1:9: error: expected" in why_missing(source)
+
+
 def test_without_a_compiler_texts_are_generated_all_the_same(tmp_path):
     """XLA's products stand in, and one line says so."""
     checkpoint = tmp_path / "tiny"
