@@ -92,6 +92,13 @@ def test_one_line_says_what_is_not_compiled_and_why(dtype, monkeypatch):
     assert line.startswith("products and attention are XLA's, which is slower here: there is no")
 
 
+def test_one_line_says_that_what_is_compiled_is_not_kept(monkeypatch):
+    monkeypatch.setattr(fallbacks, "why_missing", lambda: None)
+    monkeypatch.setattr(fallbacks, "why_not_kept", lambda: "DIRECTORY cannot be used: why")
+    (line,) = found("law", FakePrograms("bfloat16")).lines
+    assert line == "kernels are compiled anew at every start: DIRECTORY cannot be used: why"
+
+
 def test_native_weights_that_are_not_used_as_they_are_are_told():
     programs = FakePrograms("bfloat16")
     programs.model.stored = {"lm_head.weight": "Q4_1"}

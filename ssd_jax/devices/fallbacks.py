@@ -10,7 +10,7 @@ import jax
 
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
-from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.kernels.handlers import why_missing, why_not_kept
 from ssd_jax.kernels.tree_attention.api import choice_line
 from ssd_jax.models.sharding import TENSOR_AXIS
 
@@ -84,15 +84,18 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
 
 
 def _uncompiled_lines(models: Collection[FunctionalModel]) -> list[str]:
-    """One if attention, and with it products, is XLA's where it is usually compiled; elsewhere
-    one on which attention was chosen."""
+    """One if attention, and with it products, is XLA's where it is usually compiled, or compiled at
+    every start; elsewhere one on which attention was chosen."""
     platform = jax.default_backend()
     found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
     if platform != "cpu":
         return [choice_line(name, platform, size) for name, size in dict.fromkeys(found)]
-    if any(size == 1 for _, size in found) and why_missing() is not None:
-        return [f"products and attention are XLA's, which is slower here: {why_missing()}"]
-    return []
+    if all(size > 1 for _, size in found):
+        return []
+    if (missing := why_missing()) is not None:
+        return [f"products and attention are XLA's, which is slower here: {missing}"]
+    unkept = why_not_kept()
+    return [] if unkept is None else [f"kernels are compiled anew at every start: {unkept}"]
 
 
 def mesh_lines(role: str, model: FunctionalModel) -> list[str]:

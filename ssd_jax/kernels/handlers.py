@@ -1,8 +1,9 @@
 """Handlers for XLA's CPU backend, written in C++: compiled at first use with the system's compiler.
 
 The library is kept in the package's cache under a name made of all that it depends on: the sources,
-the version of XLA's headers, the compiler and the processor, so that a cache that several machines
-share serves each its own; and of its own digest, so that a damaged one is compiled again.
+the version of XLA's headers and the processor, and then the compiler, so that a cache that several
+machines share serves each its own; and of its own digest, so that a damaged one is compiled again.
+Where there is no compiler, one that any compiler made will do.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def why_missing(
     Compiles them if no earlier start has; that takes some seconds.
     """
     try:
-        library = _library(sources)
+        library, _ = _library(sources)
     except (BuildError, OSError, RuntimeError) as error:
         return " ".join(str(error).split())
     for name in names:
@@ -60,40 +61,49 @@ def why_missing(
     return None
 
 
-def _library(sources: Sequence[Path]) -> ctypes.CDLL:
-    """From the cache; where that cannot be used, from a directory that is gone afterwards."""
+def why_not_kept(sources: tuple[Path, ...] = SOURCES) -> str | None:
+    """None if later starts find what this one has compiled; else why not, in one line.
+
+    For where `why_missing` is None.
+    """
+    return _library(sources)[1]
+
+
+@functools.cache
+def _library(sources: tuple[Path, ...]) -> tuple[ctypes.CDLL, str | None]:
+    """From the cache; where that cannot be used, from a directory that is gone afterwards, and
+    why."""
+    directory = cache_dir() / "kernels"
     try:
-        directory = cache_dir() / "kernels"
         directory.mkdir(parents=True, exist_ok=True)
-        return ctypes.CDLL(str(build(sources, directory)))
-    except OSError:
+        return ctypes.CDLL(str(build(sources, directory))), None
+    except OSError as error:
         with tempfile.TemporaryDirectory() as scratch:
-            return ctypes.CDLL(str(build(sources, Path(scratch))))
+            library = ctypes.CDLL(str(build(sources, Path(scratch))))
+        return library, f"{directory} cannot be used: {error.strerror or error}"
 
 
 def build(sources: Sequence[Path], directory: Path) -> Path:
     """The compiled library in a directory, made if it is not there, or damaged.
 
     Raises:
-      BuildError: there is no compiler, or it fails.
+      BuildError: there is none, and no compiler, or the compiler fails.
       OSError: the directory cannot be written.
     """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
-    key = _key(sources, compiler)
-    for path in directory.glob(f"handlers-{key}-*.so"):
-        if path == _named(directory, key, path.read_bytes()):
+    made_from = _made_from(sources)
+    made_by = None if compiler is None else _digest(_run(compiler, "--version").encode())
+    for path in sorted(directory.glob(f"handlers-{made_from}-{made_by or '*'}-*.so")):
+        if path.stem.endswith(f"-{_digest(path.read_bytes())}"):
             return path
         path.unlink(missing_ok=True)
+    if compiler is None:
+        raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+    tempfile.TemporaryFile(dir=directory).close()  # what cannot be written is not compiled first
     library = _compiled(sources, compiler)
-    path = _named(directory, key, library)
+    path = directory / f"handlers-{made_from}-{made_by}-{_digest(library)}.so"
     write_file(path, library)
     return path
-
-
-def _named(directory: Path, key: str, library: bytes) -> Path:
-    return directory / f"handlers-{key}-{hashlib.sha256(library).hexdigest()[:16]}.so"
 
 
 def _compiled(sources: Sequence[Path], compiler: str) -> bytes:
@@ -111,10 +121,13 @@ def _compiled(sources: Sequence[Path], compiler: str) -> bytes:
         return library.read_bytes()
 
 
-def _key(sources: Sequence[Path], compiler: str) -> str:
+def _made_from(sources: Sequence[Path]) -> str:
     texts = [path.read_text() for path in (*sources, *sorted(_HERE.rglob("*.h")))]
-    parts = *texts, *_FLAGS, jaxlib_version, _run(compiler, "--version"), processor()
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return _digest("\0".join((*texts, *_FLAGS, jaxlib_version, processor())).encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def processor() -> str:

@@ -38,6 +38,7 @@ def why_missing(source):
 @needs_compiler
 def test_it_is_compiled_once(source, tmp_path):
     assert why_missing(source) is None
+    assert handlers.why_not_kept((source,)) is None
     [library] = (tmp_path / "cache" / "kernels").iterdir()
     before = library.stat().st_mtime_ns
     assert handlers.build([source], library.parent) == library
@@ -62,6 +63,15 @@ def test_each_source_processor_and_jaxlib_has_its_own(source, tmp_path, monkeypa
 def test_a_cache_that_cannot_be_used_is_done_without(source, tmp_path):
     (tmp_path / "cache").write_text("no directory")
     assert why_missing(source) is None
+    unkept = handlers.why_not_kept((source,))
+    assert unkept == f"{tmp_path}/cache/kernels cannot be used: Not a directory"
+
+
+@needs_compiler
+def test_nothing_is_compiled_for_a_directory_that_cannot_be_written(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(handlers, "_compiled", None)
+    with pytest.raises(FileNotFoundError):
+        handlers.build([source], tmp_path / "nowhere")
 
 
 @pytest.mark.more
@@ -81,6 +91,17 @@ def test_a_damaged_library_is_compiled_again(source, tmp_path, damage):
 def test_without_a_compiler_it_says_so(source, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert why_missing(source) == "there is no C++ compiler (c++, g++, clang++)"
+
+
+@needs_compiler
+def test_without_a_compiler_what_another_start_has_compiled_is_used(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(handlers, "_compiled", lambda *_: b"a library")
+    library = handlers.build([source], tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert handlers.build([source], tmp_path) == library
+    monkeypatch.setattr(handlers, "processor", lambda: "flags: of another")
+    with pytest.raises(handlers.BuildError, match="there is no C"):
+        handlers.build([source], tmp_path)
 
 
 def test_a_compiler_that_fails_is_quoted(source, tmp_path, monkeypatch):
