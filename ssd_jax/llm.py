@@ -33,6 +33,7 @@ from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader, lead
 from ssd_jax.prompting import default_params, given_settings, sampling_line
 from ssd_jax.settings import MODES
+from ssd_jax.system import notices
 from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store
 
 if TYPE_CHECKING:
@@ -189,8 +190,7 @@ class LLM(Calls):
             progress=progress,
             status=status,
         )
-        for line in self.fallbacks:
-            _LOG.warning(line)
+        notices.say(self.fallbacks)
         if self.config.chooses and not isinstance(self._hosts, Follower):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 

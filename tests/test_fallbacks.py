@@ -18,6 +18,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system import notices
 from ssd_jax.testing import tiny
 
 
@@ -109,10 +110,12 @@ def test_native_weights_that_are_not_used_as_they_are_are_told():
 
 
 @pytest.mark.more
-def test_a_model_says_it_once_and_its_metrics_always(tiny_checkpoint, caplog):
+def test_models_say_it_once_and_their_metrics_always(tiny_checkpoint, caplog, monkeypatch):
+    monkeypatch.setattr(notices, "_said", {})
     small = {"dtype": "float32", "context": 64, "compile_cache": "off"}
     with caplog.at_level(logging.WARNING):
-        llm = LLM(str(tiny_checkpoint), mode="sd", draft="ngram", k="1", **small)
+        for _ in range(2):
+            llm = LLM(str(tiny_checkpoint), mode="sd", draft="ngram", k="1", **small)
         outputs = [llm.generate("a", SamplingParams(max_tokens=2))[0] for _ in range(2)]
     assert [out.metrics["exact"] for out in outputs] == ["law", "law"]
     assert [out.metrics["replicated"] for out in outputs] == [None, None]

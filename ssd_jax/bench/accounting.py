@@ -30,6 +30,7 @@ from ssd_jax.config import Config
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.settings import NGRAM_K
+from ssd_jax.system import notices
 from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
 
 _OF_SSD = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup", "predict")
@@ -80,7 +81,9 @@ class PinnedModel:
     def __init__(self, config: Config, params: SamplingParams, *, ks: Sequence[int] = ()) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, config, params, tuple(ks)))
+        self._process = context.Process(
+            target=_serve, args=(theirs, config, params, tuple(ks), notices.said())
+        )
         self._process.daemon = True
         self._process.start()
         theirs.close()
@@ -91,7 +94,7 @@ class PinnedModel:
         Raises:
           SsdError: it cannot be.
         """
-        self._answer()
+        notices.count_as_said(self._answer())
 
     def variant(self, mode: str, k: int | None) -> Variant:
         """Runs prompts there in a mode of `LLM.engine_of`."""
@@ -119,13 +122,21 @@ class PinnedModel:
         return answer
 
 
-def _serve(pipe: Connection, config: Config, params: SamplingParams, ks: tuple[int, ...]) -> None:
-    """Answers with a result for each (prompt, mode, K); whatever fails is an answer, too."""
+def _serve(
+    pipe: Connection,
+    config: Config,
+    params: SamplingParams,
+    ks: tuple[int, ...],
+    said: tuple[str, ...],
+) -> None:
+    """Answers with what has been said until it is loaded, and then with a result for each (prompt,
+    mode, K); whatever fails is an answer, too."""
     from ssd_jax.llm import LLM
 
+    notices.count_as_said(said)
     try:
         with LLM(config=config, ks=ks) as llm:
-            pipe.send(None)
+            pipe.send(notices.said())
             while True:
                 prompt, mode, k = pipe.recv()
                 pipe.send(prompt_result(llm, prompt, params, mode, k))

@@ -12,6 +12,7 @@ from ssd_jax.cli.main import main
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system import notices
 from ssd_jax.system.cores import usable_cores
 from tests.bench import fakes
 
@@ -152,6 +153,18 @@ def test_a_process_that_dies_is_an_error(tiny_checkpoint):
     with pytest.raises(SsdError, match="exit status -9"):
         model.variant("ar", None)(fakes.prompts(1)[0])
     model.close()
+
+
+@pytest.mark.more
+def test_what_a_process_has_said_no_later_one_says_again(tiny_checkpoint, capfd, monkeypatch):
+    monkeypatch.setattr(notices, "_said", {})
+    of = {"mode": "sd", "draft": "ngram", "k": "1", "dtype": "float32", "context": 64}
+    config = Config(target=str(tiny_checkpoint), compile_cache="off", **of)
+    for _ in range(2):
+        model = PinnedModel(config, SamplingParams())
+        model.wait_ready()
+        model.close()
+    assert capfd.readouterr().err.count("exact = 'auto' is law") == 1
 
 
 @cores
