@@ -83,18 +83,6 @@ def test_a_type_without_products_is_named_with_what_there_is_and_what_to_do(tmp_
     assert not has_native(file)
 
 
-def test_a_quantised_type_without_products_is_refused_too(tmp_path):
-    rows = np.zeros((tiny.VOCAB, tiny.HIDDEN // 256 * 176), np.uint8)
-    tensors = tiny.hf_tensors("llama", tied=True)
-    del tensors[EMBED]
-    types = dict.fromkeys(matrices(tied=True), "Q8_0")
-    raw = {"token_embd.weight": (rows, "Q5_K")}
-    file = GGUFFile(tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types=types, raw=raw))
-    with pytest.raises(InputError, match="no products with Q5_K, the type of tensor"):
-        native_kinds(file, where="here")
-    assert not has_native(file)
-
-
 def test_a_checkpoint_without_stored_types_is_refused(tmp_path):
     tiny.write_hf(tmp_path / "hf")
     with pytest.raises(InputError, match=r"hf is no GGUF file, .* give --dtype=bfloat16"):

@@ -12,6 +12,7 @@ _HALVES = {
     "Q5_1": (0, 2),
     "Q8_0": (0,),
     "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
 """Where a block's float16 numbers are: random bits there would include infinities."""

@@ -154,6 +154,7 @@ constexpr Kind kKinds[] = {
     Of<kQ5_1>("Q5_1"),
     Of<kQ8_0>("Q8_0"),
     Of<kQ4_K>("Q4_K"),
+    Of<kQ5_K>("Q5_K"),
     Of<kQ6_K>("Q6_K"),
 };
 

@@ -80,7 +80,8 @@ struct Grouped {
 constexpr Grouped kQ4_0{4, 32, 32, 8, false}, kQ4_1{4, 32, 32, 0, true};
 constexpr Grouped kQ5_0{5, 32, 32, 16, false}, kQ5_1{5, 32, 32, 0, true};
 constexpr Grouped kQ8_0{8, 32, 32, 128, false};
-constexpr Grouped kQ4_K{4, 32, 256, 0, true}, kQ6_K{6, 16, 256, 32, false};
+constexpr Grouped kQ4_K{4, 32, 256, 0, true}, kQ5_K{5, 32, 256, 0, true};
+constexpr Grouped kQ6_K{6, 16, 256, 32, false};
 
 // The inputs of word i of a group, those of its bytes' low and high halves where it has such.
 template <const Grouped& kind>

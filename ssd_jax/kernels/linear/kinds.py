@@ -17,6 +17,7 @@ zero bytes, so that their scales make their values 0. A block, by kind:
   Q8_0       8 steps of 32 x a word of u = value + 128; 32 x float16 scale.
   Q4_K       32 x float16 d; 32 x float16 dmin; 8 groups, each of Q4_0's nibbles, 32 x uint8 scale,
              32 x uint8 minimum. The group's scale is d * scale, its minimum -dmin * minimum.
+  Q5_K       as Q4_K, with a word of what is above the nibbles behind those of each group.
   Q6_K       32 x float16 d; 16 groups, each of 2 steps of 32 x a word of nibbles, 32 x a word of
              what is above them, 32 x int8 scale. The group's scale is d * scale.
 
@@ -95,6 +96,10 @@ _STORED = (
     Kind(
         "Q4_K", 256, 2 * _HALVES + 8 * (4 * _WORDS + 2 * LANES), 8, group=32, minima=True,
         stored_bytes=144,
+    ),
+    Kind(
+        "Q5_K", 256, 2 * _HALVES + 8 * (5 * _WORDS + 2 * LANES), 8, above=1, group=32, minima=True,
+        stored_bytes=176,
     ),
     Kind(
         "Q6_K", 256, _HALVES + 16 * (3 * _WORDS + LANES), 8, above=2, group=16, offset=32,

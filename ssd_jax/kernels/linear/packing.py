@@ -130,15 +130,19 @@ def _q8_0(stored: Stored) -> list[Lanes]:
     return [values ^ np.uint32(0x80808080), scale]
 
 
-def _q4_k(stored: Stored) -> list[Lanes]:
-    d, scales, nibbles = _split(stored, ("<u2", 2), ("<u4", 3), ("<u4", 32))
+def _q4_k(stored: Stored, fifth: int = 0) -> list[Lanes]:
+    """With 8 words of fifth bits, or none; bit j of a byte is group j's."""
+    d, scales, high, nibbles = _split(stored, ("<u2", 2), ("<u4", 3), ("<u4", fifth), ("<u4", 32))
     parts: list[Lanes] = [d]
-    sixes, nibbles = _six_bits(_apart(scales)), _apart(nibbles)
+    sixes, high, nibbles = _six_bits(_apart(scales)), _apart(high), _apart(nibbles)
     for group in range(8):
         first = 8 * (group // 2)  # two groups share 32 bytes: halves of the same bytes
         low = _nibbles(nibbles[:, :, first : first + 4], group % 2)
-        high = _nibbles(nibbles[:, :, first + 4 : first + 8], group % 2)
-        parts.append(low | (high << np.uint32(4)))
+        upper = _nibbles(nibbles[:, :, first + 4 : first + 8], group % 2)
+        parts.append(low | (upper << np.uint32(4)))
+        if fifth:
+            bits = (high >> np.uint32(group)) & np.uint32(0x01010101)
+            parts.append(_above([bits[:, :, i : i + 1] for i in range(fifth)], 1))
         for words in sixes:
             parts.append((words[group // 4] >> np.uint32(8 * (group % 4))).astype(np.uint8))
     return parts
@@ -186,6 +190,7 @@ _PARTS: dict[str, Callable[[Stored], list[Lanes]]] = {
     "Q5_1": functools.partial(_q5, scales=2),
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
+    "Q5_K": functools.partial(_q4_k, fifth=8),
     "Q6_K": _q6_k,
 }
 """What turns ggml's blocks into the parts of a panel's block, in the stream's order."""

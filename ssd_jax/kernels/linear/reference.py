@@ -115,7 +115,7 @@ def _block(
             units += 16.0 * np.concatenate(steps, axis=1)
         return units
 
-    if kind.name == "Q4_K":
+    if kind.name in ("Q4_K", "Q5_K"):
         d, dmin = take("<f2"), take("<f2")
         groups = [(take_units(), d * take("u1"), -dmin * take("u1")) for _ in range(8)]
     elif kind.name == "Q6_K":
