@@ -7,6 +7,7 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, Unpack, cast
 
+from ssd_jax.checkpoints.native import check_source
 from ssd_jax.errors import InputError
 from ssd_jax.keywords import VLLM, ConfigSettings
 from ssd_jax.placement.address import Address
@@ -65,6 +66,8 @@ class Config(EngineSettings):
                 f"logprobs_of = {self.logprobs_of!r} means nothing without logprobs; give both"
             )
         self._check_draft()
+        check_source(self.target, self.dtype)
+        check_source(self.draft_model, self.draft_dtype)
         self._check_placement()
         self._check_hosts()
         if self.prepared == "ssd":

@@ -16,6 +16,7 @@ from ssd_jax.checkpoints.gguf_config import model_config
 from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
 from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.kinds import STORED_KINDS
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import GET_AGAIN, reading, shown
 
@@ -231,7 +232,7 @@ def _storage_type(info: TensorInfo, path: Path) -> _StorageType:
     if kind is None or name not in SUPPORTED:
         raise InputError(
             f"{path}: tensor {info.name!r} has type {name}, which is not supported; supported: "
-            f"{', '.join(SUPPORTED)}"
+            f"{', '.join(SUPPORTED)} (with --dtype=native {', '.join(STORED_KINDS)})"
         )
     return _StorageType(name, *gguf.GGML_QUANT_SIZES[kind])
 

@@ -9,7 +9,21 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import STORED_KINDS
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_TAKEN = ", ".join(STORED_KINDS)
 _OTHERWISE = "give --dtype=bfloat16 or --dtype=int8 (--draft_dtype of a draft)"
+
+
+def check_source(source: str | None, dtype: str | None) -> None:
+    """Refuses, before anything is downloaded, what cannot be a GGUF file.
+
+    Args:
+      source: see `sources.resolve`.
+
+    Raises:
+      InputError: dtype is `native` and the source of the hub, whose safetensors alone are taken.
+    """
+    if dtype == "native" and source is not None and source.startswith("hf:"):
+        raise _no_gguf(source)
 
 
 def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
@@ -23,17 +37,14 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
     """
     kinds = {name: tensors.stored_type(name) for name in _multiplied(tensors)}
     if None in kinds.values():
-        raise InputError(
-            f"{where} is no GGUF file, and dtype = 'native' takes the weights of one as they are "
-            f"quantised in it; {_OTHERWISE}"
-        )
+        raise _no_gguf(where)
     lacking = [name for name, kind in kinds.items() if kind not in STORED_KINDS]
     if lacking:
         found = ", ".join(f"{count} {kind}" for kind, count in Counter(kinds.values()).items())
         raise InputError(
             f"{where}: dtype = 'native' has no products with {kinds[lacking[0]]}, the type of "
             f"tensor {lacking[0]!r}; the file's matrices are {found}, and the types with products "
-            f"are {', '.join(STORED_KINDS)}; {_OTHERWISE}"
+            f"are {_TAKEN}; {_OTHERWISE}"
         )
     looked_up = tensors.stored_type(_EMBEDDING)
     if looked_up in STORED_KINDS:
@@ -44,6 +55,13 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
 def has_native(tensors: TensorSource) -> bool:
     """Whether `native_kinds` knows every matrix that takes part in a product."""
     return all(tensors.stored_type(name) in STORED_KINDS for name in _multiplied(tensors))
+
+
+def _no_gguf(where: str) -> InputError:
+    return InputError(
+        f"{where} is no GGUF file, and dtype = 'native' takes the weights of one as they are "
+        f"quantised in it ({_TAKEN}); {_OTHERWISE}"
+    )
 
 
 def _multiplied(tensors: TensorSource) -> list[str]:

@@ -12,6 +12,7 @@ from ssd_jax.checkpoints.native import has_native, native_kinds
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.shipped import shipped_drafts
+from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.reference import dense
@@ -85,8 +86,21 @@ def test_a_type_without_products_is_named_with_what_there_is_and_what_to_do(tmp_
 
 def test_a_checkpoint_without_stored_types_is_refused(tmp_path):
     tiny.write_hf(tmp_path / "hf")
-    with pytest.raises(InputError, match=r"hf is no GGUF file, .* give --dtype=bfloat16"):
+    with pytest.raises(InputError, match=r"hf is no GGUF file, .* \(Q4_0, .*give --dtype=bfloat16"):
         native_kinds(SafetensorsDirectory(tmp_path / "hf"), where="hf")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"target": "hf:org/name", "dtype": "native"},
+        {"target": "x.gguf", "mode": "sd", "draft": "hf:org/name", "draft_dtype": "native"},
+    ],
+)
+def test_a_repository_of_the_hub_is_refused_before_it_is_downloaded(given):
+    with pytest.raises(InputError, match=r"^hf:org/name is no GGUF file"):
+        Config(**given)
+    Config(**(given | {"dtype": "native", "target": "x.gguf", "draft_dtype": None}))
 
 
 def test_rows_that_are_merely_looked_up_may_have_any_type(tmp_path):
