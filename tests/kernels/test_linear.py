@@ -1,6 +1,9 @@
 """Products with packed weights: near the reference, and a row's bits its own."""
 
 import dataclasses
+import hashlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.kernels.piece import Piece
 from ssd_jax.kernels.rows import Norm, rms_norm
+from ssd_jax.system.cores import usable_cores
 from tests.kernels.stored_rows import random_blocks
 from tests.selection import cases
 
@@ -162,6 +166,28 @@ def test_pieces_of_an_array_are_used_as_arrays_of_their_own(kind):
         beyond = dataclasses.replace(own[1], panels=Piece(whole, at))
         with pytest.raises(Exception, match="not packed as"):
             product(x, beyond)
+
+
+def bits():
+    """A digest of products of every kind, which several threads share if there are cores."""
+    found = hashlib.sha256()
+    for kind in KINDS:
+        packed = weight(kind, 576, 1536)
+        for rows in (1, 40):
+            found.update(product(states(rows, 1536), packed).tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.more
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="two processor cores")
+def test_products_have_the_same_bits_on_one_core_and_on_all():
+    one = min(usable_cores())
+    alone = f"import os; os.sched_setaffinity(0, {{{one}}})"  # before JAX counts them
+    code = f"{alone}; from tests.kernels.test_linear import bits; print(bits())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == bits()
 
 
 def test_no_rows():
