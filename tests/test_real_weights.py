@@ -95,7 +95,7 @@ DRAFTS = {
 }
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(scope="module", params=["bfloat16", "float32", "native"])
 def speculative_dtype(request):
     return request.param
 

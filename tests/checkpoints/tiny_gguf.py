@@ -86,12 +86,12 @@ def write(
 
     Args:
       types: storage type by name; F32 where not named.
-      keys: metadata beside the tokenizer's; by default `metadata(architecture)`.
+      keys: metadata beside, or in place of, the tokenizer's; by default `metadata(architecture)`.
       raw: further tensors by GGUF name: stored bytes (or floats) and type.
     """
     writer = gguf.GGUFWriter(path, architecture)
     keys = metadata(architecture) if keys is None else keys
-    for key, value in {**keys, **TOKENIZER}.items():
+    for key, value in {**TOKENIZER, **keys}.items():
         if isinstance(value, list):
             writer.add_array(key, value)
         else:

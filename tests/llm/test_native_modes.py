@@ -1,0 +1,33 @@
+"""Greedy text of a GGUF file's own weights is the same in every mode."""
+
+import pytest
+
+from ssd_jax import LLM, SamplingParams
+from tests.checkpoints import tiny_gguf
+from tests.checkpoints import tiny_models as tiny
+
+TYPES = {
+    **{"q_proj": "Q4_1", "k_proj": "Q5_0", "v_proj": "Q8_0", "o_proj": "Q4_0"},
+    **{"gate_proj": "Q5_1", "up_proj": "Q8_0", "down_proj": "Q4_1", "lm_head": "Q8_0"},
+}
+
+
+@pytest.mark.more
+def test_native_text_is_the_same_in_every_mode(tmp_path):
+    tensors = tiny.hf_tensors("llama")
+    types = {name: TYPES.get(name.split(".")[-2], "F32") for name in tensors}
+    tokens = ["a", "b", "ab", *tiny_gguf.TOKENIZER["tokenizer.ggml.tokens"][3:]]
+    tokenizer = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["a b"]}
+    keys = tiny_gguf.metadata("llama") | tokenizer
+    path = str(tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types=types, keys=keys))
+    llm = LLM(
+        path, dtype="native", mode="ssd", draft=path, draft_dtype="int8", draft_placement="inline",
+        k="2", budget="6", slots=2, context=64, compile_cache="off",
+    )  # fmt: skip
+    prompts = [[4, 5, 6, 7], [30, 20, 10]]
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    outputs = {mode: llm.generate(prompts, greedy, mode=mode) for mode in llm.modes}
+    texts = {mode: [output.token_ids for output in found] for mode, found in outputs.items()}
+    assert texts["ar"] == texts["sd"] == texts["ssd"]
+    assert len({*texts["ar"][0]}) > 3
+    assert all(output.metrics["acceptance_length"] > 1 for output in outputs["ssd"])
