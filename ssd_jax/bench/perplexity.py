@@ -20,6 +20,7 @@ from ssd_jax.bench.table import Column, build_table
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.kv_pages import Contiguous
 from ssd_jax.models.functional import FunctionalModel, Parameters
 
 WINDOW = 1024
@@ -114,7 +115,7 @@ class TeacherForced:
         def chunk(parameters: Parameters, pages, tokens, start):
             positions = (start + jnp.arange(width))[None]
             hidden, pages = passes.step(
-                model, parameters, pages, None, tokens[None], positions, room
+                model, parameters, pages, Contiguous(), tokens[None], positions, room
             )
             return passes.logits(model, parameters, hidden)[0], pages
 

@@ -166,14 +166,14 @@ class BranchDraft(PagedRole):
         held = self._held = next(each for each in self._menu if each.programs.branches >= most)
         if follow.any():
             self._pages, self._record = device.run(
-                held.programs.fitting("follow", needed),
+                held.programs.fitting("follow", self._position, needed),
                 *self._text(),
                 self._record,
                 follow,
                 sampling,
             )
         self._pages, held.scratch, held.expansion, self._told = device.run(
-            held.programs.fitting("expand", needed),
+            held.programs.fitting("expand", self._position, needed),
             *self._text(),
             held.scratch,
             self._record,
@@ -190,9 +190,9 @@ class BranchDraft(PagedRole):
     def grow(self, lowered: Int[np.ndarray, "B K"]) -> None:
         """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
         self._forwards += 1
-        held = self._held
+        held, needed = self._held, partial(self._rows.needed, self._position)
         self._pages, held.scratch, held.expansion, self._told = device.run(
-            held.programs.fitting("grow", partial(self._rows.needed, self._position)),
+            held.programs.fitting("grow", self._position, needed),
             *self._text(),
             held.scratch,
             held.expansion,

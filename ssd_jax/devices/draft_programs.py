@@ -130,8 +130,10 @@ class DraftPrograms(PagedPrograms):
         self._late: dict[Name, ProgramSpec] = {}
         for variant in self.variants:
             parts = VARIANTS[variant]
-            self._late[named(("start", k), variant)] = self._start_spec(parts)
-            self._late[named(("step", k), variant)] = self._step_spec(parts)
+            for reach in self.reaches:
+                start, step = (self.to((name, k), reach) for name in ("start", "step"))
+                self._late[named(start, variant)] = self._start_spec(parts, reach)
+                self._late[named(step, variant)] = self._step_spec(parts, reach)
         specs = {} if late else dict(self._late)
         specs |= self.prompt_specs(with_logits=False)
         compiler = compiler or program_spec.compile_all
@@ -163,14 +165,15 @@ class DraftPrograms(PagedPrograms):
         `needed` tells the parts of the law of the others.
         """
         rows, k = asked.lengths >= 0, self.drafting.k
+        end = int((asked.lengths + asked.counts + asked.limits).max())
         text = parameters, pages, history, table
-        kept, pages, history = self.fitting(("start", k), needed)(
+        kept, pages, history = self.fitting(self.reaching(("start", k), end), needed)(
             *text, kept, asked, lowered, sampling
         )
         for index in range(1, int(asked.limits.max())):
             text = parameters, pages, history, table
             at = np.int32(index)
-            step = self.fitting(("step", k), needed)
+            step = self.fitting(self.reaching(("step", k), end), needed)
             kept, pages = step(*text, kept, at, rows, lowered, sampling)
         return kept, pages, history
 
@@ -213,7 +216,7 @@ class DraftPrograms(PagedPrograms):
             return drawn._replace(support=token, q=jnp.ones(token.shape, jnp.float32))
         return drawn
 
-    def _start_spec(self, parts: Parts) -> ProgramSpec:
+    def _start_spec(self, parts: Parts, reach: int) -> ProgramSpec:
         def start(parameters, pages, history, table, kept, asked, lowered, sampling):
             committed, unseen, counts, lengths, limits = asked
             if parts.adjusted is not False:
@@ -221,7 +224,9 @@ class DraftPrograms(PagedPrograms):
             live = lengths >= 0
             known = live[:, None] & (jnp.arange(UNSEEN) < counts[:, None])
             positions = jnp.where(known, lengths[:, None] + jnp.arange(UNSEEN), -1)
-            hidden, pages = self._run(parameters, pages, table, unseen, positions)
+            hidden, pages = self._run(
+                parameters, pages, self.table(table, reach), unseen, positions
+            )
             last = (counts - 1)[:, None]
             hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1)[:, 0]
             fresh = self.records(self.share)
@@ -244,12 +249,12 @@ class DraftPrograms(PagedPrograms):
         kept, told = ("pages", "history", "kept"), ("asked", "lowered")
         return self.spec(start, self.structs, kept, results, told=told)
 
-    def _step_spec(self, parts: Parts) -> ProgramSpec:
+    def _step_spec(self, parts: Parts, reach: int) -> ProgramSpec:
         def step(parameters, pages, history, table, kept, index, rows, lowered, sampling):
             live = rows & (index < kept.proposal.length)
             last = jnp.take(kept.proposal.tokens, index - 1, axis=1)[:, None]
             positions = jnp.where(live, kept.start + index, -1)[:, None]
-            hidden, pages = self._run(parameters, pages, table, last, positions)
+            hidden, pages = self._run(parameters, pages, self.table(table, reach), last, positions)
             new = self._draw(
                 parameters, hidden[:, 0], sampling, index, lowered, history, kept, live, parts
             )

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.checkpoints.tensors import Progress
@@ -29,6 +30,7 @@ from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.record import Record
+from ssd_jax.kernels import kv_pages
 from ssd_jax.models.decoder import AllBranches, AllPages, Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.roles.records import promotion as no_promotion
@@ -89,8 +91,10 @@ class ExpansionPrograms:
         specs: dict[Name, ProgramSpec] = {("promote", self._k): self._promote_spec()}
         for variant in base.variants:
             parts = VARIANTS[variant]
-            specs[named(("expand", self._k), variant)] = self._expand_spec(parts)
-            specs[named(("grow", self._k), variant)] = self._grow_spec(parts)
+            for reach in base.reaches:
+                expand, grow = (base.to((name, self._k), reach) for name in ("expand", "grow"))
+                specs[named(expand, variant)] = self._expand_spec(parts, reach)
+                specs[named(grow, variant)] = self._grow_spec(parts, reach)
             if others is None and variant in _FOLLOWING:
                 specs[named(("follow", self._k), variant)] = self._follow_spec(parts)
         made = {} if others is None else others._compiled
@@ -101,10 +105,14 @@ class ExpansionPrograms:
     def __getitem__(self, name: str) -> Program:
         return self._compiled[name, self._k]
 
-    def fitting(self, name: str, needed: Needed) -> Program:
-        """See `PagedPrograms.fitting`."""
+    def fitting(self, name: str, position: Int32[np.ndarray, "B"], needed: Needed) -> Program:
+        """See `PagedPrograms.fitting`, and `PagedPrograms.reaching` for branches of records behind
+        pending tokens at these positions."""
         asked = (lambda: Parts(adjusted=needed().adjusted)) if name == "follow" else needed
-        return self._compiled[fitting(self._compiled, (name, self._k), asked)]
+        at: Name = (name, self._k)
+        if name != "follow":
+            at = self.base.reaching(at, int(position.max()) + self._k + 2)
+        return self._compiled[fitting(self._compiled, at, asked)]
 
     @classmethod
     def menu(
@@ -126,7 +134,7 @@ class ExpansionPrograms:
         path = jnp.full((rows, self._k + 1), -1, jnp.int32)
         return Expansion(self.base.records(rows), path)
 
-    def _expand_spec(self, parts: Parts) -> ProgramSpec:
+    def _expand_spec(self, parts: Parts, reach: int) -> ProgramSpec:
         def expand(
             parameters, pages, history, table, scratch, kept, counts, skip, lowered, sampling
         ):
@@ -153,7 +161,7 @@ class ExpansionPrograms:
             hidden, pages, scratch = self._forward(
                 parameters,
                 pages,
-                table,
+                self.base.table(table, reach),
                 scratch,
                 tokens=jnp.where(tail, last, bonus),
                 positions=position,
@@ -193,7 +201,7 @@ class ExpansionPrograms:
         kept, told = ("pages", "scratch"), ("counts", "skip", "lowered")
         return self._spec(expand, donate=kept, results=results, told=told)
 
-    def _grow_spec(self, parts: Parts) -> ProgramSpec:
+    def _grow_spec(self, parts: Parts, reach: int) -> ProgramSpec:
         def grow(parameters, pages, history, table, scratch, expansion, lowered, sampling):
             records, shape = expansion.records, (self.base.share, self.branches)
             length = records.proposal.length
@@ -204,7 +212,7 @@ class ExpansionPrograms:
             hidden, pages, scratch = self._forward(
                 parameters,
                 pages,
-                table,
+                self.base.table(table, reach),
                 scratch,
                 tokens=last.reshape(shape),
                 positions=(records.start + length).reshape(shape),
@@ -242,7 +250,9 @@ class ExpansionPrograms:
             places = jnp.arange(self._k)
             moved = hit[:, None] & (places < length[:, None])
             positions = jnp.where(moved, promotion.position[:, None] + places, self.base.capacity)
-            pages = passes.promote(self._model, pages, table, scratch, winner, positions)
+            pages = passes.promote(
+                self._model, pages, self.base.table(table), scratch, winner, positions
+            )
             return pages, history, new
 
         results = ("pages", "history", "kept")
@@ -257,7 +267,10 @@ class ExpansionPrograms:
             live = rows[:, None] & (places < kept.proposal.length[:, None])
             positions = jnp.where(live, kept.start[:, None] + places, -1)
             size = self.base.capacity
-            hidden, pages = passes.step(self._model, parameters, pages, table, run, positions, size)
+            rows_of = self.base.table(table)
+            hidden, pages = passes.step(
+                self._model, parameters, pages, rows_of, run, positions, size
+            )
             row = jnp.repeat(jnp.arange(self.base.share), self._k)
             before = jnp.tile(places, self.base.share)
             found = drafting.candidates(
@@ -281,7 +294,7 @@ class ExpansionPrograms:
         self,
         parameters: Parameters,
         pages: AllPages,
-        table: Int32[Array, "B P"] | None,
+        table: kv_pages.PageTable,
         scratch: AllBranches,
         *,
         tokens: Int32[Array, "B M"],
@@ -304,7 +317,7 @@ class ExpansionPrograms:
             jnp.maximum(positions, 0),
             jnp.clip(visible, 0, size),
             pages,
-            passes.rows_of(table),
+            table,
             tree,
         )
         assert grown is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_write import write
+from ssd_jax.kernels.tree_attention.xla import STATIC_BLOCK
 from ssd_jax.models.decoder import AllBranches, AllPages
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
@@ -23,6 +25,9 @@ from ssd_jax.roles.records import ALL
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.variants import Needed, fitting
+
+_SHORT = 1024
+"""Positions of which programs that read less are not worth compiling."""
 
 _PROMPT = ("tokens", "where")  # what the host tells of a prompt
 
@@ -44,16 +49,11 @@ def page_size(context: int) -> int:
     return -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
 
 
-def rows_of(table: Int32[Array, "B P"] | None) -> kv_pages.PageTable:
-    """The page table of all slots; None where each has one page."""
-    return kv_pages.Contiguous() if table is None else table
-
-
 def step(
     model: FunctionalModel,
     parameters: Parameters,
     pages: AllPages,
-    table: Int32[Array, "B P"] | None,
+    table: kv_pages.PageTable,
     tokens: Int32[Array, "B R"],
     positions: Int32[Array, "B R"],
     size: int,
@@ -61,7 +61,7 @@ def step(
     """Runs tokens at their positions; negative ones are idle and see nothing.
 
     Args:
-      table: see `rows_of`.
+      table: of all slots.
       size: positions of a slot's pages; what lies beyond is not written.
 
     Returns: hidden states, pages.
@@ -69,14 +69,14 @@ def step(
     visible = jnp.clip(positions + 1, 0, size)
     positions = jnp.where(positions < 0, size, positions)
     module = model.module(parameters)
-    hidden, pages, _ = module.hidden(tokens, positions, visible, pages, rows_of(table))
+    hidden, pages, _ = module.hidden(tokens, positions, visible, pages, table)
     return hidden, pages
 
 
 def promote(
     model: FunctionalModel,
     pages: AllPages,
-    table: Int32[Array, "B P"] | None,
+    table: kv_pages.PageTable,
     scratch: AllBranches,
     winner: Int32[Array, "B"],
     positions: Int32[Array, "B depths"],
@@ -84,7 +84,7 @@ def promote(
     """Copies the keys and values of one branch a row into its pages.
 
     Args:
-      table: see `rows_of`.
+      table: of all slots.
       scratch: of M branches a row.
       winner: the branch.
       positions: where each of its tokens belongs; outside the page: nowhere.
@@ -97,14 +97,13 @@ def promote(
         return write(array, table, positions, own, windows=windows, kernels=kernels)
 
     if isinstance(pages, list):
-        own = rows_of(table)
-        return [copy(layer, branch, own) for layer, branch in zip(pages, scratch, strict=True)]
+        return [copy(layer, branch, table) for layer, branch in zip(pages, scratch, strict=True)]
     assert not isinstance(scratch, list)
     count = pages.shape[0] // scratch.shape[0]  # scanned layers lie one after another
 
     def body(pages: jax.Array, layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, branches = layer
-        return copy(pages, branches, kv_pages.of_layer(rows_of(table), index, count)), None
+        return copy(pages, branches, kv_pages.of_layer(table, index, count)), None
 
     return jax.lax.scan(body, pages, (jnp.arange(scratch.shape[0]), scratch))[0]
 
@@ -137,6 +136,8 @@ class PagedPrograms:
     Attributes:
       made_from: all that decides what the programs are, but for their names.
       capacity: positions of a slot's pages.
+      reaches: how far attention reads in variants of programs that read all of it, seen or not,
+        ascending; the last is the capacity.
       share: slots that a device has, which is what programs see of a mesh.
       structs: of the programs' arguments, by name; "logits" are a `prefill`'s.
     """
@@ -160,6 +161,9 @@ class PagedPrograms:
             pages, in_a_row = paging, -(-context // paging.size)
             self.capacity = in_a_row * paging.size
             table = self.by_slots(ints(slots, in_a_row))
+        self.reaches = (self.capacity,)
+        if model.execution.attention == "xla_static":
+            self.reaches = _reaches(self.capacity, paging.size if paging else STATIC_BLOCK)
         vocab, outputs = model.config.vocab_size, model.config.outputs
         history = jax.eval_shape(lambda: penalties.empty(slots, vocab))
         self.structs: dict[str, Any] = {
@@ -181,6 +185,25 @@ class PagedPrograms:
     def names(self) -> Collection[Name]:
         """Of all programs."""
         return self._compiled.keys()
+
+    def to(self, name: Name, reach: int) -> Name:
+        """The name of a program's variant that reads so many positions of a slot."""
+        return name if reach == self.capacity else (*name, reach)
+
+    def reaching(self, name: Name, end: int) -> Name:
+        """The name of the variant that reads least of those that reach `end`, if any does."""
+        return self.to(name, next((r for r in self.reaches if r >= end), self.capacity))
+
+    def table(
+        self, told: Int32[Array, "B P"] | None, reach: int | None = None
+    ) -> Int32[Array, "B reached"] | kv_pages.Contiguous:
+        """The page table of all slots, from what a program is given; None where each has one page.
+
+        Nobody sees, or writes, positions from `reach` on; None is the capacity.
+        """
+        if self.paging is None or told is None:
+            return kv_pages.Contiguous(reach=reach)
+        return told if reach is None else told[:, : reach // self.paging.size]
 
     def fitting(self, name: Name, needed: Needed) -> Program:
         """The cheapest variant of a program that has the parts of the law that its rows need."""
@@ -240,14 +263,16 @@ class PagedPrograms:
         """`prefill` of every width; `remember` and `recall` where slots share pages."""
         widths = self.model.execution.prefill_chunks
         specs: dict[Name, ProgramSpec] = {
-            ("prefill", width): self._prefill_spec(width, with_logits) for width in widths
+            self.to(("prefill", width), reach): self._prefill_spec(width, with_logits, reach)
+            for width in widths
+            for reach in self.reaches
         }
         if self.paging is not None:
             specs["remember", max(widths)] = self._note_spec(max(widths), output=False)
             specs["recall", max(widths)] = self._note_spec(max(widths), output=True)
         return specs
 
-    def _prefill_spec(self, width: int, with_logits: bool) -> ProgramSpec:
+    def _prefill_spec(self, width: int, with_logits: bool, reach: int) -> ProgramSpec:
         model, vocab = self.model, self.model.config.vocab_size
 
         def prefill(parameters, pages, history, table, tokens, where):
@@ -257,9 +282,11 @@ class PagedPrograms:
             real = (index < count) & owner
             positions = jnp.where(real, offset + index, self.capacity)
             visible = jnp.where(real, positions + 1, 0)
-            own = kv_pages.Contiguous(slot)
-            if table is not None:
-                own = jax.lax.dynamic_slice_in_dim(table, slot, 1)
+            own = self.table(table, reach)
+            if isinstance(own, kv_pages.Contiguous):
+                own = dataclasses.replace(own, first=slot)
+            else:
+                own = jax.lax.dynamic_slice_in_dim(own, slot, 1)
             hidden, pages, _ = model.module(parameters).hidden(
                 tokens, positions, visible, pages, own
             )
@@ -361,13 +388,21 @@ class PagedPrograms:
         begin = known
         for width in execution.chunks_of(len(tokens) - known):
             told = _padded(tokens[begin : begin + width], width, slot, offset + begin)
-            program = self["prefill", width]
+            program = self[self.reaching(("prefill", width), offset + begin + width)]
             pages, history, logits = program(parameters, pages, history, table, *told)
             begin += width
         for begin in range(max(prompt - offset, 0), len(tokens), most):
             told = _padded(tokens[begin : begin + most], most, slot, offset + begin)
             (history,) = self["recall", most](history, *told)
         return pages, history, logits
+
+
+def _reaches(capacity: int, unit: int) -> tuple[int, ...]:
+    """A quarter of the next one each, in whole units, down to what is soon read."""
+    found = [capacity]
+    while (less := -(-found[0] // (4 * unit)) * unit) >= _SHORT and less < found[0]:
+        found.insert(0, less)
+    return tuple(found)
 
 
 def _padded(

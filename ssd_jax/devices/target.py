@@ -91,9 +91,10 @@ class DeviceTarget(PagedRole):
         """See `protocols.Target.forward`."""
         most = 0 if drafted is None else int(drafted.lengths.max())
         width = min(width for width in self._programs.widths if width >= most)
+        forward = self._programs.reaching(("forward", width), int(lengths.max()) + width + 1)
         tokens = self._nothing.tokens if drafted is None else drafted.tokens
         logits, self._pages = device.run(
-            self._programs["forward", width],
+            self._programs[forward],
             self._parameters,
             self._pages,
             self._table,

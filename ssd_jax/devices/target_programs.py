@@ -95,7 +95,8 @@ class Programs(PagedPrograms):
             for variant in variants:
                 accept = self._accept_spec(slots, width, variant)
                 specs[named(("accept", slots, width), variant)] = accept
-            specs["forward", width] = self._forward_spec(width)
+            for reach in self.reaches:
+                specs[self.to(("forward", width), reach)] = self._forward_spec(width, reach)
         specs |= self.prompt_specs(with_logits=True)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
@@ -109,7 +110,9 @@ class Programs(PagedPrograms):
 
     def compile_forward(self, proposed: int) -> Program:
         """`forward` of a number of proposed tokens that is not among the programs."""
-        return self._forward_spec(proposed).compile(self.model.mesh, ("forward", proposed))
+        return self._forward_spec(proposed, self.capacity).compile(
+            self.model.mesh, ("forward", proposed)
+        )
 
     @functools.cached_property
     def receive(self) -> Program:
@@ -131,13 +134,14 @@ class Programs(PagedPrograms):
             return self.receive(drafted)[0]
         return drafted
 
-    def _forward_spec(self, proposed: int) -> ProgramSpec:
+    def _forward_spec(self, proposed: int, reach: int) -> ProgramSpec:
         def forward(parameters, pages, table, pending, tokens, lengths):
             tokens = jnp.concatenate([pending[:, None], tokens[:, :proposed]], axis=1)
             positions = lengths[:, None] + jnp.arange(proposed + 1)
             positions = jnp.where(lengths[:, None] < 0, -1, positions)
+            rows = self.table(table, reach)
             hidden, pages = passes.step(
-                self.model, parameters, pages, table, tokens, positions, self.capacity
+                self.model, parameters, pages, rows, tokens, positions, self.capacity
             )
             logits = passes.logits(self.model, parameters, hidden)
             # Flat: on a TPU arrays of three dimensions lie in another order.

@@ -11,6 +11,8 @@ gathers.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -27,10 +29,17 @@ LANES = 128
 """Of a TPU's vectors."""
 
 
-class Contiguous(NamedTuple):
-    """A page table in which row b owns the one page first + b."""
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["first"], meta_fields=["reach"])
+@dataclasses.dataclass(frozen=True)
+class Contiguous:
+    """A page table in which row b owns the one page first + b.
+
+    Attributes:
+      reach: most positions that any query sees, a whole number of blocks; None is all of a page.
+    """
 
     first: Int32[Array, ""] | int = 0
+    reach: int | None = None
 
 
 PageTable = Int32[Array, "B P"] | Contiguous
@@ -48,7 +57,7 @@ def as_array(page_table: PageTable, rows: int) -> Int32[Array, "B P"]:
 def of_layer(page_table: PageTable, layer: Int32[Array, ""], pages_per_layer: int) -> PageTable:
     """The table of one layer when the pages of all layers lie in one array, layer by layer."""
     if isinstance(page_table, Contiguous):
-        return Contiguous(page_table.first + layer * pages_per_layer)
+        return dataclasses.replace(page_table, first=page_table.first + layer * pages_per_layer)
     return page_table + layer * pages_per_layer
 
 

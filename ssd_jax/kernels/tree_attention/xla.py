@@ -66,15 +66,18 @@ def tree_attention_xla_static(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """As `tree_attention_xla`, but every block of the rows' pages is read, seen or not: a device
-    that waits for the host at a loop of unknown length never does.
+    """As `tree_attention_xla`, but every block of the page table is read, seen or not, as far as it
+    reaches: a device that waits for the host at a loop of unknown length never does.
 
     Where a key is no whole number of a TPU's lanes, products are of key and value together, with
     zeros in the query for the value: cutting lanes apart would copy every block.
     """
-    pages = 1 if isinstance(page_table, Contiguous) else page_table.shape[1]
-    size = math.gcd(kv_pages.shape[2], STATIC_BLOCK)
-    blocks = pages * kv_pages.shape[2] // size
+    page_size = kv_pages.shape[2]
+    size = math.gcd(page_size, STATIC_BLOCK)
+    if isinstance(page_table, Contiguous):
+        blocks = (page_table.reach or page_size) // size
+    else:
+        blocks = page_table.shape[1] * page_size // size
     whole = q.shape[-1] % LANES != 0
     return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, whole=whole)
 

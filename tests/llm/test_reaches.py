@@ -1,0 +1,106 @@
+"""Programs that read all of what they may, as on GPUs, in variants by how far that is."""
+
+import dataclasses
+
+import pytest
+
+from ssd_jax import LLM, SamplingParams
+from ssd_jax.devices import passes
+from ssd_jax.devices.passes import PagedPrograms
+from ssd_jax.kernels.tree_attention import xla
+from ssd_jax.models.execution import Execution
+from ssd_jax.testing import tiny
+from tests.selection import cases
+
+BLOCK = 128
+CONTEXT = 4 * BLOCK
+PROMPT = "to be or not to be, that is the question. "
+LENGTHS = (20, 118, 60)  # of prompts; the second text goes on beyond a block
+SETTINGS = {
+    "ar": {},
+    "sd": {"k": 3},
+    "ssd": {"k": 2, "budget": 6, "draft_placement": "inline"},
+    "ssd, pages": {"k": 2, "budget": 6, "draft_placement": "inline", "kv_memory": "1MiB"},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    root = tmp_path_factory.mktemp("reaches")
+    names = {"target": 0.0, "draft": 0.04}
+    return [str(tiny.write_checkpoint(root / name, noise=noise)) for name, noise in names.items()]
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Names of the programs that ran, of attention as on GPUs and of short blocks."""
+    usual, reaching, names = Execution.for_platform, PagedPrograms.reaching, []
+
+    def as_on_gpus(platform, dtype, **choices):
+        return dataclasses.replace(usual(platform, dtype, **choices), attention="xla_static")
+
+    def noted(self, name, end):
+        names.append(reaching(self, name, end))
+        return names[-1]
+
+    monkeypatch.setattr(Execution, "for_platform", as_on_gpus)
+    monkeypatch.setattr(PagedPrograms, "reaching", noted)
+    monkeypatch.setattr(passes, "_SHORT", BLOCK)
+    for module in (passes, xla):
+        monkeypatch.setattr(module, "STATIC_BLOCK", BLOCK)
+    return names
+
+
+def texts(checkpoints, name):
+    target, draft = checkpoints
+    mode, given = name.split(",")[0], SETTINGS[name]
+    with LLM(
+        target,
+        mode=mode,
+        draft=None if mode == "ar" else draft,
+        slots=3,
+        context=CONTEXT,
+        dtype="float32",
+        verify="coupled",
+        compile_cache="off",
+        chat_template=False,
+        **given,
+    ) as llm:
+        params = SamplingParams(max_tokens=24, temperature=0.7, seed=3, ignore_eos=True)
+        prompts = [llm.tokenizer.encode(PROMPT * 4)[:length] for length in LENGTHS]
+        return [output.token_ids for output in llm.generate(prompts, params)]
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoints):
+    return texts(checkpoints, "ar")
+
+
+@pytest.mark.parametrize("name", cases(SETTINGS, "ssd, pages"))
+def test_texts_are_the_same_and_short_ones_read_little(checkpoints, expected, used, name):
+    assert texts(checkpoints, name) == expected
+    kinds = {"ar": {"forward"}, "sd": {"forward", "start", "step"}}
+    for kind in kinds.get(name, {"forward", "expand", "grow"}):
+        assert {each[2:] for each in used if each[0] == kind} == {(), (BLOCK,)}
+
+
+def test_a_program_that_reads_too_little_is_caught(checkpoints, expected, used, monkeypatch):
+    reaching = PagedPrograms.reaching
+    monkeypatch.setattr(
+        PagedPrograms, "reaching", lambda self, name, end: reaching(self, name, end - 12)
+    )
+    assert texts(checkpoints, "ar") != expected
+
+
+@pytest.mark.parametrize(
+    ("capacity", "unit", "expected"),
+    [
+        (512, 512, (512,)),
+        (2048, 512, (2048,)),
+        (8192, 512, (2048, 8192)),
+        (131072, 512, (2048, 8192, 32768, 131072)),
+        (5120, 640, (1280, 5120)),
+    ],
+)
+def test_each_reach_is_a_quarter_of_the_next_in_whole_units(capacity, unit, expected):
+    assert passes._reaches(capacity, unit) == expected
