@@ -16,7 +16,6 @@ from ssd_jax.aot.programs import Sizes
 from ssd_jax.aot.traffic import ProgramWork
 from ssd_jax.devices.passes import page_size
 from ssd_jax.devices.program_spec import Name, ProgramSpec
-from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.tree_attention import api as attention
 from ssd_jax.memory import bytes_per_device
@@ -28,9 +27,6 @@ from ssd_jax.sampling.variants import named
 
 VARIANT = "sampled"
 """Of programs that draw: rows at any temperature, without truncation and penalties."""
-
-_SHARED = ("vocab", "outputs", "heads", "ffn")
-"""Logical axes of which at least one is to be cut."""
 
 _HELD = ("parameters", "pages")
 """Arguments of programs that stay on the devices, whatever runs."""
@@ -127,14 +123,7 @@ class ChipSlice:
             linear=products.backend(platform, dtype, devices=count),
             attention=attention.backend(platform, devices=count),
         )
-        model = FunctionalModel(about, execution, mesh=mesh)
-        if count > 1 and not any(getattr(model.rules, name) for name in _SHARED):
-            raise InputError(
-                f"{count} devices divide nothing of a model with {about.num_kv_heads} key/value "
-                f"heads, {about.intermediate_size} channels and {about.vocab_size} words, so each "
-                "would hold it whole; give another number of devices"
-            )
-        return model
+        return FunctionalModel(about, execution, mesh=mesh)
 
 
 def build(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 
 DATA_AXIS = "data"
@@ -85,6 +86,9 @@ class ShardingRules:
         Attention is cut between key/value heads, each with its query heads. Where these are fewer
         than the devices, several have the same one, with their part of its query heads; where that
         does not come out even, attention is not cut.
+
+        Raises:
+          InputError: nothing can be cut, so that each device would only repeat the others' work.
         """
         count = mesh.shape[TENSOR_AXIS]
 
@@ -93,12 +97,20 @@ class ShardingRules:
 
         copies = 1 if count % config.num_kv_heads else count // config.num_kv_heads
         heads = cut(config.num_heads) and cut(config.num_kv_heads * copies)
+        vocab, outputs = cut(config.vocab_size), cut(config.outputs)
+        ffn = cut(config.intermediate_size)
+        if not (heads or vocab or outputs or ffn):
+            raise InputError(
+                f"{count} devices divide nothing of a model with {config.num_kv_heads} key/value "
+                f"heads, {config.intermediate_size} channels and {config.vocab_size} words, so "
+                "each would hold it whole; give another number of devices"
+            )
         return cls(
-            vocab=cut(config.vocab_size),
-            outputs=cut(config.outputs),
+            vocab=vocab,
+            outputs=outputs,
             heads=heads,
             kv_heads=heads,
-            ffn=cut(config.intermediate_size),
+            ffn=ffn,
             kv_copies=copies if heads else 1,
         )
 

@@ -77,6 +77,7 @@ def test_the_devices_of_a_drafts_process_are_drawn(tiny_checkpoint, capsys):
     ("flags", "message"),
     [
         (["--devices=0"], "devices = 0 is out of range; give 1 or more"),
+        (["--mesh=tensor=7"], "7 devices divide nothing of a model with 2 key/value heads"),
         (["--mesh=tensor=99"], "has 99 devices, and the target can have"),
     ],
 )

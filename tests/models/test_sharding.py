@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
@@ -26,7 +27,6 @@ SHAPE = {"num_attention_heads": 8, "intermediate_size": 48, "vocab_size": 320}
         (4, {"num_key_value_heads": 4, "intermediate_size": 50}, {"attention", "vocab", "pages"}),
         (4, {"num_key_value_heads": 4, "vocab_size": 321}, {"attention", "ffn", "pages"}),
         (3, {"num_key_value_heads": 2}, {"ffn"}),
-        (7, {"num_key_value_heads": 2}, set()),
         (1, {"num_key_value_heads": 1}, set()),
     ],
 )
@@ -54,6 +54,14 @@ def test_what_the_devices_divide_is_cut_and_all_else_is_whole(devices, changes, 
         assert shares == {devices if part in cut else 1}, part
     norm = wanted["model.norm.weight"]
     assert norm.sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_devices_that_divide_nothing_of_a_model_are_refused(data):
+    odd = {"num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 51}
+    config = ModelConfig.from_hf(tiny.config("llama", **odd | {"vocab_size": 321}))
+    with pytest.raises(InputError, match="2 devices divide nothing of a model with 3 key/value h"):
+        FunctionalModel(config, FLOAT32, mesh=mesh_of(jax.devices()[: 2 * data], data))
 
 
 def test_devices_that_share_a_head_have_its_rows_in_order():
