@@ -388,7 +388,7 @@ class LLM(Calls):
             self.context,
             placement=self.placement,
             engines=engines,
-            programs=0 if self._loaded is None else self._loaded.programs.room,
+            programs={} if self._loaded is None else self._loaded.room(engines),
             paging=self.paging,
         )
         for need in found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -147,6 +147,20 @@ class Loaded:
             drafter = MirroredDrafter(leader, engine, drafter)
             own = drafter.proposal
         return Roles(MirroredTarget(leader, engine, roles.target, own), drafter)
+
+    def room(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:
+        """Bytes that the programs of each role take on a device while they run, at most; the
+        draft's where some engines, of such a (mode, K), have it in this process, which compiles
+        them if need be."""
+        found, modes = {"target": self.programs.room}, {mode for mode, _ in engines}
+        menus: list[Sequence[DraftPrograms | ExpansionPrograms]] = []
+        if self.inline is not None and "sd" in modes:
+            menus.append([self.inline.plain()])
+        if self.inline is not None and "ssd" in modes and self.worker is None:
+            menus.append(self.inline.branching())
+        if menus:
+            found["draft"] = max(programs.room for menu in menus for programs in menu)
+        return found
 
     def close(self) -> None:
         """Ends the worker, if there is one."""

@@ -1,20 +1,28 @@
-"""Whether it all fits: sequences in the models' contexts; weights, keys and values, and prepared
-branches in memory, since a process that asks for more than there is ends without a word."""
+"""Whether it all fits: sequences in the models' contexts; weights, keys and values, records of past
+tokens, prepared branches and running programs in memory, since a process that asks for more than
+there is ends without a word."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from ssd_jax.config import Config
 from ssd_jax.devices.opened import check_page_size
-from ssd_jax.devices.passes import Paging, page_size
-from ssd_jax.devices.sizes import branch_structs, bytes_of_process, bytes_per_device, device_limit
+from ssd_jax.devices.passes import Paging, history_structs, page_size
+from ssd_jax.devices.sizes import (
+    branch_structs,
+    bytes_of_process,
+    bytes_per_device,
+    device_limit,
+    devices_of_process,
+)
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
-from ssd_jax.sampling import penalties
 from ssd_jax.settings import DEFAULT_CONTEXT, SUPPORT
 from ssd_jax.system.host_memory import memory_limit
 
@@ -74,7 +82,7 @@ def needs(
     *,
     placement: Placement,
     engines: Sequence[tuple[str, int]],
-    programs: int = 0,
+    programs: Mapping[str, int] = MappingProxyType({}),
     paging: Paging | None = None,
 ) -> list[Need]:
     """What engines need of this machine's memory, and of that of every device that tells how much
@@ -83,15 +91,13 @@ def needs(
     Args:
       placement: of the draft; a process of its own is on this machine, too.
       engines: (mode, K) of each; each has slots of its own.
-      programs: bytes that the target's programs take on a device while they run, if that is known.
+      programs: see `Loaded.room`, as far as it is known.
       paging: see `PagedPrograms`.
     """
-    roles = config, target, draft, paging or Paging(page_size(context), config.slots)
+    roles = config, target, draft, paging or Paging(page_size(context), config.slots), programs
     limit, whose = memory_limit()
     found = [Need(_host_parts(*roles, placement=placement, engines=engines), limit, whose)]
     for role, parts in _device_parts(*roles, placement=placement, engines=engines).items():
-        if role == "target" and programs:
-            parts["its programs"] = programs
         opened = target if role == "target" else draft
         limit = None if opened is None else device_limit(opened)
         if limit is not None:
@@ -104,6 +110,7 @@ def _device_parts(
     target: OpenedModel,
     draft: OpenedModel | None,
     paging: Paging,
+    programs: Mapping[str, int],
     *,
     placement: Placement,
     engines: Sequence[tuple[str, int]],
@@ -111,15 +118,9 @@ def _device_parts(
     """By role, what each accelerator of it holds; a draft on the target's is counted there."""
     if jax.default_backend() == "cpu":
         return {}
-    size, count = paging
-    pages = bytes_per_device(target.model.page_structs(count, size))
-    vocab = target.model.config.vocab_size
-    records = jax.eval_shape(lambda: penalties.empty(config.slots, vocab))
-    parts = {
-        "weights of the target": bytes_per_device(target.model.parameter_structs()),
-        "its keys and values": len(engines) * pages,
-        "its records of past tokens": len(engines) * bytes_per_device(records),
-    }
+    count = functools.partial(_count, config, paging, bytes_per_device)
+    parts = count("target", target, pages=len(engines), records=len(engines))
+    parts["its programs"] = programs.get("target", 0)
     found = {"target": parts}
     here = [
         (mode, k) for mode, k in engines if mode == "sd" or (mode == "ssd" and not placement.apart)
@@ -127,9 +128,8 @@ def _device_parts(
     if draft is None or not here:
         return found
     own = found.setdefault("draft", {}) if placement.kind == "submesh" else parts
-    pages = bytes_per_device(draft.model.page_structs(count, size))
-    own["weights of the draft"] = bytes_per_device(draft.model.parameter_structs())
-    own["the draft's keys and values"] = len(here) * pages
+    own |= count("draft", draft, pages=len(here), records=len(here))
+    own["the draft's programs"] = programs.get("draft", 0)
     ks = [k for mode, k in here if mode == "ssd"]
     if config.branches and ks:
         own["branches"] = len(ks) * bytes_per_device(_branches(config, draft, max(ks)))
@@ -141,17 +141,17 @@ def _host_parts(
     target: OpenedModel,
     draft: OpenedModel | None,
     paging: Paging,
+    programs: Mapping[str, int],
     *,
     placement: Placement,
     engines: Sequence[tuple[str, int]],
 ) -> Parts:
     on_host = jax.default_backend() == "cpu"
-    size, count = paging
+    count = functools.partial(_count, config, paging, bytes_of_process)
     parts: Parts = {}
     if on_host:
-        parts["weights of the target"] = bytes_of_process(target.model.parameter_structs())
-        pages = target.model.page_structs(count, size)
-        parts["its keys and values"] = len(engines) * bytes_of_process(pages)
+        parts |= count("target", target, pages=len(engines), records=len(engines))
+        parts["its programs"] = devices_of_process(target) * programs.get("target", 0)
     drafting = [mode for mode, _ in engines if mode != "ar"]
     if draft is None or not (drafting or config.prepared == "ssd"):
         return parts
@@ -161,18 +161,42 @@ def _host_parts(
     copies = apart * layout.workers + (here or (on_host and "sd" in drafting))
     # Workers have pages for slots of their own, but each for all that slots share.
     shared = config.kv_memory is not None or config.page_size is not None
-    of_workers = layout.workers if shared else layout.parts
-    counted = sum(
-        of_workers if mode == "ssd" and apart else on_host and (mode == "sd" or here)
-        for mode in drafting
-    )
-    pages = draft.model.page_structs(count, size)
-    parts["weights of the draft"] = copies * bytes_of_process(draft.model.parameter_structs())
-    parts["the draft's keys and values"] = counted * bytes_of_process(pages)
+
+    def held(of_workers: int) -> int:
+        return sum(
+            of_workers if mode == "ssd" and apart else on_host and (mode == "sd" or here)
+            for mode in drafting
+        )
+
+    pages = held(layout.workers if shared else layout.parts)
+    parts |= count("draft", draft, weights=copies, pages=pages, records=held(layout.parts))
+    if on_host:
+        parts["the draft's programs"] = devices_of_process(draft) * programs.get("draft", 0)
     ks = [k for mode, k in engines if mode == "ssd"]
     if config.branches and ks and (here or apart):
         parts["branches"] = len(ks) * bytes_of_process(_branches(config, draft, max(ks)))
     return parts
+
+
+def _count(
+    config: Config,
+    paging: Paging,
+    size_of: Callable[[Any], int],
+    role: str,
+    opened: OpenedModel,
+    *,
+    weights: int = 1,
+    pages: int,
+    records: int,
+) -> Parts:
+    """What so many copies of a role's weights take, of its pages and its records."""
+    whose, model = "its" if role == "target" else "the draft's", opened.model
+    of_pages = model.page_structs(paging.total, paging.size)
+    return {
+        f"weights of the {role}": weights * size_of(model.parameter_structs()),
+        f"{whose} keys and values": pages * size_of(of_pages),
+        f"{whose} records of past tokens": records * size_of(history_structs(model, config.slots)),
+    }
 
 
 def _branches(config: Config, draft: OpenedModel, k: int) -> Any:

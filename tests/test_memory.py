@@ -11,6 +11,8 @@ from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.placement import Placement
 
 ONE = Layout()
+RECORDS, OF_DRAFT = "its records of past tokens", "the draft's records of past tokens"
+ROOM = {"target": 5, "draft": 7}
 SMALL = {"dtype": "float32", "context": 64, "slots": 2, "compile_cache": "off"}
 
 
@@ -25,7 +27,7 @@ def ssd(tiny_checkpoint):
     return LLM(target, mode="ssd", load=False, **draft, **SMALL)
 
 
-def needed(llm, engines, kind="inline", programs=0, layout=ONE):
+def needed(llm, engines, kind="inline", programs=(), layout=ONE):
     return needs(
         llm.config,
         llm.target,
@@ -33,7 +35,7 @@ def needed(llm, engines, kind="inline", programs=0, layout=ONE):
         llm.context,
         placement=Placement(kind=kind, layout=layout),
         engines=engines,
-        programs=programs,
+        programs=dict(programs),
     )
 
 
@@ -60,9 +62,12 @@ def test_weights_and_every_engines_slots_are_counted(ssd):
     assert one["weights of the target"] == one["weights of the draft"] == weights
     assert one["its keys and values"] == one["the draft's keys and values"] == pages
     assert one["branches"] > size(ssd.draft.model.branch_structs(2, 2, 4))
+    records = 2 * ssd.target.model.config.vocab_size * 5  # of two slots, a flag and a number a word
+    assert one[RECORDS] == one[OF_DRAFT] == records
     more = parts(ssd, [("ssd", 2), ("sd", 2), ("ar", 0)])
     assert more["its keys and values"] == 3 * pages
     assert more["the draft's keys and values"] == 2 * pages
+    assert (more[RECORDS], more[OF_DRAFT]) == (3 * records, 2 * records)
     assert more["branches"] == one["branches"]
 
 
@@ -79,8 +84,32 @@ def test_every_worker_has_the_weights_and_pages_of_its_slots(ssd):
     by_branches = parts(ssd, [("ssd", 2)], "process", layout=Layout(1, 2))
     weights, pages = "weights of the draft", "the draft's keys and values"
     assert by_slots[weights] == by_branches[weights] == 2 * one[weights]
-    assert by_slots[pages] == one[pages]
-    assert by_branches[pages] == 2 * one[pages]
+    for each in (pages, OF_DRAFT):
+        assert by_slots[each] == one[each]
+        assert by_branches[each] == 2 * one[each]
+
+
+def test_slots_that_workers_have_alike_have_records_of_their_own(tiny_checkpoint):
+    target, draft = str(tiny_checkpoint), {"draft": str(tiny_checkpoint), "k": "2", "budget": "4"}
+    draft |= {"draft_placement": "process", "page_size": 128}
+    llm = LLM(target, mode="ssd", load=False, **draft, **SMALL)
+    one = parts(llm, [("ssd", 2)], "process")
+    by_slots = parts(llm, [("ssd", 2)], "process", layout=Layout(2, 1))
+    assert by_slots["the draft's keys and values"] == 2 * one["the draft's keys and values"]
+    assert by_slots[OF_DRAFT] == one[OF_DRAFT]
+
+
+def test_programs_of_a_role_are_counted_where_they_run(ssd, monkeypatch):
+    engines = [("ssd", 2), ("ar", 0)]
+    here = parts(ssd, engines, programs=ROOM)
+    assert (here["its programs"], here["the draft's programs"]) == (5, 7)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert "its programs" not in parts(ssd, engines, programs=ROOM)
+
+
+def test_every_device_of_a_processor_runs_programs(tiny_checkpoint):
+    llm = LLM(str(tiny_checkpoint), load=False, mesh="data=2,tensor=2", **SMALL)
+    assert parts(llm, [("ar", 0)], programs=ROOM)["its programs"] == 4 * 5
 
 
 def test_on_an_accelerator_only_the_draft_process_counts(ssd, monkeypatch):
@@ -89,7 +118,7 @@ def test_on_an_accelerator_only_the_draft_process_counts(ssd, monkeypatch):
     apart = parts(ssd, [("ssd", 2), ("sd", 2), ("ar", 0)], "process")
     monkeypatch.undo()
     here = parts(ssd, [("ssd", 2)])
-    drafts = ("weights of the draft", "the draft's keys and values", "branches")
+    drafts = ("weights of the draft", "the draft's keys and values", OF_DRAFT, "branches")
     assert apart == {name: here[name] for name in drafts}
 
 
@@ -113,7 +142,8 @@ def test_an_engine_of_another_mode_is_refused_where_it_does_not_fit_beside(
     tiny_checkpoint, monkeypatch
 ):
     llm = LLM(str(tiny_checkpoint), mode="sd", draft="ngram", k="1", **SMALL)
-    both = sum(parts(llm, [("sd", 1), ("ar", 0)]).values())
+    programs = {"target": llm.loaded.programs.room}
+    both = sum(parts(llm, [("sd", 1), ("ar", 0)], programs=programs).values())
     monkeypatch.setattr(memory, "memory_limit", lambda: (both - 1, "this machine"))
     assert llm.engine_of("sd")
     with pytest.raises(InputError, match=r"slots = 2 .* GiB of memory"):
@@ -126,15 +156,18 @@ def test_each_device_holds_its_role(ssd, accelerators):
     accelerators(1 << 40)
     weights = size(ssd.target.model.parameter_structs())
     pages = size(ssd.target.model.page_structs(2, 128))
-    _, one = needed(ssd, [("ssd", 2), ("ar", 0)], programs=5)
+    _, one = needed(ssd, [("ssd", 2), ("ar", 0)], programs=ROOM)
     assert one.whose == "each device of the target"
     assert one.parts["weights of the target"] == one.parts["weights of the draft"] == weights
     assert one.parts["its keys and values"] == 2 * pages
     assert one.parts["the draft's keys and values"] == pages
-    assert one.parts["its programs"] == 5
-    _, target, draft = needed(ssd, [("ssd", 2), ("ar", 0)], "submesh")
+    assert one.parts["its records of past tokens"] == 2 * one.parts[OF_DRAFT] > 0
+    _, target, draft = needed(ssd, [("ssd", 2), ("ar", 0)], "submesh", programs=ROOM)
     assert draft.whose == "each device of the draft"
-    assert {**target.parts, **draft.parts} == {k: v for k, v in one.parts.items() if v != 5}
+    assert {**target.parts, **draft.parts} == one.parts
+    assert target.parts["its programs"] == 5
+    assert draft.parts["the draft's programs"] == 7
+    assert draft.parts[OF_DRAFT] == one.parts[OF_DRAFT]
     _, alone = needed(ssd, [("ssd", 2)], "process")
     assert "weights of the draft" not in alone.parts
 
@@ -150,7 +183,8 @@ def test_shares_of_a_mesh_are_counted_per_device(tiny_checkpoint, accelerators):
     alone = LLM(str(tiny_checkpoint), load=False, **SMALL)
     accelerators(1 << 40)
     (_, each), (_, whole) = (needed(llm, [("ar", 0)]) for llm in (spread, alone))
-    assert each.parts["its keys and values"] * 4 == whole.parts["its keys and values"]
+    for part in ("its keys and values", RECORDS):
+        assert each.parts[part] * 4 == whole.parts[part]
     assert each.parts["weights of the target"] < whole.parts["weights of the target"]
 
 
@@ -179,3 +213,18 @@ def test_programs_that_need_too_much_are_refused_before_anything_is_decoded(
         llm.engine_of("ar")
     accelerators(sum(need.parts.values()) + room)
     assert llm.engine_of("ar")
+
+
+@pytest.mark.more
+def test_programs_of_a_draft_are_counted_in_the_mode_that_runs_them(tiny_checkpoint, monkeypatch):
+    draft = {"mode": "sd", "draft": str(tiny_checkpoint), "k": "1"}
+    llm = LLM(str(tiny_checkpoint), **draft, **SMALL)
+    room = llm.loaded.room([("sd", 1), ("ar", 0)])
+    assert room == {"target": llm.loaded.programs.room, "draft": llm.loaded.inline.plain().room}
+    assert llm.loaded.room([("ar", 0)]) == {"target": room["target"]}
+    both = sum(parts(llm, [("sd", 1)], programs=room).values())
+    monkeypatch.setattr(memory, "memory_limit", lambda: (both - 1, "this machine"))
+    with pytest.raises(InputError, match=r"the draft's programs 0\.0\), this machine has"):
+        llm.engine_of("sd")
+    monkeypatch.setattr(memory, "memory_limit", lambda: (both, "this machine"))
+    assert llm.engine_of("sd")

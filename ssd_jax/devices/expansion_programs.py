@@ -105,6 +105,11 @@ class ExpansionPrograms:
     def __getitem__(self, name: str) -> Program:
         return self._compiled[name, self._k]
 
+    @property
+    def room(self) -> int:
+        """See `program_spec.room_of`; those of the base count, too."""
+        return max(self.base.room, program_spec.room_of(self._compiled.values()))
+
     def fitting(self, name: str, position: Int32[np.ndarray, "B"], needed: Needed) -> Program:
         """See `PagedPrograms.fitting`, and `PagedPrograms.reaching` for branches of records behind
         pending tokens at these positions."""

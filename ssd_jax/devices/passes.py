@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints
+from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints, room_of
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_write import write
@@ -47,6 +47,20 @@ class Paging(NamedTuple):
 def page_size(context: int) -> int:
     """Positions of a page that holds a whole context."""
     return -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
+
+
+def cut(model: FunctionalModel, structs: Any, *axes: str | None) -> Any:
+    """Structs of arrays that the model's devices share, if it has several, along mesh axes."""
+    sharding = None if model.mesh is None else NamedSharding(model.mesh, PartitionSpec(*axes))
+    return jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), structs
+    )
+
+
+def history_structs(model: FunctionalModel, slots: int) -> History:
+    """Of what so many slots have said so far, cut between devices as embeddings are."""
+    history = jax.eval_shape(lambda: penalties.empty(slots, model.config.vocab_size))
+    return cut(model, history, DATA_AXIS, model.rules.vocab)
 
 
 def step(
@@ -165,15 +179,14 @@ class PagedPrograms:
         if model.execution.attention == "xla_static":
             self.reaches = _reaches(self.capacity, paging.size if paging else STATIC_BLOCK)
         vocab, outputs = model.config.vocab_size, model.config.outputs
-        history = jax.eval_shape(lambda: penalties.empty(slots, vocab))
         self.structs: dict[str, Any] = {
             "parameters": model.parameter_structs(),
             "pages": model.page_structs(pages.total, pages.size),
             "table": table,
-            "history": self.cut(history, DATA_AXIS, model.rules.vocab),  # as embeddings are
+            "history": history_structs(model, slots),
             "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
-            "logits": self.cut(
-                jax.ShapeDtypeStruct((1, outputs), jnp.float32), None, model.rules.outputs
+            "logits": cut(
+                model, jax.ShapeDtypeStruct((1, outputs), jnp.float32), None, model.rules.outputs
             ),
         }
         self._compiled: dict[Name, Program] = {}
@@ -211,15 +224,7 @@ class PagedPrograms:
 
     def by_slots(self, structs: Any) -> Any:
         """Structs of arrays with the slots in front, on the model's devices."""
-        return self.cut(structs, DATA_AXIS)
-
-    def cut(self, structs: Any, *axes: str | None) -> Any:
-        """Structs of arrays that the model's devices share, if it has several, along mesh axes."""
-        mesh = self.model.mesh
-        sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(*axes))
-        return jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), structs
-        )
+        return cut(self.model, structs, DATA_AXIS)
 
     def spec(
         self,
@@ -335,14 +340,8 @@ class PagedPrograms:
 
     @property
     def room(self) -> int:
-        """Bytes that a program takes on a device while it runs, beside its arguments, at most."""
-        room = 0
-        for program in self._compiled.values():
-            about = program.memory_analysis()
-            if about is not None:
-                fresh = about.output_size_in_bytes - about.alias_size_in_bytes
-                room = max(room, about.temp_size_in_bytes + fresh)
-        return room
+        """See `program_spec.room_of`."""
+        return room_of(self._compiled.values())
 
     def new_pages(self) -> AllPages:
         """Zeroed pages for every slot."""

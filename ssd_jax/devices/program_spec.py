@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import chain
 from typing import Any, NamedTuple
@@ -104,6 +104,17 @@ class ProgramSpec(NamedTuple):
 def _of_slots(sharding: NamedSharding) -> PartitionSpec:
     """What of a sharding is over slots."""
     return PartitionSpec(*(axis if axis == DATA_AXIS else None for axis in sharding.spec))
+
+
+def room_of(programs: Iterable[Program]) -> int:
+    """Bytes that a program takes on a device while it runs, beside its arguments, at most."""
+    room = 0
+    for program in programs:
+        about = program.memory_analysis()
+        if about is not None:
+            fresh = about.output_size_in_bytes - about.alias_size_in_bytes
+            room = max(room, about.temp_size_in_bytes + fresh)
+    return room
 
 
 def ints(*shape: int) -> jax.ShapeDtypeStruct:

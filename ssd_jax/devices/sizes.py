@@ -20,6 +20,12 @@ def device_limit(opened: OpenedModel) -> int | None:
     return min((limit for limit in told if limit), default=None)
 
 
+def devices_of_process(opened: OpenedModel) -> int:
+    """How many of a model's devices this process has."""
+    mesh = opened.model.mesh
+    return 1 if mesh is None else len(mesh.local_devices)
+
+
 def bytes_per_device(structs: Any) -> int:
     """What each device holds of arrays of these structs, in bytes."""
     return sum(_share(struct) for struct in jax.tree.leaves(structs))

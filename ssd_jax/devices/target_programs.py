@@ -106,7 +106,7 @@ class Programs(PagedPrograms):
         """Logits [slots * (proposed + 1), V] of a `forward`."""
         shape = self.slots * (proposed + 1), self.model.config.outputs
         logits = jax.ShapeDtypeStruct(shape, jnp.float32)
-        return self.cut(logits, DATA_AXIS, self.model.rules.outputs)
+        return passes.cut(self.model, logits, DATA_AXIS, self.model.rules.outputs)
 
     def compile_forward(self, proposed: int) -> Program:
         """`forward` of a number of proposed tokens that is not among the programs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -71,7 +72,10 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1
     paging = Paging(about.page_size, about.pages) if about.pages else None
     if paging is not None:
         check_page_size(opened.model, paging.size)
-    check_memory(opened, about, settings.budgets, engines=engines, copies=copies)
+    check = functools.partial(
+        check_memory, opened, about, settings.budgets, engines=engines, copies=copies
+    )
+    check()
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(opened.load)
         base = DraftPrograms(
@@ -85,6 +89,7 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1
         )
         *fewer, most = sorted(settings.budgets)
         menu = ExpansionPrograms.menu(base, [most] if settings.urgent else settings.budgets)
+        check(room=max(programs.room for programs in menu))
         parameters = loading.result()
     drafts = _Drafts(menu, parameters, settings.draft_temperature)
     if settings.urgent:

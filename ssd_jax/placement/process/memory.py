@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
-
 from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.passes import page_size
-from ssd_jax.devices.sizes import branch_structs, bytes_of_process, bytes_per_device, device_limit
+from ssd_jax.devices.passes import history_structs, page_size
+from ssd_jax.devices.sizes import (
+    branch_structs,
+    bytes_of_process,
+    bytes_per_device,
+    device_limit,
+    devices_of_process,
+)
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.messages import Hello
-from ssd_jax.sampling import penalties
 from ssd_jax.system.host_memory import memory_limit
 
 
 def check_memory(
-    opened: OpenedModel, about: Hello, budgets: Sequence[int], *, engines: int, copies: int
+    opened: OpenedModel,
+    about: Hello,
+    budgets: Sequence[int],
+    *,
+    engines: int,
+    copies: int,
+    room: int = 0,
 ) -> None:
     """Refuses an engine that needs more than its share of the memory behind the weights.
 
@@ -25,6 +34,7 @@ def check_memory(
       about, budgets: what the engine wants.
       engines: most at a time, which share the memory of the draft's devices.
       copies: of the weights, this one included: engines that want other things have their own.
+      room: of the programs on a device, see `room_of`; 0 as long as they are not compiled.
 
     Raises:
       InputError: it does.
@@ -37,17 +47,18 @@ def check_memory(
         "keys and values": model.page_structs(
             about.pages or slots, about.page_size or page_size(about.context)
         ),
-        "records of past tokens": jax.eval_shape(lambda: penalties.empty(slots, about.tokens)),
+        "records of past tokens": history_structs(model, slots),
         "branches": branch_structs(
             opened, slots=slots, k=about.k, budgets=budgets, support=about.support
         ),
     }
     sizes = {name: size_of(structs) for name, structs in parts.items()}
+    sizes["programs"] = room if told else room * devices_of_process(opened)
     weights = copies * size_of(model.parameter_structs())
     needed, share = sum(sizes.values()), (limit - weights) // engines
     if needed <= share:
         return
-    each = ", ".join(f"{name} {_mib(size)}" for name, size in sizes.items())
+    each = ", ".join(f"{name} {_mib(size)}" for name, size in sizes.items() if size)
     shared, fewer = "this engine", ""
     if engines > 1:
         shared, fewer = f"each of {engines} engines", ", or start it with fewer --engines"

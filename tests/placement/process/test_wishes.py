@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -97,6 +98,18 @@ def test_what_a_worker_has_no_memory_for_is_refused(asked, no_programs, monkeypa
         rf"engine \({whose}: 1 MiB, weights 0 MiB\); lower one of them$"
     )
     with pytest.raises(InputError, match=words):
+        load_sessions(about)
+
+
+def test_programs_that_a_worker_has_no_memory_for_are_refused(asked, no_programs, monkeypatch):
+    about, room = asked(), 64 * MOST
+    monkeypatch.setattr(loading, "DraftPrograms", lambda *_, **_more: None)
+    menu = [SimpleNamespace(room=room), SimpleNamespace(room=0)]
+    monkeypatch.setattr(loading.ExpansionPrograms, "menu", lambda *_: menu)
+    monkeypatch.setattr(memory, "memory_limit", lambda: (room, "this host"))
+    with pytest.raises(
+        InputError, match=r"branches \d+ MiB, programs 64 MiB\), and there are 63 M"
+    ):
         load_sessions(about)
 
 
