@@ -42,6 +42,11 @@ class MemoryShare:
     refused: bool
 
     @property
+    def compiled(self) -> bool:
+        """Whether any program was; one for a GPU says nothing of its own size."""
+        return bool(self.running or self.code)
+
+    @property
     def total(self) -> int:
         """Of all of them."""
         return self.weights + self.pages + self.running + self.code

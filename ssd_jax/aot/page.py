@@ -62,8 +62,8 @@ def _memory(shares: Sequence[MemoryShare], chip: Chip) -> Table:
         Column("mode and devices", lambda row: row.what, "left"),
         Column("weights", lambda row: _gib(row.weights)),
         Column("pages", lambda row: _gib(row.pages)),
-        Column("while running", lambda row: _gib(row.running) if row.code else None),
-        Column("programs", lambda row: _gib(row.code) if row.code else None),
+        Column("while running", lambda row: _gib(row.running) if row.compiled else None),
+        Column("programs", lambda row: _gib(row.code) if row.compiled else None),
         Column("all", lambda row: _gib(row.total)),
         Column("fits", lambda row: "yes" if row.fits(chip) else "no"),
     ]

@@ -38,6 +38,16 @@ def test_everything_that_was_asked_is_on_it_once():
     ]
 
 
+def test_programs_whose_own_size_is_not_known_have_their_columns():
+    """Those for GPUs."""
+    assert given.AR.target.programs["forward", 0].code == 0
+    (memory,) = [line for line in page(given.AR) if line.startswith("ar 8: target ")]
+    assert memory.split()[3:] == ["0.00"] * 5 + ["yes"]
+    refused = Mode(name="ar", target=given.part("target", 8, {}, refused="no room"))
+    (memory,) = [line for line in page(refused) if line.startswith("ar 8: target ")]
+    assert memory.split()[3:] == ["0.00"] * 3 + ["no"]
+
+
 def test_a_mode_that_does_not_fit_has_no_speed_and_says_why():
     refused = given.part("target", 4, {}, refused="forward 4: no room", whole=("vocab",))
     split = Mode(name="ssd", target=refused, draft=given.SSD.draft)
