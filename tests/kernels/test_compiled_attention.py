@@ -15,7 +15,7 @@ from ssd_jax.kernels.tree_attention.api import tree_attention
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 
-PAGES, DEPTHS, BRANCHES = 5, 3, 7
+PAGES, DEPTHS, BRANCHES = 5, 3, 14
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
 QUERIES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 
@@ -150,7 +150,7 @@ def test_what_it_cannot_read_is_refused():
     wide = scratch._replace(kv=scratch.kv.astype(jnp.float32))
     for arguments, why in [
         ((q, kv[:, :, :100], table, visible), "page_size is no multiple of 64"),
-        ((q, kv[..., :8], table, visible), "pages are not keys beside values of q's size"),
+        ((q, jnp.tile(kv, 2), table, visible), "pages are not keys beside values of q's size"),
         ((q.astype(jnp.float16), kv, table, visible), "q is neither float32 nor bfloat16"),
         ((q, kv.astype(jnp.float16), table, visible), "pages are neither float32 nor bfloat16"),
         ((q, kv, table, visible, wide), "branches are not stored as pages are"),

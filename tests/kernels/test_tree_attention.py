@@ -111,6 +111,44 @@ def test_a_branch_sees_the_trunk_up_to_its_fork_and_its_own_tokens_only(backend)
         np.testing.assert_allclose(got[0, r, h], _one_query(q[0, r, h], keys, values), atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "spoiled"),
+    [
+        ("table", 3, [True, False, True]),
+        ("table", -1, [True, False, True]),
+        ("visible", 3 * BLOCK, [True, False, False]),
+        ("branch", 2, [True, False, False]),
+        ("branch", -1, [True, False, False]),
+        ("depth", 2, [True, False, False]),
+        ("depth", -2, [True, False, False]),
+    ],
+)
+def test_a_query_that_would_see_what_is_not_there_gets_nan(backend, name, value, spoiled):
+    q, pages = jnp.asarray(_random((1, 3, 2, 8), 1)), jnp.asarray(_random((3, 1, BLOCK, 16), 2))
+    kv = jnp.asarray(_random((1, 1, 2, 2, 16), 3))
+    sound = {"table": [[0, 2]], "visible": [[2 * BLOCK, BLOCK, BLOCK + 1]]}
+    sound |= {"branch": [[0, 1, 1]], "depth": [[0, 1, -1]]}
+
+    def attend(table, visible, branch, depth):
+        scratch = Scratch(kv, jnp.stack([branch, depth], axis=-1))
+        return np.asarray(tree_attention(q, pages, table, visible, scratch, backend=backend))
+
+    arrays = {what: jnp.asarray(numbers) for what, numbers in sound.items()}
+    place = (0, 1) if name == "table" else (0, 0)
+    found = attend(**arrays | {name: arrays[name].at[place].set(value)})[0]
+    expected = np.where(np.array(spoiled)[:, None, None], np.nan, attend(**arrays)[0])
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_more_branch_tokens_than_there_is_room_for_are_an_error(backend):
+    kv, ancestor = jnp.zeros((1, 1, 2, 2, 16)), jnp.zeros((1, 5, 2), jnp.int32)
+    arguments = jnp.zeros((1, 5, 2, 8)), jnp.zeros((1, 1, BLOCK, 16)), Contiguous()
+    with pytest.raises(ValueError, match="5 branch tokens a row for 4 entries of branches"):
+        tree_attention(
+            *arguments, jnp.ones((1, 5), jnp.int32), Scratch(kv, ancestor), backend=backend
+        )
+
+
 @pytest.mark.more
 @pytest.mark.shipped
 def test_a_row_does_not_depend_on_how_long_its_neighbour_is(backend):

@@ -12,6 +12,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.head_shards import TpuKernels
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
+from ssd_jax.kernels.tree_attention.bounds import check_shapes
 from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu
 from ssd_jax.kernels.tree_attention.reference import tree_attention_reference
 from ssd_jax.kernels.tree_attention.xla import (
@@ -117,11 +118,16 @@ def tree_attention(
     A query attends to positions [0, visible) of its row's pages (the trunk; forks at different
     depths share it) and, when `scratch` is given, to the tokens of its own branch so far.
     Verification and prefill have no scratch and visible = length + i + 1: a token sees itself,
-    its key having been written before. A query that sees nothing gets zeros.
+    its key having been written before. A query that sees nothing gets zeros, one that would see a
+    page or an entry of the scratch that is not there gets NaN.
 
     `backend` is one of `BACKENDS`, or "pallas_tpu", which is called as `kernels` says, or
     "pallas_gpu".
+
+    Raises:
+      ValueError: shapes that do not fit each other, or that a backend does not have.
     """
+    check_shapes(q, kv_pages, page_table, visible, scratch)
     if backend == "pallas_gpu":
         from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
 

@@ -91,11 +91,13 @@ class Task {
 
   void Run() {
     const int64_t most = *std::max_element(seen_, seen_ + many_);
+    while (there_ < most && PageExists(there_)) there_ += call_.page_size;
     for (int64_t begin = 0; begin < most; begin += kBlock) AddBlock(begin, most - begin);
     if (call_.depths > 0)
       for (int64_t i = 0; i < many_; ++i) AddBranch(i);
     for (int64_t i = 0; i < many_; ++i) {
-      const float total = Sum(state_[i].total), divisor = total == 0 ? 1 : total;
+      const float total = Sum(state_[i].total);
+      const float divisor = !InRange(i) ? NAN : total == 0 ? 1 : total;
       chunks_.Unpack(sums_ + i * width_, divisor, call_.out + Index(i));
     }
   }
@@ -113,11 +115,27 @@ class Task {
     return ((row_ * call_.tokens + Token(i)) * call_.heads + head) * call_.size;
   }
 
+  int64_t Page(int64_t position) const {
+    return call_.table[row_ * call_.row_pages + position / call_.page_size];
+  }
+
+  bool PageExists(int64_t position) const {
+    return Page(position) >= 0 && Page(position) < call_.pages;
+  }
+
+  // Whether all exists that query i sees.
+  bool InRange(int64_t i) const {
+    const int64_t token = row_ * call_.tokens + Token(i);
+    if (call_.visible[token] > there_) return false;
+    if (call_.depths == 0) return true;
+    const int32_t branch = call_.ancestors[2 * token], depth = call_.ancestors[2 * token + 1];
+    return branch >= 0 && branch < call_.branches && depth >= -1 && depth < call_.depths;
+  }
+
   // The keys of a block of positions, each with its value behind it.
   const Number* Block(int64_t head, int64_t begin) const {
-    const int64_t page = call_.table[row_ * call_.row_pages + begin / call_.page_size];
-    const int64_t at = (Clamp(page, call_.pages - 1) * call_.kv_heads + head) * call_.page_size +
-                       begin % call_.page_size;
+    const int64_t page = Clamp(Page(begin), call_.pages - 1);
+    const int64_t at = (page * call_.kv_heads + head) * call_.page_size + begin % call_.page_size;
     return static_cast<const Number*>(call_.kv) + at * call_.Stride();
   }
 
@@ -270,6 +288,7 @@ class Task {
   Tile *const tiled_q_, *const tiled_values_;
   float* const spare_;  // [16, width]
   int64_t seen_[kTile];
+  int64_t there_ = 0;  // positions before the first page that does not exist
   Softmax state_[kTile];
   SplitWeights split_ = {};
 };

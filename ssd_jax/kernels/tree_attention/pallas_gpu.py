@@ -17,6 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
+from ssd_jax.kernels.tree_attention.bounds import in_range, known
 from ssd_jax.kernels.tree_attention.pallas_gpu_kernel import ROWS, kernel
 from ssd_jax.kernels.tree_attention.xla import Softmax, add_branches, normalise
 
@@ -65,7 +66,7 @@ def tree_attention_pallas_gpu(
     """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
 
     Pages that no query sees are not read; where they are named in the table, their numbers may be
-    out of range. A query gets NaN where the table is out of range for what it sees.
+    out of range.
 
     Args:
       parts: that a prefix is cut into, for blocks of the grid to share; None is as many as give
@@ -80,7 +81,7 @@ def tree_attention_pallas_gpu(
     if reason is not None:
         raise ValueError(f"attention by Pallas on a GPU does not take {reason}")
     page_table = as_array(page_table, batch)
-    kv_heads, page_size = kv_pages.shape[1:3]
+    kv_heads = kv_pages.shape[1]
     group = heads // kv_heads
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim)
@@ -89,11 +90,7 @@ def tree_attention_pallas_gpu(
         state = add_branches(state, grouped, scratch, group, head_dim**-0.5)
     output = normalise(state).reshape(batch, kv_heads, rows, group, head_dim)
     output = output.transpose(0, 2, 1, 3, 4).reshape(batch, rows, heads, head_dim)
-    there = (page_table >= 0) & (page_table < len(kv_pages))
-    starts = jnp.arange(page_table.shape[1]) * page_size
-    valid = jnp.all(there[:, None] | (starts >= visible[..., None]), axis=-1)
-    valid &= visible <= page_table.shape[1] * page_size
-    return jnp.where(valid[:, :, None, None], output, jnp.nan)
+    return known(output, in_range(kv_pages, page_table, visible, scratch))
 
 
 def _prefix(

@@ -13,10 +13,11 @@ import jax.core
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
+from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import LANES, PageTable, Scratch, as_array, lanes
+from ssd_jax.kernels.tree_attention.bounds import in_range, known
 from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
 
 POSITIONS = 16
@@ -58,7 +59,7 @@ def tree_attention_pallas_tpu(
     """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
 
     Pages that no query sees are not read; where they are named in the table, their numbers may be
-    out of range. A query gets NaN where the table or its ancestor is out of range for what it sees.
+    out of range.
 
     Args:
       kv_pages: a key lies in the first head_dim of the first half of the lanes, its value in those
@@ -71,13 +72,14 @@ def tree_attention_pallas_tpu(
       interpret: runs the kernel on a processor, as an interpreter.
 
     Raises:
-      ValueError: shapes that do not fit, or that the kernel does not have.
+      ValueError: pages that the kernel cannot read, or a table of too many; what is out of range,
+        where arguments are concrete.
     """
     page_table = as_array(page_table, len(q))
-    _check(q, kv_pages, page_table, visible, scratch)
+    _check(q, kv_pages, page_table)
     branches, ancestor = scratch or (None, None)
     limits = _limits(visible, ancestor, window)
-    valid = _valid(limits, kv_pages, page_table, branches)
+    valid = in_range(kv_pages, page_table, visible, scratch, limits[..., 0])
     if not isinstance(valid, jax.core.Tracer) and not valid.all():
         raise ValueError(_out_of_range(kv_pages, page_table, branches))
     attend = functools.partial(_attend, soft_cap=soft_cap, window=window, interpret=interpret)
@@ -85,7 +87,7 @@ def tree_attention_pallas_tpu(
         attend = shards.map(attend, (2, 1, None, None, 1), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
     attended = attend(q, kv_pages, page_table, limits, branches)
-    return jnp.where(valid[:, :, None, None], attended, jnp.nan)
+    return known(attended, valid)
 
 
 def _cost(
@@ -193,25 +195,6 @@ def _ranges(
     return jnp.pad(first, (0, 1)), jnp.pad(length, (0, 1))
 
 
-def _valid(
-    limits: Int32[Array, "B R 4"],
-    kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
-    page_table: Int32[Array, "B P"],
-    branches: Shaped[Array, "B kv_heads depths M lanes"] | None,
-) -> Bool[Array, "B R"]:
-    """Whether all exists that a query sees."""
-    lower, visible, branch, depth = jnp.moveaxis(limits, -1, 0)
-    page_size, count = kv_pages.shape[2], page_table.shape[1]
-    start = jnp.arange(count) * page_size
-    seen = (start < visible[..., None]) & (start + page_size > lower[..., None])
-    there = (page_table >= 0) & (page_table < len(kv_pages))
-    valid = jnp.all(~seen | there[:, None], axis=-1) & (visible <= count * page_size)
-    if branches is not None:
-        depths, count = branches.shape[2:4]
-        valid &= (branch >= 0) & (branch < count) & (depth >= -1) & (depth < depths)
-    return valid
-
-
 def _out_of_range(kv_pages: jax.Array, page_table: jax.Array, branches: jax.Array | None) -> str:
     pages, _, page_size, _ = kv_pages.shape
     limits = f"page_table has pages 0 to {pages - 1}"
@@ -253,38 +236,12 @@ def _tiles(
     )
 
 
-def _check(
-    q: jax.Array,
-    kv_pages: jax.Array,
-    page_table: jax.Array,
-    visible: jax.Array,
-    scratch: Scratch | None,
-) -> None:
-    batch, rows, heads, head_dim = q.shape
-    kv_heads, wide = kv_pages.shape[1], kv_pages.shape[3]
-    reason = why_not(head_dim, kv_pages)
+def _check(q: jax.Array, kv_pages: jax.Array, page_table: jax.Array) -> None:
+    reason = why_not(q.shape[-1], kv_pages)
     if reason is not None:
         raise ValueError(f"attention by Pallas on a TPU does not take {reason}")
-    problems = {
-        f"{heads} query heads are no multiple of {kv_heads} key/value heads": heads % kv_heads,
-        f"page_table {page_table.shape} has not {batch} rows": len(page_table) != batch,
-        f"page_table {page_table.shape} takes {4 * page_table.size} bytes; the limit is "
-        f"{_TABLE_BYTES}: use larger pages": 4 * page_table.size > _TABLE_BYTES,
-        f"visible {visible.shape} is not {(batch, rows)}": visible.shape != (batch, rows),
-    }
-    if scratch is not None:
-        branches, ancestor = scratch
-        of_branches = (batch, kv_heads, *branches.shape[2:4], wide)
-        entries = branches.shape[2] * branches.shape[3]
-        problems |= {
-            f"branches {branches.shape} are not {of_branches}": branches.shape != of_branches,
-            f"ancestor {ancestor.shape} is not {(batch, rows, 2)}": (
-                ancestor.shape != (batch, rows, 2)
-            ),
-            f"{rows} branch tokens a row for {entries} entries of branches {branches.shape}": (
-                rows > entries
-            ),
-        }
-    for problem, there in problems.items():
-        if there:
-            raise ValueError(problem)
+    if 4 * page_table.size > _TABLE_BYTES:
+        raise ValueError(
+            f"page_table {page_table.shape} takes {4 * page_table.size} bytes; the limit is "
+            f"{_TABLE_BYTES}: use larger pages"
+        )

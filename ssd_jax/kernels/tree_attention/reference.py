@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch, as_array, decode
+from ssd_jax.kernels.tree_attention.bounds import in_range, known
 
 
 def tree_attention_reference(
@@ -29,7 +30,8 @@ def tree_attention_reference(
     scores = jnp.einsum("brhd,bhtd->bhrt", q.astype(jnp.float32), k) * head_dim**-0.5
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
     weights = jnp.where(mask[:, None], weights, 0.0)
-    return jnp.einsum("bhrt,bhtd->brhd", weights, v)
+    attended = jnp.einsum("bhrt,bhtd->brhd", weights, v)
+    return known(attended, in_range(kv_pages, page_table, visible, scratch))
 
 
 def _rows(

@@ -28,6 +28,7 @@ from ssd_jax.kernels.kv_pages import (
 )
 from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import row_sum
+from ssd_jax.kernels.tree_attention.bounds import in_range, known
 
 STATIC_BLOCK = 4 * BLOCK
 """Positions that `tree_attention_xla_static` reduces at a time, in pages that they divide."""
@@ -124,7 +125,8 @@ def _attend(
     output = normalise(state)
     output = output[..., -head_dim:][:, :, : rows * group]
     output = output.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
-    return output.reshape(batch, rows, heads, head_dim)
+    output = output.reshape(batch, rows, heads, head_dim)
+    return known(output, in_range(kv_pages, page_table, visible, scratch))
 
 
 def normalise(state: Softmax) -> Float32[Array, "B kv_heads Q _"]:

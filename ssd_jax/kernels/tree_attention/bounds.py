@@ -1,0 +1,84 @@
+"""What holds of the arguments of every `tree_attention`: shapes that fit each other, and pages and
+ancestors that exist."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch, as_array
+
+
+def check_shapes(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    page_table: jax.Array | Contiguous,
+    visible: jax.Array,
+    scratch: Scratch | None,
+) -> None:
+    """Looks at shapes alone, when a program is traced.
+
+    Raises:
+      ValueError: some do not fit.
+    """
+    batch, rows, heads, head_dim = q.shape
+    kv_heads, width = kv_pages.shape[1], kv_pages.shape[3]
+    page_table = as_array(page_table, batch)
+    problems = {
+        f"{heads} query heads are no multiple of {kv_heads} key/value heads": heads % kv_heads,
+        f"pages of width {width} have no keys beside values of head_dim = {head_dim}": (
+            width % 2 or width < 2 * head_dim
+        ),
+        f"page_table {page_table.shape} has not {batch} rows": len(page_table) != batch,
+        f"visible {visible.shape} is not {(batch, rows)}": visible.shape != (batch, rows),
+    }
+    if scratch is not None:
+        branches, ancestor = scratch
+        of_branches = (batch, kv_heads, *branches.shape[2:4], width)
+        entries = branches.shape[2] * branches.shape[3]
+        problems |= {
+            f"branches {branches.shape} are not {of_branches}": branches.shape != of_branches,
+            f"ancestor {ancestor.shape} is not {(batch, rows, 2)}": (
+                ancestor.shape != (batch, rows, 2)
+            ),
+            f"{rows} branch tokens a row for {entries} entries of branches {branches.shape}": (
+                rows > entries
+            ),
+        }
+    for problem, there in problems.items():
+        if there:
+            raise ValueError(problem)
+
+
+def in_range(
+    kv_pages: PageArray,
+    page_table: PageTable,
+    visible: Int32[Array, "B R"],
+    scratch: Scratch | None,
+    lower: Int32[Array, "B R"] | int = 0,
+) -> Bool[Array, "B R"]:
+    """Whether all exists that a query sees.
+
+    Args:
+      lower: the first position that it sees.
+    """
+    page_table = as_array(page_table, len(visible))
+    page_size, count = kv_pages.shape[2], page_table.shape[1]
+    start = jnp.arange(count) * page_size
+    lower = jnp.broadcast_to(lower, visible.shape)
+    seen = (start < visible[..., None]) & (start + page_size > lower[..., None])
+    there = (page_table >= 0) & (page_table < len(kv_pages))
+    found = jnp.all(~seen | there[:, None], axis=-1) & (visible <= count * page_size)
+    if scratch is not None:
+        branch, depth = jnp.moveaxis(scratch.ancestor, -1, 0)
+        depths, branches = scratch.kv.shape[2:4]
+        found &= (branch >= 0) & (branch < branches) & (depth >= -1) & (depth < depths)
+    return found
+
+
+def known(
+    attended: Float32[Array, "B R heads head_dim"], found: Bool[Array, "B R"]
+) -> Float32[Array, "B R heads head_dim"]:
+    """Attention, and NaN for queries of which not all is `in_range`."""
+    return jnp.where(found[:, :, None, None], attended, jnp.nan)

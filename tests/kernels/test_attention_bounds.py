@@ -1,0 +1,41 @@
+"""Shapes of attention's arguments that do not fit each other."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.tree_attention.bounds import check_shapes
+
+
+def arguments(**changes):
+    shapes = {"q": (2, 3, 4, 8), "pages": (5, 2, 64, 16), "table": (2, 2), "visible": (2, 3)}
+    shapes |= {"kv": (2, 2, 2, 2, 16), "ancestor": (2, 3, 2)}
+    made = {name: jnp.zeros(shape, jnp.int32) for name, shape in (shapes | changes).items()}
+    scratch = Scratch(made.pop("kv"), made.pop("ancestor"))
+    return *made.values(), scratch
+
+
+def test_shapes_that_fit_are_taken():
+    q, pages, table, visible, scratch = arguments()
+    for rows in (table, Contiguous(3)):
+        check_shapes(q, pages, rows, visible, scratch)
+    check_shapes(q, pages, table, visible, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": (2, 3, 5, 8)}, "5 query heads are no multiple of 2 key/value heads"),
+        ({"q": (2, 3, 4, 16)}, "pages of width 16 have no keys beside values of head_dim = 16"),
+        ({"table": (1, 2)}, r"page_table \(1, 2\) has not 2 rows"),
+        ({"visible": (2, 4)}, r"visible \(2, 4\) is not \(2, 3\)"),
+        ({"kv": (2, 1, 2, 2, 16)}, r"branches \(2, 1, 2, 2, 16\) are not \(2, 2, 2, 2, 16\)"),
+        ({"kv": (2, 2, 2, 1, 16)}, "3 branch tokens a row for 2 entries of branches"),
+        ({"ancestor": (2, 4, 2)}, r"ancestor \(2, 4, 2\) is not \(2, 3, 2\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_errors_with_limits(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_shapes(*arguments(**changes))
