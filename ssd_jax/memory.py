@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from ssd_jax.config import Config
-from ssd_jax.devices.opened import check_page_size
+from ssd_jax.devices.opened import check_paging
 from ssd_jax.devices.passes import Paging, history_structs, page_size
 from ssd_jax.devices.sizes import (
     branch_structs,
@@ -224,7 +224,7 @@ def paging_of(
     each = -(-context // size)
     models = [opened.model for opened in (target, draft) if opened is not None]
     for model in models:
-        check_page_size(model, size)
+        check_paging(model, size, slots=config.slots, context=context)
     if config.kv_memory is None:
         return Paging(size, config.slots * each)
     pages = jax.tree.leaves([model.page_structs(1, size) for model in models])

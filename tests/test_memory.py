@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import pytest
 
 from ssd_jax import LLM, InputError, memory
-from ssd_jax.memory import needs
+from ssd_jax.memory import needs, paging_of
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.placement import Placement
 
@@ -120,6 +124,24 @@ def test_on_an_accelerator_only_the_draft_process_counts(ssd, monkeypatch):
     here = parts(ssd, [("ssd", 2)])
     drafts = ("weights of the draft", "the draft's keys and values", OF_DRAFT, "branches")
     assert apart == {name: here[name] for name in drafts}
+
+
+def test_a_page_table_that_a_tpu_has_no_room_for_is_refused(ssd):
+    execution = Execution.for_platform("tpu", "bfloat16")
+    model = FunctionalModel(ssd.target.model.config, execution)
+    target = dataclasses.replace(ssd.target, model=model)
+
+    def paging(slots):
+        config = dataclasses.replace(ssd.config, slots=slots, page_size=16)
+        return paging_of(config, 32768, target, None)
+
+    assert paging(64) == (16, 64 * 2048)
+    with pytest.raises(
+        InputError,
+        match=r"page_size = 16 is too small for slots = 65 of context = 32768: a page_table of "
+        r"65 x 2048 takes 532480 bytes; the limit is 524288; raise --page_size",
+    ):
+        paging(65)
 
 
 def test_what_does_not_fit_is_refused_before_weights_load(tiny_checkpoint, monkeypatch):

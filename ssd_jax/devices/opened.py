@@ -79,6 +79,25 @@ def check_page_size(model: FunctionalModel, size: int) -> None:
     check_pages(execution.attention, head_dim, page, device)
 
 
+def check_paging(model: FunctionalModel, size: int, *, slots: int, context: int) -> None:
+    """Whether a model's attention takes a table of such pages for all slots.
+
+    Raises:
+      InputError: it does not.
+    """
+    check_page_size(model, size)
+    if model.execution.attention != "pallas_tpu":
+        return
+    from ssd_jax.kernels.tree_attention.pallas_tpu import why_no_table
+
+    reason = why_no_table(slots // model.data_shards, -(-context // size))
+    if reason is not None:
+        raise InputError(
+            f"page_size = {size} is too small for slots = {slots} of context = {context}: {reason}"
+            "; raise --page_size, or lower one of them"
+        )
+
+
 def open_model(
     source: str,
     dtype: str,

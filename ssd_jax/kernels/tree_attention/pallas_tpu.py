@@ -44,6 +44,14 @@ def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | 
     return None
 
 
+def why_no_table(rows: int, pages: int) -> str | None:
+    """None where so many sequences of so many pages have a table that fits; else why not."""
+    size = 4 * rows * pages
+    if size <= _TABLE_BYTES:
+        return None
+    return f"a page_table of {rows} x {pages} takes {size} bytes; the limit is {_TABLE_BYTES}"
+
+
 def tree_attention_pallas_tpu(
     q: Float[Array, "B R heads head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
@@ -240,8 +248,6 @@ def _check(q: jax.Array, kv_pages: jax.Array, page_table: jax.Array) -> None:
     reason = why_not(q.shape[-1], kv_pages)
     if reason is not None:
         raise ValueError(f"attention by Pallas on a TPU does not take {reason}")
-    if 4 * page_table.size > _TABLE_BYTES:
-        raise ValueError(
-            f"page_table {page_table.shape} takes {4 * page_table.size} bytes; the limit is "
-            f"{_TABLE_BYTES}: use larger pages"
-        )
+    reason = why_no_table(*page_table.shape)
+    if reason is not None:
+        raise ValueError(reason)

@@ -16,7 +16,7 @@ from ssd_jax.compat import check_sums
 from ssd_jax.devices.branch_draft import BranchDraft, run_once
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.opened import OpenedModel, check_page_size, open_model
+from ssd_jax.devices.opened import OpenedModel, check_paging, open_model
 from ssd_jax.devices.passes import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
@@ -71,7 +71,7 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1
     opened = open_draft(settings, mesh)
     paging = Paging(about.page_size, about.pages) if about.pages else None
     if paging is not None:
-        check_page_size(opened.model, paging.size)
+        check_paging(opened.model, paging.size, slots=about.slots, context=about.context)
     check = functools.partial(
         check_memory, opened, about, settings.budgets, engines=engines, copies=copies
     )
