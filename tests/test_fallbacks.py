@@ -100,6 +100,14 @@ def test_one_line_says_that_what_is_compiled_is_not_kept(monkeypatch):
     assert line == "kernels are compiled anew at every start: DIRECTORY cannot be used: why"
 
 
+def test_a_line_says_that_several_devices_have_nothing_compiled():
+    programs, alone = FakePrograms(devices=2), FakePrograms()
+    programs.model.execution = dataclasses.replace(programs.model.execution, attention="xla")
+    (line,) = found("law", programs, draft=programs.model).lines
+    assert line.endswith(", which is slower here: the compiled ones run on one device, not 2")
+    assert found("law", programs, draft=alone.model).lines == (line,)
+
+
 def test_native_weights_that_are_not_used_as_they_are_are_told():
     programs = FakePrograms("bfloat16")
     programs.model.stored = {"lm_head.weight": "Q4_1"}

@@ -84,18 +84,26 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
 
 
 def _uncompiled_lines(models: Collection[FunctionalModel]) -> list[str]:
-    """One if attention, and with it products, is XLA's where it is usually compiled, or compiled at
-    every start; elsewhere one on which attention was chosen."""
+    """One for each reason that attention, and with it products, is XLA's where it is usually
+    compiled, or compiled at every start; elsewhere one on which attention was chosen."""
     platform = jax.default_backend()
     found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
     if platform != "cpu":
         return [choice_line(name, platform, size) for name, size in dict.fromkeys(found)]
-    if all(size > 1 for _, size in found):
-        return []
-    if (missing := why_missing()) is not None:
-        return [f"products and attention are XLA's, which is slower here: {missing}"]
-    unkept = why_not_kept()
-    return [] if unkept is None else [f"kernels are compiled anew at every start: {unkept}"]
+    reasons = [
+        why_missing() if size == 1 else f"the compiled ones run on one device, not {size}"
+        for name, size in found
+        if size == 1 or name != "cpu"
+    ]
+    lines = [
+        f"products and attention are XLA's, which is slower here: {reason}"
+        for reason in dict.fromkeys(reasons)
+        if reason is not None
+    ]
+    alone = any(size == 1 for _, size in found) and why_missing() is None
+    if alone and (unkept := why_not_kept()) is not None:
+        lines.append(f"kernels are compiled anew at every start: {unkept}")
+    return lines
 
 
 def mesh_lines(role: str, model: FunctionalModel) -> list[str]:
