@@ -18,6 +18,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.visible import PROCESSOR
 
 if TYPE_CHECKING:
+    from ssd_jax.config import Config
     from ssd_jax.devices.passes import Paging
     from ssd_jax.llm import LLM
     from ssd_jax.models.functional import FunctionalModel
@@ -43,19 +44,32 @@ class Share:
     kv: int
 
 
+_FLAGS: settings.OwnFlags = {
+    "devices": (
+        *("int", None),
+        "plan for so many devices that are not here; default: those of this host",
+    ),
+    "platform": ("str", None, "what --devices counts: tpu (the default), gpu or cpu"),
+}
+
 _OF_REQUESTS = (*settings.SAMPLING, "chat_template", "generation_config", "logprobs_of", "trace")
 """Settings that decide nothing here. They are not refused: a whole command line can be planned."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    text = "plan for so many devices that are not here; default: those of this host"
-    values = settings.new_flags({"devices": ("int", None, text)})
+    values = settings.new_flags(_FLAGS)
     given = settings.parse(values, "plan-mesh", arguments, hidden=_OF_REQUESTS)
     config = settings.config_of(given)
-    if given["devices"] is not None:
+    count, platform = given["devices"], given["platform"]
+    if platform not in (None, "tpu", "gpu", "cpu"):
+        raise InputError(f"platform = {platform!r} is unknown; give tpu, gpu or cpu")
+    if count is not None:
         settings.at_least(given, devices=1)
-        _pretend(given["devices"])
+        _pretend(count)
+        config = _placed(config, platform or "tpu", count)
+    elif platform is not None:
+        raise InputError(f"platform = {platform!r} is of devices that are not here; give --devices")
     with open_llm(config) as llm:
         _show(llm)
     return 0
@@ -70,6 +84,31 @@ def _pretend(devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
     except RuntimeError as error:
         raise InputError(f"devices = {devices} comes too late: {error}") from None
+
+
+def _placed(config: Config, platform: str, count: int) -> Config:
+    """The settings with the placement that so many devices of a platform give; says a line on it.
+
+    Raises:
+      InputError: devices that there are not.
+    """
+    from ssd_jax.placement.placement import choose, devices_taken
+
+    said = f"planned for {count} devices of the platform {platform}"
+    if platform != "cpu":
+        said += f", which are drawn as cpu:0 to cpu:{count - 1}"
+    groups, grid, kind = config.device_groups, config.grid, config.draft_placement
+    if config.prepared == "ssd" and config.hosts is None and kind in (None, "auto"):
+        kind, why = choose(groups, grid, platform, count, claimable=platform == "gpu")
+        said += f"; {why}"
+        config = dataclasses.replace(config, draft_placement=kind)
+    own = groups.draft or devices_taken(groups, grid) < count
+    if platform == "gpu" and kind == "process" and groups.platform != "cpu" and own:
+        target, draft = groups.split(count, grid)
+        target, draft = (",".join(map(str, each)) for each in (target, draft))
+        config = dataclasses.replace(config, target_devices=target, draft_devices=f"cpu:{draft}")
+    print(said)
+    return config
 
 
 def _show(llm: LLM) -> None:

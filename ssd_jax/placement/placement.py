@@ -317,7 +317,7 @@ def _in_processes(
 
     platform = groups.platform
     if platform is None and gpus:
-        platform = "gpu" if groups.draft or _taken(groups, grid) < gpus else "cpu"
+        platform = "gpu" if groups.draft or devices_taken(groups, grid) < gpus else "cpu"
     if platform == "gpu" and not gpus:
         raise InputError(
             f"draft_devices = gpu:{shown(groups.draft or ())}: JAX has no NVIDIA GPU here; give "
@@ -370,19 +370,39 @@ def _dealt(numbers: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 
 def _chosen(groups: DeviceGroups, grid: Grid | None, gpus: int) -> tuple[Kind, str]:
-    if groups.platform == "cpu":
-        return "process", "auto: the draft gets the processor"
-    taken, late = _taken(groups, grid), ""
-    if taken < gpus:
+    late = ""
+    if groups.platform == "cpu":  # JAX is not asked
+        return choose(groups, grid, "cpu", 1)
+    if devices_taken(groups, grid) < gpus:
         if Devices("gpu", groups.split(gpus, grid)[0]).claimable():
-            why = (
-                f"auto: there are {gpus} GPUs, and no one has measured that submesh overlaps there"
-            )
-            return "process", why
+            return choose(groups, grid, "gpu", gpus, claimable=True)
         late = ", and JAX has started with all of them"
     import jax
 
-    count, platform = len(jax.devices()), jax.default_backend()
+    return choose(groups, grid, jax.default_backend(), len(jax.devices()), late)
+
+
+def choose(
+    groups: DeviceGroups,
+    grid: Grid | None,
+    platform: str,
+    count: int,
+    late: str = "",
+    *,
+    claimable: bool = False,
+) -> tuple[Kind, str]:
+    """What `auto` takes on so many devices of a platform, and why.
+
+    Args:
+      late: said of them.
+      claimable: whether each process can have some of them to itself, as NVIDIA's GPUs.
+    """
+    taken = devices_taken(groups, grid)
+    if groups.platform == "cpu":
+        return "process", "auto: the draft gets the processor"
+    if claimable and taken < count:
+        why = f"auto: there are {count} GPUs, and no one has measured that submesh overlaps there"
+        return "process", why
     if platform == "cpu":
         return "process", "auto: a process for each role hides more than devices of one process"
     if taken < count:
@@ -391,7 +411,7 @@ def _chosen(groups: DeviceGroups, grid: Grid | None, gpus: int) -> tuple[Kind, s
     return "process", f"auto: {has}, so the draft gets the processor"
 
 
-def _taken(groups: DeviceGroups, grid: Grid | None) -> int:
+def devices_taken(groups: DeviceGroups, grid: Grid | None) -> int:
     """Devices that the target has in any case."""
     if groups.target is not None:
         return len(groups.target)

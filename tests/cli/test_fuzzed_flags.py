@@ -39,7 +39,7 @@ OWN = {
     "distill": ["stage", "out", "data", "draft", "compile_cache"],
     "demo": ["prompt"],
     "trace": ["output", "from", "rounds", "engine"],
-    "plan-mesh": ["devices"],
+    "plan-mesh": ["devices", "platform"],
     "aot": ["draft", "chip", "devices", "target_devices", "draft_devices"],
     "models": ["json"],
     "completion": ["help"],

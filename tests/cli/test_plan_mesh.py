@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -10,12 +11,15 @@ import pytest
 
 from ssd_jax.cli import plan_mesh
 from ssd_jax.cli.main import main
+from ssd_jax.config import Config
 from ssd_jax.devices.passes import Paging
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32
+
+OTHERS = "cpu:4,5,6,7"
 
 
 def test_shares_are_those_of_the_arrays():
@@ -42,7 +46,8 @@ def test_devices_that_are_not_here_are_drawn(tiny_checkpoint):
     flags = ["--devices=6", "--mesh=data=3,tensor=2", "--slots=6"]
     shown = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
     assert shown.returncode == 0, shown.stderr
-    first, *lines = shown.stdout.splitlines()
+    kind, first, *lines = shown.stdout.splitlines()
+    assert kind == "planned for 6 devices of the platform tpu, which are drawn as cpu:0 to cpu:5"
     assert first == (
         "draft_placement = inline: target on " + ", ".join(f"cpu:{index}" for index in range(6))
     )
@@ -61,6 +66,48 @@ def test_many_devices_are_whole_at_80_columns(tiny_checkpoint, capsys, monkeypat
     assert rows == [f"cpu:{index}" for index in range(8)]
 
 
+@pytest.mark.parametrize(
+    ("platform", "more", "line", "placed"),
+    [
+        ("tpu", {}, "; auto: there are 8 devices", {"draft_placement": "submesh"}),
+        (
+            *("tpu", {"mesh": "tensor=8"}),
+            "; auto: the target has all 8 devices, so the draft gets the processor",
+            {"draft_placement": "process"},
+        ),
+        (
+            *(
+                "gpu",
+                {},
+                "; auto: there are 8 GPUs, and no one has measured that submesh overlaps ",
+            ),
+            {"draft_placement": "process", "target_devices": "0,1,2,3", "draft_devices": OTHERS},
+        ),
+        (
+            *("gpu", {"mesh": "tensor=8"}),
+            "; auto: the target has all 8 devices, so the draft gets the processor",
+            {"draft_placement": "process"},
+        ),
+        (
+            *("gpu", {"draft_placement": "process", "draft_devices": "6-7"}, "cpu:0 to cpu:7\n"),
+            {"target_devices": "0,1,2,3", "draft_devices": "cpu:6,7"},
+        ),
+        (
+            *("gpu", {"draft_devices": "cpu"}, "; auto: the draft gets the processor"),
+            {"draft_placement": "process"},
+        ),
+        ("cpu", {}, "; auto: a process for each role", {"draft_placement": "process"}),
+        ("tpu", {"mode": "sd", "budget": None}, "cpu:0 to cpu:7\n", {}),
+    ],
+)
+def test_the_draft_is_placed_as_on_the_platform(platform, more, line, placed, capsys):
+    settings = {"mode": "ssd", "draft": "d", "mesh": "tensor=4", "budget": "4"} | more
+    config = Config(target="t", **settings)
+    found = plan_mesh._placed(config, platform, 8)
+    assert line in capsys.readouterr().out
+    assert found == dataclasses.replace(config, **placed)
+
+
 def test_the_devices_of_a_drafts_process_are_drawn(tiny_checkpoint, capsys):
     flags = ["--mode=ssd", f"--draft={tiny_checkpoint}", "--draft_placement=process"]
     flags += ["--draft_devices=cpu:0,1", "--mesh=tensor=2", "--budget=4"]
@@ -76,6 +123,8 @@ def test_the_devices_of_a_drafts_process_are_drawn(tiny_checkpoint, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--devices=8", "--platform=npu"], "platform = 'npu' is unknown; give tpu, gpu or cpu"),
+        (["--platform=gpu"], "platform = 'gpu' is of devices that are not here; give --devices"),
         (["--devices=0"], "devices = 0 is out of range; give 1 or more"),
         (["--mesh=tensor=7"], "7 devices divide nothing of a model with 2 key/value heads"),
         (["--mesh=tensor=99"], "has 99 devices, and the target can have"),
