@@ -63,13 +63,14 @@ def in_range(
     Args:
       lower: the first position that it sees.
     """
+    reach = page_table.reach if isinstance(page_table, Contiguous) else None
     page_table = as_array(page_table, len(visible))
     page_size, count = kv_pages.shape[2], page_table.shape[1]
     start = jnp.arange(count) * page_size
     lower = jnp.broadcast_to(lower, visible.shape)
     seen = (start < visible[..., None]) & (start + page_size > lower[..., None])
     there = (page_table >= 0) & (page_table < len(kv_pages))
-    found = jnp.all(~seen | there[:, None], axis=-1) & (visible <= count * page_size)
+    found = jnp.all(~seen | there[:, None], axis=-1) & (visible <= (reach or count * page_size))
     if scratch is not None:
         branch, depth = jnp.moveaxis(scratch.ancestor, -1, 0)
         depths, branches = scratch.kv.shape[2:4]
