@@ -1,11 +1,13 @@
-"""Shapes of attention's arguments that do not fit each other."""
+"""What attention's arguments must be."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.kernels.tree_attention.bounds import check_shapes
 
 
@@ -39,3 +41,20 @@ def test_shapes_that_fit_are_taken():
 def test_shapes_that_do_not_fit_are_errors_with_limits(changes, message):
     with pytest.raises(ValueError, match=message):
         check_shapes(*arguments(**changes))
+
+
+def test_positions_behind_the_reach_are_not_read_and_who_would_see_them_gets_nan():
+    rng = np.random.default_rng(1)
+    q, pages = (
+        jnp.asarray(rng.standard_normal(shape, np.float32))
+        for shape in ((1, 2, 2, 8), (1, 1, 1024, 16))
+    )
+    visible = jnp.array([[512, 513]])
+
+    def attend(pages, reach):
+        table = Contiguous(reach=reach)
+        return np.asarray(tree_attention(q, pages, table, visible, backend="xla_static"))[0]
+
+    found = attend(pages.at[:, :, 512:].set(jnp.nan), 512)
+    np.testing.assert_allclose(found[0], attend(pages, None)[0], atol=2e-6)
+    assert np.isnan(found[1]).all()

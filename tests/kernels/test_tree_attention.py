@@ -140,19 +140,6 @@ def test_a_query_that_would_see_what_is_not_there_gets_nan(backend, name, value,
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_positions_behind_the_reach_are_not_read_and_who_would_see_them_gets_nan():
-    q, pages = jnp.asarray(_random((1, 2, 2, 8), 1)), jnp.asarray(_random((1, 1, 1024, 16), 2))
-    visible = jnp.array([[512, 513]])
-
-    def attend(pages, reach):
-        table = Contiguous(reach=reach)
-        return np.asarray(tree_attention(q, pages, table, visible, backend="xla_static"))[0]
-
-    found = attend(pages.at[:, :, 512:].set(jnp.nan), 512)
-    np.testing.assert_allclose(found[0], attend(pages, None)[0], atol=2e-6)
-    assert np.isnan(found[1]).all()
-
-
 def test_more_branch_tokens_than_there_is_room_for_are_an_error(backend):
     kv, ancestor = jnp.zeros((1, 1, 2, 2, 16)), jnp.zeros((1, 5, 2), jnp.int32)
     arguments = jnp.zeros((1, 5, 2, 8)), jnp.zeros((1, 1, BLOCK, 16)), Contiguous()
