@@ -20,15 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from ssd_jax.kernels.rows import (
-    best_and_mass,
-    first_best,
-    map_rows,
-    row_max,
-    row_sum,
-    take_rows,
-)
-from ssd_jax.sampling import keys, truncation
+from ssd_jax.kernels.rows import best_and_mass, first_best, map_rows, take_rows
+from ssd_jax.sampling import keys, soundness, truncation
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.penalties import History, add_output, in_flight
@@ -103,41 +96,15 @@ def verify(
     """
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
     given = where, allowed, proposal, sampling, start, rule
-    decided = parts.sampled is None
-    accepted, bonus = _decided(*given) if decided else _at_once(*given, parts)
-    sound = _sound(where, accepted, tokens, decided)
+    if parts.sampled is None:
+        accepted, bonus = _decided(*given)
+        looked_at = where.before <= accepted[where.row]
+        numbers = soundness.sound_of(looked_at, where.logits, tokens)
+    else:
+        (accepted, bonus), numbers = _at_once(*given, parts, tokens)
+    sound = _leading_true(numbers.reshape(accepted.shape[0], -1))
     bonus = jnp.where(sound > accepted, bonus, NO_TOKEN)
     return Outcome(jnp.minimum(accepted, sound), bonus)
-
-
-def _sound(
-    where: _Positions, accepted: Int32[Array, "B"], tokens: int, decided: bool
-) -> Int32[Array, "B"]:
-    """How many leading positions of each row have logits that are numbers, if less than k + 1.
-    -inf is one, of some tokens alone."""
-    here = jnp.arange(where.logits.shape[1]) < tokens
-
-    def total(logits: Float32[Array, "n V"]) -> Float32[Array, "n"]:
-        return row_sum(jnp.where(here, logits, 0.0))[:, 0]  # no number, or infinity, stays that
-
-    def possible(logits: Float32[Array, "n V"]) -> Bool[Array, "n"]:
-        return row_max(jnp.where(here, logits, -jnp.inf))[:, 0] > -jnp.inf
-
-    def of_one(index: jax.Array, counts: jax.Array) -> jax.Array:
-        def look() -> jax.Array:
-            row = jax.lax.dynamic_slice_in_dim(where.logits, index, 1)
-            added = total(row)[0]
-            some = jax.lax.cond(added > -jnp.inf, lambda: True, lambda: possible(row)[0])
-            return some & (added < jnp.inf)
-
-        return jax.lax.cond(counts, look, lambda: True)
-
-    if decided:
-        counts = where.before <= accepted[where.row]
-        found = jax.lax.map(lambda at: of_one(*at), (jnp.arange(counts.size), counts))
-    else:
-        found = (total(where.logits) < jnp.inf) & possible(where.logits)
-    return _leading_true(found.reshape(accepted.shape[0], -1))
 
 
 def _decided(
@@ -264,15 +231,18 @@ def _at_once(
     start: Int32[Array, "B"],
     rule: str,
     parts: Parts,
-) -> Outcome:
-    """`verify` of all positions at once, without control flow that depends on data.
+    tokens: int,
+) -> tuple[Outcome, Bool[Array, "n"]]:
+    """`verify` of all positions at once, without control flow that depends on data, and which of
+    them are sound.
 
     Few passes over the logits count: what one finds are a few numbers a position, and from these a
     law is computed where it is read. It is kept where thresholds are looked for in it.
     """
     scores, own = allowed(where), sampling_of(sampling, where.row)
     if not parts.sampled:
-        return _leading(first_best(scores).reshape(start.shape[0], -1), proposal)
+        greedy, sound = soundness.best_and_sound(scores, where.logits, tokens)
+        return _leading(greedy.reshape(start.shape[0], -1), proposal), sound
     greedy, numbers = _numbers(scores, own, parts)
     cold = _leading(greedy.reshape(start.shape[0], -1), proposal)
     where = where._replace(numbers=numbers)
@@ -292,7 +262,8 @@ def _at_once(
     laws = _Laws(law, of_proposed, decided=False)
     drawn = _drawn(rule, laws, where, proposal, sampling, start)
     hot = sampling.temperature > 0
-    return jax.tree.map(lambda own, best: jnp.where(hot, own, best), drawn, cold)
+    outcome = jax.tree.map(lambda own, best: jnp.where(hot, own, best), drawn, cold)
+    return outcome, soundness.sound(where.logits, tokens)
 
 
 def _numbers(

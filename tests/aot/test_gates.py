@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.aot import chips, hlo
+from ssd_jax.aot import chips, hlo, traffic
 from ssd_jax.kernels.kv_pages import lanes
 from ssd_jax.models.sharding import mesh_of
-from tests.aot import specs
+from tests.aot import gpus, specs
 
 pytestmark = [pytest.mark.aot, pytest.mark.shipped]
 of_every_program = pytest.mark.slow
@@ -62,6 +62,36 @@ def test_neither_weights_nor_logits_travel(program):
     _, module, _ = program
     row = 128256 * 4
     assert [each for each in module.collectives() if each.nbytes >= 2 * row] == []
+
+
+READS = {
+    ("v5e", "greedy"): 1.3,
+    ("v5e", "sampled"): 2.5,
+    ("v5e", "truncated"): 2.5,
+    ("v6e", "greedy"): 1.3,
+    ("v6e", "sampled"): 3,
+    ("v6e", "truncated"): 4,
+    ("h100", "greedy"): 1.1,
+    ("h100", "sampled"): 2.2,
+    ("h100", "truncated"): 30,
+}
+"""How often `accept` may move its logits, at most (docs/results.md)."""
+
+
+@pytest.mark.parametrize(
+    ("chip", "variant"),
+    [pytest.param(*each, marks=() if each in [*READS][:2] else of_every_program) for each in READS],
+)
+def test_logits_are_read_a_few_times(chip, variant):
+    if chip not in chips.TPUS and gpus.WHY:
+        pytest.skip(gpus.WHY)
+    slots, mesh = 16, mesh_of(chips.devices(chip))
+    about, platform = specs.config(), chips.chip_named(chip).platform
+    found = specs.programs(about, platform=platform, mesh=mesh, slots=slots)
+    spec = found[f"target accept {slots} {specs.K} {variant}"]
+    moved = traffic.count(hlo.read(spec.compile(mesh).as_text()), 1).moved
+    logits = slots * (specs.K + 1) * about.vocab_size * 4
+    assert logits <= moved < READS[chip, variant] * logits
 
 
 @pytest.mark.parametrize("chip", sorted(chips.TPUS))

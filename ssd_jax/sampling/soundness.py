@@ -1,0 +1,63 @@
+"""Whether logits are numbers that make a law: no NaN, no infinity, -inf of some tokens alone."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+from ssd_jax.kernels.rows import best_of, first_best, row_max, row_sum
+
+
+def sound(logits: Float32[Array, "n V"], tokens: int) -> Bool[Array, "n"]:
+    """Of each position, by the ids that exist."""
+    return (_total(logits, tokens) < jnp.inf) & _possible(logits, tokens)
+
+
+def sound_of(
+    looked_at: Bool[Array, "n"], logits: Float32[Array, "n V"], tokens: int
+) -> Bool[Array, "n"]:
+    """The same of some positions, one at a time; True of others, which are not read."""
+
+    def of_one(index: jax.Array, read: jax.Array) -> jax.Array:
+        def look() -> jax.Array:
+            row = jax.lax.dynamic_slice_in_dim(logits, index, 1)
+            added = _total(row, tokens)[0]
+            some = jax.lax.cond(added > -jnp.inf, lambda: True, lambda: _possible(row, tokens)[0])
+            return some & (added < jnp.inf)
+
+        return jax.lax.cond(read, look, lambda: True)
+
+    return jax.lax.map(lambda at: of_one(*at), (jnp.arange(looked_at.size), looked_at))
+
+
+def best_and_sound(
+    allowed: Float32[Array, "n V"], logits: Float32[Array, "n V"], tokens: int
+) -> tuple[Int32[Array, "n"], Bool[Array, "n"]]:
+    """The best token of each position, any where it is not sound, and `sound`.
+
+    Args:
+      allowed: the logits, -inf of ids that do not exist.
+    """
+
+    def apart(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return first_best(allowed), sound(logits, tokens)
+
+    return jax.lax.platform_dependent(allowed, logits, tpu=_in_one, default=apart)
+
+
+def _in_one(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """TPUs would read logits from memory once for each: here the largest value says it, too."""
+    del logits
+    best, index = best_of(jnp.where(jnp.isnan(allowed), jnp.inf, allowed))
+    return index, jnp.abs(best) < jnp.inf
+
+
+def _total(logits: jax.Array, tokens: int) -> jax.Array:
+    here = jnp.arange(logits.shape[1]) < tokens
+    return row_sum(jnp.where(here, logits, 0.0))[:, 0]  # no number, or infinity, stays that
+
+
+def _possible(logits: jax.Array, tokens: int) -> jax.Array:
+    here = jnp.arange(logits.shape[1]) < tokens
+    return row_max(jnp.where(here, logits, -jnp.inf))[:, 0] > -jnp.inf
