@@ -108,8 +108,8 @@ class Module:
 
     def copies(self, at_least: int) -> list[Instruction]:
         """Copies of so many bytes, alone or at the root of a fusion, also those that only change
-        the layout."""
-        found = self.instructions("copy", "copy-start")
+        the layout, and of parts that are brought to the chip."""
+        found = self.instructions("copy", "copy-start", "slice-start")
         return [each for each in found if each.nbytes >= at_least]
 
     def collectives(self) -> list[Instruction]:

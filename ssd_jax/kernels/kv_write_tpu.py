@@ -85,7 +85,9 @@ def _put(
                 *[pltpu.SemaphoreType.DMA] * 2,
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
+        # Said of the result, it holds for the operand, too: of a block alone XLA does not hear, and
+        # brings pages that fit the chip there and back.
+        out_shape=pltpu.HBM(kv_pages.shape, kv_pages.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         # A window of each token, read and written; tokens that share one cost less.
         cost_estimate=pl.CostEstimate(

@@ -59,12 +59,13 @@ def test_copies_of_a_size_are_found_wherever_they_are():
 ENTRY %main (x: f32[8,16]) -> f32[8,16] {
   %x = f32[8,16]{1,0} parameter(0)
   %small = f32[8]{0} copy(%x)
+  %part = ((f32[8,16]{1,0}), f32[4,16]{1,0:S(1)}, s32[]) slice-start(%x), slice={[0:4], [0:16]}
   ROOT %turned = f32[8,16]{0,1} fusion(%x), kind=kLoop, calls=%fused
 }
 """
     found = hlo.read(text)
-    assert [each.name for each in found.copies(512)] == ["copy.1"]
-    assert [each.name for each in found.copies(32)] == ["copy.1", "small"]
+    assert [each.name for each in found.copies(512)] == ["copy.1", "part"]
+    assert [each.name for each in found.copies(32)] == ["copy.1", "small", "part"]
 
 
 def test_sizes_of_results():
