@@ -25,6 +25,7 @@ from tests import shapes
 shapes.install()
 
 from ssd_jax.models.execution import Execution
+from ssd_jax.system import notices
 from ssd_jax.system.compile_cache import keep_programs
 from ssd_jax.testing import tiny
 from tests.selection import is_fast
@@ -94,6 +95,12 @@ def _compile_once(pytestconfig):
     jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch):
+    """Each test is a process as far as lines go that are said once in one."""
+    monkeypatch.setattr(notices, "_said", {})
 
 
 @pytest.fixture

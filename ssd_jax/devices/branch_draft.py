@@ -190,7 +190,8 @@ class BranchDraft(PagedRole):
     def grow(self, lowered: Int[np.ndarray, "B K"]) -> None:
         """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
         self._forwards += 1
-        held, needed = self._held, partial(self._rows.needed, self._position)
+        needed = partial(self._rows.needed, self._position)
+        held = self._held
         self._pages, held.scratch, held.expansion, self._told = device.run(
             held.programs.fitting("grow", self._position, needed),
             *self._text(),
