@@ -74,7 +74,7 @@ def test_plain_decoding_ends_the_requests_in_every_way():
 @pytest.mark.parametrize(("slots", "ks"), cases([(1, (1, 3)), (4, (2, 4))], (4, (2, 4))))
 @pytest.mark.parametrize("predictor", PREDICTORS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("backup", ["none", "ngram", "random", "draft"])
+@pytest.mark.parametrize("backup", cases(["none", "ngram", "random", "draft"], "none", "draft"))
 def test_text_is_that_of_plain_decoding(backup, shape, predictor, slots, ks):
     for k in ks:
         parts = ssd(
