@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd_jax.cli import settings
+from ssd_jax.cli.entries import wrapped
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.compat import require_whole_programs
 from ssd_jax.config import Config
@@ -111,8 +112,8 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     )
     fan_out = config.fan_out_of(sizes.k)
     for each in build_page(modes, chip, sizes, fan_out, title=title, where=where):
-        if isinstance(each, str):  # one line of any width
-            print(each)
+        if isinstance(each, str):
+            print(wrapped(each))
         else:
             Console().print(each)
     return 0
