@@ -113,7 +113,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     fan_out = config.fan_out_of(sizes.k)
     for each in build_page(modes, chip, sizes, fan_out, title=title, where=where):
         if isinstance(each, str):
-            print(wrapped(each))
+            print(*map(wrapped, each.split("\n")), sep="\n")
         else:
             Console().print(each)
     return 0
