@@ -174,7 +174,7 @@ class EngineSettings:
         None,
         "devices of the target, such as 0 or 0-3, in JAX's order; default: as many as mesh has, or "
         "one; with devices of the draft those that draft_devices leaves, or half of all and more, "
-        "a power of two",
+        "a power of two (as what the draft gets of the rest)",
     )
     draft_devices: str | None = _field(
         None,

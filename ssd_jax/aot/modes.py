@@ -12,6 +12,7 @@ from ssd_jax.aot.chips import Chip
 from ssd_jax.aot.parts import ModelPart
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.bench.table import counted
+from ssd_jax.placement.placement import DeviceGroups
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning import throughput
@@ -158,16 +159,14 @@ def _share(what: str, parts: Sequence[ModelPart]) -> MemoryShare:
 
 
 def splits(count: int, given: Split | None = None) -> list[Split]:
-    """Devices of target and draft to compare: those given, or the target on the largest power of
-    two below `count`, which heads and channels can be divided by, and the draft on the rest, or on
-    one of it."""
+    """Devices of target and draft to compare: those given, or those that both get by default, and
+    the draft on one of its own."""
     if given is not None:
         return [given]
     if count < 2:
         return []
-    share = 1 << ((count - 1).bit_length() - 1)
-    ends = dict.fromkeys((count, share + 1))
-    return [(tuple(range(share)), tuple(range(share, end))) for end in ends]
+    target, draft = DeviceGroups(target=None, draft=None).split(count)
+    return [(target, part) for part in dict.fromkeys((draft, draft[:1]))]
 
 
 def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str) -> str:

@@ -107,7 +107,7 @@ def _placed(config: Config, platform: str, count: int) -> Config:
         target, draft = groups.split(count, grid)
         target, draft = (",".join(map(str, each)) for each in (target, draft))
         config = dataclasses.replace(config, target_devices=target, draft_devices=f"cpu:{draft}")
-    print(said)
+    Console().print(Text(said))
     return config
 
 

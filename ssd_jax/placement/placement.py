@@ -112,8 +112,8 @@ class DeviceGroups(RoleNumbers):
         """The devices of target and draft, of `count` that there are.
 
         Where the user says nothing the target gets as many as its grid has, or the largest power of
-        two below `count`, which heads and channels can usually be divided by; the draft gets the
-        rest.
+        two below `count`, which heads and channels can usually be divided by; the draft gets such a
+        number of the rest.
 
         Raises:
           InputError: fewer than two devices, one that does not exist, none left for a role, or
@@ -125,10 +125,10 @@ class DeviceGroups(RoleNumbers):
                 f"is {count}; {_REMEDY}"
             )
         if self.target is None and self.draft is None and grid is None:
-            share = 1 << ((count - 1).bit_length() - 1)
-            return tuple(range(share)), tuple(range(share, count))
-        target = self.of_target(count, grid)
-        draft = self.draft or _rest(range(count), target, "target_devices", "draft")
+            target = _power_of_two(range(count - 1))
+        else:
+            target = self.of_target(count, grid)
+        draft = self.draft or _power_of_two(_rest(range(count), target, "target_devices", "draft"))
         return target, draft
 
     def of_target(self, count: int, grid: Grid | None) -> tuple[int, ...]:
@@ -155,6 +155,10 @@ class DeviceGroups(RoleNumbers):
                 f"mesh = {grid} has {grid.devices} devices, and {have} {len(target)}; change one"
             )
         return target[: grid.devices]
+
+
+def _power_of_two(devices: Sequence[int]) -> tuple[int, ...]:
+    return tuple(devices[: 1 << (len(devices).bit_length() - 1)])
 
 
 def _rest(every: range, taken: Sequence[int], name: str, role: str) -> tuple[int, ...]:

@@ -23,12 +23,14 @@ def split(count, target=None, draft=None):
 
 @pytest.mark.parametrize(
     ("count", "target", "draft"),
-    [(2, 1, 1), (3, 2, 1), (4, 2, 2), (5, 4, 1), (8, 4, 4), (9, 8, 1)],
+    [(2, 1, 1), (3, 2, 1), (4, 2, 2), (5, 4, 1), (7, 4, 2), (8, 4, 4), (9, 8, 1)],
 )
-def test_by_default_the_target_gets_a_power_of_two_and_the_draft_the_rest(count, target, draft):
+def test_by_default_both_roles_get_a_power_of_two_and_the_target_the_larger_one(
+    count, target, draft
+):
     one, other = split(count)
     assert (len(one), len(other)) == (target, draft)
-    assert one + other == tuple(range(count))
+    assert one + other == tuple(range(target + draft))
 
 
 def test_a_role_without_devices_of_its_own_gets_those_that_are_left():
@@ -134,7 +136,7 @@ def test_slots_that_groups_cannot_share_are_refused():
 
 def test_the_target_gets_as_many_devices_as_its_grid_has():
     groups = DeviceGroups.parse
-    assert groups(None, None).split(8, grid("tensor=2")) == ((0, 1), (2, 3, 4, 5, 6, 7))
+    assert groups(None, None).split(8, grid("tensor=2")) == ((0, 1), (2, 3, 4, 5))
     assert groups(None, "0").split(4, grid("data=2")) == ((1, 2), (0,))
     assert groups("4-7", None).of_target(8, grid("data=2,tensor=2")) == (4, 5, 6, 7)
     with pytest.raises(InputError, match="has 4 devices, and the target can have 2"):
