@@ -16,7 +16,6 @@ from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import Contiguous, Scratch, lanes
 from ssd_jax.kernels.tree_attention import pallas_tpu
-from ssd_jax.kernels.tree_attention.api import BACKENDS
 from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 from tests.kernels.attention_cases import (
     TOLERANCE,
@@ -28,7 +27,6 @@ from tests.kernels.attention_cases import (
     make,
 )
 from tests.kernels.attention_cases import shapes as any_shapes
-from tests.kernels.test_tree_attention import COMPILED
 
 EVERYTHING = Shapes(  # several blocks, pages and steps; an empty row, and rows that end at edges
     visible=((0, 0, 0), (300, 256, 1), (128, 127, 129), (0, 0, 0), (16, 17, 0)),
@@ -98,21 +96,6 @@ def test_it_is_near_float64(shapes):
 def test_it_is_near_float64_in_many_shapes(shapes, small):
     with small_tiles() if small else mock.MagicMock():
         check(shapes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", [COMPILED if name == "cpu" else name for name in BACKENDS])
-@settings(MANY, max_examples=10)
-@given(shapes=any_shapes(page_sizes=(128, 256)))
-def test_other_backends_are_near_it_in_the_same_cases(backend, shapes):
-    case = make(shapes)
-    scratch = None
-    if case.ancestor is not None:
-        branches = np.concatenate([case.branch_k, case.branch_v], axis=-1)
-        scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.ancestor))
-    pages = np.concatenate([case.k_pages, case.v_pages], axis=-1)
-    arguments = map(jnp.asarray, (case.q, pages, case.table, case.visible))
-    assert_right(case, jax.jit(BACKENDS[backend])(*arguments, scratch))
 
 
 @pytest.mark.more

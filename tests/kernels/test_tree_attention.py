@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch, encode, write
 from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention, why_missing
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
+from tests.kernels import attention_cases
 from tests.selection import cases
 
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
@@ -85,6 +87,22 @@ def test_each_query_sees_its_visible_prefix(backend, storage, page_size):
             _one_query(q[b, r, h], k[b, group, :seen], v[b, group, :seen]) if seen else np.zeros(8)
         )
         np.testing.assert_allclose(got[b, r, h], expected, atol=TOLERANCE[storage])
+
+
+@pytest.mark.more
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
+@given(shapes=attention_cases.shapes(page_sizes=(128, 256)))
+def test_it_is_near_float64_in_any_shape(backend, shapes):
+    case = attention_cases.make(shapes)
+    scratch = None
+    if case.ancestor is not None:
+        branches = np.concatenate([case.branch_k, case.branch_v], axis=-1)
+        scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.ancestor))
+    pages = np.concatenate([case.k_pages, case.v_pages], axis=-1)
+    arguments = map(jnp.asarray, (case.q, pages, case.table, case.visible))
+    found = jax.jit(tree_attention, static_argnames="backend")(*arguments, scratch, backend=backend)
+    atol = attention_cases.TOLERANCE[case.q.dtype.name]
+    np.testing.assert_allclose(found, attention_cases.expected(case), rtol=0, atol=atol)
 
 
 def test_a_branch_sees_the_trunk_up_to_its_fork_and_its_own_tokens_only(backend):
