@@ -88,7 +88,8 @@ def draw(
     once = parts.sampled and support < logits.shape[1]
     found = largest(allowed, max(support, candidates)) if once else None
     likeliest = _candidates(allowed, candidates, outputs, found)
-    best = likeliest[:, 0] if candidates else ids_of(outputs, first_best(allowed))
+    # An id even where the logits are no numbers.
+    best = jnp.maximum(likeliest[:, 0], 0) if candidates else ids_of(outputs, first_best(allowed))
     possible: jax.Array | None = None
     if outputs is not None:
         possible = row_max(allowed)[:, 0] > -jnp.inf

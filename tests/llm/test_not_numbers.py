@@ -22,9 +22,9 @@ GREEDY = SamplingParams(**LENGTH)
 TEXTS = "some text", "other"
 
 
-def checkpoint(path, change=None, *, noise=0.0):
+def checkpoint(path, change=None, **settings):
     """A model, some of whose numbers may be none."""
-    tiny.write_checkpoint(path, "qwen2", noise=noise)
+    tiny.write_checkpoint(path, "qwen2", **settings)
     if change is not None:
         tensors = load_file(path / "model.safetensors")
         change(tensors)
@@ -126,3 +126,18 @@ def test_a_draft_that_computes_nothing_changes_no_text(without_draft, mode):
     )
     assert [o.token_ids for o in found] == [o.token_ids for o in expected]
     assert [o.finish_reason for o in found] == ["length"] * 2
+
+
+def test_a_greedy_draft_that_computes_nothing_proposes_ids_alone(tmp_path):
+    """All rows of the embedding are ids: -1, if it is a token, is the last one."""
+    settings = {"vocab_size": 259}
+    target = checkpoint(tmp_path / "target", **settings)
+    draft = checkpoint(tmp_path / "draft", nothing, noise=0.04, **settings)
+    with LLM(target, draft=draft, draft_temperature=0.0, **SETTINGS) as llm:
+        last = llm.tokenizer.size - 1
+        params = SamplingParams(
+            max_tokens=40, ignore_eos=True, temperature=1.0, seed=3, logit_bias={last: 6.0}
+        )
+        (found,) = llm.generate(["some text"], params)
+    assert found.finish_reason == "length"
+    assert last in found.token_ids

@@ -264,3 +264,12 @@ def test_greedy_confidence_is_that_of_the_whole_law_at_temperature_1():
 def test_confidence_is_unknown_where_it_was_not_asked_for():
     drawn = draw(*many({"temperature": 0.6}), support=3)
     assert (np.asarray(drawn.confidence) == UNKNOWN).all()
+
+
+@pytest.mark.parametrize("candidates", [0, 3])
+def test_what_a_greedy_draft_proposes_is_an_id_even_where_its_logits_are_no_numbers(candidates):
+    logits, start = np.full((1, VOCAB), np.nan, np.float32), np.zeros(1, np.int32)
+    greedy = rows({"temperature": 0})
+    drawn = draw(logits, greedy, start, np.int32(0), support=4, candidates=candidates)
+    assert drawn.token[0] >= 0
+    assert drawn.support[0].tolist() == [int(drawn.token[0]), -1, -1, -1]

@@ -42,7 +42,11 @@ class HostProposals:
         return self._laws
 
     def put_q(self, slots: np.ndarray, winner: Winner) -> int:
-        """Takes the q of these slots' tokens; returns in how many rows it is malformed."""
+        """Takes the q of these slots' tokens; returns in how many rows it is malformed.
+
+        From the first token on whose q is, a row's tokens are point masses. Those before it keep
+        theirs: which rule verifies a token may not depend on what was drawn after it.
+        """
         rows, places = _where(slots, winner.slots), _where(slots, winner.sampled)
         told = (rows >= 0) & (places >= 0)
         taken, rows, places = slots[told], rows[told], places[told]
@@ -51,10 +55,13 @@ class HostProposals:
         support = np.where(used[..., None], winner.support[places], -1)
         q = np.where(used[..., None], winner.q[places], 0)
         fits = (winner.tokens[rows] == tokens) & self._are_laws(tokens, support, q)
-        right = (winner.lengths[rows] >= lengths) & (fits | ~used).all(axis=1)
+        right = (winner.lengths[rows] >= lengths)[:, None] & (fits | ~used)
+        right = np.logical_and.accumulate(right, axis=1)
         all_support, all_q = self._known()
-        all_support[taken[right]], all_q[taken[right]] = support[right], q[right]
-        return len(slots) - int(right.sum())
+        kept = right[..., None]
+        all_support[taken] = np.where(kept, support, all_support[taken])
+        all_q[taken] = np.where(kept, q, all_q[taken])
+        return len(slots) - int(right.all(axis=1).sum())
 
     def now(self) -> Proposal:
         """What is known now, in arrays that nothing but `put_q` writes to."""

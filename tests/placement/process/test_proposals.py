@@ -16,8 +16,9 @@ TOKENS = [3, 5]
 
 
 def winner(q):
-    """A worker's answer: two tokens with this q [n] over the first n ids each."""
-    support = np.broadcast_to(np.arange(len(q), dtype=np.int32), (1, 2, len(q)))
+    """A worker's answer: two tokens with this q [n], or these [2, n], over the first n ids each."""
+    q = np.broadcast_to(np.float32(q), (1, 2, np.shape(q)[-1]))
+    support = np.broadcast_to(np.arange(q.shape[-1], dtype=np.int32), q.shape)
     return Winner(
         number=1,
         slots=np.array([0]),
@@ -27,7 +28,7 @@ def winner(q):
         confidence=np.zeros((1, 2), np.int32),
         sampled=np.array([0]),
         support=support,
-        q=np.broadcast_to(np.float32(q), support.shape),
+        q=q,
         work=(),
         received=0.0,
         sent=0.0,
@@ -66,6 +67,19 @@ def test_a_q_whose_sum_is_off_is_refused(off):
     first = q.copy()
     first[TOKENS[0]] += off
     assert not taken(first)
+
+
+@pytest.mark.parametrize(("right", "kept"), [((1, 0), [True, False]), ((0, 1), [False, False])])
+def test_tokens_before_the_first_malformed_q_keep_theirs(right, kept):
+    q = np.full(8, 0.125)
+    proposals = HostProposals(1, 2, len(q), IDS)
+    proposals.put(np.int32([TOKENS]), np.int32([2]))
+    told = np.where(np.array(right, bool)[:, None], q, np.nan)
+    assert proposals.put_q(np.array([0]), winner(told)) == 1
+    points = np.arange(len(q)) == 0
+    np.testing.assert_array_equal(
+        proposals.now().q[0], np.where(np.array(kept)[:, None], q, points)
+    )
 
 
 def cleared():

@@ -60,6 +60,21 @@ def _drops_after_looking(game: Game, state: State, chance: Chance) -> Record:
     return Record(record.tokens[:length], record.laws[:length])
 
 
+def _has_no_law_behind_a_0(*, whole: bool) -> Callable[[Game, State, Chance], Record]:
+    """Draws as ever, and has no law of what follows a 0. Tokens are point masses from the first one
+    without a law on, or, if there is any, all of them."""
+
+    def propose(game: Game, state: State, chance: Chance) -> Record:
+        record = rounds.propose(game, state, chance)
+        before = (state.text[-1], *record.tokens[:-1], 0)
+        known = before.index(0)
+        kept = 0 if whole and known < len(record.tokens) else known
+        points = rounds.as_points(record)
+        return record._replace(laws=record.laws[:kept] + points.laws[kept:])
+
+    return propose
+
+
 def _no_residual(game: Game, state: State, record: Record, chance: Chance) -> Text:
     """Draws the bonus from p after a rejection too."""
     text, start = state.text, len(state.text) - 1
@@ -144,6 +159,10 @@ FLAWS = {
     "greedy rule for sampled rows": Flaw(right=PLAIN, wrong=replace(PLAIN, verify=_greedy_rule)),
     "L chosen by looking at a dropped token": Flaw(
         right=PLAIN, wrong=replace(PLAIN, propose=_drops_after_looking)
+    ),
+    "point masses where a later token has no law": Flaw(
+        right=replace(PLAIN, propose=_has_no_law_behind_a_0(whole=False)),
+        wrong=replace(PLAIN, propose=_has_no_law_behind_a_0(whole=True)),
     ),
     "penalties blind to tokens in flight": Flaw(
         right=PENALISED, wrong=replace(PENALISED, verify=_blind)
