@@ -8,9 +8,11 @@ ssd_jax.json      format version, origin, shapes and types, sizes of the files i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 from ssd_jax.checkpoints.checkpoint import Checkpoint, wanted_of
 from ssd_jax.checkpoints.generation_config import FILE, read_sampling
 from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.atomic import new_directory
 from ssd_jax.system.files import brief, read_json, require_plain_name, sha256_of, shown
 from ssd_jax.system.paths import require_free
@@ -129,19 +131,30 @@ def write_checkpoint(
       progress: called with (bytes read, bytes in all), as stored.
 
     Raises:
-      InputError: the destination holds something, or another dtype.
+      InputError: the destination holds something or has too little room, or another dtype.
+      SsdError: it cannot be written.
     """
     if dtype not in DTYPES:
         raise InputError(f"cannot store dtype {dtype!r}; supported: {', '.join(DTYPES)}")
     directory = directory.expanduser().absolute()
     require_free(directory)
-    with new_directory(directory) as partial:
+    sizes = {
+        name: int(np.prod(checkpoint.tensors.shape(name)))
+        for name in sorted(wanted_of(checkpoint.config))
+    }
+    with _saying_why(directory), new_directory(directory) as partial:
+        needed, free = sum(sizes.values()) * DTYPES[dtype].itemsize, shutil.disk_usage(partial).free
+        if needed > free:
+            raise InputError(
+                f"{directory} has room for {free:,} bytes, and the arrays may take {needed:,}; "
+                "make room there or name another place"
+            )
         checkpoint.tokenizer.save(partial)
         generation, (_, sampling) = partial / FILE, read_sampling(checkpoint)
         if sampling:
             _write_json(generation, read_json(generation) | sampling)
         _write_json(partial / "config.json", checkpoint.config.to_hf() | {"torch_dtype": dtype})
-        arrays = _read_all(checkpoint, dtype, progress)
+        arrays = _read_all(checkpoint, sizes, dtype, progress)
         store = partial / _ARRAYS
         _save(store, arrays)
         files = sorted(path for path in store.rglob("*") if path.is_file())
@@ -157,14 +170,20 @@ def write_checkpoint(
         require_free(directory)
 
 
+@contextlib.contextmanager
+def _saying_why(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # the latter is how tensorstore says it
+        raise SsdError(
+            f"{directory} cannot be written: {brief(error)}; make room there or name another place"
+        ) from error
+
+
 def _read_all(
-    checkpoint: Checkpoint, dtype: str, progress: Progress | None
+    checkpoint: Checkpoint, sizes: Mapping[str, int], dtype: str, progress: Progress | None
 ) -> dict[str, np.ndarray]:
-    tensors = checkpoint.tensors
-    sizes = {
-        name: int(np.prod(tensors.shape(name))) for name in sorted(wanted_of(checkpoint.config))
-    }
-    arrays, done, item = {}, 0, DTYPES[dtype].itemsize
+    tensors, arrays, done, item = checkpoint.tensors, {}, 0, DTYPES[dtype].itemsize
     for name, size in sizes.items():
         stored = DTYPES[dtype if len(tensors.shape(name)) > 1 else "float32"]
         arrays[name] = tensors.read(name).astype(stored, copy=False)

@@ -143,7 +143,8 @@ class Tokenizer:
     def save(self, directory: Path) -> None:
         """Writes the files that `tokenizer_from_directory` reads back to an equal tokenizer."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._backend.save(str(directory / "tokenizer.json"), pretty=False)
+        written = directory / "tokenizer.json"
+        written.write_text(self._backend.to_str(), encoding="utf-8", newline="")
         generation = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids)}
         _write_json(directory / "tokenizer_config.json", self._special_tokens)
         _write_json(directory / "generation_config.json", generation)

@@ -13,9 +13,10 @@ from safetensors.numpy import load_file, save_file
 from ssd_jax.checkpoints import orbax
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny
+from tests.system.full_disk import files_of_at_most
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
@@ -174,16 +175,33 @@ def test_progress_reaches_the_total(tmp_path, source):
     assert calls[-1][0] == calls[-1][1] > 0
 
 
+def test_too_little_room_is_said_before_anything_is_read(tmp_path, source, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1000))
+    monkeypatch.setattr(orbax, "_read_all", pytest.fail)
+    with pytest.raises(InputError, match=r"out has room for 1,000 bytes.* take [\d,]+; make"):
+        orbax.write_checkpoint(tmp_path / "out", source, "bfloat16")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_disk_that_fills_up_is_said_in_one_error(tmp_path, tiny_checkpoint):
+    source = open_checkpoint(str(tiny_checkpoint))
+    with files_of_at_most(1000), pytest.raises(SsdError, match=r"out cannot be written: .*; make"):
+        orbax.write_checkpoint(tmp_path / "out", source, "bfloat16")
+    assert list(tmp_path.iterdir()) == []
+
+
 STEPS = ["_read_all", "_save", "origin", "_write_json"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_failure_at_any_step_leaves_nothing(tmp_path, source, monkeypatch, step):
+@pytest.mark.parametrize("kind", [OSError, ValueError])  # of tensorstore the latter
+def test_a_failure_at_any_step_leaves_nothing(tmp_path, source, monkeypatch, step, kind):
     def fail(*_args):
-        raise OSError("no space left on device")
+        raise kind("no space left on device")
 
     monkeypatch.setattr(orbax, step, fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(SsdError, match=r"out cannot be written: no space .*; make room there"):
         orbax.write_checkpoint(tmp_path / "out", source, "bfloat16")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
