@@ -16,7 +16,8 @@ usage: launch/slurm/run.sh [--dry_run] --nodes=N [--draft=SOURCE [--draft_device
   --draft      source of a draft, which a worker on the last node serves
   --draft_devices  of that node that share the draft, such as 0-3; default: one
   --port       of that worker
-  --directory  on a file system that all nodes share, for its token and certificate; default: ./ssd-JOB
+  --directory  on a file system that all nodes share, for its token and certificate, of one job at a time;
+               default: ./ssd-JOB
   --sbatch     a flag for sbatch, such as --sbatch=--partition=gpu; any number of them
   --dry_run    prints the commands in place of submitting them
 

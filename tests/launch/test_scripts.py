@@ -94,6 +94,8 @@ def test_help_and_unknown_flags(script):
         ),
         ("host.sh", ["x", "auto", "generate"], "INDEX = x is no number"),
         ("secrets.sh", ["here"], "DIRECTORY and HOST are needed"),
+        ("secrets.sh", ["here", ""], "HOST = '' is no name or number of a host"),
+        ("secrets.sh", ["here", "a,DNS:b"], "HOST = 'a,DNS:b' is no name or number of a host"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(script, arguments, said):
@@ -253,8 +255,40 @@ def test_secrets_are_the_owners_and_stay(tmp_path):
     files = {path.name: path for path in (tmp_path / "s").iterdir()}
     assert {*files} == {"token", "worker.key", "worker.pem"}
     assert {path.stat().st_mode & 0o77 for path in files.values()} == {0}
-    shown = subprocess.run(
-        ["openssl", "x509", "-in", files["worker.pem"], "-noout", "-ext", "subjectAltName"],
-        capture_output=True, text=True, check=True,
+    assert "DNS:ssd-draft-0-0.ssd" in named(files["worker.pem"])
+
+
+def named(certificate):
+    shown = ["openssl", "x509", "-in", certificate, "-noout", "-ext", "subjectAltName"]
+    return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_certificate_for_another_host_or_near_its_end_is_made_anew(tmp_path):
+    """The same directory has a job of SLURM's on one node, then on another; the token stays."""
+    certificate = tmp_path / "worker.pem"
+    made = []
+    for host in ("node17", "node17", "node1"):
+        assert run("secrets.sh", tmp_path, host).returncode == 0
+        assert host in named(certificate)
+        made.append((certificate.read_text(), (tmp_path / "token").read_text()))
+    assert made[0] == made[1]
+    assert len({text for text, _ in made}) == 2
+    assert len({token for _, token in made}) == 1
+    subprocess.run(
+        ["openssl", "req", "-x509", "-key", tmp_path / "worker.key", "-days", "6", "-subj", "/CN=x",
+         "-addext", "subjectAltName=DNS:node1", "-out", certificate],
+        capture_output=True, check=True,
     )  # fmt: skip
-    assert "DNS:ssd-draft-0-0.ssd" in shown.stdout
+    ending = certificate.read_text()
+    assert run("secrets.sh", tmp_path, "node1").returncode == 0
+    assert certificate.read_text() != ending
+
+
+def test_what_openssl_does_not_take_is_named_in_one_line_and_leaves_nothing(tmp_path):
+    found = run("secrets.sh", tmp_path, "10.0.0.300")
+    assert found.returncode == 2
+    assert found.stderr.startswith(
+        "launch/secrets.sh: openssl makes no certificate for IP:10.0.0.300"
+    )
+    assert found.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

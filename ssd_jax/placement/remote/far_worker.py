@@ -39,7 +39,7 @@ class FarWorker:
     def __init__(self, settings: WorkerSettings, address: Address, files: Files) -> None:
         self.address = str(address)
         self.starts = 1
-        self._settings, self._where = settings, address
+        self._settings, self._where, self._files = settings, address, files
         self.link = Link(
             open=functools.partial(FarStream, credentials=files.of_engine()),
             wanted=Wanted(*(getattr(settings, name) for name in Wanted.__struct_fields__)),
@@ -94,9 +94,13 @@ class FarWorker:
     def _trouble(self, link: Connection) -> str:
         if link.refused:
             return f"the draft worker at {self.address}: {link.trouble}"
+        tls = self._files.ca and (
+            f"; with TLS its certificate must be for {self._where.host}, still good, and signed by "
+            f"one in {self._files.ca}"
+        )
         return (
             f"no draft worker answers at {self.address} within {ANSWER:.0f} s"
             f"{link.trouble and f' ({link.trouble})'}; start one there with `ssd-jax draft-worker "
             f"--listen=HOST:{self._where.port}`, and see whether the port is open: "
-            f"nc -vz {self._where.host} {self._where.port}"
+            f"nc -vz {self._where.host} {self._where.port}{tls or ''}"
         )

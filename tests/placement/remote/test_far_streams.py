@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.process import client, codec, placement, server
 from ssd_jax.placement.process.client import RemoteDraft
@@ -19,7 +20,7 @@ from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.process.worker_streams import WorkerStreams
-from ssd_jax.placement.remote import transport
+from ssd_jax.placement.remote import far_worker, transport
 from ssd_jax.placement.remote.far_worker import FarWorker
 from ssd_jax.placement.remote.security import Files
 from ssd_jax.placement.remote.transport import METHOD
@@ -32,6 +33,35 @@ from tests.placement.process.test_streams import eventually
 from tests.placement.remote.scripted import FAR, serving
 
 
+def settings_of_nothing() -> WorkerSettings:
+    return WorkerSettings(
+        token="", hello=HELLO, source="", target=None, dtype="float32", drafting={},
+        draft_temperature=None, compile_cache=None, cores=None, budgets=(), attention="auto",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_worker_that_does_not_answer_may_have_a_certificate_for_another_name(
+    monkeypatch, tmp_path, tls
+):
+    """TLS tells nobody why."""
+    silent = SimpleNamespace(alive=False, refused=False, trouble="", close=lambda: None)
+    silent.wait_ready = lambda _seconds: False
+    monkeypatch.setattr(far_worker, "Connection", lambda *_: silent)
+    monkeypatch.setattr(far_worker, "ANSWER", -1.0)
+    ca = tmp_path / "ca.pem"
+    ca.write_text("")
+    files = Files(ca=str(ca)) if tls else Files()
+    worker = FarWorker(settings_of_nothing(), Address.parse("127.0.0.1:1", "here"), files)
+    worker.start()
+    words = (
+        f"; with TLS its certificate must be for 127.0.0.1, still good, and signed by one in {ca}"
+    )
+    with pytest.raises(InputError) as raised:
+        worker.wait_ready()
+    assert str(raised.value).endswith(words) == tls
+
+
 def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
     ends = []
 
@@ -40,10 +70,7 @@ def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
         return SimpleNamespace(counters=counters, wait_ready=lambda timeout: True)
 
     monkeypatch.setattr(placement, "WorkerStreams", streams)
-    settings = WorkerSettings(
-        token="", hello=HELLO, source="", target=None, dtype="float32", drafting={},
-        draft_temperature=None, compile_cache=None, cores=None, budgets=(), attention="auto",
-    )  # fmt: skip
+    settings = settings_of_nothing()
     far = FarWorker(settings, Address.parse("127.0.0.1:1", "here"), Files())
     placement.DraftWorker(settings, elsewhere=far).draft()
     placement.DraftWorker(settings).draft()
