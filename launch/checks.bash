@@ -19,3 +19,35 @@ number() { # NAME VALUE
     refuse "$1=$2 is no number from 1 on"
   fi
 }
+
+port() { # VALUE LAST
+  number --port "$1"
+  if ((${#1} > 5 || $1 > $2)); then
+    refuse "--port=$1 is no port: 1 to $2"
+  fi
+}
+
+of_draft() { # NAME ...: flags, whose variables have the same names
+  local name
+  for name in "$@"; do
+    if [[ -n ${!name} && -z $draft ]]; then
+      refuse "--$name is of a draft; give --draft"
+    fi
+  done
+}
+
+target_of() { # COMMAND...: sets `target`: a draft that takes tensors from it needs to know which
+  local config=''
+  target=''
+  while (($#)); do
+    case $1 in
+      --target=* | -target=*) target=${1#*=} ;;
+      --target | -target) target=${2:-} ;;
+      --config=* | -config=* | --config | -config) config=yes ;;
+    esac
+    shift
+  done
+  if [[ -n $draft && -n $config && -z $target ]]; then
+    refuse 'a draft worker reads no --config; give --target beside it'
+  fi
+}

@@ -29,7 +29,7 @@ while [[ ${1:-} == --* ]]; do
 done
 if (($# < 3)); then
   refuse 'INDEX, HOSTS and COMMAND are needed'
-elif [[ ! $1 =~ ^[0-9]+$ ]]; then
+elif [[ ! $1 =~ ^(0|[1-9][0-9]*)$ ]]; then
   refuse "INDEX = $1 is no number"
 fi
 index=$1 hosts=$2

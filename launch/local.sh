@@ -40,6 +40,11 @@ done
 given COMMAND "${1:-}"
 number --processes "$processes"
 number --devices "$devices"
+of_draft draft_devices
+if [[ -n $port ]]; then
+  port "$port" 65534
+fi
+target_of "$@"
 
 free_ports() {
   python3 - <<'EOF'
@@ -62,12 +67,7 @@ command=("$@")
 worker=()
 if [[ -n $draft ]]; then
   worker=(ssd-jax draft-worker "--listen=127.0.0.1:$((port + 1))" "--draft=$draft")
-  for flag in "$@"; do # a draft that takes tensors from the target needs to know which
-    [[ $flag == --target=* ]] && worker+=("$flag")
-  done
-  if [[ -n $draft_devices ]]; then
-    worker+=("--draft_devices=$draft_devices")
-  fi
+  worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
   command+=("--draft=$draft" "--draft_placement=remote:127.0.0.1:$((port + 1))")
 fi
 

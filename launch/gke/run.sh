@@ -55,6 +55,9 @@ given --image "$image"
 number --hosts "$hosts"
 given --accelerator "$accelerator"
 number --chips "$chips"
+port "$port" 65535
+of_draft draft_devices draft_accelerator draft_chips draft_topology
+target_of "$@"
 if [[ -n $draft_accelerator ]]; then
   number --draft_chips "$draft_chips"
 fi
@@ -128,7 +131,7 @@ EOF
 }
 
 manifest() {
-  local command=("$@") host="$name-draft-0-0.$name" worker flag
+  local command=("$@") host="$name-draft-0-0.$name" worker
   cat <<EOF
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -156,12 +159,7 @@ EOF
   if [[ -n $draft ]]; then
     worker=(ssd-jax draft-worker "--listen=0.0.0.0:$port" "--draft=$draft" --token_file=/secrets/token)
     worker+=(--tls_cert=/secrets/worker.pem --tls_key=/secrets/worker.key)
-    for flag in "$@"; do # a draft that takes tensors from the target needs to know which
-      [[ $flag == --target=* ]] && worker+=("$flag")
-    done
-    if [[ -n $draft_devices ]]; then
-      worker+=("--draft_devices=$draft_devices")
-    fi
+    worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
     job draft 1 1000000 OnFailure "$draft_accelerator" "$draft_chips" "$draft_topology" "${worker[@]}"
   fi
 }

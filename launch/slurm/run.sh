@@ -45,6 +45,9 @@ while [[ ${1:-} == --* ]]; do
 done
 given COMMAND "${1:-}"
 number --nodes "$nodes"
+port "$port" 65535
+of_draft draft_devices
+target_of "$@"
 
 if [[ -z $job ]]; then
   own=("--job=$here" "--nodes=$nodes" "--port=$port" "--directory=$directory")
@@ -81,12 +84,7 @@ if [[ -n $draft ]]; then
   run "$here/secrets.sh" "$directory" "$host"
   worker=(ssd-jax draft-worker "--listen=$host:$port" "--draft=$draft" "--token_file=$directory/token")
   worker+=("--tls_cert=$directory/worker.pem" "--tls_key=$directory/worker.key")
-  for flag in "$@"; do # a draft that takes tensors from the target needs to know which
-    [[ $flag == --target=* ]] && worker+=("$flag")
-  done
-  if [[ -n $draft_devices ]]; then
-    worker+=("--draft_devices=$draft_devices")
-  fi
+  worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
   # The job goes on without the draft, and SLURM does not start it again.
   run srun --nodes=1 --ntasks=1 "--relative=$nodes" --no-kill "${worker[@]}" &
   trap 'kill %1 2>/dev/null || true' EXIT

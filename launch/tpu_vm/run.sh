@@ -27,7 +27,7 @@ launch/tpu_vm/run.sh --tpu=target --hosts=4 --zone=us-east5-a --draft=hf:org/dra
 EOF
 }
 
-tpu='' hosts='' zone='' draft='' draft_devices='' draft_tpu='' address='' port=4711 setup=true dry_run=false
+tpu='' hosts='' zone='' draft='' draft_devices='' draft_tpu='' draft_address='' port=4711 setup=true dry_run=false
 while [[ ${1:-} == --* ]]; do
   case $1 in
     --tpu=*) tpu=${1#*=} ;;
@@ -36,7 +36,7 @@ while [[ ${1:-} == --* ]]; do
     --draft=*) draft=${1#*=} ;;
     --draft_devices=*) draft_devices=${1#*=} ;;
     --draft_tpu=*) draft_tpu=${1#*=} ;;
-    --draft_address=*) address=${1#*=} ;;
+    --draft_address=*) draft_address=${1#*=} ;;
     --port=*) port=${1#*=} ;;
     --setup=*) setup=${1#*=} ;;
     --dry_run) dry_run=true ;;
@@ -49,9 +49,12 @@ given COMMAND "${1:-}"
 given --tpu "$tpu"
 number --hosts "$hosts"
 given --zone "$zone"
+port "$port" 65535
+of_draft draft_devices draft_tpu draft_address
+target_of "$@"
 if [[ -n $draft ]]; then
   given --draft_tpu "$draft_tpu"
-  given --draft_address "$address"
+  given --draft_address "$draft_address"
 fi
 
 run() {
@@ -80,7 +83,7 @@ if [[ -n $draft ]]; then
   fi
   trap '$dry_run || rm -rf "$secrets"; if ((${#children[@]})); then kill "${children[@]}" 2>/dev/null || true; fi' EXIT
   if ! $dry_run; then
-    "$here/secrets.sh" "$secrets" "$address"
+    "$here/secrets.sh" "$secrets" "$draft_address"
   fi
   for each in "$tpu:all" "$draft_tpu:0"; do # nobody else may read the token
     on "${each%:*}" "${each##*:}" mkdir -p -m 700 "$there"
@@ -89,18 +92,13 @@ if [[ -n $draft ]]; then
     on "${each%:*}" "${each##*:}" chmod 600 "$there/token"
   done
   run "${gcloud[@]}" scp "$secrets/worker.key" "$draft_tpu:$there/" "--zone=$zone" --worker=0
-  worker=(ssd-jax draft-worker "--listen=$address:$port" "--draft=$draft" "--token_file=$there/token")
+  worker=(ssd-jax draft-worker "--listen=$draft_address:$port" "--draft=$draft" "--token_file=$there/token")
   worker+=("--tls_cert=$there/worker.pem" "--tls_key=$there/worker.key")
-  for flag in "$@"; do # a draft that takes tensors from the target needs to know which
-    [[ $flag == --target=* ]] && worker+=("$flag")
-  done
-  if [[ -n $draft_devices ]]; then
-    worker+=("--draft_devices=$draft_devices")
-  fi
+  worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
   on "$draft_tpu" 0 "${worker[@]}" &
   children+=($!)
   if $dry_run; then wait; fi
-  command+=("--draft=$draft" "--draft_placement=remote:$address:$port")
+  command+=("--draft=$draft" "--draft_placement=remote:$draft_address:$port")
   command+=("--draft_tls_ca=$there/worker.pem" "--draft_token_file=$there/token")
 fi
 for ((index = 1; index < hosts; index++)); do

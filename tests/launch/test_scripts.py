@@ -93,6 +93,8 @@ def test_help_and_unknown_flags(script):
             "--draft_tpu is missing",
         ),
         ("host.sh", ["x", "auto", "generate"], "INDEX = x is no number"),
+        ("host.sh", ["08", "auto", "generate"], "INDEX = 08 is no number"),
+        ("local.sh", ["--port=65535", "generate"], "--port=65535 is no port: 1 to 65534"),
         ("secrets.sh", ["here"], "DIRECTORY and HOST are needed"),
         ("secrets.sh", ["here", ""], "HOST = '' is no name or number of a host"),
         ("secrets.sh", ["here", "a,DNS:b"], "HOST = 'a,DNS:b' is no name or number of a host"),
@@ -102,6 +104,51 @@ def test_what_is_wrong_is_named_in_one_line(script, arguments, said):
     found = run(script, "--dry_run", *arguments)
     assert found.returncode == 2
     assert found.stderr == f"launch/{script}: {said}; see --help\n"
+
+
+NEEDED = {
+    "--nodes",
+    "--processes",
+    "--tpu",
+    "--hosts",
+    "--zone",
+    "--image",
+    "--accelerator",
+    "--chips",
+}
+
+
+def of_target(script):
+    """The flags that a script does not do without."""
+    return [flag for flag in FLAGS[script] if flag.partition("=")[0] in NEEDED]
+
+
+@pytest.mark.parametrize("script", FLAGS)
+@pytest.mark.parametrize(
+    ("flag", "command", "said"),
+    [
+        ("--port=abc", COMMAND, "--port=abc is no number from 1 on"),
+        ("--port=99999", COMMAND, "--port=99999 is no port: 1 to 6553"),
+        ("--draft_devices=0-3", COMMAND, "--draft_devices is of a draft; give --draft"),
+        (
+            "--draft=d",
+            ["generate", "--config=f"],
+            "a draft worker reads no --config; give --target",
+        ),
+    ],
+)
+def test_every_script_refuses_what_it_could_not_use(script, flag, command, said):
+    own = ["--draft_tpu=u", "--draft_address=a"] if "tpu" in script and "draft=" in flag else []
+    found = run(script, "--dry_run", *of_target(script), flag, *own, *command)
+    assert found.returncode == 2
+    assert found.stderr.startswith(f"launch/{script}: {said}")
+    assert found.stdout == ""
+
+
+@pytest.mark.parametrize("script", FLAGS)
+def test_a_worker_is_told_the_target_however_it_is_given(script):
+    own = ["--config=f", "--target", "hf:o/t"]
+    assert "--target=hf:o/t" in dry(script, *FLAGS[script], "generate", *own)
 
 
 def commands(text):
