@@ -52,8 +52,8 @@ def why_not(name: str, platform: str, devices: int = 1) -> str | None:
 
 
 def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
-    """A name of `BACKENDS`: the platform's own kernel, or XLA's where `why_not` says why there is
-    none.
+    """What `tree_attention` takes as `backend`: the platform's own kernel, or XLA's where `why_not`
+    says why there is none.
 
     Args:
       platform: JAX's name of it.
