@@ -74,6 +74,10 @@ class RandomBackup(Backup):
 
 def make(kind: BackupKind, seed: int, request: int, tokens: int) -> Backup:
     """What a new request proposes without the draft; arguments as for `RandomBackup`."""
-    if kind == "random":
-        return RandomBackup(seed, request, tokens)
-    return NgramBackup() if kind == "ngram" else Backup()
+    match kind:
+        case "random":
+            return RandomBackup(seed, request, tokens)
+        case "ngram":
+            return NgramBackup()
+        case "auto" | "none" | "draft":
+            return Backup()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.backup import (
+    KINDS,
     Backup,
     NgramBackup,
     RandomBackup,
@@ -21,6 +22,11 @@ def test_without_a_backup_nothing_is_proposed():
     backup = Backup()
     backup.extend([1, 2, 1, 2])
     assert backup.propose(3, 4) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_that_may_be_asked_for_is_made(kind):
+    assert isinstance(make(kind, 0, 0, TOKENS), Backup)
 
 
 def test_ngrams_are_looked_up_in_prompt_and_output():

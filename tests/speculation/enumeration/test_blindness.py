@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import (
     ConfidenceFanOut,
     GeometricFanOut,
@@ -102,6 +103,7 @@ HOSTS = {
     "slow": replace(ELSEWHERE, forward=lambda _number: 0.8, fan_out=GeometricFanOut),
     "late": replace(ELSEWHERE, forward=lambda number: (0.4, 3.0)[number % 2], patience=0.5),
     "n-grams": replace(ELSEWHERE, width=1, backup="ngram"),
+    "random": replace(ELSEWHERE, width=1, backup="random"),
     "by confidence": replace(ELSEWHERE, fan_out=ConfidenceFanOut, backup="draft"),
 }
 
@@ -146,7 +148,7 @@ NEIGHBOURS = range(3, 15)
         *(MeasuredFanOut, ConfidenceFanOut),
     ),
 )
-@pytest.mark.parametrize("backup", ["none", "ngram", "draft", "auto"])
+@pytest.mark.parametrize("backup", KINDS)
 @pytest.mark.parametrize("width", cases([1, 4], 4))
 def test_lengths_of_a_row_do_not_change_with_what_its_neighbours_accept(fan_out, backup, width):
     """Where noise is not unique: in one process, with K and M that were given."""
