@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import shown
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+Family = Literal["llama", "qwen2", "qwen3"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 _COUNTS = {
     "vocab_size": "vocab_size",
@@ -65,7 +66,7 @@ class ModelConfig:
     output vocabulary, whose rows belong to ids that its checkpoint lists); None is all of them.
     """
 
-    family: Literal["llama", "qwen2", "qwen3"]
+    family: Family
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -129,6 +130,11 @@ class ModelConfig:
         }
 
 
+def switches(family: str) -> dict[str, bool]:
+    """Fields of a `ModelConfig` that its family alone decides."""
+    return {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3"}
+
+
 def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
     """Fields of a `ModelConfig` of a known family."""
     if config.get("num_key_value_heads") is None:
@@ -158,8 +164,7 @@ def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
         "rope_theta": float(_positive(rope, "rope_theta", where)),
         "rope_scaling": _rope_scaling(rope, where),
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "qkv_bias": family == "qwen2",
-        "qk_norm": family == "qwen3",
+        **switches(family),
     }
 
 

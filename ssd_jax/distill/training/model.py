@@ -22,7 +22,7 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.settings import SIZES, DraftSettings
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.quantized import quantize
-from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.config import ModelConfig, switches
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
@@ -98,8 +98,7 @@ def _of_sizes(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
     if sizes["head_dim"] % 2:
         raise InputError(f"head_dim = {sizes['head_dim']} must be even, for RoPE")
     sizes["family"] = settings.family or target.family
-    qwen = {"qkv_bias": sizes["family"] == "qwen2", "qk_norm": sizes["family"] == "qwen3"}
-    return dataclasses.replace(target, **qwen, **sizes)
+    return dataclasses.replace(target, **switches(sizes["family"]), **sizes)
 
 
 def make_draft(
