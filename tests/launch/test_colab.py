@@ -1,6 +1,8 @@
 """The notebook: as it lies there, and run from top to bottom on this machine."""
 
 import base64
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -28,6 +30,30 @@ def test_its_picture_is_that_of_the_readme(notebook):
     picture = notebook.cells[0].attachments["timeline.svg"]["image/svg+xml"]
     assert base64.b64decode(picture) == (ROOT / "docs" / "figures" / "timeline.svg").read_bytes()
     assert "(attachment:timeline.svg)" in notebook.cells[0].source
+
+
+@pytest.mark.parametrize(
+    ("installed", "package", "taken"),
+    [
+        (sys.path, "ssd_jax", None),
+        ([], "ssd_jax", "."),
+        ([], "ssd_jax/ssd_jax", "ssd_jax"),
+    ],
+    ids=["installed", "in a checkout", "beside the clone"],
+)
+def test_a_folder_is_no_installation(notebook, tmp_path, monkeypatch, installed, package, taken):
+    (tmp_path / package).mkdir(parents=True)
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "ssd_jax.egg-info").mkdir()  # of an environment that is not the notebook's
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *installed])
+    run = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: run.append(command))
+    install = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    exec(install.partition("import jax")[0], {})
+    assert [command[-1].partition("[")[0] for command in run] == (
+        [] if taken is None else [str(tmp_path / taken)]
+    )
 
 
 @pytest.mark.slow
