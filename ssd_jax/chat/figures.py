@@ -65,11 +65,9 @@ def figures(answers: Sequence[Answer]) -> Figures:
         for tokens, count in enumerate(histogram or (), start=1):
             rounds += count
             committed += tokens * count
-        if found["hit_rate"] is not None:
-            misses, rate = sum(found["fallbacks"].values()), found["hit_rate"]
-            count = round(misses / (1 - rate)) if misses else sum(histogram)
-            looked_up += count
-            hits += count - misses
+        hit = sum(hit for hit, _ in found["hit_rate_by_k"] or ())
+        hits += hit
+        looked_up += hit + sum((found["fallbacks"] or {}).values())
     first = [ms for output in outputs if (ms := output.metrics["ttft_ms"]) is not None]
     return Figures(
         answers=len(answers),

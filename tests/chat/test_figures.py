@@ -27,6 +27,10 @@ SD = answer(
 )
 
 
+def ssd(histogram, **found):
+    return answer(9, mode="ssd", acceptance_histogram=histogram, **found)
+
+
 def test_speeds_and_acceptance_lengths_weigh_each_token_alike():
     found = figures([AR, SD])
     assert (found.answers, found.prompt_tokens, found.answer_tokens) == (2, 30, 17)
@@ -35,12 +39,15 @@ def test_speeds_and_acceptance_lengths_weigh_each_token_alike():
     assert found.acceptance_length == pytest.approx(5 / 3)
 
 
-def test_hit_rates_weigh_each_forward_alike():
-    often = answer(9, mode="ssd", acceptance_histogram=[0, 0, 1], hit_rate=1.0, fallbacks={})
-    # The last of these four forwards had room for one token and looked nothing up.
+def test_hit_rates_weigh_each_look_up_alike():
+    """A forward that looked nothing up, such as one with room for one token, does not count."""
+    every = ssd([1, 1], hit_rate=1.0, hit_rate_by_k=[(0, 0), (1, 1)], fallbacks={})
     causes = {"miss": 1, "cold": 1}
-    seldom = answer(9, mode="ssd", acceptance_histogram=[4], hit_rate=1 / 3, fallbacks=causes)
-    assert figures([AR, often, seldom]).hit_rate == pytest.approx(0.5)
+    seldom = ssd([4], hit_rate=1 / 3, hit_rate_by_k=[(1, 2)], fallbacks=causes)
+    cold = ssd([1], hit_rate=0.0, fallbacks={"cold": 1})
+    assert figures([AR, every, seldom]).hit_rate == pytest.approx(2 / 4)
+    assert figures([every]).hit_rate == 1
+    assert figures([every, cold]).hit_rate == pytest.approx(1 / 2)
     assert figures([AR, SD]).hit_rate is None
     assert "hit rate 0.33" in summary(seldom, 2048)
 
