@@ -67,7 +67,8 @@ def test_eos_ends_the_request_and_leaves_no_text():
 
 
 def test_every_eos_id_of_the_checkpoint_counts():
-    assert run(spell("hi", eos=OTHER_EOS)).token_ids[-1] == OTHER_EOS
+    output = run(spell("hi", eos=OTHER_EOS))
+    assert (output.token_ids, output.finish_reason) == ([*ids("hi"), OTHER_EOS], "stop")
 
 
 def test_an_eos_as_first_token_is_noticed_at_once():

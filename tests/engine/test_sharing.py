@@ -1,5 +1,6 @@
 """An `LLM` that several threads call, on scripted roles: one batch, and nobody is left behind."""
 
+import asyncio
 import functools
 import gc
 import signal
@@ -15,6 +16,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.sharing import Caller
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.llm import LLM
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeTarget, Letters
 from tests.engine.test_engine import LONG, request, spell
 
@@ -238,6 +240,21 @@ def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(share
         text(shared)
     assert idle(shared)
     assert text(shared, mode="sd") == LONG[:40]  # an engine of its own
+
+
+def test_an_event_loop_is_told_of_a_device_that_fails(shared):
+    def fail():
+        raise DeviceError("out of memory")
+
+    shared._engines["ar", 0].target.fault = fail
+    with pytest.raises(DeviceError, match="out of memory; open the model again"):
+        asyncio.run(shared.generate_async("ab", mode="ar"))
+
+
+def test_outputs_are_in_the_order_of_the_prompts_whichever_ends_first(shared):
+    asked = ["ab", "cd"], [SamplingParams(max_tokens=size) for size in (9, 3)]
+    for found in (shared.generate(*asked), asyncio.run(shared.generate_async(*asked))):
+        assert [len(output.token_ids) for output in found] == [9, 3]
 
 
 def test_who_waits_when_the_model_is_closed_gets_an_error(shared):

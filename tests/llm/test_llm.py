@@ -115,6 +115,12 @@ def test_padding_rows_of_the_vocabulary_are_never_generated(llm):
     assert max(output.token_ids) < tiny.TOKENS
 
 
+def test_every_eos_id_of_the_checkpoint_ends_a_text(llm):
+    for eos in (tiny.EOS, tiny.END_OF_TURN):
+        (output,) = llm.generate("hello", SamplingParams(max_tokens=3, logit_bias={eos: 100.0}))
+        assert (output.token_ids, output.finish_reason) == ([eos], "stop")
+
+
 def test_min_tokens_keeps_eos_away(llm):
     params = SamplingParams(max_tokens=40, min_tokens=40, temperature=50.0, seed=1)
     (output,) = llm.generate("hello", params)
