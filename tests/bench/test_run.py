@@ -1,8 +1,18 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from ssd_jax.bench.run import PromptResult, alternating_orders, first_difference, run_paired
+from ssd_jax.bench.run import (
+    PromptResult,
+    alternating_orders,
+    first_difference,
+    prompt_result,
+    run_paired,
+)
+from ssd_jax.sampling.params import SamplingParams
 from tests.bench import fakes
 
 
@@ -86,6 +96,19 @@ def test_tokens_committed_together_each_count_as_one():
     result = PromptResult.from_times(range(5), started=0.0, token_times=[1, 2, 2, 2, 3])
     assert result.itl_ms == (1000, 0, 0, 1000)
     assert result.decode_tokens_per_second == 2
+
+
+def test_each_token_of_an_event_counts():
+    def run(requests, mode, k):
+        for said in ([1], [2, 3, 4], [5, 6]):
+            output = SimpleNamespace(finish_reason="length", metrics={}) if 6 in said else None
+            yield SimpleNamespace(token_ids=said, output=output)
+
+    llm: Any = SimpleNamespace(request=lambda *about: about, run=run)
+    (prompt,) = fakes.prompts(1)
+    result = prompt_result(llm, prompt, SamplingParams(), "ar", None)
+    assert result.token_ids == (1, 2, 3, 4, 5, 6)
+    assert len(result.itl_ms) == 5
 
 
 @pytest.mark.parametrize(("ids", "times"), [([], []), ([1], [0.5]), ([1, 2], [0.5, 0.5])])

@@ -127,10 +127,11 @@ def test_mode_sd_observes_what_was_accepted_and_counts_nothing_proposed_as_rejec
 
 def test_another_request_in_the_slot_is_not_judged_by_the_last_one():
     tuner = Restless((3,), (0,))
-    engine, _ = sd(tuner)
+    engine, drafter = sd(tuner)
     for _ in range(4):
-        engine.add(request(max_tokens=2))  # a single round each
+        engine.add(request(max_tokens=3))  # a single round each
     drain(engine)
+    assert drafter.limits == [1] * 4
     assert tuner.seen == []
 
 
