@@ -56,6 +56,18 @@ def test_the_host_knows_the_tokens_of_records_but_of_those_drafted_just_in_time(
     assert known
 
 
+def test_tokens_that_the_draft_did_not_make_are_point_masses(script):
+    _, rounds, _ = script
+    hosted = [(seen, slot) for seen in rounds for slot in seen.texts if seen.moves[slot].tokens]
+    assert hosted
+    for seen, slot in hosted:
+        tokens, size, support, q = (field[slot] for field in seen.record.proposal)
+        assert size == len(seen.moves[slot].tokens)
+        assert (support[:size, 0] == tokens[:size]).all()
+        assert (support[:size, 1:] == -1).all()
+        np.testing.assert_array_equal(q[:size], np.eye(1, q.shape[-1]).repeat(size, axis=0))
+
+
 def test_an_expansion_writes_to_the_pages_only_what_the_record_lacked(script):
     """The last proposed token, and those the draft did not make: all else keeps its bits."""
     _, rounds, _ = script

@@ -15,7 +15,8 @@ from tests.selection import cases
 
 PROMPTS = ["0101010101", "one two one two one", "x"]
 SETTINGS = [
-    {"logit_bias": {65: 30.0, 66: 29.0}},  # two letters for ever, so that n-grams match
+    # Two letters for ever, so that n-grams match; by the penalty they take turns.
+    {"logit_bias": {65: 30.0, 66: 29.0}, "frequency_penalty": 1.0},
     {"temperature": 0.6, "top_k": 6, "presence_penalty": 0.5, "seed": 5},
     {"temperature": 0.8, "top_p": 0.3, "logit_bias": {65: 2.0}, "seed": 6},
 ]
