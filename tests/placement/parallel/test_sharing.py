@@ -11,6 +11,7 @@ from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
 from tests.placement.parallel.shared import sharing
+from tests.placement.process.script import SLOTS
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import served
 from tests.sampling.edits import Edit, edited
@@ -95,11 +96,16 @@ def test_pages_that_a_slot_gets_are_lost_to_the_workers_of_others():
 def test_a_worker_that_is_gone_costs_its_own_share(layout):
     with sharing(layout) as shared:
         assert only_misses(shared.run.generate())
+        undisturbed = proposed(shared.run)
         shared.workers[0].stop()
         shared.run.until(lambda _causes: shared.workers[0].remote.counters["dead"] > 5)
         shared.run.target.verified.clear()
         shared.run.generate()
-        assert proposed(shared.run)  # the others' branches are hit
+        found, own = proposed(shared.run), layout.slots_each(SLOTS)
+        assert found  # the others' branches are hit
+        # Those of other groups know nothing of it.
+        others = [[each for each in run if each[0] >= own] for run in (found, undisturbed)]
+        assert others[0] == others[1]
         for worker in shared.workers[1:]:
             assert not {"late", "dead", "stale"} & {*worker.remote.counters}
 

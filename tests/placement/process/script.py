@@ -15,6 +15,8 @@ from ssd_jax.sampling.confidence import UNKNOWN
 
 SLOTS, K, M, N = 2, 3, 6, 2
 PROMPT = 5
+Q = tuple(np.float32([0.7, 0.3]).tolist())
+"""Of a token and the one after it: in fewer bits than float32 has they do not sum to 1."""
 TOKEN = "secret"
 HELLO = Hello(
     model="scripted",
@@ -143,7 +145,7 @@ class ScriptedDraft:
             np.zeros((self.slots, K, N), np.float32),
         )
         support[..., 0], support[..., 1] = tokens, (tokens + 1) % 128
-        q[..., 0], q[..., 1] = 0.75, 0.25
+        q[..., 0], q[..., 1] = Q
         return Proposed(tokens, length, support, q)
 
     def expand(self, counts, *, follow, lowered, forwards, skip) -> None:

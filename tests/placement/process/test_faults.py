@@ -14,7 +14,7 @@ from ssd_jax.placement.process.messages import Speculations
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
-from tests.placement.process.script import HELLO, K, ScriptedDraft
+from tests.placement.process.script import HELLO, K, Q, ScriptedDraft
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import rogue, served
 from tests.placement.process.test_session import OPEN, PREFILL, ROUND
@@ -50,7 +50,7 @@ def test_sampled_rows_are_verified_with_the_q_of_the_draft_and_greedy_ones_witho
                 for place in range(drafted.lengths[0]):
                     seen.add((drafted.sources[0], *proposal.q[0, place].tolist()))
             kinds = ["hit", "miss"] if backup == "draft" else ["hit"]
-            q = (0.75, 0.25) if temperature else (1.0, 0.0)
+            q = Q if temperature else (1.0, 0.0)
             assert seen == {(kind, *q) for kind in kinds}
 
 
