@@ -17,11 +17,13 @@ from tests.placement.test_submesh import ids
 __all__ = ["pair"]
 
 ALONE = {"mode": "ar", "draft": None, "draft_placement": None, "k": None, "budget": None}
+ENDS = {"min_tokens": 150, "stop_token_ids": range(32)}
+"""Many a stop id would come before, and one comes soon after."""
 PARAMS = [
     {},
     {"frequency_penalty": 0.6, "presence_penalty": 0.5},
+    {"temperature": 0.7, "seed": 2, "repetition_penalty": 1.3} | ENDS,
     {"temperature": 0.8, "seed": 1, "frequency_penalty": 0.3},
-    {"temperature": 0.7, "seed": 2, "repetition_penalty": 1.3, "min_tokens": 150},
     {"temperature": 1.0, "top_p": 0.9, "seed": 3},
     {"presence_penalty": 0.9, "logit_bias": {65: 2.0}},
 ]
