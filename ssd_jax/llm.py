@@ -155,13 +155,18 @@ class LLM(Calls):
 
     def load(self, *, progress: Progress | None = None, status: Status | None = None) -> None:
         """Compiles the programs while the weights load; done by the constructor unless told not to.
+        A model that is loaded stays as it is.
 
         Raises:
           InputError: tensor data that cannot be read.
+          SsdError: the model is closed.
         """
         check_callable(progress=progress, status=status)
-        with self._loading, self._telling_hosts():
-            self._load(progress, status)
+        with self._loading:
+            self._sharing.check()
+            if self._loaded is None:
+                with self._telling_hosts():
+                    self._load(progress, status)
 
     @contextlib.contextmanager
     def _telling_hosts(self) -> Iterator[None]:
@@ -194,9 +199,9 @@ class LLM(Calls):
         if self.config.chooses and not isinstance(self._hosts, Follower):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
-            if status is not None:
-                status("measuring what a round costs")
             try:
+                if status is not None:
+                    status("measuring what a round costs")
                 self._chooser = open_chooser(self._loaded, self.target, self.draft, self.context)
             except BaseException:
                 self._loaded.close()
@@ -245,9 +250,7 @@ class LLM(Calls):
     @property
     def loaded(self) -> Loaded:
         """Programs and parameters; loads them if that was put off."""
-        with self._loading:
-            if self._loaded is None:
-                self.load()
+        self.load()
         assert self._loaded is not None
         return self._loaded
 

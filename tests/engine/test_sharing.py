@@ -281,16 +281,36 @@ def test_events_that_another_has_taken_are_missed_in_words(shared):
         list(stream)
 
 
-def test_threads_that_need_the_model_load_it_once(tiny_checkpoint, monkeypatch):
+def loads_of(monkeypatch):
+    """Threads that have loaded a model, in place of its weights."""
     loads = []
 
     def load(*_args, **_kwargs):
         loads.append(threading.current_thread())
         time.sleep(0.05)
-        return SimpleNamespace(fallbacks=SimpleNamespace(lines=()))
+        return SimpleNamespace(fallbacks=SimpleNamespace(lines=()), close=lambda: None)
 
     monkeypatch.setattr(llm_module, "load", load)
+    return loads
+
+
+def test_a_model_is_loaded_once_whoever_needs_it_or_asks_for_it(tiny_checkpoint, monkeypatch):
+    loads = loads_of(monkeypatch)
     llm = LLM(str(tiny_checkpoint), load=False, compile_cache="off")
     found = together(*[lambda: llm.loaded] * 4)
+    llm.load()
     assert len(loads) == 1
-    assert len({id(one) for one in found}) == 1
+    assert len({id(one) for one in [*found, llm.loaded]}) == 1
+
+
+def test_a_model_whose_costs_were_not_measured_is_loaded_again(tiny_checkpoint, monkeypatch):
+    def stop(_said):
+        raise KeyboardInterrupt
+
+    loads = loads_of(monkeypatch)
+    settings = {"mode": "auto", "draft": "ngram", "compile_cache": "off"}
+    llm = LLM(str(tiny_checkpoint), load=False, **settings)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            llm.load(status=stop)
+    assert len(loads) == 2
