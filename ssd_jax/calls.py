@@ -58,7 +58,9 @@ class Calls(ABC):
 
         Raises:
           InputError: no prompt, messages without a chat template, or malformed ones.
+          SsdError: the model is closed.
         """
+        self._sharing.check()
         if isinstance(prompt, np.ndarray):
             prompt = prompt.tolist()
         if not isinstance(prompt, str):

@@ -295,6 +295,10 @@ def test_a_closed_model_says_so(tiny_checkpoint):
         lambda: asyncio.run(llm.generate_async("ab")),
         lambda: llm.engine,
         llm.__enter__,
+        llm.load,
+        lambda: llm.loaded,
+        lambda: llm.request("ab"),
+        lambda: llm.encode("ab"),
     ]
     for call in calls:
         with pytest.raises(SsdError, match="this model is closed; open it again"):
