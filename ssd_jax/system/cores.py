@@ -7,13 +7,15 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import ClassVar, Self
 
 from ssd_jax.errors import InputError
 
 _PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_pins: dict[object, Set[int]] = {}  # cores that this process is pinned to now, the latest last
+_given: dict[int, Set[int]] = {}  # what threads had before; 0 is of those to come
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,25 +125,34 @@ def require_usable(name: str, cores: Sequence[int]) -> None:
 
 
 def pin(cores: Iterable[int]) -> Callable[[], None]:
-    """Pins every thread that this process has; later ones inherit it.
+    """Pins every thread that this process has; later ones inherit it. The latest of several counts.
 
-    Returns: gives each thread back what it had, and those that have started since what the calling
-      one had. Threads that were moved in the meantime stay where they are.
+    Returns: ends it: threads go where the latest of the others has them, or with none get back what
+      they had, and those that have started since what the one had that called first. Threads that
+      were moved in the meantime stay where they are.
     """
     usable_cores()  # remembers those that it was given
-    wanted, before, default = set(cores), {}, os.sched_getaffinity(0)
+    own, wanted = object(), set(cores)
+    if not _pins:
+        _given.clear()
+        _given[0] = os.sched_getaffinity(0)
     for thread in _threads():
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            before[thread] = os.sched_getaffinity(thread)
+            had = os.sched_getaffinity(thread)
+            if had not in _pins.values():
+                _given[thread] = had
             os.sched_setaffinity(thread, wanted)
-    return functools.partial(_unpin, wanted, before, default)
+    _pins[own] = wanted
+    return functools.partial(_unpin, own)
 
 
-def _unpin(cores: Set[int], before: Mapping[int, Set[int]], default: Set[int]) -> None:
+def _unpin(own: object) -> None:
+    cores = _pins.pop(own)
     for thread in _threads():
         with contextlib.suppress(ProcessLookupError):
             if os.sched_getaffinity(thread) == cores:
-                os.sched_setaffinity(thread, before.get(thread, default))
+                back = _given.get(thread, _given[0])
+                os.sched_setaffinity(thread, next(reversed(_pins.values()), back))
 
 
 def _threads() -> list[int]:

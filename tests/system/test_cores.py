@@ -144,6 +144,22 @@ def test_the_target_is_pinned_whole_and_the_draft_gets_what_it_leaves_also_the_s
     assert done.stdout.split() == ["True"] * 3
 
 
+@two_cores
+@pytest.mark.parametrize("later", ["first", "other"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_latest_of_several_pins_counts_until_all_are_undone(later, order):
+    do = f"""
+first, other = sorted(allowed)
+undo = pin([first]), pin([{later}])
+print(os.sched_getaffinity(0) == {{{later}}})
+undo[{order[0]}]()
+print(os.sched_getaffinity(0) == {{(first, {later})[{order[1]}]}})
+undo[{order[1]}]()
+print(os.sched_getaffinity(0) == allowed)
+"""
+    assert run(2, do) == ["True"] * 3
+
+
 @linux
 def test_cores_are_given_back_by_close_and_by_a_constructor_that_fails(tiny_checkpoint):
     """Also those of threads that started meanwhile; a thread that was moved stays."""
