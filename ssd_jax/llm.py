@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,7 @@ from ssd_jax.prompting import default_params, given_settings, sampling_line
 from ssd_jax.settings import MODES
 from ssd_jax.system import notices
 from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store
+from ssd_jax.system.forks import owned
 
 if TYPE_CHECKING:
     from ssd_jax.tuning.chooser import Chooser
@@ -76,13 +78,14 @@ class LLM(Calls):
         others: Leader | Follower | None = None,
         **settings: Unpack[Settings],
     ) -> None:
+        self._process = os.getpid()
         self.config = checked_config(target, config, settings)
         ks = checked_ks(ks)
         check_callable(progress=progress, status=status)
         self._trace = None if self.config.trace is None else Trace(self.config.trace)
         if self._trace is not None:
             # Also when the program ends before `close`, by Ctrl-C for one.
-            self._at_end = weakref.finalize(self, self._trace.write_at_the_end)
+            self._at_end = weakref.finalize(self, owned(self._trace.write_at_the_end))
         self._store = open_store(self.config.compile_cache)
         # Before JAX counts the cores for its threads.
         self._draft_cores, restore = self.config.cores.pin_target()
@@ -147,7 +150,7 @@ class LLM(Calls):
             self._hosts.agree(facts | {"context": self.context})
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
-        weakref.finalize(self, self._sharing.freeze)
+        weakref.finalize(self, owned(self._sharing.freeze))
         self._loading = threading.RLock()
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
@@ -210,7 +213,7 @@ class LLM(Calls):
             self._loaded = dataclasses.replace(self._loaded, tuner=self._chooser.tuner)
             if self.config.verify == "ratio":
                 self._occurrences = Occurrences(first=self._chooser.settle)
-            self._remember = weakref.finalize(self, self._chooser.remember)
+            self._remember = weakref.finalize(self, owned(self._chooser.remember))
             if self.config.mode == "auto":
                 _LOG.info(self._chooser.line)
 
@@ -218,11 +221,14 @@ class LLM(Calls):
         """Ends what runs beside this process, gives its threads their cores back, writes the trace,
         and keeps for the next start what was observed for modes, K and M of `auto`; at the latest
         all of it happens when this process ends. Calls that other threads wait for end with an
-        error. JAX keeps as many threads as it had cores when it started.
+        error. JAX keeps as many threads as it had cores when it started. In a process that
+        was forked from this one it does nothing.
 
         Raises:
           OSError: the trace cannot be written.
         """
+        if os.getpid() != self._process:
+            return
         with contextlib.ExitStack() as ends:  # all of them, whatever one raises
             if self._trace is not None and self._at_end.detach():
                 ends.callback(self._trace.write)

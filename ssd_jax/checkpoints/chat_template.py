@@ -16,6 +16,7 @@ from typing import Any
 
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.files import shown
+from ssd_jax.system.forks import owned
 
 SECONDS = 2.0
 """Of processor time that a template may take for a conversation."""
@@ -149,7 +150,7 @@ class _Child:
             raise SsdError(f"chat templates: {sys.executable}: {error.strerror}") from None
         finally:
             theirs.close()
-        self._end = weakref.finalize(self, _end, process, self._link, self.owner)
+        self._end = weakref.finalize(self, owned(_end), process, self._link)
         if self._answer(process, None, _START_SECONDS) is None:
             self._end()
             raise SsdError(
@@ -179,9 +180,7 @@ class _Child:
         self._process = None
 
 
-def _end(process: subprocess.Popen[bytes], link: Connection, owner: int) -> None:
-    """Ends a process of this one; a fork only closes its copy of the link."""
-    if owner == os.getpid():
-        process.kill()
-        process.wait()
+def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
+    process.kill()
+    process.wait()
     link.close()

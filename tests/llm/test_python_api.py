@@ -7,6 +7,8 @@ import dataclasses
 import inspect
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -303,6 +305,34 @@ def test_a_closed_model_says_so(tiny_checkpoint):
     for call in calls:
         with pytest.raises(SsdError, match="this model is closed; open it again"):
             call()
+
+
+FORKS = """
+import atexit, os, sys
+from ssd_jax import LLM
+from ssd_jax.engine import sharing
+from ssd_jax.engine.trace import Event
+sharing._LONGEST = 1000.0
+target, path = sys.argv[1:]
+with LLM(target, load=False, trace=path, compile_cache="off") as llm:
+    llm._trace.add(Event(1, "host", "a round", 0.0, 1.0, {}))
+    llm._sharing._round.acquire()  # as another thread has it
+    if os.fork() == 0:
+        llm.close()
+        atexit._run_exitfuncs()
+        os._exit(0)  # JAX's own threads, which a fork has not, are waited for behind this
+    os.wait()
+    llm._sharing._round.release()
+    print(os.path.exists(path))
+print(os.path.exists(path))
+"""
+
+
+@pytest.mark.more
+def test_a_fork_ends_and_writes_nothing_of_a_model(tiny_checkpoint, tmp_path):
+    command = [sys.executable, "-c", FORKS, str(tiny_checkpoint), str(tmp_path / "trace.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from ssd_jax.placement.hosts.start import (
     words_of,
 )
 from ssd_jax.roles.records import Outcomes
+from ssd_jax.system.forks import owned
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Leader:
         self._hosts: dict[int, _Host] = {}
         threading.Thread(target=self._make_all, daemon=True, name="devices").start()
         self._listen(hosts)
-        atexit.register(self._at_exit)
+        atexit.register(owned(self._at_exit))
         for index, host in self._hosts.items():
             host.link.start(partial(self._take, index), partial(self._lose, index))
 

@@ -23,6 +23,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.visible import PROCESSOR, Devices
+from ssd_jax.system.forks import owned
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
 """Imports nothing from the directory that the user is in."""
@@ -129,7 +130,7 @@ class Supervisor:
         self._settings, self._command, self._startup = settings, tuple(command), startup
         self.link = Link()
         self._state = _State()
-        self._end = weakref.finalize(self, _end, self._state)
+        self._end = weakref.finalize(self, owned(_end), self._state)
 
     def start(self) -> None:
         """Starts the worker; returns at once."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from ssd_jax.placement.process.connection import SILENCE, Connection, HangLimit
 from ssd_jax.roles.records import Absence
+from ssd_jax.system.forks import owned
 
 _LOOK = 0.1  # seconds
 _LOG = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class WorkerStreams:
             self.current = self.connect()
             if self.current is not None:
                 # Also where nobody calls `close`: the thread that receives keeps the stream alive.
-                self.close = end = weakref.finalize(self, self.current.close)
+                self.close = end = weakref.finalize(self, owned(self.current.close))
                 end.atexit = False
             self.overdue = False
             self.counters["connections"] += self.current is not None

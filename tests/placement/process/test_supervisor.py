@@ -193,6 +193,24 @@ def test_no_worker_outlives_its_parent_however_that_ends(end, stopped):
         eventually(lambda: ended(pid))
 
 
+@linux
+@pytest.mark.parametrize("end", ["sys.exit()", "supervisor = None"])
+def test_a_fork_of_its_parent_leaves_the_worker_alone(end):
+    fork = f"""
+if os.fork() == 0:
+    {end}
+    sys.exit()
+os.waitpid(-1, 0)
+print(supervisor.pid, supervisor.starts, flush=True)
+"""
+    code = PARENT.format(root=str(Path(__file__).parents[3]), end=fork)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="go on\n", capture_output=True, text=True, timeout=60
+    )
+    before, after = done.stdout.splitlines()
+    assert after == f"{before} 1"
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
