@@ -12,7 +12,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.remote.security import OF_WORKER, Files
 from ssd_jax.settings import DEFAULT_TARGET
-from ssd_jax.system.cores import Cores
+from ssd_jax.system.cores import Cores, pin, require_usable
 
 _FLAGS: settings.OwnFlags = {
     "listen": "address that engines reach, such as 10.0.0.7:4711; 127.0.0.1 is this host alone, "
@@ -53,7 +53,10 @@ def run(arguments: Sequence[str]) -> int:
     files = Files(*(given[name] for name in OF_WORKER))
     files.check(address, serves=True)
     token, credentials = files.read_token(OF_WORKER.token), files.of_worker()
-    Cores.parse(given["draft_cores"], None).pin_target()  # before JAX counts them
+    cores = Cores.parse(None, given["draft_cores"]).draft
+    if cores is not None:
+        require_usable("draft_cores", cores)
+        pin(cores)  # before JAX counts them
 
     from ssd_jax.placement.remote.serving import Own, devices_of, own_models, serve
     from ssd_jax.system.compile_cache import open_store

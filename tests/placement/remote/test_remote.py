@@ -276,6 +276,9 @@ REFUSED = {
         *("--listen=127.0.0.1:1", "--draft=x", "--draft_devices=0-1"),
     ],
     "in place of cpu:99": ["--listen=127.0.0.1:1", "--draft=x", "--draft_devices=cpu:99"],
+    "draft_cores = 4000: there is no core 4000": [
+        *("--listen=127.0.0.1:1", "--draft=x", "--draft_cores=4000"),
+    ],
     "engines = 0": ["--listen=127.0.0.1:1", "--draft=x", "--engines=0"],
     "without TLS anybody between could read and change what is sent; give tls_cert and tls_key": [
         "--listen=0.0.0.0:1",
