@@ -66,6 +66,11 @@ def run(arguments: Sequence[str]) -> int:
         raise InputError(f"platform = {platform!r} is unknown; give tpu, gpu or cpu")
     if count is not None:
         settings.at_least(given, devices=1)
+        if config.hosts is not None:
+            raise InputError(
+                f"hosts = {config.hosts!r} are waited for, and devices = {count} are not here; "
+                "leave out one"
+            )
         _pretend(count)
         config = _placed(config, platform or "tpu", count)
     elif platform is not None:
@@ -98,7 +103,7 @@ def _placed(config: Config, platform: str, count: int) -> Config:
     if platform != "cpu":
         said += f", which are drawn as cpu:0 to cpu:{count - 1}"
     groups, grid, kind = config.device_groups, config.grid, config.draft_placement
-    if config.prepared == "ssd" and config.hosts is None and kind in (None, "auto"):
+    if config.prepared == "ssd" and kind in (None, "auto"):
         kind, why = choose(groups, grid, platform, count, claimable=platform == "gpu")
         said += f"; {why}"
         config = dataclasses.replace(config, draft_placement=kind)

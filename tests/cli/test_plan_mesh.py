@@ -126,6 +126,10 @@ def test_the_devices_of_a_drafts_process_are_drawn(tiny_checkpoint, capsys):
         (["--devices=8", "--platform=npu"], "platform = 'npu' is unknown; give tpu, gpu or cpu"),
         (["--platform=gpu"], "platform = 'gpu' is of devices that are not here; give --devices"),
         (["--devices=0"], "devices = 0 is out of range; give 1 or more"),
+        (
+            ["--devices=8", "--hosts=127.0.0.1:1,count=2"],
+            "hosts = '127.0.0.1:1,count=2' are waited for, and devices = 8 are not here; leave out",
+        ),
         (["--mesh=tensor=7"], "7 devices divide nothing of a model with 2 key/value heads"),
         (["--mesh=tensor=99"], "has 99 devices, and the target can have"),
     ],
